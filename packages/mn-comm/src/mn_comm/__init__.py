@@ -1,0 +1,34 @@
+"""Collectives on arrays over MPI, and the averaging of gradients; knows nothing of Chainer."""
+
+from mn_comm.agreement import together
+from mn_comm.base import CommunicatorBase
+from mn_comm.communicator import (
+    Communicator,
+    DummyCommunicator,
+    FlatCommunicator,
+    HierarchicalCommunicator,
+    NaiveCommunicator,
+    NonCudaAwareCommunicator,
+    SingleNodeCommunicator,
+    TwoDimensionalCommunicator,
+)
+from mn_comm.create import create_communicator
+from mn_comm.protocols import Model, Parameter
+from mn_comm.topology import Topology
+
+__all__ = [
+    "Communicator",
+    "CommunicatorBase",
+    "DummyCommunicator",
+    "FlatCommunicator",
+    "HierarchicalCommunicator",
+    "Model",
+    "NaiveCommunicator",
+    "NonCudaAwareCommunicator",
+    "Parameter",
+    "SingleNodeCommunicator",
+    "Topology",
+    "TwoDimensionalCommunicator",
+    "create_communicator",
+    "together",
+]

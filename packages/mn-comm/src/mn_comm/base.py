@@ -1,0 +1,373 @@
+"""The interface of every communicator."""
+
+from __future__ import annotations
+
+import warnings
+from abc import ABC, abstractmethod
+from typing import Any
+
+import numpy as np
+from mpi4py import MPI
+
+from mn_comm.protocols import Model
+
+__all__ = ["DEFAULT_MAX_BUF_LEN", "CommunicatorBase"]
+
+_Array = np.ndarray[Any, Any]
+
+DEFAULT_MAX_BUF_LEN = 256 * 1024 * 1024
+
+
+class CommunicatorBase(ABC):
+    """What a communicator can do.
+
+    Methods without a suffix move arrays; those that end in ``_obj`` move any object that can be pickled.
+    Unless it is said to be point-to-point, a method is collective: every rank must call it, in the same
+    order. Input that is wrong on one rank raises on every rank that takes part.
+    """
+
+    @property
+    @abstractmethod
+    def rank(self) -> int:
+        """This process among all processes, from 0."""
+
+    @property
+    @abstractmethod
+    def size(self) -> int:
+        """How many processes there are."""
+
+    @property
+    @abstractmethod
+    def intra_rank(self) -> int:
+        """This process among those on the same host, from 0: the number of the GPU it should use."""
+
+    @property
+    @abstractmethod
+    def intra_size(self) -> int:
+        """How many processes run on this host."""
+
+    @property
+    @abstractmethod
+    def inter_rank(self) -> int:
+        """This host among all hosts, from 0."""
+
+    @property
+    @abstractmethod
+    def inter_size(self) -> int:
+        """How many hosts there are."""
+
+    @property
+    @abstractmethod
+    def mpi_comm(self) -> MPI.Intracomm:
+        """The mpi4py communicator over the same ranks."""
+
+    @abstractmethod
+    def set_config(self, name: str, value: Any = True) -> None:
+        """Change one setting of this communicator; every rank should do so alike.
+
+        Args:
+            name: The name of the setting, as in :func:`mn_comm.create_communicator`.
+            value: Its value.
+
+        Raises:
+            ValueError: There is no setting of that name, or it cannot have that value.
+            TypeError: The value is of the wrong type.
+        """
+
+    @abstractmethod
+    def get_config(self, name: str | None = None) -> Any:
+        """Return one setting, or all of them as a dictionary.
+
+        Raises:
+            ValueError: There is no setting of that name.
+        """
+
+    @abstractmethod
+    def split(self, color: int, key: int) -> CommunicatorBase:
+        """Split the ranks into groups; collective.
+
+        Args:
+            color: Ranks that pass the same number form a group.
+            key: Within a group, ranks are numbered in the order of their keys.
+
+        Returns:
+            The communicator of this rank's group, of the same kind and with the same settings.
+
+        Raises:
+            TypeError: On some rank ``color`` or ``key`` is not an integer.
+            ValueError: On some rank ``color`` is negative.
+        """
+
+    @abstractmethod
+    def finalize(self) -> None:
+        """Give back what the communicator holds; collective. It must not be used afterwards; twice is harmless."""
+
+    @abstractmethod
+    def send(self, data: Any, dest: int, tag: int = 0) -> None:
+        """Send arrays to another rank; point-to-point.
+
+        Args:
+            data: An array, or a tuple or list of arrays; any shapes, any dtypes without Python objects.
+            dest: The rank to send to, not this one.
+            tag: A number that :meth:`recv` must be given as well.
+
+        Raises:
+            TypeError: ``data`` is something else; the receiver raises too.
+            ValueError: ``dest`` or ``tag`` is out of range.
+        """
+
+    @abstractmethod
+    def recv(self, source: int, tag: int = 0) -> _Array | tuple[_Array, ...]:
+        """Receive arrays from another rank; point-to-point.
+
+        Args:
+            source: The rank to receive from, or ``MPI.ANY_SOURCE``.
+            tag: The number given to :meth:`send`, or ``MPI.ANY_TAG``.
+
+        Returns:
+            An array, or a tuple of arrays if a tuple or list was sent; shapes and dtypes as they were sent.
+
+        Raises:
+            ValueError: ``source`` or ``tag`` is out of range.
+            RuntimeError: What came was not sent by :meth:`send`.
+        """
+
+    @abstractmethod
+    def bcast(self, data: Any, root: int = 0) -> _Array:
+        """Broadcast an array; collective.
+
+        Args:
+            data: At the root an array of any shape and any dtype without Python objects; ignored elsewhere.
+            root: The rank that has the array.
+
+        Returns:
+            At the root ``data`` itself, elsewhere a new array like it.
+
+        Raises:
+            TypeError: ``data`` at the root is something else (on every rank).
+            ValueError: ``root`` is out of range.
+        """
+
+    @abstractmethod
+    def gather(self, data: Any, root: int = 0) -> tuple[_Array, ...] | None:
+        """Gather the arrays of all ranks at one; collective.
+
+        Args:
+            data: An array of any shape, of the same dtype on every rank.
+            root: The rank that receives.
+
+        Returns:
+            At the root the arrays in the order of ranks, elsewhere ``None``.
+
+        Raises:
+            TypeError: A rank has no array, or another dtype than the others (on every rank).
+            ValueError: ``root`` is out of range.
+        """
+
+    @abstractmethod
+    def allgather(self, data: Any) -> tuple[_Array, ...]:
+        """Gather the arrays of all ranks at every rank; collective.
+
+        Args:
+            data: An array of any shape, of the same dtype on every rank.
+
+        Returns:
+            The arrays in the order of ranks.
+
+        Raises:
+            TypeError: A rank has no array, or another dtype than the others (on every rank).
+        """
+
+    @abstractmethod
+    def scatter(self, xs: Any, root: int = 0) -> _Array:
+        """Give each rank its part of what the root has; collective.
+
+        Args:
+            xs: At the root a tuple or list of ``size`` arrays of one dtype and any shapes, or one array whose
+                first axis has length ``size``; ignored elsewhere.
+            root: The rank that has the parts.
+
+        Returns:
+            This rank's part, a new array.
+
+        Raises:
+            TypeError: ``xs`` at the root holds something else than arrays, or dtypes that differ (on every
+                rank).
+            ValueError: There are not ``size`` parts (on every rank), or ``root`` is out of range.
+        """
+
+    @abstractmethod
+    def alltoall(self, xs: Any) -> tuple[_Array, ...]:
+        """Send one array to each rank and receive one from each; collective.
+
+        Args:
+            xs: A tuple or list of ``size`` arrays of one dtype and any shapes: the one at position ``i`` is
+                for rank ``i``.
+
+        Returns:
+            The arrays that came, in the order of the ranks they came from.
+
+        Raises:
+            TypeError: A rank has something else than arrays, or dtypes that differ (on every rank).
+            ValueError: A rank has not ``size`` of them (on every rank).
+        """
+
+    @abstractmethod
+    def allreduce(self, data: Any) -> _Array:
+        """Add up the arrays of all ranks; collective.
+
+        Args:
+            data: An array of the same shape and dtype on every rank: integers, floats or complex numbers.
+                Half precision is added up in float32.
+
+        Returns:
+            The sum, a new array of the same shape and dtype.
+
+        Raises:
+            TypeError: A rank has no array, or one of a dtype that cannot be added up (on every rank).
+            ValueError: The ranks differ in shape or dtype (on every rank).
+        """
+
+    @abstractmethod
+    def send_obj(self, obj: Any, dest: int, tag: int = 0) -> None:
+        """Send an object to another rank; point-to-point.
+
+        Args:
+            obj: Anything that can be pickled, of any size.
+            dest: The rank to send to.
+            tag: A number that the receiver can ask for.
+
+        Raises:
+            Exception: What pickling raised; the receiver raises too.
+            ValueError: ``dest`` or ``tag`` is out of range.
+        """
+
+    @abstractmethod
+    def recv_obj(self, source: int, status: MPI.Status | None = None, tag: int = MPI.ANY_TAG) -> Any:
+        """Receive an object from another rank; point-to-point.
+
+        Args:
+            source: The rank to receive from, or ``MPI.ANY_SOURCE``.
+            status: Filled in with the rank and tag it came with, if given.
+            tag: The number given to :meth:`send_obj`; by default any.
+
+        Returns:
+            The object.
+
+        Raises:
+            ValueError: ``source`` or ``tag`` is out of range.
+            TypeError: What came was not sent by :meth:`send_obj`.
+        """
+
+    @abstractmethod
+    def bcast_obj(self, obj: Any, max_buf_len: int = DEFAULT_MAX_BUF_LEN, root: int = 0) -> Any:
+        """Broadcast an object; collective.
+
+        Args:
+            obj: At the root anything that can be pickled, of any size; ignored elsewhere.
+            max_buf_len: The most bytes to hand to MPI at once.
+            root: The rank that has the object.
+
+        Returns:
+            At the root ``obj`` itself, elsewhere a copy.
+
+        Raises:
+            Exception: What pickling at the root raised (on every rank).
+            ValueError: ``root`` is out of range, or ``max_buf_len`` below 1.
+        """
+
+    @abstractmethod
+    def gather_obj(self, obj: Any, root: int = 0) -> list[Any] | None:
+        """Gather the objects of all ranks at one; collective.
+
+        Args:
+            obj: Anything that can be pickled, of any size.
+            root: The rank that receives.
+
+        Returns:
+            At the root the objects in the order of ranks, elsewhere ``None``.
+
+        Raises:
+            Exception: What pickling raised on some rank (on every rank).
+            ValueError: ``root`` is out of range.
+        """
+
+    @abstractmethod
+    def allreduce_obj(self, obj: Any) -> Any:
+        """Add up the objects of all ranks with ``+``, in the order of ranks; collective.
+
+        Args:
+            obj: Anything that can be pickled and added.
+
+        Returns:
+            The sum, equal on every rank.
+
+        Raises:
+            Exception: What pickling raised on some rank (on every rank), or what adding raised.
+        """
+
+    @abstractmethod
+    def bcast_data(self, model: Model) -> None:
+        """Overwrite the parameters of every rank's model with those of rank 0; collective.
+
+        Args:
+            model: The model; parameters that are not initialised stay so.
+
+        Raises:
+            ValueError: The ranks' models differ in names, shapes or dtypes (on every rank).
+        """
+
+    @abstractmethod
+    def multi_node_mean_grad(self, model: Model, zero_fill: bool = False) -> None:
+        """Replace every gradient of the model by its mean over all ranks; collective.
+
+        Afterwards ``param.grad`` is a view of a buffer that belongs to this communicator and is used again in
+        the next call: copy it to keep it.
+
+        Args:
+            model: The model, after its backward pass.
+            zero_fill: Whether an initialised parameter without a gradient counts as one of zeros; otherwise
+                it is left out, and must be missing on every rank alike.
+
+        Raises:
+            ValueError: The ranks' gradients differ in names, shapes or dtypes (on every rank).
+        """
+
+    def broadcast_data(self, model: Model) -> None:
+        """Do what :meth:`bcast_data` does, by its old name."""
+        self.bcast_data(model)
+
+    def allreduce_grad(self, model: Model, zero_fill: bool = False) -> None:
+        """Do what :meth:`multi_node_mean_grad` does, by its old, deprecated name."""
+        warnings.warn("allreduce_grad is the old name of multi_node_mean_grad", DeprecationWarning, stacklevel=2)
+        self.multi_node_mean_grad(model, zero_fill)
+
+    def allgather_obj(self, obj: Any) -> list[Any]:
+        """Gather the objects of all ranks at every rank; collective.
+
+        Args:
+            obj: Anything that can be pickled, of any size.
+
+        Returns:
+            The objects in the order of ranks.
+
+        Raises:
+            Exception: What pickling raised on some rank (on every rank).
+        """
+        return self.bcast_obj(self.gather_obj(obj))  # type: ignore[no-any-return]
+
+    def scatter_obj(self, objs: Any, root: int = 0) -> Any:
+        """Give each rank its object out of a sequence at the root; collective.
+
+        Args:
+            objs: At the root ``size`` objects that can be pickled, of any size; ignored elsewhere.
+            root: The rank that has them.
+
+        Returns:
+            This rank's object.
+
+        Raises:
+            Exception: What pickling at the root raised (on every rank).
+            ValueError: There are not ``size`` objects (on every rank), or ``root`` is out of range.
+        """
+        return self.bcast_obj(objs, root=root)[self.rank]

@@ -1,0 +1,36 @@
+"""One collective, one file, on host arrays; all of them take mpi4py communicators."""
+
+from mn_comm.collectives.allreduce import allreduce, sum_in_place
+from mn_comm.collectives.alltoall import alltoall
+from mn_comm.collectives.bcast import bcast
+from mn_comm.collectives.gather import allgather, gather
+from mn_comm.collectives.objects import (
+    allgather_obj,
+    allreduce_obj,
+    bcast_obj,
+    gather_obj,
+    recv_obj,
+    scatter_obj,
+    send_obj,
+)
+from mn_comm.collectives.p2p import recv, send
+from mn_comm.collectives.scatter import scatter
+
+__all__ = [
+    "allgather",
+    "allgather_obj",
+    "allreduce",
+    "allreduce_obj",
+    "alltoall",
+    "bcast",
+    "bcast_obj",
+    "gather",
+    "gather_obj",
+    "recv",
+    "recv_obj",
+    "scatter",
+    "scatter_obj",
+    "send",
+    "send_obj",
+    "sum_in_place",
+]

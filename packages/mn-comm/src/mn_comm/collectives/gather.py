@@ -1,0 +1,83 @@
+"""Gather: every rank's array to one rank, or to all."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from mpi4py import MPI
+
+from mn_comm import wire
+from mn_comm.collectives import header, pieces
+
+__all__ = ["allgather", "gather"]
+
+_Array = np.ndarray[Any, Any]
+_TAG = 0  # on the private communicator nothing else is under way
+
+
+def gather(mpi_comm: MPI.Intracomm, data: Any, root: int = 0) -> tuple[_Array, ...] | None:
+    """Gather arrays at one rank; see :meth:`mn_comm.CommunicatorBase.gather`."""
+    root = wire.check_rank(root, mpi_comm.size, "root")
+    announced = _announce(mpi_comm, data, "gather")
+    array = np.asarray(data, order="C")
+    if mpi_comm.rank != root:
+        MPI.Request.Waitall(pieces.isend(mpi_comm, array, root, _TAG))
+        return None
+    gathered = _make_room(announced)
+    gathered[root][...] = array
+    requests = [
+        request
+        for source, room in enumerate(gathered)
+        if source != root
+        for request in pieces.irecv(mpi_comm, room, source, _TAG)
+    ]
+    MPI.Request.Waitall(requests)
+    return tuple(gathered)
+
+
+def allgather(mpi_comm: MPI.Intracomm, data: Any) -> tuple[_Array, ...]:
+    """Gather arrays at every rank; see :meth:`mn_comm.CommunicatorBase.allgather`."""
+    announced = _announce(mpi_comm, data, "allgather")
+    array = np.asarray(data, order="C")
+    counts = [int(np.prod(other.shapes[0], dtype=np.int64)) * other.dtypes[0].itemsize for other in announced]
+    if sum(counts) > pieces.PIECE_BYTES:
+        return _allgather_by_broadcasts(mpi_comm, array, announced)
+    together = np.empty(sum(counts), dtype=np.uint8)
+    mpi_comm.Allgatherv(pieces.as_bytes(array), [together, counts])
+    ends = np.cumsum(counts)
+    return tuple(
+        together[end - count : end].view(other.dtypes[0]).reshape(other.shapes[0])
+        for end, count, other in zip(ends, counts, announced, strict=True)
+    )
+
+
+def _allgather_by_broadcasts(
+    mpi_comm: MPI.Intracomm, array: _Array, announced: list[header.Header]
+) -> tuple[_Array, ...]:
+    gathered = _make_room(announced)
+    gathered[mpi_comm.rank][...] = array
+    for root, room in enumerate(gathered):
+        pieces.bcast(mpi_comm, room, root)
+    return tuple(gathered)
+
+
+def _make_room(announced: list[header.Header]) -> list[_Array]:
+    return [np.empty(other.shapes[0], other.dtypes[0]) for other in announced]
+
+
+def _announce(mpi_comm: MPI.Intracomm, data: Any, operation: str) -> list[header.Header]:
+    """Exchange the headers of all ranks; all ranks raise if one has no array, or the dtypes differ."""
+    own, error = header.attempt(lambda: header.describe([wire.check_array(data, operation)]))
+    announced = header.allgather(mpi_comm, own)
+    if error is not None:
+        raise error
+    for rank, other in enumerate(announced):
+        header.raise_failure(other, rank)
+    for rank, other in enumerate(announced):
+        if other.dtypes != announced[0].dtypes:
+            raise TypeError(
+                f"{operation}: expected the same dtype on every rank, got {announced[0].dtypes[0]} on rank 0 and "
+                f"{other.dtypes[0]} on rank {rank}"
+            )
+    return announced

@@ -1,0 +1,136 @@
+"""The few bytes that travel ahead of an array and tell the receivers what to make room for, or what went wrong.
+
+They fit a frame of fixed length, so that one message of known size announces an array; the rare header that does not (a
+structured dtype, a long error message) says so in its frame and follows in a message of its own.
+"""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+from mpi4py import MPI
+
+from mn_comm import agreement
+
+__all__ = ["Header", "allgather", "attempt", "bcast", "describe", "raise_failure", "recv", "send"]
+
+_FRAME_BYTES = 192
+_PREFIX_BYTES = 8  # the mark, by which a receiver knows a header, then the length of the payload
+_MARK = b"mnc1"
+
+
+class Header(NamedTuple):
+    """What comes next.
+
+    Attributes:
+        dtypes: The dtype of each array that follows.
+        shapes: The shape of each.
+        is_tuple: Whether the user passed several arrays, rather than one.
+        failure: What was wrong with the sender's input, by type and message; then no array follows.
+    """
+
+    dtypes: tuple[np.dtype[Any], ...] = ()
+    shapes: tuple[tuple[int, ...], ...] = ()
+    is_tuple: bool = False
+    failure: tuple[str, str] | None = None
+
+
+def describe(arrays: Sequence[np.ndarray[Any, Any]], is_tuple: bool = False) -> Header:
+    """Return the header that announces ``arrays``."""
+    return Header(tuple(a.dtype for a in arrays), tuple(a.shape for a in arrays), is_tuple)
+
+
+def attempt(check: Callable[[], Header]) -> tuple[Header, Exception | None]:
+    """Return what ``check`` returns, or a header that carries its exception, and the exception itself."""
+    try:
+        return check(), None
+    except Exception as error:
+        return Header(failure=(type(error).__name__, str(error))), error
+
+
+def raise_failure(header: Header, rank: int, own: Exception | None = None) -> None:
+    """Raise the failure that a header sent by ``rank`` carries; ``own`` is this rank's, raised as it is."""
+    if own is not None:
+        raise own
+    if header.failure is not None:
+        raise agreement.remote_error(rank, *header.failure)
+
+
+def bcast(mpi_comm: MPI.Intracomm, header: Header | None, root: int) -> Header:
+    """Give the root's header to every rank; collective."""
+    payload = b"" if header is None else pickle.dumps(tuple(header))
+    frame = _frame(payload)
+    mpi_comm.Bcast(frame, root)
+    if _fits(frame):
+        return _open(frame)
+    return _loads(mpi_comm.bcast(payload, root))
+
+
+def allgather(mpi_comm: MPI.Intracomm, header: Header) -> list[Header]:
+    """Give every rank's header to every rank, by rank; collective."""
+    payload = pickle.dumps(tuple(header))
+    frames = np.empty((mpi_comm.size, _FRAME_BYTES), dtype=np.uint8)
+    mpi_comm.Allgather(_frame(payload), frames)
+    if all(_fits(frame) for frame in frames):
+        return [_open(frame) for frame in frames]
+    return [_loads(other) for other in mpi_comm.allgather(payload)]
+
+
+def send(mpi_comm: MPI.Intracomm, header: Header, dest: int, tag: int) -> None:
+    """Send a header to one rank."""
+    payload = pickle.dumps(tuple(header))
+    frame = _frame(payload)
+    mpi_comm.Send(frame, dest, tag)
+    if not _fits(frame):
+        mpi_comm.Send(np.frombuffer(payload, dtype=np.uint8), dest, tag)
+
+
+def recv(mpi_comm: MPI.Intracomm, source: int, tag: int) -> tuple[Header, int, int]:
+    """Receive a header; ``source`` and ``tag`` may be MPI's wildcards.
+
+    Returns:
+        The header, and the rank and tag it came with: the arrays that follow must be received with these.
+
+    Raises:
+        RuntimeError: What came is not a header: the peer used another kind of send.
+    """
+    status = MPI.Status()
+    message = mpi_comm.Mprobe(source, tag, status)
+    nbytes = status.Get_count(MPI.BYTE)
+    frame = np.zeros(max(nbytes, _PREFIX_BYTES), dtype=np.uint8)
+    message.Recv([frame, nbytes, MPI.BYTE])
+    source, tag = status.source, status.tag
+    if nbytes != _FRAME_BYTES or frame[: len(_MARK)].tobytes() != _MARK:
+        raise RuntimeError(
+            f"recv: expected an array sent by send(), got another message of {nbytes} bytes from rank {source} with "
+            f"tag {tag}: what send_obj() sends is received by recv_obj()"
+        )
+    if _fits(frame):
+        return _open(frame), source, tag
+    payload = np.empty(_length(frame), dtype=np.uint8)
+    mpi_comm.Recv(payload, source, tag)
+    return _loads(payload.tobytes()), source, tag
+
+
+def _frame(payload: bytes) -> np.ndarray[Any, np.dtype[np.uint8]]:
+    prefix = _MARK + len(payload).to_bytes(_PREFIX_BYTES - len(_MARK), "little")
+    return np.array(bytearray((prefix + payload)[:_FRAME_BYTES].ljust(_FRAME_BYTES, b"\0")), dtype=np.uint8)
+
+
+def _length(frame: np.ndarray[Any, Any]) -> int:
+    return int.from_bytes(frame[len(_MARK) : _PREFIX_BYTES].tobytes(), "little")
+
+
+def _fits(frame: np.ndarray[Any, Any]) -> bool:
+    return _length(frame) <= _FRAME_BYTES - _PREFIX_BYTES
+
+
+def _open(frame: np.ndarray[Any, Any]) -> Header:
+    return _loads(frame[_PREFIX_BYTES : _PREFIX_BYTES + _length(frame)].tobytes())
+
+
+def _loads(payload: bytes) -> Header:
+    return Header(*pickle.loads(payload))

@@ -1,0 +1,51 @@
+"""Point-to-point: an array, or a tuple of arrays, from one rank to another."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from mpi4py import MPI
+
+from mn_comm import wire
+from mn_comm.collectives import header, pieces
+
+__all__ = ["recv", "send"]
+
+_Array = np.ndarray[Any, Any]
+
+
+def send(mpi_comm: MPI.Intracomm, data: Any, dest: int, tag: int = 0) -> None:
+    """Send an array or a tuple of arrays to one rank; see :meth:`mn_comm.CommunicatorBase.send`."""
+    dest = wire.check_rank(dest, mpi_comm.size, "dest")
+    tag = wire.check_tag(tag)
+    if dest == mpi_comm.rank:
+        raise ValueError(f"send: expected another rank than this one for dest, got {dest}")
+    is_tuple = isinstance(data, (tuple, list))
+    arrays = list(data) if is_tuple else [data]
+    # The receiver is told of an error too: it is waiting already, or will be.
+    announced, error = header.attempt(
+        lambda: header.describe([wire.check_array(array, "send") for array in arrays], is_tuple)
+    )
+    header.send(mpi_comm, announced, dest, tag)
+    header.raise_failure(announced, mpi_comm.rank, error)
+    for array in arrays:
+        MPI.Request.Waitall(pieces.isend(mpi_comm, np.asarray(array, order="C"), dest, tag))
+
+
+def recv(mpi_comm: MPI.Intracomm, source: int, tag: int = 0) -> _Array | tuple[_Array, ...]:
+    """Receive what :func:`send` sent; see :meth:`mn_comm.CommunicatorBase.recv`."""
+    if source != MPI.ANY_SOURCE:
+        source = wire.check_rank(source, mpi_comm.size, "source")
+        if source == mpi_comm.rank:
+            raise ValueError(f"recv: expected another rank than this one for source, got {source}")
+    if tag != MPI.ANY_TAG:
+        tag = wire.check_tag(tag)
+    announced, source, tag = header.recv(mpi_comm, source, tag)
+    header.raise_failure(announced, source)
+    arrays: list[_Array] = [
+        np.empty(shape, dtype) for shape, dtype in zip(announced.shapes, announced.dtypes, strict=True)
+    ]
+    for array in arrays:
+        MPI.Request.Waitall(pieces.irecv(mpi_comm, array, source, tag))
+    return tuple(arrays) if announced.is_tuple else arrays[0]

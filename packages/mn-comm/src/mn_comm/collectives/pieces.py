@@ -1,0 +1,47 @@
+"""Arrays as bytes, in pieces that every MPI library can count.
+
+Open MPI refuses a count above 2**31-1, whatever the size of an element, so nothing longer than a piece is handed to MPI
+at once. All that only moves data moves bytes: any dtype travels, also those for which MPI has no name.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+from mpi4py import MPI
+
+__all__ = ["PIECE_BYTES", "as_bytes", "bcast", "irecv", "isend", "pieces"]
+
+PIECE_BYTES = 1 << 30
+
+_Array = np.ndarray[Any, Any]
+
+
+def as_bytes(array: _Array) -> _Array:
+    """Return a C-contiguous array as a one-dimensional view of its bytes."""
+    return array.reshape(-1).view(np.uint8)
+
+
+def pieces(flat: _Array, nbytes: int | None = None) -> Iterator[_Array]:
+    """Cut a one-dimensional array into views of at most ``nbytes`` (default: ``PIECE_BYTES``) each."""
+    step = max(1, (nbytes or PIECE_BYTES) // flat.itemsize)
+    for begin in range(0, flat.size, step):
+        yield flat[begin : begin + step]
+
+
+def isend(mpi_comm: MPI.Intracomm, array: _Array, dest: int, tag: int) -> list[MPI.Request]:
+    """Start sending the elements of a C-contiguous array; it must stay as it is until the requests are done."""
+    return [mpi_comm.Isend(piece, dest, tag) for piece in pieces(as_bytes(array))]
+
+
+def irecv(mpi_comm: MPI.Intracomm, array: _Array, source: int, tag: int) -> list[MPI.Request]:
+    """Start receiving into a C-contiguous array what :func:`isend` sends from one of the same size."""
+    return [mpi_comm.Irecv(piece, source, tag) for piece in pieces(as_bytes(array))]
+
+
+def bcast(mpi_comm: MPI.Intracomm, array: _Array, root: int) -> None:
+    """Overwrite a C-contiguous array on every rank with the root's; collective."""
+    for piece in pieces(as_bytes(array)):
+        mpi_comm.Bcast(piece, root)

@@ -1,0 +1,72 @@
+"""Scatter: one array to each rank, from one rank."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from mpi4py import MPI
+
+from mn_comm import agreement, wire
+from mn_comm.collectives import header, pieces
+
+__all__ = ["scatter"]
+
+_Array = np.ndarray[Any, Any]
+_TAG = 0  # on the private communicator nothing else is under way
+
+
+def scatter(mpi_comm: MPI.Intracomm, xs: Any, root: int = 0) -> _Array:
+    """Scatter arrays; see :meth:`mn_comm.CommunicatorBase.scatter`."""
+    root = wire.check_rank(root, mpi_comm.size, "root")
+    parts: list[_Array] = []
+    with agreement.together(mpi_comm):
+        if mpi_comm.rank == root:
+            parts = split_parts(xs, mpi_comm.size)
+    headers = [header.describe([part]) for part in parts] if parts else None
+    announced = mpi_comm.scatter(headers, root)
+    if mpi_comm.rank == root:
+        sends = [
+            request
+            for dest, part in enumerate(parts)
+            if dest != root
+            for request in pieces.isend(mpi_comm, part, dest, _TAG)
+        ]
+        MPI.Request.Waitall(sends)
+        own: _Array = parts[root].copy()
+        return own
+    received: _Array = np.empty(announced.shapes[0], announced.dtypes[0])
+    MPI.Request.Waitall(pieces.irecv(mpi_comm, received, root, _TAG))
+    return received
+
+
+def split_parts(xs: Any, size: int) -> list[_Array]:
+    """Return one C-contiguous array for each rank.
+
+    Args:
+        xs: A tuple or list of ``size`` arrays, or one array whose first axis has length ``size``.
+        size: How many ranks there are.
+
+    Returns:
+        The arrays.
+
+    Raises:
+        TypeError: They are not arrays, or their dtypes differ.
+        ValueError: There are not ``size`` of them.
+    """
+    if isinstance(xs, np.ndarray) and xs.ndim == 0:
+        raise ValueError(f"scatter: expected an array whose first axis has length {size}, got a scalar array")
+    if not isinstance(xs, (np.ndarray, tuple, list)):
+        raise TypeError(f"scatter: expected an array or a tuple of {size} arrays, got {type(xs).__name__}")
+    if len(xs) != size:
+        raise ValueError(f"scatter: expected {size} parts, one for each rank, got {len(xs)}")
+    if isinstance(xs, np.ndarray):
+        xs = [xs[rank, ...] for rank in range(size)]  # the ellipsis keeps the parts of a one-dimensional array arrays
+    parts = [np.asarray(wire.check_array(part, "scatter"), order="C") for part in xs]
+    for rank, part in enumerate(parts):
+        if part.dtype != parts[0].dtype:
+            raise TypeError(
+                f"scatter: expected the same dtype for every rank, got {parts[0].dtype} for rank 0 and {part.dtype} "
+                f"for rank {rank}"
+            )
+    return parts

@@ -1,0 +1,71 @@
+"""Communicators by name."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from mpi4py import MPI
+
+from mn_comm import communicator as kinds
+from mn_comm.communicator import Communicator
+from mn_comm.config import Config
+
+__all__ = ["create_communicator"]
+
+_BY_NAME: dict[str, type[Communicator]] = {
+    "naive": kinds.NaiveCommunicator,
+    "flat": kinds.FlatCommunicator,
+    "hierarchical": kinds.HierarchicalCommunicator,
+    "two_dimensional": kinds.TwoDimensionalCommunicator,
+    "single_node": kinds.SingleNodeCommunicator,
+    "non_cuda_aware": kinds.NonCudaAwareCommunicator,
+    "dummy": kinds.DummyCommunicator,
+}
+_LATER = ("pure_nccl",)
+
+
+def create_communicator(
+    communicator_name: str = "hierarchical",
+    mpi_comm: MPI.Intracomm | None = None,
+    allreduce_grad_dtype: Any = None,
+    batched_copy: bool = True,
+) -> Communicator:
+    """Create a communicator; collective.
+
+    Args:
+        communicator_name: How gradients are averaged: ``naive``, ``flat``, ``hierarchical``, ``two_dimensional``,
+            ``single_node``, ``non_cuda_aware`` or ``dummy``. All but ``dummy`` compute the same.
+        mpi_comm: The ranks that take part; by default all that ``mpiexec`` started.
+        allreduce_grad_dtype: The dtype in which gradients travel; needs a communicator of the name ``pure_nccl``.
+        batched_copy: Whether gradients on a device are packed by one kernel for all of them.
+
+    Returns:
+        The communicator.
+
+    Raises:
+        ValueError: There is no communicator of that name, it cannot have these settings, or it cannot work on these
+            hosts.
+        NotImplementedError: The communicator of that name is still to be built.
+        TypeError: ``mpi_comm`` or a setting is of the wrong type.
+    """
+    kind = _kind_of(communicator_name)
+    if mpi_comm is None:
+        mpi_comm = MPI.COMM_WORLD
+    if not isinstance(mpi_comm, MPI.Intracomm):
+        raise TypeError(f"expected an mpi4py intracommunicator for mpi_comm, got {type(mpi_comm).__name__}")
+    if allreduce_grad_dtype is not None:
+        raise ValueError(
+            f"expected allreduce_grad_dtype=None for {communicator_name!r}, got {allreduce_grad_dtype!r}: only "
+            "'pure_nccl' can have it"
+        )
+    return kind(mpi_comm, Config().with_value("batched_copy", batched_copy))
+
+
+def _kind_of(name: str) -> type[Communicator]:
+    if name in _LATER:
+        raise NotImplementedError(
+            f"the communicator {name!r} is still to be built; now there are {', '.join(_BY_NAME)}"
+        )
+    if name not in _BY_NAME:
+        raise ValueError(f"expected a communicator's name, one of {', '.join([*_BY_NAME, *_LATER])}; got {name!r}")
+    return _BY_NAME[name]

@@ -1,0 +1,73 @@
+"""Step 2: do all ranks have the same arrays? Otherwise all raise, before anything is mixed up or hangs."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import zip_longest
+from typing import Any
+
+from mpi4py import MPI
+
+from mn_comm import agreement
+
+__all__ = ["Agreement", "Signature", "signature_of"]
+
+Signature = tuple[tuple[str, Any, str], ...]
+"""Name, shape and dtype of each array, in order; a missing array has the shape ``None`` and an empty dtype."""
+
+
+def signature_of(named_arrays: Sequence[tuple[str, Any]]) -> Signature:
+    """Return the signature of a sequence of names and arrays (or ``None``)."""
+    return tuple(
+        (name, None, "") if array is None else (name, array.shape, array.dtype.name) for name, array in named_arrays
+    )
+
+
+class Agreement:
+    """The check that all ranks hold the same arrays, remembering the last one to be cheap when nothing changed.
+
+    Args:
+        mpi_comm: The communicator whose ranks must agree.
+        operation: The name of the operation, for the message.
+    """
+
+    def __init__(self, mpi_comm: MPI.Intracomm, operation: str) -> None:
+        self._mpi_comm = mpi_comm
+        self._operation = operation
+        self._signature: Signature = ()
+        self._digest = agreement.digest(())
+
+    def check(self, signature: Signature) -> None:
+        """Raise on every rank if the ranks' signatures differ; collective.
+
+        Args:
+            signature: This rank's.
+
+        Raises:
+            ValueError: The ranks differ; the same message on all of them.
+        """
+        if signature != self._signature:
+            self._signature = signature
+            self._digest = agreement.digest(signature)
+        agreement.agree(self._mpi_comm, self._digest, lambda: signature, self._explain)
+
+    def _explain(self, signatures: Sequence[Signature]) -> ValueError:
+        rank = next(rank for rank, other in enumerate(signatures) if other != signatures[0])
+        expected, got = first_difference(signatures[0], signatures[rank])
+        name = min(entry[0] for entry in (expected, got) if entry is not None)
+        return ValueError(
+            f"{self._operation}: expected the same parameters on every rank, but rank {rank} differs from rank 0, "
+            f"first at {name}: {_describe(expected, name)} on rank 0, {_describe(got, name)} on rank {rank}"
+        )
+
+
+def first_difference(one: Signature, other: Signature) -> tuple[Any, Any]:
+    """Return the entries, or ``None``, at the first place in which two different signatures differ."""
+    return next((a, b) for a, b in zip_longest(one, other) if a != b)
+
+
+def _describe(entry: tuple[str, Any, str] | None, name: str) -> str:
+    if entry is None or entry[0] != name:
+        return "missing"
+    _, shape, dtype = entry
+    return "not initialised" if shape is None else f"shape {shape} and dtype {dtype}"

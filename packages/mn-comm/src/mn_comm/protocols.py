@@ -1,0 +1,30 @@
+"""What a model and a parameter must look like; Chainer's do, and nothing here imports Chainer."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any, Protocol, runtime_checkable
+
+__all__ = ["Model", "Parameter"]
+
+
+@runtime_checkable
+class Parameter(Protocol):
+    """A parameter: two arrays of equal shape and dtype, either of which may be missing.
+
+    Attributes:
+        data: The value, an array, or ``None`` while the shape is not yet known.
+        grad: The gradient, an array of the shape and dtype of ``data``, or ``None``.
+    """
+
+    data: Any
+    grad: Any
+
+
+@runtime_checkable
+class Model(Protocol):
+    """Anything that can name its parameters."""
+
+    def namedparams(self) -> Iterable[tuple[str, Any]]:
+        """Yield ``(name, parameter)`` pairs; names are unique within the model."""
+        ...

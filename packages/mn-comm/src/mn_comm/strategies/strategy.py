@@ -1,0 +1,46 @@
+"""What every strategy offers to the gradient reducer."""
+
+from __future__ import annotations
+
+from typing import Any, Protocol
+
+import numpy as np
+from mpi4py import MPI
+
+from mn_comm.topology import Topology
+
+__all__ = ["Strategy"]
+
+
+class Strategy(Protocol):
+    """A way to average a buffer over all ranks of a communicator.
+
+    Attributes:
+        one_bucket_each: Whether each gradient is averaged by itself, rather than all of one dtype together.
+    """
+
+    one_bucket_each: bool
+
+    def __init__(self, mpi_comm: MPI.Intracomm, topology: Topology) -> None:
+        """Prepare for the ranks of a communicator; collective.
+
+        Args:
+            mpi_comm: The communicator whose ranks take part.
+            topology: Where they run.
+
+        Raises:
+            ValueError: The strategy cannot work on this topology (on every rank).
+        """
+        ...
+
+    def average(self, buffer: np.ndarray[Any, Any]) -> None:
+        """Overwrite a buffer with its mean over all ranks; collective.
+
+        Args:
+            buffer: One-dimensional and contiguous, of the same length and dtype on every rank.
+        """
+        ...
+
+    def close(self) -> None:
+        """Give back what the strategy holds; collective."""
+        ...

@@ -1,0 +1,125 @@
+"""What travels: the one table of dtypes that MPI can add up, and the checks of arrays on their way out."""
+
+from __future__ import annotations
+
+import operator
+from typing import Any
+
+import numpy as np
+from mpi4py import MPI
+from mpi4py.util import dtlib
+
+__all__ = ["check_array", "check_rank", "check_tag", "mpi_datatype", "sum_dtype"]
+
+
+def check_array(array: Any, operation: str) -> np.ndarray:
+    """Return ``array`` if it can travel as bytes.
+
+    Args:
+        array: An array of any shape and of any dtype without Python objects in it.
+        operation: The name of the operation, for the message.
+
+    Returns:
+        The array itself.
+
+    Raises:
+        TypeError: It is not a NumPy array, or its dtype holds Python objects.
+    """
+    if not isinstance(array, np.ndarray):
+        raise TypeError(f"{operation}: expected a numpy.ndarray, got {_kind(array)}")
+    if array.dtype.hasobject:
+        raise TypeError(
+            f"{operation}: expected a dtype without Python objects, got dtype {array.dtype} of shape {array.shape}; "
+            "objects travel by the methods whose names end in _obj"
+        )
+    return array
+
+
+def sum_dtype(dtype: np.dtype, operation: str) -> np.dtype:
+    """Return the dtype in which values of ``dtype`` are added up on the host.
+
+    Half precision (float16, and bfloat16 of ``ml_dtypes``) is added up in float32: MPI has no such type, and a sum of
+    many halves loses digits.
+
+    Args:
+        dtype: The dtype of the values.
+        operation: The name of the operation, for the message.
+
+    Returns:
+        ``dtype`` itself, or float32 for the half precision types.
+
+    Raises:
+        TypeError: MPI cannot add up such values (bool, strings, dates, structures).
+    """
+    if dtype == np.float16 or dtype.name == "bfloat16":
+        return np.dtype(np.float32)
+    if dtype.kind in "iufc" and mpi_datatype(dtype) is not None:
+        return dtype
+    raise TypeError(f"{operation}: expected an integer, floating or complex dtype that MPI can add up, got {dtype}")
+
+
+def mpi_datatype(dtype: np.dtype) -> MPI.Datatype | None:
+    """Return MPI's datatype for ``dtype``, or ``None`` where this MPI library has none.
+
+    Args:
+        dtype: A NumPy dtype in native byte order.
+
+    Returns:
+        The datatype. Null handles are never returned: MPICH aborts the process when it is given one.
+    """
+    try:
+        datatype = dtlib.from_numpy_dtype(dtype)
+    except (ValueError, TypeError):
+        return None
+    return None if datatype == MPI.DATATYPE_NULL or not dtype.isnative else datatype
+
+
+def check_rank(rank: Any, size: int, name: str) -> int:
+    """Return ``rank`` as an int if it is one of ``size`` ranks.
+
+    Args:
+        rank: An integer, a NumPy integer included.
+        size: The size of the communicator.
+        name: The name of the argument, for the message.
+
+    Returns:
+        The rank.
+
+    Raises:
+        TypeError: It is not an integer.
+        ValueError: It is out of range.
+    """
+    number = as_index(rank, name)
+    if not 0 <= number < size:
+        raise ValueError(f"expected {name} in 0..{size - 1}, got {number}")
+    return number
+
+
+def check_tag(tag: Any) -> int:
+    """Return ``tag`` as an int if MPI can carry it.
+
+    Raises:
+        TypeError: It is not an integer.
+        ValueError: It is negative, or larger than this MPI library allows.
+    """
+    number = as_index(tag, "tag")
+    limit = MPI.COMM_WORLD.Get_attr(MPI.TAG_UB) or 32767  # the least that the standard promises
+    if not 0 <= number <= limit:
+        raise ValueError(f"expected tag in 0..{limit}, got {number}")
+    return number
+
+
+def as_index(value: Any, name: str) -> int:
+    """Return ``value`` as an int.
+
+    Raises:
+        TypeError: It is not an integer.
+    """
+    try:
+        return operator.index(value)
+    except TypeError:
+        raise TypeError(f"expected an integer for {name}, got {_kind(value)}: {value!r:.80}") from None
+
+
+def _kind(value: Any) -> str:
+    return f"{type(value).__module__}.{type(value).__qualname__}".removeprefix("builtins.")

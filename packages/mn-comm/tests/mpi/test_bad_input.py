@@ -1,0 +1,110 @@
+"""What is wrong on one rank raises on every rank, and the communicator goes on working afterwards."""
+
+import numpy as np
+import pytest
+
+from mn_comm import create_communicator
+
+COMM = create_communicator("flat")
+RANK, SIZE = COMM.rank, COMM.size
+LAST = SIZE - 1
+
+
+@pytest.fixture(autouse=True)
+def nothing_is_left_over():
+    yield
+    np.testing.assert_array_equal(COMM.allreduce(np.ones(2)), [SIZE, SIZE])
+
+
+def on_last(good, bad):
+    return bad if RANK == LAST else good
+
+
+OBJECTS = np.array([object()])
+
+
+@pytest.mark.parametrize(
+    ("call", "error", "message"),
+    [
+        (lambda: COMM.bcast(OBJECTS, root=0), TypeError, "bcast: expected a dtype without Python objects, got dtype"),
+        (lambda: COMM.bcast([1, 2], root=0), TypeError, r"bcast: expected a numpy.ndarray, got list"),
+        (lambda: COMM.bcast((np.zeros(1),), root=0), TypeError, r"bcast: expected a numpy.ndarray, got tuple"),
+        (lambda: COMM.bcast(np.zeros(1), root=SIZE), ValueError, r"expected root in 0\.\."),
+        (lambda: COMM.gather(on_last(np.zeros(1), OBJECTS)), TypeError, "gather: expected a dtype without Python"),
+        (lambda: COMM.gather(on_last(np.zeros(1), 3)), TypeError, r"gather: expected a numpy.ndarray, got int"),
+        (lambda: COMM.allgather(on_last(np.zeros(1), None)), TypeError, r"allgather: .* got NoneType"),
+        (
+            lambda: COMM.scatter([np.zeros(1)] * (SIZE + 1)),
+            ValueError,
+            f"scatter: expected {SIZE} parts, .* got {SIZE + 1}",
+        ),
+        (
+            lambda: COMM.scatter(np.zeros((SIZE + 2, 2))),
+            ValueError,
+            f"scatter: expected {SIZE} parts, .* got {SIZE + 2}",
+        ),
+        (lambda: COMM.scatter(np.array(1.0)), ValueError, "scatter: .* got a scalar array"),
+        (lambda: COMM.scatter(None), TypeError, "scatter: expected an array or a tuple of"),
+        (lambda: COMM.scatter([3] * SIZE), TypeError, r"scatter: expected a numpy.ndarray, got int"),
+        (lambda: COMM.alltoall(on_last([np.zeros(1)] * SIZE, [])), ValueError, f"alltoall: expected {SIZE} arrays"),
+        (lambda: COMM.alltoall(on_last([np.zeros(1)] * SIZE, 5)), TypeError, "alltoall: expected a tuple of"),
+        (lambda: COMM.allreduce(on_last(np.zeros(1), "x")), TypeError, r"allreduce: expected a numpy.ndarray, got str"),
+        (
+            lambda: COMM.allreduce(on_last(np.zeros(1), np.array("x"))),
+            TypeError,
+            "allreduce: expected an integer, float",
+        ),
+        (lambda: COMM.split(on_last(0, "a"), 0), TypeError, "expected an integer for color, got str: 'a'"),
+        (lambda: COMM.split(0, on_last(0, 1.5)), TypeError, "expected an integer for key, got float: 1.5"),
+        (lambda: COMM.split(on_last(0, -2), 0), ValueError, "expected a color of at least 0, got -2"),
+        (lambda: COMM.set_config("nonsense", 1), ValueError, "got 'nonsense'"),
+        (lambda: COMM.get_config("nonsense"), ValueError, "got 'nonsense'"),
+    ],
+)
+def test_all_ranks_raise(call, error, message):
+    with pytest.raises(error, match=message):
+        call()
+
+
+@pytest.mark.skipif(SIZE < 2, reason="needs two ranks that differ")
+@pytest.mark.parametrize(
+    ("call", "error", "message"),
+    [
+        (
+            lambda: COMM.allreduce(on_last(np.zeros(2), np.zeros(3))),
+            ValueError,
+            rf"\(\(3,\), 'float64'\) on rank {LAST}",
+        ),
+        (lambda: COMM.allreduce(on_last(np.zeros(2, "f4"), np.zeros(2))), ValueError, "'float32'.* on rank 0 and"),
+        (
+            lambda: COMM.gather(on_last(np.zeros(2), np.zeros(2, "i4"))),
+            TypeError,
+            f"float64 on rank 0 and int32 on rank {LAST}",
+        ),
+        (lambda: COMM.allgather(on_last(np.zeros(2), np.zeros(2, "i4"))), TypeError, "float64 on rank 0 and int32"),
+        (
+            lambda: COMM.alltoall([np.zeros(1), *[np.zeros(1, "i4")] * LAST]),
+            TypeError,
+            "alltoall: expected the same dtype for every rank, got float64 for rank 0 and int32 for rank 1",
+        ),
+        (
+            lambda: COMM.scatter([np.zeros(1), *[np.zeros(1, "i4")] * LAST]),
+            TypeError,
+            "scatter: expected the same dtype",
+        ),
+    ],
+)
+def test_ranks_that_differ(call, error, message):
+    with pytest.raises(error, match=message):
+        call()
+
+
+def test_names_of_communicators():
+    with pytest.raises(ValueError, match=r"expected a communicator's name, one of naive, flat, .*; got 'naiv'"):
+        create_communicator("naiv")
+    with pytest.raises(NotImplementedError, match="'pure_nccl' is still to be built; now there are naive, flat"):
+        create_communicator("pure_nccl")
+    with pytest.raises(TypeError, match="expected an mpi4py intracommunicator for mpi_comm, got str"):
+        create_communicator("naive", "world")
+    with pytest.raises(ValueError, match="only 'pure_nccl' can have it"):
+        create_communicator("flat", allreduce_grad_dtype=np.float16)

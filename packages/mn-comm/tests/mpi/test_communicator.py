@@ -1,0 +1,76 @@
+import numpy as np
+import pytest
+from mpi4py import MPI
+
+from mn_comm import CommunicatorBase, create_communicator
+
+
+def test_ranks_are_those_of_mpi(world, name):
+    comm = create_communicator(name)
+    assert isinstance(comm, CommunicatorBase)
+    assert (comm.rank, comm.size) == (world.rank, world.size)
+    assert (comm.intra_rank, comm.intra_size) == (world.rank, world.size)
+    assert (comm.inter_rank, comm.inter_size) == (0, 1)
+    comm.finalize()
+
+
+def test_the_default_works_without_a_device(world):
+    comm = create_communicator()
+    np.testing.assert_array_equal(comm.allreduce(np.ones(3)), np.full(3, world.size))
+    comm.finalize()
+
+
+def test_mpi_comm_is_the_one_that_was_given(world):
+    own = world.Dup()
+    comm = create_communicator("naive", own)
+    assert comm.mpi_comm is own
+    comm.finalize()
+    own.Barrier()  # still there: it is the caller's
+    own.Free()
+
+
+def test_finalize_twice(world):
+    comm = create_communicator("two_dimensional")
+    comm.finalize()
+    comm.finalize()
+
+
+def test_split(world, name):
+    comm = create_communicator(name)
+    part = comm.split(world.rank % 2, -world.rank)
+    members = [rank for rank in range(world.size) if rank % 2 == world.rank % 2]
+    assert type(part) is type(comm)
+    assert part.size == len(members)
+    assert part.rank == members[::-1].index(world.rank)
+    np.testing.assert_array_equal(part.allreduce(np.array([world.rank])), [sum(members)])
+    part.finalize()
+    comm.finalize()
+
+
+def test_settings_are_kept_by_split_and_are_each_communicators_own(world):
+    one, other = create_communicator("flat"), create_communicator("flat", batched_copy=True)
+    one.set_config("batched_copy", False)
+    assert one.get_config("batched_copy") is False
+    assert one.get_config() == {"batched_copy": False}
+    assert other.get_config("batched_copy") is True
+    part = one.split(0, world.rank)
+    assert part.get_config("batched_copy") is False
+    part.set_config("batched_copy", True)
+    assert one.get_config("batched_copy") is False
+
+
+@pytest.mark.parametrize("key", [np.int64(3), True])
+def test_numpy_integers_are_integers(comm, key):
+    part = comm.split(np.int32(1), key)
+    assert part.size == comm.size
+    part.finalize()
+
+
+def test_many_communicators_one_after_another(world):
+    # MPICH has about 2,000 contexts: finalize() must give them back.
+    comm = create_communicator("hierarchical")
+    for _ in range(700):
+        part = comm.split(0, world.rank)
+        part.finalize()
+    comm.finalize()
+    assert world.allreduce(1, op=MPI.SUM) == world.size

@@ -1,0 +1,71 @@
+import numpy as np
+import pytest
+
+from mn_comm import create_communicator
+
+COMM = create_communicator("naive")
+RANK, SIZE = COMM.rank, COMM.size
+
+OBJECTS = [
+    None,
+    0,
+    "text",
+    {"a": [1, (2,)]},
+    np.arange(5),
+    {"big": np.zeros(100_000), "f": np.asfortranarray(np.eye(3))},
+]
+
+
+def same(actual, expected):
+    np.testing.assert_equal(actual, expected)
+
+
+@pytest.mark.parametrize("obj", OBJECTS)
+@pytest.mark.parametrize("max_buf_len", [1 << 28, 1000])
+def test_bcast_obj(obj, max_buf_len):
+    root = SIZE - 1
+    received = COMM.bcast_obj(obj if root == RANK else None, max_buf_len=max_buf_len, root=root)
+    same(received, obj)
+
+
+@pytest.mark.parametrize("obj", OBJECTS)
+def test_gather_obj_allgather_obj_scatter_obj(obj):
+    gathered = COMM.gather_obj((RANK, obj), root=SIZE - 1)
+    same(gathered, [(rank, obj) for rank in range(SIZE)] if RANK == SIZE - 1 else None)
+    same(COMM.allgather_obj((RANK, obj)), [(rank, obj) for rank in range(SIZE)])
+    same(COMM.scatter_obj([(rank, obj) for rank in range(SIZE)] if RANK == 0 else None), (RANK, obj))
+
+
+def test_received_arrays_can_be_written_to():
+    COMM.bcast_obj(np.zeros(4) if RANK == 0 else None)[0] = 1
+    COMM.allgather_obj(np.zeros(4))[-1][0] = 1
+
+
+def test_allreduce_obj_adds_up_in_the_order_of_ranks():
+    assert COMM.allreduce_obj([RANK]) == list(range(SIZE))
+    assert COMM.allreduce_obj(0.1) == sum([0.1] * (SIZE - 1), 0.1)
+    np.testing.assert_array_equal(COMM.allreduce_obj(np.array([RANK])), [sum(range(SIZE))])
+
+
+@pytest.mark.parametrize("culprit", [0, SIZE - 1])
+@pytest.mark.parametrize("call", [COMM.gather_obj, COMM.allgather_obj, COMM.allreduce_obj])
+def test_an_object_that_cannot_be_pickled_raises_on_every_rank(call, culprit):
+    with pytest.raises(Exception, match=r"lambda|local object") as caught:
+        call((lambda: None) if culprit == RANK else 1)
+    assert (f"on rank {culprit}" in str(caught.value)) == (culprit != RANK)
+
+
+def test_bcast_obj_of_what_cannot_be_pickled_raises_on_every_rank():
+    with pytest.raises(Exception, match=r"lambda|local object"):
+        COMM.bcast_obj((lambda: None) if RANK == 0 else None)
+
+
+def test_a_wrong_number_of_objects_raises_on_every_rank():
+    with pytest.raises(ValueError, match=f"expected {SIZE} objects, one for each rank, got {SIZE + 1}"):
+        COMM.scatter_obj([None] * (SIZE + 1) if RANK == 0 else None)
+
+
+@pytest.mark.parametrize("limit", [0, -1])
+def test_a_max_buf_len_below_one_byte(limit):
+    with pytest.raises(ValueError, match=f"expected max_buf_len of at least 1 byte, got {limit}"):
+        COMM.bcast_obj(1, max_buf_len=limit)

@@ -1,0 +1,130 @@
+import itertools
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from mpi4py import MPI
+
+from mn_comm.gradients.agree import Agreement, first_difference, signature_of
+from mn_comm.gradients.bucket import make_buckets, split
+from mn_comm.gradients.select import select
+from mn_comm.strategies.two_dimensional import shard_bounds
+
+
+class Param:
+    def __init__(self, data, grad=None):
+        self.data = data
+        self.grad = grad
+
+
+class Model:
+    def __init__(self, **params):
+        self.params = {"/" + name: param for name, param in params.items()}
+
+    def namedparams(self):
+        return iter(self.params.items())
+
+
+def _own(dtype):
+    return dtype
+
+
+def test_select_sorts_by_name_and_leaves_out_what_has_no_gradient():
+    model = Model(b=Param(np.zeros(2), np.ones(2)), c=Param(np.zeros(1)), a=Param(np.zeros(3), np.ones(3)))
+    assert [name for name, _ in select(model, zero_fill=False)] == ["/a", "/b"]
+
+
+def test_select_fills_zeros_in_for_initialised_parameters_only():
+    model = Model(a=Param(np.ones(2, "f2")), b=Param(None))
+    ((name, param),) = select(model, zero_fill=True)
+    assert name == "/a"
+    np.testing.assert_array_equal(param.grad, np.zeros(2, "f2"))
+    assert param.grad.dtype == np.float16
+    assert model.params["/b"].grad is None
+
+
+shapes = st.lists(st.lists(st.integers(0, 4), max_size=3).map(tuple), min_size=1, max_size=6)
+
+
+@given(shapes)
+def test_split_yields_views_that_lie_one_after_another(shapes):
+    flat = np.arange(sum(int(np.prod(shape)) for shape in shapes))
+    views = list(split(flat, shapes))
+    assert [view.shape for view in views] == shapes
+    np.testing.assert_array_equal(np.concatenate([view.reshape(-1) for view in views]), flat)
+    assert all(view.size == 0 or np.shares_memory(view, flat) for view in views)
+
+
+@given(shapes, st.booleans(), st.data())
+def test_packing_and_viewing_gives_the_gradients_back(shapes, one_each, data):
+    dtypes = [data.draw(st.sampled_from(["f2", "f4", "f8"])) for _ in shapes]
+    grads = [
+        np.asarray(np.random.RandomState(0).uniform(size=shape), dtype)
+        for shape, dtype in zip(shapes, dtypes, strict=True)
+    ]
+    params = [(str(i), Param(grad, np.asfortranarray(grad))) for i, grad in enumerate(map(np.asarray, grads))]
+    buckets = make_buckets([param.grad for _, param in params], _own, np.empty, one_each)
+    assert len(buckets) == (len(shapes) if one_each else len(set(dtypes)))
+    for bucket in buckets:
+        bucket.pack(params)
+    for bucket in buckets:
+        bucket.view(params)
+    for (_, param), grad in zip(params, grads, strict=True):
+        np.testing.assert_array_equal(param.grad, grad)
+        assert param.grad.dtype == grad.dtype
+        assert any(np.shares_memory(param.grad, bucket.wire) for bucket in buckets) or grad.size == 0
+
+
+def test_gradients_averaged_in_another_dtype_keep_theirs():
+    params = [("a", Param(None, np.array([1, 2], "f2")))]
+    (bucket,) = make_buckets([params[0][1].grad], lambda _: np.dtype("f4"), np.empty, one_each=False)
+    assert bucket.wire.dtype == np.float32
+    bucket.pack(params)
+    bucket.wire /= 2
+    bucket.view(params)
+    assert params[0][1].grad.dtype == np.float16
+    np.testing.assert_array_equal(params[0][1].grad, [0.5, 1])
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "expected"),
+    [
+        ((("a", (1,), "f"),), (), (("a", (1,), "f"), None)),
+        ((("a", (1,), "f"), ("b", (1,), "f")), (("b", (1,), "f"),), (("a", (1,), "f"), ("b", (1,), "f"))),
+        ((("a", (1,), "f"),), (("a", (2,), "f"),), (("a", (1,), "f"), ("a", (2,), "f"))),
+    ],
+)
+def test_first_difference(one, other, expected):
+    assert first_difference(one, other) == expected
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "message"),
+    [
+        (
+            [("/a", np.zeros((2, 3), "f4"))],
+            [],
+            "first at /a: shape (2, 3) and dtype float32 on rank 0, missing on rank 1",
+        ),
+        (
+            [("/a", np.zeros(1)), ("/b", np.zeros(1))],
+            [("/b", np.zeros(1))],
+            "first at /a: shape (1,) and dtype float64 on rank 0, missing on rank 1",
+        ),
+        ([("/a", None)], [("/a", np.zeros(1))], "first at /a: not initialised on rank 0, shape (1,) and dtype float64"),
+    ],
+)
+def test_the_message_names_the_first_parameter_that_differs(one, other, message):
+    explain = Agreement(MPI.COMM_SELF, "bcast_data")._explain
+    assert message in str(explain([signature_of(one), signature_of(other)]))
+
+
+@given(length=st.integers(0, 1000), shards=st.integers(1, 9))
+def test_shards_cover_everything_almost_evenly(length, shards):
+    bounds = shard_bounds(length, shards)
+    assert bounds[0][0] == 0
+    assert bounds[-1][1] == length
+    assert all(end == begin for (_, end), (begin, _) in itertools.pairwise(bounds))
+    sizes = [end - begin for begin, end in bounds]
+    assert max(sizes) - min(sizes) <= 1
