@@ -1,0 +1,1 @@
+"""Where ``mn_compat`` finds ``chainermn``, which cannot lie beside Chainer's own copy of that name."""

@@ -1,0 +1,40 @@
+"""Distributed training for Chainer: everything the packages below offer, under the names that scripts know."""
+
+from chainermn import (
+    communicators,
+    datasets,
+    extensions,
+    functions,
+    global_except_hook,
+    iterators,
+    links,
+    nccl,
+    optimizers,
+)
+from chainermn.communicators import CommunicatorBase, create_communicator
+from chainermn.datasets import DataSizeError, scatter_dataset, scatter_index
+from chainermn.extensions import create_multi_node_evaluator
+from chainermn.optimizers import create_multi_node_optimizer
+
+__all__ = [
+    "CommunicatorBase",
+    "DataSizeError",
+    "communicators",
+    "create_communicator",
+    "create_multi_node_evaluator",
+    "create_multi_node_optimizer",
+    "datasets",
+    "extensions",
+    "functions",
+    "global_except_hook",
+    "iterators",
+    "links",
+    "nccl",
+    "optimizers",
+    "scatter_dataset",
+    "scatter_index",
+]
+
+__version__ = "8.0.0a1"
+
+global_except_hook.add_hook_if_enabled()

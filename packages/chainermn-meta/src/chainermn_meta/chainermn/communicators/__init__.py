@@ -1,0 +1,5 @@
+"""Communicators."""
+
+from mn_comm import CommunicatorBase, create_communicator
+
+__all__ = ["CommunicatorBase", "create_communicator"]

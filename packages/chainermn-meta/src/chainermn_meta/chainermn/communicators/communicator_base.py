@@ -1,0 +1,5 @@
+"""The interface of every communicator."""
+
+from mn_comm import CommunicatorBase
+
+__all__ = ["CommunicatorBase"]

@@ -1,0 +1,5 @@
+"""The communicator of the name ``flat``."""
+
+from mn_comm import FlatCommunicator
+
+__all__ = ["FlatCommunicator"]

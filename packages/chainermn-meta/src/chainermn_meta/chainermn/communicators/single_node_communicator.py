@@ -1,0 +1,5 @@
+"""The communicator of the name ``single_node``."""
+
+from mn_comm import SingleNodeCommunicator
+
+__all__ = ["SingleNodeCommunicator"]

@@ -1,0 +1,5 @@
+"""The communicator of the name ``two_dimensional``."""
+
+from mn_comm import TwoDimensionalCommunicator
+
+__all__ = ["TwoDimensionalCommunicator"]

@@ -1,0 +1,3 @@
+"""Iterators whose batches go to several ranks: to come."""
+
+__all__: list[str] = []

@@ -1,0 +1,3 @@
+"""Links that span ranks: to come."""
+
+__all__: list[str] = []

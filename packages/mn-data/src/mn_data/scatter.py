@@ -1,0 +1,154 @@
+"""Sharing a dataset out among the ranks."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import chainer
+import numpy as np
+from mpi4py import MPI
+
+from mn_comm import CommunicatorBase, create_communicator, together
+from mn_data.plan import part
+from mn_data.take import can_take, take
+
+__all__ = ["DataSizeError", "scatter_dataset", "scatter_index"]
+
+_INT_MAX = 2**31 - 1
+
+
+class DataSizeError(RuntimeError):
+    """Raised by old versions for datasets above 2 GiB; kept so that scripts which catch it go on working."""
+
+
+def scatter_dataset(
+    dataset: Any,
+    comm: CommunicatorBase | MPI.Intracomm,
+    root: int = 0,
+    shuffle: bool = False,
+    seed: int | None = None,
+    max_buf_len: int = 256 * 1024 * 1024,
+    *,
+    force_equal_length: bool = True,
+) -> chainer.datasets.SubDataset:
+    """Give each rank its part of the dataset that one rank has; collective.
+
+    Samples held in memory (an array, a list, a ``TupleDataset``, or a ``SubDataset`` of these) are taken apart: each
+    rank receives its own only. Any other dataset is sent whole, as an object, and each rank uses its part of it: right
+    for datasets that read a sample when it is asked for.
+
+    Args:
+        dataset: At the root the dataset, with a length; ignored elsewhere.
+        comm: A communicator, or an mpi4py one.
+        root: The rank that has the dataset.
+        shuffle: Whether samples are put into a random order first.
+        seed: Seeds that order; the same seed gives each rank the same samples again. ``None`` for another order every
+            time.
+        max_buf_len: The most bytes handed to MPI at once when a dataset is sent whole.
+        force_equal_length: Whether all parts have the same length, so that neighbours may share a sample; otherwise
+            parts are disjoint and their lengths differ by at most one.
+
+    Returns:
+        This rank's part.
+
+    Raises:
+        TypeError: The dataset at the root has no length (on every rank).
+        ValueError: ``root`` is out of range, or ``max_buf_len`` not in 1..2**31-1.
+    """
+    with _communicator(comm) as communicator:
+        _check(communicator, root, max_buf_len)
+        order = None
+        with together(communicator.mpi_comm):
+            if communicator.rank == root:
+                length = _length(dataset)
+                if shuffle:
+                    order = np.random.RandomState(seed).permutation(length)
+        if communicator.bcast_obj(communicator.rank == root and can_take(dataset), root=root):
+            return _scatter_samples(dataset, communicator, root, order, force_equal_length)
+        whole, order = communicator.bcast_obj((dataset, order), max_buf_len=max_buf_len, root=root)
+        begin, end = part(len(whole), communicator.size, communicator.rank, force_equal_length)
+        return chainer.datasets.SubDataset(whole, begin, end, order)
+
+
+def scatter_index(
+    n_total_samples: int,
+    comm: CommunicatorBase | MPI.Intracomm,
+    root: int = 0,
+    *,
+    force_equal_length: bool = True,
+) -> tuple[int, int]:
+    """Give each rank the bounds of its part of a dataset; collective.
+
+    Args:
+        n_total_samples: At the root how many samples there are; ignored elsewhere.
+        comm: A communicator, or an mpi4py one.
+        root: The rank that knows the number.
+        force_equal_length: As for :func:`scatter_dataset`.
+
+    Returns:
+        The index of this rank's first sample, and the one after its last.
+
+    Raises:
+        TypeError: The number at the root is not an integer (on every rank).
+        ValueError: It is negative (on every rank), or ``root`` is out of range.
+    """
+    with _communicator(comm) as communicator:
+        _check(communicator, root, 1)
+        with together(communicator.mpi_comm):
+            if communicator.rank == root:
+                _check_count(n_total_samples)
+        total = communicator.bcast_obj(n_total_samples, root=root)
+        return part(int(total), communicator.size, communicator.rank, force_equal_length)
+
+
+def _scatter_samples(
+    dataset: Any,
+    communicator: CommunicatorBase,
+    root: int,
+    order: np.ndarray[Any, Any] | None,
+    force_equal_length: bool,
+) -> chainer.datasets.SubDataset:
+    parts = None
+    if communicator.rank == root:
+        positions = np.arange(len(dataset)) if order is None else order
+        bounds = [part(len(dataset), communicator.size, rank, force_equal_length) for rank in range(communicator.size)]
+        parts = [take(dataset, positions[begin:end]) for begin, end in bounds]
+    mine = communicator.scatter_obj(parts, root=root)
+    return chainer.datasets.SubDataset(mine, 0, len(mine))
+
+
+@contextmanager
+def _communicator(comm: CommunicatorBase | MPI.Intracomm) -> Iterator[CommunicatorBase]:
+    """Yield a communicator over the ranks of ``comm``, which scripts may pass as an mpi4py one."""
+    if not isinstance(comm, MPI.Intracomm):
+        yield comm
+        return
+    wrapped = create_communicator("naive", comm)
+    try:
+        yield wrapped
+    finally:
+        wrapped.finalize()
+
+
+def _check(communicator: CommunicatorBase, root: int, max_buf_len: int) -> None:
+    with together(communicator.mpi_comm):
+        if not 0 <= root < communicator.size:
+            raise ValueError(f"expected root in 0..{communicator.size - 1}, got {root}")
+        if not 1 <= max_buf_len <= _INT_MAX:
+            raise ValueError(f"expected max_buf_len in 1..{_INT_MAX}, got {max_buf_len}")
+
+
+def _check_count(n_total_samples: Any) -> None:
+    if isinstance(n_total_samples, bool) or not isinstance(n_total_samples, (int, np.integer)):
+        raise TypeError(f"expected an integer for n_total_samples, got {type(n_total_samples).__name__}")
+    if n_total_samples < 0:
+        raise ValueError(f"expected n_total_samples of at least 0, got {n_total_samples}")
+
+
+def _length(dataset: Any) -> int:
+    try:
+        return len(dataset)
+    except TypeError:
+        raise TypeError(f"expected a dataset with a length, got {type(dataset).__name__}: {dataset!r:.80}") from None

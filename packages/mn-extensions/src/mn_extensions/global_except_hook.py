@@ -1,0 +1,54 @@
+"""An uncaught exception on one rank ends all ranks, instead of leaving them waiting for it for ever."""
+
+from __future__ import annotations
+
+import os
+import socket
+import sys
+import warnings
+from types import TracebackType
+
+__all__ = ["add_hook", "add_hook_if_enabled"]
+
+_ENABLED_BY = "CHAINERMN_FORCE_ABORT_ON_EXCEPTION"
+
+
+def add_hook() -> None:
+    """From now on, let an uncaught exception end all ranks by ``MPI_Abort``, after its traceback was printed.
+
+    The hook that was there before prints the traceback. Exceptions of threads and ``SystemExit`` are not concerned.
+    """
+    if isinstance(sys.excepthook, _AbortAllRanks):
+        warnings.warn("the hook is there already; adding it again does nothing", stacklevel=2)
+        return
+    sys.excepthook = _AbortAllRanks(sys.excepthook)
+
+
+def add_hook_if_enabled() -> None:
+    """Add the hook if ``CHAINERMN_FORCE_ABORT_ON_EXCEPTION`` is set to anything but the empty string."""
+    if os.environ.get(_ENABLED_BY) and not isinstance(sys.excepthook, _AbortAllRanks):
+        add_hook()
+
+
+class _AbortAllRanks:
+    """An ``excepthook`` that calls the one before it, says which rank it was, and aborts the job."""
+
+    def __init__(self, previous: object) -> None:
+        self._previous = previous
+
+    def __call__(self, kind: type[BaseException], value: BaseException, traceback: TracebackType | None) -> None:
+        try:
+            self._previous(kind, value, traceback)  # type: ignore[operator]
+        finally:
+            _abort()
+
+
+def _abort() -> None:
+    from mpi4py import MPI  # not earlier: a script may add the hook before it chooses how MPI is initialised
+
+    sys.stderr.write(
+        f"\nchainermn: uncaught exception on rank {MPI.COMM_WORLD.rank} ({socket.gethostname()}): ending all ranks\n"
+    )
+    sys.stderr.flush()
+    sys.stdout.flush()
+    MPI.COMM_WORLD.Abort(1)

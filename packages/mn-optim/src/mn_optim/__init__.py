@@ -1,0 +1,6 @@
+"""Multi-node optimizers: a Chainer optimizer whose gradients are averaged over all ranks."""
+
+import mn_compat  # noqa: F401 - first: it makes Chainer importable
+from mn_optim.optimizer import MultiNodeOptimizer, create_multi_node_optimizer
+
+__all__ = ["MultiNodeOptimizer", "create_multi_node_optimizer"]
