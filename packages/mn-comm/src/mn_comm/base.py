@@ -218,7 +218,8 @@ class CommunicatorBase(ABC):
 
         Args:
             data: An array of the same shape and dtype on every rank: integers, floats or complex numbers.
-                Half precision is added up in float32.
+                Half precision is added up in float32. Whether integers that grow too large wrap around or saturate
+                depends on the MPI library.
 
         Returns:
             The sum, a new array of the same shape and dtype.

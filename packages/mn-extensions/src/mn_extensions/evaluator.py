@@ -8,7 +8,7 @@ from typing import Any
 from chainer.backends import cuda
 from chainer.training.extensions import Evaluator
 
-from mn_comm import CommunicatorBase
+from mn_comm import CommunicatorBase, together
 
 __all__ = ["create_multi_node_evaluator"]
 
@@ -29,7 +29,7 @@ def create_multi_node_evaluator(actual_evaluator: Evaluator, communicator: Commu
         out of its mean.
 
     Raises:
-        TypeError: ``actual_evaluator`` has no ``evaluate``.
+        TypeError: ``actual_evaluator`` has no ``evaluate``. What evaluating raises on one rank, it raises on all.
     """
     if not callable(getattr(actual_evaluator, "evaluate", None)):
         raise TypeError(
@@ -50,7 +50,8 @@ class _MeanOverRanks:
         self._communicator = communicator
 
     def __call__(self) -> Results:
-        results = {name: cuda.to_cpu(value) for name, value in self._evaluate().items()}
+        with together(self._communicator.mpi_comm):
+            results = {name: cuda.to_cpu(value) for name, value in self._evaluate().items()}
         return plain_mean(self._communicator.allgather_obj(results))
 
 

@@ -1,0 +1,87 @@
+"""The names that scripts use, under the modules in which they expect them."""
+
+import importlib
+import os
+import subprocess
+import sys
+
+import chainermn
+import pytest
+
+import mn_comm
+import mn_data
+import mn_extensions
+import mn_optim
+
+NAMES = {
+    "": [
+        "CommunicatorBase create_communicator DataSizeError scatter_dataset scatter_index",
+        "create_multi_node_evaluator create_multi_node_optimizer",
+        "communicators datasets extensions functions global_except_hook iterators links nccl optimizers",
+    ],
+    ".communicators": ["CommunicatorBase create_communicator"],
+    ".communicators.communicator_base": ["CommunicatorBase"],
+    ".communicators.mpi_communicator_base": ["MpiCommunicatorBase"],
+    ".communicators.naive_communicator": ["NaiveCommunicator"],
+    ".communicators.flat_communicator": ["FlatCommunicator"],
+    ".communicators.hierarchical_communicator": ["HierarchicalCommunicator"],
+    ".communicators.two_dimensional_communicator": ["TwoDimensionalCommunicator"],
+    ".communicators.single_node_communicator": ["SingleNodeCommunicator"],
+    ".communicators.non_cuda_aware_communicator": ["NonCudaAwareCommunicator"],
+    ".communicators.dummy_communicator": ["DummyCommunicator"],
+    ".datasets": ["DataSizeError create_empty_dataset scatter_dataset scatter_index"],
+    ".extensions": ["create_multi_node_evaluator"],
+    ".functions": [],
+    ".global_except_hook": ["add_hook"],
+    ".iterators": [],
+    ".links": [],
+    ".nccl": ["_available"],
+    ".optimizers": ["create_multi_node_optimizer"],
+}
+
+
+@pytest.mark.parametrize("module", NAMES)
+def test_names(module):
+    found = importlib.import_module("chainermn" + module)
+    for name in " ".join(NAMES[module]).split():
+        assert hasattr(found, name), name
+
+
+def test_they_are_those_of_the_packages():
+    assert chainermn.create_communicator is mn_comm.create_communicator
+    assert chainermn.create_multi_node_optimizer is mn_optim.create_multi_node_optimizer
+    assert chainermn.scatter_dataset is mn_data.scatter_dataset
+    assert chainermn.create_multi_node_evaluator is mn_extensions.create_multi_node_evaluator
+
+
+def test_the_package_is_ours_and_not_the_one_in_chainers_wheel():
+    assert os.path.basename(os.path.dirname(os.path.dirname(chainermn.__file__))) == "chainermn_meta"
+    assert chainermn.__name__ == "chainermn"
+    assert chainermn.communicators.__name__ == "chainermn.communicators"
+
+
+def python(code, **environ):
+    return subprocess.run(
+        [sys.executable, "-c", code], env={**os.environ, **environ}, capture_output=True, text=True, check=True
+    ).stdout.strip()
+
+
+def test_chainer_may_be_imported_first():
+    assert python("import chainer, chainermn; print(chainermn.__version__)") == chainermn.__version__
+
+
+def test_the_bundled_one_can_be_had_back():
+    assert python("import chainermn; print(chainermn.__version__)", CHAINERMN_IMPL="bundled") == "7.8.1"
+
+
+def test_nothing_heavy_is_imported_that_chainer_does_not_import_itself():
+    loaded = "import sys; print(*{name.partition('.')[0] for name in sys.modules})"
+    added = set(python("import chainermn; " + loaded).split()) - set(python("import chainer; " + loaded).split())
+    assert not added & {"matplotlib", "scipy", "cupy", "nccl", "h5py", "PIL"}
+
+
+def test_global_except_hook_is_added_at_import_if_asked_for():
+    code = "import sys, chainermn; print(type(sys.excepthook).__name__)"
+    assert python(code) == "builtin_function_or_method"
+    assert python(code, CHAINERMN_FORCE_ABORT_ON_EXCEPTION="") == "builtin_function_or_method"
+    assert python(code, CHAINERMN_FORCE_ABORT_ON_EXCEPTION="1") == "_AbortAllRanks"

@@ -1,0 +1,71 @@
+import numpy as np
+import pytest
+from chainer import datasets
+from hypothesis import given
+from hypothesis import strategies as st
+
+import mn_data  # noqa: F401 - before Chainer
+from mn_data import create_empty_dataset
+from mn_data.take import can_take, take
+
+X = np.arange(20.0).reshape(10, 2)
+T = list("abcdefghij")
+
+
+def plain(dataset):
+    return [
+        tuple(
+            np.asarray(v).tolist() for v in (s.values() if isinstance(s, dict) else s if isinstance(s, tuple) else (s,))
+        )
+        for s in dataset
+    ]
+
+
+IN_MEMORY = [
+    X,
+    T,
+    tuple(T),
+    datasets.TupleDataset(X, T),
+    datasets.DictDataset(x=X, t=T),
+    datasets.SubDataset(datasets.TupleDataset(X, T), 0, 10, np.random.RandomState(0).permutation(10)),
+    datasets.SubDataset(datasets.SubDataset(T, 0, 10), 0, 10, list(range(9, -1, -1))),
+]
+
+
+@pytest.mark.parametrize("dataset", IN_MEMORY)
+@given(indices=st.lists(st.integers(0, 9), max_size=12))
+def test_the_samples_asked_for_in_that_order(dataset, indices):
+    assert can_take(dataset)
+    taken = take(dataset, np.array(indices, dtype=np.intp))
+    assert len(taken) == len(indices)
+    assert plain(taken[i] for i in range(len(taken))) == plain(dataset[i] for i in indices)
+
+
+def test_a_part_of_a_part():
+    sub = datasets.SubDataset(T, 2, 8)
+    assert list(take(sub, np.array([0, 5]))) == ["c", "h"]
+
+
+def test_nothing_is_copied_where_the_samples_follow_one_another():
+    assert np.shares_memory(take(X, np.arange(3, 7)), X)
+    assert not np.shares_memory(take(X, np.array([3, 5])), X)
+
+
+@pytest.mark.parametrize(
+    "dataset",
+    [
+        datasets.TransformDataset(X, lambda x: x),
+        datasets.TupleDataset(X, datasets.TransformDataset(T, lambda t: t)),
+        range(10),
+        {"a": 1},
+        None,
+    ],
+)
+def test_samples_made_when_asked_for_are_not_taken(dataset):
+    assert not can_take(dataset)
+
+
+def test_empty_dataset():
+    assert list(create_empty_dataset(X)) == [()] * 10
+    with pytest.raises(TypeError):
+        create_empty_dataset(None)

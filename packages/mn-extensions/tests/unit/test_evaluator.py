@@ -1,0 +1,32 @@
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import mn_extensions  # noqa: F401 - before Chainer
+from mn_comm import create_communicator
+from mn_extensions import create_multi_node_evaluator
+from mn_extensions.evaluator import plain_mean
+
+
+def test_the_mean_under_each_name():
+    assert plain_mean([{"a": 1.0, "b": 0.0}, {"a": 2.0, "b": 1.0}]) == {"a": 1.5, "b": 0.5}
+
+
+def test_a_rank_without_a_value_is_left_out_of_its_mean():
+    assert plain_mean([{"a": 1.0}, {}, {"a": 3.0, "b": 5.0}]) == {"a": 2.0, "b": 5.0}
+    assert plain_mean([{}, {}]) == {}
+
+
+@given(st.lists(st.floats(-1e6, 1e6), min_size=1, max_size=8))
+def test_the_mean_is_that_of_numpy(values):
+    mean = plain_mean([{"a": value} for value in values])["a"]
+    np.testing.assert_allclose(mean, np.mean(values), rtol=1e-12, atol=1e-9)
+
+
+@pytest.mark.parametrize("wrong", [None, "evaluator", lambda trainer: None])
+def test_an_evaluator_that_is_not_one(wrong):
+    comm = create_communicator("naive")
+    with pytest.raises(TypeError, match=r"expected a chainer.training.extensions.Evaluator for actual_evaluator"):
+        create_multi_node_evaluator(wrong, comm)
+    comm.finalize()

@@ -1,0 +1,81 @@
+import copy
+
+import chainer
+import chainer.links as L
+import numpy as np
+import pytest
+
+import mn_optim  # before Chainer
+from mn_comm import create_communicator
+from mn_optim import create_multi_node_optimizer
+
+
+@pytest.fixture
+def comm():
+    communicator = create_communicator("naive")
+    yield communicator
+    communicator.finalize()
+
+
+def test_attributes_are_those_of_the_actual_optimizer(comm):
+    actual = chainer.optimizers.SGD(lr=0.1)
+    optimizer = create_multi_node_optimizer(actual, comm)
+    assert optimizer.lr == 0.1
+    optimizer.lr = 0.2
+    assert actual.lr == 0.2
+    assert optimizer.actual_optimizer is actual
+    assert optimizer.communicator is comm
+    with pytest.raises(AttributeError):
+        _ = optimizer.nonsense
+
+
+def test_setup_returns_the_multi_node_optimizer(comm):
+    model = L.Linear(2, 3)
+    optimizer = create_multi_node_optimizer(chainer.optimizers.SGD(), comm)
+    assert optimizer.setup(model) is optimizer
+    assert optimizer.target is model
+
+
+def test_hooks_and_serializing_go_to_the_actual_optimizer(comm, tmp_path):
+    model = L.Linear(2, 3)
+    optimizer = create_multi_node_optimizer(chainer.optimizers.MomentumSGD(), comm).setup(model)
+    optimizer.add_hook(chainer.optimizer_hooks.WeightDecay(0.1))
+    model.W.grad = np.ones_like(model.W.data)
+    model.b.grad = np.ones_like(model.b.data)
+    optimizer.update()
+    optimizer.update()
+    assert optimizer.t == 1
+    chainer.serializers.save_npz(tmp_path / "state.npz", optimizer)
+    other = create_multi_node_optimizer(chainer.optimizers.MomentumSGD(), comm).setup(L.Linear(2, 3))
+    chainer.serializers.load_npz(tmp_path / "state.npz", other)
+    assert other.t == 1
+
+
+def test_it_can_be_copied(comm):
+    optimizer = create_multi_node_optimizer(chainer.optimizers.SGD(lr=0.3), comm)
+    assert copy.copy(optimizer).lr == 0.3
+
+
+@pytest.mark.parametrize("wrong", [None, "SGD", chainer.optimizers.SGD, L.Linear(1, 1)])
+def test_an_optimizer_that_is_not_one(comm, wrong):
+    with pytest.raises(TypeError, match=r"expected a chainer.Optimizer for actual_optimizer, got"):
+        create_multi_node_optimizer(wrong, comm)
+
+
+def test_arguments_in_the_wrong_order(comm):
+    with pytest.raises(TypeError, match="got NaiveCommunicator"):
+        create_multi_node_optimizer(comm, chainer.optimizers.SGD())
+
+
+def test_update_without_a_model(comm):
+    with pytest.raises(RuntimeError, match=r"call setup\(model\)"):
+        create_multi_node_optimizer(chainer.optimizers.SGD(), comm).update()
+
+
+def test_double_buffering_is_still_to_be_built(comm):
+    with pytest.raises(NotImplementedError, match="double_buffering"):
+        create_multi_node_optimizer(chainer.optimizers.SGD(), comm, double_buffering=True)
+
+
+def test_public_names():
+    assert set(mn_optim.__all__) == {"MultiNodeOptimizer", "create_multi_node_optimizer"}

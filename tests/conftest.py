@@ -1,0 +1,26 @@
+import os
+import shutil
+import subprocess
+import sys
+
+import pytest
+
+
+@pytest.fixture
+def mpiexec(tmp_path):
+    """Run a script on several ranks, in an empty folder; return what it printed."""
+
+    def run(ranks, *command, **environ):
+        launcher = shutil.which("mpiexec", path=os.path.dirname(sys.executable))
+        job = subprocess.run(
+            [launcher, "-n", str(ranks), sys.executable, *map(str, command)],
+            cwd=tmp_path,
+            env={**os.environ, "OMP_NUM_THREADS": "1", **environ},
+            capture_output=True,
+            text=True,
+            timeout=70,
+        )
+        assert job.returncode == 0, job.stdout + job.stderr
+        return job.stdout
+
+    return run
