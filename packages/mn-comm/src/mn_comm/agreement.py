@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from mpi4py import MPI
 
-__all__ = ["agree", "digest", "remote_error", "together"]
+__all__ = ["Pending", "agree", "digest", "remote_error", "together"]
 
 
 @contextmanager
@@ -52,29 +52,37 @@ def digest(signature: object) -> int:
     return int.from_bytes(hashed, "little") >> 2
 
 
-def agree(
-    mpi_comm: MPI.Intracomm,
-    number: int,
-    signature: Callable[[], Any],
-    explain: Callable[[Sequence[Any]], Exception],
-) -> None:
-    """Raise on every rank unless all ranks hold the same signature; collective.
-
-    Costs one reduction of two integers while the ranks agree.
+class Pending:
+    """A reduction under way that shows whether all ranks hold the same signature.
 
     Args:
-        mpi_comm: The communicator whose ranks must agree.
+        mpi_comm: The communicator whose ranks must agree; starting is collective.
         number: The digest of this rank's signature.
-        signature: Returns the signature itself; called only if the ranks differ.
-        explain: Makes the exception from the signatures of all ranks, the same one on every rank.
-
-    Raises:
-        Exception: What ``explain`` returned, if the ranks differ.
     """
-    extremes = np.array([number, -number], dtype=np.int64)
-    mpi_comm.Allreduce(MPI.IN_PLACE, extremes, op=MPI.MAX)
-    if extremes[0] != -extremes[1]:
-        raise explain(mpi_comm.allgather(signature()))
+
+    def __init__(self, mpi_comm: MPI.Intracomm, number: int) -> None:
+        self._mpi_comm = mpi_comm
+        self._extremes = np.array([number, -number], dtype=np.int64)
+        self._request = mpi_comm.Iallreduce(MPI.IN_PLACE, self._extremes, op=MPI.MAX)
+
+    def finish(self, signature: Any, explain: Callable[[Sequence[Any]], Exception]) -> None:
+        """Raise on every rank unless all ranks hold the same signature; collective.
+
+        Args:
+            signature: This rank's; exchanged only if the ranks differ.
+            explain: Makes the exception from the signatures of all ranks, the same one on every rank.
+
+        Raises:
+            Exception: What ``explain`` returned, if the ranks differ.
+        """
+        self._request.Wait()
+        if self._extremes[0] != -self._extremes[1]:
+            raise explain(self._mpi_comm.allgather(signature))
+
+
+def agree(mpi_comm: MPI.Intracomm, signature: Any, explain: Callable[[Sequence[Any]], Exception]) -> None:
+    """Raise on every rank unless all ranks hold the same signature, as :class:`Pending`, at once; collective."""
+    Pending(mpi_comm, digest(signature)).finish(signature, explain)
 
 
 def remote_error(rank: int, kind: str, message: str) -> Exception:
@@ -96,7 +104,7 @@ def remote_error(rank: int, kind: str, message: str) -> Exception:
 
 _BUILT_IN: dict[str, type[Exception]] = {
     kind.__name__: kind
-    for kind in (TypeError, ValueError, RuntimeError, NotImplementedError, OverflowError, MemoryError)
+    for kind in (TypeError, ValueError, RuntimeError, NotImplementedError, OverflowError, MemoryError, OSError)
 }
 
 

@@ -153,7 +153,8 @@ class Communicator(CommunicatorBase):
 
     def bcast_data(self, model: Model) -> None:
         named = sorted_parameters(model)
-        self._parameters.check(signature_of([(name, param.data) for name, param in named]))
+        self._parameters.start(signature_of([(name, param.data) for name, param in named]))
+        self._parameters.finish()
         for _, param in named:
             if param.data is not None:
                 contiguous = np.asarray(param.data, order="C")
@@ -162,7 +163,7 @@ class Communicator(CommunicatorBase):
                     param.data[...] = contiguous
 
     def multi_node_mean_grad(self, model: Model, zero_fill: bool = False) -> None:
-        self._reducer_of(model).average(model, zero_fill)
+        self._reducer_of(model).average(model, zero_fill, self._config.allreduce_grad_dtype)
 
     def _reducer_of(self, model: Model) -> GradientReducer:
         reducer = self._reducers.get(model)

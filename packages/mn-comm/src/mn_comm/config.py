@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, fields, replace
 from typing import Any
+
+import numpy as np
+
+from mn_comm.arithmetic import is_half
 
 __all__ = ["Config"]
 
@@ -13,23 +18,23 @@ class Config:
     """The settings that scripts pass to ``create_communicator`` or ``set_config``.
 
     Attributes:
-        batched_copy: Whether gradients on a device are packed by one kernel for all of them. Gradients in host
-            memory are copied one by one either way.
+        allreduce_grad_dtype: The dtype in which gradients travel, or ``None`` for their own.
+        batched_copy: Whether gradients on a device are packed by one kernel for all of them. Gradients in host memory
+            are copied one by one either way.
     """
 
+    allreduce_grad_dtype: np.dtype[Any] | None = None
     batched_copy: bool = True
 
     def with_value(self, name: str, value: Any) -> Config:
         """Return this configuration with one setting changed.
 
         Raises:
-            ValueError: There is no setting of that name.
+            ValueError: There is no setting of that name, or it cannot have that value.
             TypeError: The value is not of the setting's type.
         """
         self._check_name(name)
-        if not isinstance(value, bool):
-            raise TypeError(f"expected a bool for {name}, got {type(value).__name__}: {value!r}")
-        return replace(self, **{name: value})
+        return replace(self, **{name: _CHECKS[name](value)})
 
     def get(self, name: str | None = None) -> Any:
         """Return one setting, or all of them as a dictionary.
@@ -46,3 +51,37 @@ class Config:
         names = [field.name for field in fields(self)]
         if name not in names:
             raise ValueError(f"expected the name of a setting, one of {', '.join(names)}; got {name!r}")
+
+
+def _check_batched_copy(value: Any) -> bool:
+    if not isinstance(value, bool):
+        raise TypeError(f"expected a bool for batched_copy, got {type(value).__name__}: {value!r}")
+    return value
+
+
+def _check_wire_dtype(value: Any) -> np.dtype[Any] | None:
+    if value is None:
+        return None
+    expected = "expected float16, bfloat16, float32, float64 or None for allreduce_grad_dtype"
+    try:
+        dtype = _bfloat16() if value == "bfloat16" else np.dtype(value)
+    except TypeError:
+        raise TypeError(f"{expected}, got {type(value).__name__}: {value!r}") from None
+    if not (is_half(dtype) or dtype in (np.float32, np.float64)):
+        raise ValueError(f"{expected}, got {dtype}")
+    return dtype
+
+
+def _bfloat16() -> np.dtype[Any]:
+    try:
+        from ml_dtypes import bfloat16
+    except ImportError:
+        raise ValueError("bfloat16 needs the package ml_dtypes: pip install ml-dtypes") from None
+    dtype: np.dtype[Any] = np.dtype(bfloat16)
+    return dtype
+
+
+_CHECKS: dict[str, Callable[[Any], Any]] = {
+    "allreduce_grad_dtype": _check_wire_dtype,
+    "batched_copy": _check_batched_copy,
+}

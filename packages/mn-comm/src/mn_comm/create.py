@@ -36,7 +36,9 @@ def create_communicator(
         communicator_name: How gradients are averaged: ``naive``, ``flat``, ``hierarchical``, ``two_dimensional``,
             ``single_node``, ``non_cuda_aware`` or ``dummy``. All but ``dummy`` compute the same.
         mpi_comm: The ranks that take part; by default all that ``mpiexec`` started.
-        allreduce_grad_dtype: The dtype in which gradients travel; needs a communicator of the name ``pure_nccl``.
+        allreduce_grad_dtype: The dtype in which gradients travel: float16, bfloat16 (as the string or the dtype of
+            ``ml_dtypes``), float32 or float64; ``None`` for their own. Half precision is added up in float32 on the
+            host. (The old software took it for ``pure_nccl`` only, and raised ValueError for the others.)
         batched_copy: Whether gradients on a device are packed by one kernel for all of them.
 
     Returns:
@@ -53,12 +55,8 @@ def create_communicator(
         mpi_comm = MPI.COMM_WORLD
     if not isinstance(mpi_comm, MPI.Intracomm):
         raise TypeError(f"expected an mpi4py intracommunicator for mpi_comm, got {type(mpi_comm).__name__}")
-    if allreduce_grad_dtype is not None:
-        raise ValueError(
-            f"expected allreduce_grad_dtype=None for {communicator_name!r}, got {allreduce_grad_dtype!r}: only "
-            "'pure_nccl' can have it"
-        )
-    return kind(mpi_comm, Config().with_value("batched_copy", batched_copy))
+    config = Config().with_value("allreduce_grad_dtype", allreduce_grad_dtype)
+    return kind(mpi_comm, config.with_value("batched_copy", batched_copy))
 
 
 def _kind_of(name: str) -> type[Communicator]:

@@ -9,7 +9,9 @@ import numpy as np
 from mpi4py import MPI
 from mpi4py.util import dtlib
 
-__all__ = ["check_array", "check_rank", "check_tag", "mpi_datatype", "sum_dtype"]
+from mn_comm.arithmetic import sum_dtype
+
+__all__ = ["as_index", "check_array", "check_rank", "check_sum", "check_tag", "mpi_datatype"]
 
 
 def check_array(array: Any, operation: str) -> np.ndarray:
@@ -35,26 +37,22 @@ def check_array(array: Any, operation: str) -> np.ndarray:
     return array
 
 
-def sum_dtype(dtype: np.dtype, operation: str) -> np.dtype:
-    """Return the dtype in which values of ``dtype`` are added up on the host.
-
-    Half precision (float16, and bfloat16 of ``ml_dtypes``) is added up in float32: MPI has no such type, and a sum of
-    many halves loses digits.
+def check_sum(dtype: np.dtype[Any], operation: str) -> np.dtype[Any]:
+    """Return the dtype in which values of ``dtype`` are added up, if MPI can add them up.
 
     Args:
         dtype: The dtype of the values.
         operation: The name of the operation, for the message.
 
     Returns:
-        ``dtype`` itself, or float32 for the half precision types.
+        ``dtype`` itself, or float32 for half precision, for which MPI has no type.
 
     Raises:
         TypeError: MPI cannot add up such values (bool, strings, dates, structures).
     """
-    if dtype == np.float16 or dtype.name == "bfloat16":
-        return np.dtype(np.float32)
-    if dtype.kind in "iufc" and mpi_datatype(dtype) is not None:
-        return dtype
+    total_dtype = sum_dtype(dtype)
+    if total_dtype.kind in "iufc" and mpi_datatype(total_dtype) is not None:
+        return total_dtype
     raise TypeError(f"{operation}: expected an integer, floating or complex dtype that MPI can add up, got {dtype}")
 
 

@@ -51,7 +51,7 @@ def test_settings_are_kept_by_split_and_are_each_communicators_own(world):
     one, other = create_communicator("flat"), create_communicator("flat", batched_copy=True)
     one.set_config("batched_copy", False)
     assert one.get_config("batched_copy") is False
-    assert one.get_config() == {"batched_copy": False}
+    assert one.get_config() == {"allreduce_grad_dtype": None, "batched_copy": False}
     assert other.get_config("batched_copy") is True
     part = one.split(0, world.rank)
     assert part.get_config("batched_copy") is False

@@ -9,7 +9,7 @@ from mpi4py import MPI
 from mn_comm.gradients.agree import Agreement, first_difference, signature_of
 from mn_comm.gradients.bucket import make_buckets, split
 from mn_comm.gradients.select import select
-from mn_comm.strategies.two_dimensional import shard_bounds
+from mn_comm.intra import Buffer, shard_bounds
 
 
 class Param:
@@ -64,7 +64,7 @@ def test_packing_and_viewing_gives_the_gradients_back(shapes, one_each, data):
         for shape, dtype in zip(shapes, dtypes, strict=True)
     ]
     params = [(str(i), Param(grad, np.asfortranarray(grad))) for i, grad in enumerate(map(np.asarray, grads))]
-    buckets = make_buckets([param.grad for _, param in params], _own, np.empty, one_each)
+    buckets = make_buckets([param.grad for _, param in params], _own, Buffer.private, one_each)
     assert len(buckets) == (len(shapes) if one_each else len(set(dtypes)))
     for bucket in buckets:
         bucket.pack(params)
@@ -73,15 +73,15 @@ def test_packing_and_viewing_gives_the_gradients_back(shapes, one_each, data):
     for (_, param), grad in zip(params, grads, strict=True):
         np.testing.assert_array_equal(param.grad, grad)
         assert param.grad.dtype == grad.dtype
-        assert any(np.shares_memory(param.grad, bucket.wire) for bucket in buckets) or grad.size == 0
+        assert any(np.shares_memory(param.grad, bucket.buffer.array) for bucket in buckets) or grad.size == 0
 
 
 def test_gradients_averaged_in_another_dtype_keep_theirs():
     params = [("a", Param(None, np.array([1, 2], "f2")))]
-    (bucket,) = make_buckets([params[0][1].grad], lambda _: np.dtype("f4"), np.empty, one_each=False)
-    assert bucket.wire.dtype == np.float32
+    (bucket,) = make_buckets([params[0][1].grad], lambda _: np.dtype("f4"), Buffer.private, one_each=False)
+    assert bucket.buffer.array.dtype == np.float32
     bucket.pack(params)
-    bucket.wire /= 2
+    np.divide(bucket.buffer.array, 2, out=bucket.buffer.array)
     bucket.view(params)
     assert params[0][1].grad.dtype == np.float16
     np.testing.assert_array_equal(params[0][1].grad, [0.5, 1])

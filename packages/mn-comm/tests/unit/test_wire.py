@@ -6,18 +6,18 @@ from mn_comm import wire
 
 @pytest.mark.parametrize("kind", ["i1", "i2", "i4", "i8", "u1", "u2", "u4", "u8", "f4", "f8", "g", "c8", "c16"])
 def test_dtypes_that_are_added_up_as_they_are(kind):
-    assert wire.sum_dtype(np.dtype(kind), "allreduce") == np.dtype(kind)
+    assert wire.check_sum(np.dtype(kind), "allreduce") == np.dtype(kind)
     assert wire.mpi_datatype(np.dtype(kind)) is not None
 
 
 def test_half_precision_is_added_up_in_float32():
-    assert wire.sum_dtype(np.dtype("f2"), "allreduce") == np.float32
+    assert wire.check_sum(np.dtype("f2"), "allreduce") == np.float32
 
 
 @pytest.mark.parametrize("kind", ["?", "U3", "S3", "M8[s]", "m8[s]", "i4,f4", "O", ">f4"])
 def test_dtypes_that_cannot_be_added_up(kind):
     with pytest.raises(TypeError, match="allreduce: expected an integer, floating or complex dtype"):
-        wire.sum_dtype(np.dtype(kind), "allreduce")
+        wire.check_sum(np.dtype(kind), "allreduce")
 
 
 @pytest.mark.parametrize("value", [[1.0], 1.0, None, np.float32(1)])

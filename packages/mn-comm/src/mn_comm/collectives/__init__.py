@@ -1,6 +1,6 @@
 """One collective, one file, on host arrays; all of them take mpi4py communicators."""
 
-from mn_comm.collectives.allreduce import allreduce, sum_in_place
+from mn_comm.collectives.allreduce import allreduce, mean_in_place, reduce_in_place
 from mn_comm.collectives.alltoall import alltoall
 from mn_comm.collectives.bcast import bcast
 from mn_comm.collectives.gather import allgather, gather
@@ -26,11 +26,12 @@ __all__ = [
     "bcast_obj",
     "gather",
     "gather_obj",
+    "mean_in_place",
     "recv",
     "recv_obj",
+    "reduce_in_place",
     "scatter",
     "scatter_obj",
     "send",
     "send_obj",
-    "sum_in_place",
 ]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from itertools import zip_longest
 from typing import Any
 
@@ -12,14 +12,14 @@ from mn_comm import agreement
 
 __all__ = ["Agreement", "Signature", "signature_of"]
 
-Signature = tuple[tuple[str, Any, str], ...]
-"""Name, shape and dtype of each array, in order; a missing array has the shape ``None`` and an empty dtype."""
+Signature = tuple[tuple[str, Any, Any], ...]
+"""Name, shape and dtype of each array, in order; both are ``None`` for an array that is missing."""
 
 
-def signature_of(named_arrays: Sequence[tuple[str, Any]]) -> Signature:
-    """Return the signature of a sequence of names and arrays (or ``None``)."""
+def signature_of(named_arrays: Iterable[tuple[str, Any]]) -> Signature:
+    """Return the signature of names and arrays (or ``None``)."""
     return tuple(
-        (name, None, "") if array is None else (name, array.shape, array.dtype.name) for name, array in named_arrays
+        [(name, None, None) if array is None else (name, array.shape, array.dtype) for name, array in named_arrays]
     )
 
 
@@ -36,20 +36,28 @@ class Agreement:
         self._operation = operation
         self._signature: Signature = ()
         self._digest = agreement.digest(())
+        self._pending: agreement.Pending | None = None
 
-    def check(self, signature: Signature) -> None:
-        """Raise on every rank if the ranks' signatures differ; collective.
+    def start(self, signature: Signature) -> None:
+        """Start the check, to do something else while it is under way; collective.
 
         Args:
             signature: This rank's.
-
-        Raises:
-            ValueError: The ranks differ; the same message on all of them.
         """
         if signature != self._signature:
             self._signature = signature
             self._digest = agreement.digest(signature)
-        agreement.agree(self._mpi_comm, self._digest, lambda: signature, self._explain)
+        self._pending = agreement.Pending(self._mpi_comm, self._digest)
+
+    def finish(self) -> None:
+        """Raise on every rank if the ranks' signatures differ; collective.
+
+        Raises:
+            ValueError: The ranks differ; the same message on all of them.
+        """
+        pending, self._pending = self._pending, None
+        if pending is not None:
+            pending.finish(self._signature, self._explain)
 
     def _explain(self, signatures: Sequence[Signature]) -> ValueError:
         rank = next(rank for rank, other in enumerate(signatures) if other != signatures[0])
@@ -66,7 +74,7 @@ def first_difference(one: Signature, other: Signature) -> tuple[Any, Any]:
     return next((a, b) for a, b in zip_longest(one, other) if a != b)
 
 
-def _describe(entry: tuple[str, Any, str] | None, name: str) -> str:
+def _describe(entry: tuple[str, Any, Any] | None, name: str) -> str:
     if entry is None or entry[0] != name:
         return "missing"
     _, shape, dtype = entry

@@ -8,11 +8,13 @@ from typing import Any
 import numpy as np
 
 from mn_comm.gradients.select import Named
+from mn_comm.intra import Buffer
 
 __all__ = ["Bucket", "make_buckets", "split"]
 
 _Array = np.ndarray[Any, Any]
-Allocate = Callable[[int, np.dtype[Any]], _Array]
+Allocate = Callable[[int, np.dtype[Any]], Buffer]
+WireDtype = Callable[["np.dtype[Any]"], "np.dtype[Any]"]
 
 
 def split(flat: _Array, shapes: Iterable[tuple[int, ...]]) -> Iterator[_Array]:
@@ -31,7 +33,7 @@ class Bucket:
         members: The positions of its parameters among those that take part.
         grads: Their gradients, all of one dtype.
         wire_dtype: The dtype in which they are averaged.
-        allocate: Returns a one-dimensional array of a length and dtype; the strategy may want a memory of its own.
+        allocate: Returns a buffer of a length and dtype, in memory of the strategy's choice.
     """
 
     def __init__(
@@ -40,22 +42,24 @@ class Bucket:
         shapes = [grad.shape for grad in grads]
         length = sum(grad.size for grad in grads)
         dtype = grads[0].dtype
-        self.wire = allocate(length, wire_dtype)
+        self.buffer = allocate(length, wire_dtype)
+        wire = self.buffer.array
         self._members = members
-        self._packed = list(split(self.wire, shapes))
+        self._packed = list(split(wire, shapes))
         # Only where the gradients are averaged in another dtype than theirs do they need a memory of their own.
-        self._grads = self.wire if wire_dtype == dtype else np.empty(length, dtype)
+        self._grads = wire if wire_dtype == dtype else np.empty(length, dtype)
         self._views = list(split(self._grads, shapes))
 
     def pack(self, params: Sequence[Named]) -> None:
         """Copy the gradients, of any memory layout, into the buffer, in its dtype."""
+        # All are floats; "unsafe" is what NumPy calls it to go between bfloat16 and float16.
         for member, packed in zip(self._members, self._packed, strict=True):
-            np.copyto(packed, params[member][1].grad, casting="same_kind")
+            np.copyto(packed, params[member][1].grad, casting="unsafe")
 
     def view(self, params: Sequence[Named]) -> None:
         """Make the gradients views of the averaged buffer, in their own dtype."""
-        if self._grads is not self.wire:
-            np.copyto(self._grads, self.wire, casting="same_kind")
+        if self._grads is not self.buffer.array:
+            np.copyto(self._grads, self.buffer.array, casting="unsafe")
         for member, view in zip(self._members, self._views, strict=True):
             params[member][1].grad = view
 

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 from mpi4py import MPI
 
+from mn_comm.intra import Buffer
 from mn_comm.topology import Topology
 
 __all__ = ["Dummy"]
@@ -20,7 +21,11 @@ class Dummy:
     def __init__(self, mpi_comm: MPI.Intracomm, topology: Topology) -> None:
         pass
 
-    def average(self, buffer: np.ndarray[Any, Any]) -> None:
+    def allocate(self, length: int, dtype: np.dtype[Any]) -> Buffer:
+        """Return memory of this process's own."""
+        return Buffer.private(length, dtype)
+
+    def average(self, buffer: Buffer) -> None:
         """Do nothing."""
 
     def close(self) -> None:

@@ -7,7 +7,8 @@ from typing import Any
 import numpy as np
 from mpi4py import MPI
 
-from mn_comm.collectives import sum_in_place
+from mn_comm.collectives import mean_in_place
+from mn_comm.intra import Buffer
 from mn_comm.topology import Topology
 
 __all__ = ["Flat"]
@@ -22,10 +23,13 @@ class Flat:
         self._mpi_comm = mpi_comm
         self._size = topology.size
 
-    def average(self, buffer: np.ndarray[Any, Any]) -> None:
+    def allocate(self, length: int, dtype: np.dtype[Any]) -> Buffer:
+        """Return memory of this process's own."""
+        return Buffer.private(length, dtype)
+
+    def average(self, buffer: Buffer) -> None:
         """Overwrite a buffer with its mean over all ranks; collective."""
-        sum_in_place(self._mpi_comm, buffer)
-        buffer /= self._size
+        mean_in_place(self._mpi_comm, buffer.array, self._size)
 
     def close(self) -> None:
         """Hold nothing, give nothing back."""

@@ -7,6 +7,7 @@ from typing import Any, Protocol
 import numpy as np
 from mpi4py import MPI
 
+from mn_comm.intra import Buffer
 from mn_comm.topology import Topology
 
 __all__ = ["Strategy"]
@@ -16,7 +17,7 @@ class Strategy(Protocol):
     """A way to average a buffer over all ranks of a communicator.
 
     Attributes:
-        one_bucket_each: Whether each gradient is averaged by itself, rather than all of one dtype together.
+        one_bucket_each: Whether each gradient is averaged by itself, rather than many together.
     """
 
     one_bucket_each: bool
@@ -33,14 +34,18 @@ class Strategy(Protocol):
         """
         ...
 
-    def average(self, buffer: np.ndarray[Any, Any]) -> None:
+    def allocate(self, length: int, dtype: np.dtype[Any]) -> Buffer:
+        """Return memory for ``length`` elements that can be averaged; collective."""
+        ...
+
+    def average(self, buffer: Buffer) -> None:
         """Overwrite a buffer with its mean over all ranks; collective.
 
         Args:
-            buffer: One-dimensional and contiguous, of the same length and dtype on every rank.
+            buffer: From :meth:`allocate`, of the same length and dtype on every rank.
         """
         ...
 
     def close(self) -> None:
-        """Give back what the strategy holds; collective."""
+        """Give back what the strategy holds; collective. Buffers stay what they are."""
         ...
