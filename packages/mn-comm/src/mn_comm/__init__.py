@@ -13,22 +13,29 @@ from mn_comm.communicator import (
     TwoDimensionalCommunicator,
 )
 from mn_comm.create import create_communicator
+from mn_comm.gradients import BackgroundReducer, GradientReducer, Round
 from mn_comm.protocols import Model, Parameter
+from mn_comm.stall import explain_stalls, waiting_for
 from mn_comm.topology import Topology
 
 __all__ = [
+    "BackgroundReducer",
     "Communicator",
     "CommunicatorBase",
     "DummyCommunicator",
     "FlatCommunicator",
+    "GradientReducer",
     "HierarchicalCommunicator",
     "Model",
     "NaiveCommunicator",
     "NonCudaAwareCommunicator",
     "Parameter",
+    "Round",
     "SingleNodeCommunicator",
     "Topology",
     "TwoDimensionalCommunicator",
     "create_communicator",
+    "explain_stalls",
     "together",
+    "waiting_for",
 ]

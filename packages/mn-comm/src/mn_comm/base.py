@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 from mpi4py import MPI
 
+from mn_comm.gradients import BackgroundReducer
 from mn_comm.protocols import Model
 
 __all__ = ["DEFAULT_MAX_BUF_LEN", "CommunicatorBase"]
@@ -333,6 +334,23 @@ class CommunicatorBase(ABC):
         Raises:
             ValueError: The ranks' gradients differ in names, shapes or dtypes (on every rank).
         """
+
+    def background_reducer(self, *, bucket_bytes: int | None = None, sets: int = 1) -> BackgroundReducer:
+        """Return a reducer that averages gradients while this thread goes on computing; collective.
+
+        Args:
+            bucket_bytes: Of how many bytes a bucket may be, if it holds more than one gradient; ``None`` for any
+                number.
+            sets: How many backward passes may be under way at a time.
+
+        Returns:
+            The reducer, to be closed by the caller, on every rank.
+
+        Raises:
+            RuntimeError: MPI was initialised without ``MPI_THREAD_MULTIPLE``.
+            NotImplementedError: This kind of communicator cannot do it.
+        """
+        raise NotImplementedError(f"{type(self).__name__} cannot average gradients in the background")
 
     def broadcast_data(self, model: Model) -> None:
         """Do what :meth:`bcast_data` does, by its old name."""

@@ -8,14 +8,15 @@ from weakref import WeakKeyDictionary
 import numpy as np
 from mpi4py import MPI
 
-from mn_comm import agreement, collectives, strategies, wire
+from mn_comm import agreement, collectives, stall, strategies, wire
 from mn_comm.base import DEFAULT_MAX_BUF_LEN, CommunicatorBase
 from mn_comm.collectives import pieces
 from mn_comm.config import Config
-from mn_comm.gradients import GradientReducer
+from mn_comm.gradients import BackgroundReducer, GradientReducer
 from mn_comm.gradients.agree import Agreement, signature_of
 from mn_comm.gradients.select import sorted_parameters
 from mn_comm.protocols import Model
+from mn_comm.stall import watched
 from mn_comm.topology import discover, split
 
 __all__ = [
@@ -49,6 +50,7 @@ class Communicator(CommunicatorBase):
     def __init__(self, mpi_comm: MPI.Intracomm, config: Config | None = None, *, owns_mpi_comm: bool = False) -> None:
         self._mpi_comm = mpi_comm
         self._private = mpi_comm.Dup()
+        stall.join(self._private)
         self._owns_mpi_comm = owns_mpi_comm
         self._topology = discover(self._private)
         self._config = config or Config()
@@ -102,55 +104,72 @@ class Communicator(CommunicatorBase):
     def finalize(self) -> None:
         if self._private != MPI.COMM_NULL:
             self._strategy.close()
+            stall.leave(self._private)
             self._private.Free()
             if self._owns_mpi_comm:
                 self._mpi_comm.Free()
 
+    @watched
     def send(self, data: Any, dest: int, tag: int = 0) -> None:
         collectives.send(self._mpi_comm, data, dest, tag)
 
+    @watched
     def recv(self, source: int, tag: int = 0) -> _Array | tuple[_Array, ...]:
         return collectives.recv(self._mpi_comm, source, tag)
 
+    @watched
     def bcast(self, data: Any, root: int = 0) -> _Array:
         return collectives.bcast(self._private, data, root)
 
+    @watched
     def gather(self, data: Any, root: int = 0) -> tuple[_Array, ...] | None:
         return collectives.gather(self._private, data, root)
 
+    @watched
     def allgather(self, data: Any) -> tuple[_Array, ...]:
         return collectives.allgather(self._private, data)
 
+    @watched
     def scatter(self, xs: Any, root: int = 0) -> _Array:
         return collectives.scatter(self._private, xs, root)
 
+    @watched
     def alltoall(self, xs: Any) -> tuple[_Array, ...]:
         return collectives.alltoall(self._private, xs)
 
+    @watched
     def allreduce(self, data: Any) -> _Array:
         return collectives.allreduce(self._private, data)
 
+    @watched
     def send_obj(self, obj: Any, dest: int, tag: int = 0) -> None:
         collectives.send_obj(self._mpi_comm, obj, dest, tag)
 
+    @watched
     def recv_obj(self, source: int, status: MPI.Status | None = None, tag: int = MPI.ANY_TAG) -> Any:
         return collectives.recv_obj(self._mpi_comm, source, tag, status)
 
+    @watched
     def bcast_obj(self, obj: Any, max_buf_len: int = DEFAULT_MAX_BUF_LEN, root: int = 0) -> Any:
         return collectives.bcast_obj(self._private, obj, max_buf_len, root)
 
+    @watched
     def gather_obj(self, obj: Any, root: int = 0) -> list[Any] | None:
         return collectives.gather_obj(self._private, obj, root)
 
+    @watched
     def allgather_obj(self, obj: Any) -> list[Any]:
         return collectives.allgather_obj(self._private, obj)
 
+    @watched
     def scatter_obj(self, objs: Any, root: int = 0) -> Any:
         return collectives.scatter_obj(self._private, objs, root)
 
+    @watched
     def allreduce_obj(self, obj: Any) -> Any:
         return collectives.allreduce_obj(self._private, obj)
 
+    @watched
     def bcast_data(self, model: Model) -> None:
         named = sorted_parameters(model)
         self._parameters.start(signature_of([(name, param.data) for name, param in named]))
@@ -162,14 +181,23 @@ class Communicator(CommunicatorBase):
                 if contiguous is not param.data:
                     param.data[...] = contiguous
 
+    @watched
     def multi_node_mean_grad(self, model: Model, zero_fill: bool = False) -> None:
-        self._reducer_of(model).average(model, zero_fill, self._config.allreduce_grad_dtype)
+        self._reducer_of(model).average(model, zero_fill)
 
     def _reducer_of(self, model: Model) -> GradientReducer:
         reducer = self._reducers.get(model)
         if reducer is None:
-            reducer = self._reducers[model] = GradientReducer(self._private, self._strategy)
+            reducer = self._reducers[model] = GradientReducer(self._private, self._strategy, self._wire_dtype)
         return reducer
+
+    def background_reducer(self, *, bucket_bytes: int | None = None, sets: int = 1) -> BackgroundReducer:
+        return BackgroundReducer(
+            self._private, self._topology, self.strategy, self._wire_dtype, bucket_bytes=bucket_bytes, sets=sets
+        )
+
+    def _wire_dtype(self) -> np.dtype[Any] | None:
+        return self._config.allreduce_grad_dtype
 
 
 class NaiveCommunicator(Communicator):

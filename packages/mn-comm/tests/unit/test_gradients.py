@@ -8,7 +8,7 @@ from mpi4py import MPI
 
 from mn_comm.gradients.agree import Agreement, first_difference, signature_of
 from mn_comm.gradients.bucket import make_buckets, split
-from mn_comm.gradients.select import select
+from mn_comm.gradients.select import like, select
 from mn_comm.intra import Buffer, shard_bounds
 
 
@@ -26,22 +26,17 @@ class Model:
         return iter(self.params.items())
 
 
-def _own(dtype):
-    return dtype
-
-
 def test_select_sorts_by_name_and_leaves_out_what_has_no_gradient():
     model = Model(b=Param(np.zeros(2), np.ones(2)), c=Param(np.zeros(1)), a=Param(np.zeros(3), np.ones(3)))
     assert [name for name, _ in select(model, zero_fill=False)] == ["/a", "/b"]
 
 
-def test_select_fills_zeros_in_for_initialised_parameters_only():
+def test_select_takes_initialised_parameters_without_a_gradient_if_asked_for():
     model = Model(a=Param(np.ones(2, "f2")), b=Param(None))
     ((name, param),) = select(model, zero_fill=True)
     assert name == "/a"
-    np.testing.assert_array_equal(param.grad, np.zeros(2, "f2"))
-    assert param.grad.dtype == np.float16
-    assert model.params["/b"].grad is None
+    assert param.grad is None
+    assert like(param) is param.data
 
 
 shapes = st.lists(st.lists(st.integers(0, 4), max_size=3).map(tuple), min_size=1, max_size=6)
@@ -64,8 +59,9 @@ def test_packing_and_viewing_gives_the_gradients_back(shapes, one_each, data):
         for shape, dtype in zip(shapes, dtypes, strict=True)
     ]
     params = [(str(i), Param(grad, np.asfortranarray(grad))) for i, grad in enumerate(map(np.asarray, grads))]
-    buckets = make_buckets([param.grad for _, param in params], _own, Buffer.private, one_each)
-    assert len(buckets) == (len(shapes) if one_each else len(set(dtypes)))
+    specs = [(param.grad.shape, param.grad.dtype) for _, param in params]
+    buckets = make_buckets(specs, range(len(specs)), 0 if one_each else None, None, Buffer.private)
+    assert len(buckets) >= len(set(dtypes))
     for bucket in buckets:
         bucket.pack(params)
     for bucket in buckets:
@@ -78,7 +74,7 @@ def test_packing_and_viewing_gives_the_gradients_back(shapes, one_each, data):
 
 def test_gradients_averaged_in_another_dtype_keep_theirs():
     params = [("a", Param(None, np.array([1, 2], "f2")))]
-    (bucket,) = make_buckets([params[0][1].grad], lambda _: np.dtype("f4"), Buffer.private, one_each=False)
+    (bucket,) = make_buckets([((2,), np.dtype("f2"))], [0], None, np.dtype("f4"), Buffer.private)
     assert bucket.buffer.array.dtype == np.float32
     bucket.pack(params)
     np.divide(bucket.buffer.array, 2, out=bucket.buffer.array)
@@ -128,3 +124,35 @@ def test_shards_cover_everything_almost_evenly(length, shards):
     assert all(end == begin for (_, end), (begin, _) in itertools.pairwise(bounds))
     sizes = [end - begin for begin, end in bounds]
     assert max(sizes) - min(sizes) <= 1
+
+
+def test_a_missing_gradient_is_packed_as_zeros():
+    params = [("a", Param(np.ones(3)))]
+    (bucket,) = make_buckets([((3,), np.dtype("f8"))], [0], None, None, Buffer.private)
+    bucket.buffer.array.fill(7)
+    bucket.pack(params)
+    bucket.view(params)
+    np.testing.assert_array_equal(params[0][1].grad, np.zeros(3))
+
+
+F4, F8 = np.dtype("f4"), np.dtype("f8")
+
+
+@pytest.mark.parametrize(
+    ("sizes", "order", "most_bytes", "expected"),
+    [
+        ([1, 1, 1], [2, 0, 1], None, [[2, 0, 1]]),
+        ([1, 1, 1], [2, 0, 1], 8, [[2, 0], [1]]),
+        ([9, 1, 1], [0, 1, 2], 8, [[0], [1, 2]]),
+        ([1, 1, 1], [0, 1, 2], 0, [[0], [1], [2]]),
+        ([], [], None, []),
+    ],
+)
+def test_buckets_in_the_order_given(sizes, order, most_bytes, expected):
+    buckets = make_buckets([((n,), F4) for n in sizes], order, most_bytes, None, Buffer.private)
+    assert [bucket.members for bucket in buckets] == expected
+
+
+def test_dtypes_do_not_share_a_bucket():
+    specs = [((1,), F4), ((1,), F8), ((1,), F4)]
+    assert [b.members for b in make_buckets(specs, [0, 1, 2], None, None, Buffer.private)] == [[0, 2], [1]]

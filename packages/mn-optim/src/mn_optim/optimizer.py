@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import chainer
 
 from mn_comm import CommunicatorBase, Model
+from mn_optim.backward import backward as overlapping_backward
+from mn_optim.schemes import AfterBackward, Backward, DoubleBuffered, Overlapped, Scheme
 
 __all__ = ["MultiNodeOptimizer", "create_multi_node_optimizer"]
+
+_BUCKET_BYTES = 4 * 1024 * 1024
 
 
 def create_multi_node_optimizer(
@@ -17,8 +22,13 @@ def create_multi_node_optimizer(
     communicator: CommunicatorBase,
     double_buffering: bool = False,
     zero_fill: bool = True,
+    *,
+    overlap: bool = False,
+    bucket_bytes: int = _BUCKET_BYTES,
 ) -> MultiNodeOptimizer:
     """Make an optimizer average its gradients over all ranks before each step.
+
+    With ``overlap`` or ``double_buffering`` it is collective: every rank must call it.
 
     Args:
         actual_optimizer: A Chainer optimizer, set up already or not.
@@ -26,39 +36,54 @@ def create_multi_node_optimizer(
         double_buffering: Whether each step applies the gradients of the one before, while its own travel.
         zero_fill: Whether an initialised parameter that got no gradient counts as one of zeros; otherwise it is left
             out of the average, and must be left out on every rank alike.
+        overlap: Whether gradients travel during the backward pass, those of the last layers first, whenever ``update``
+            is given the loss function. The result is that of the same buckets averaged after the backward pass, bit for
+            bit.
+        bucket_bytes: How many bytes of gradients travel together when they overlap, unless one alone is larger.
 
     Returns:
-        The multi-node optimizer. Everything but ``update`` and ``setup`` is read from and written to
-        ``actual_optimizer``.
+        The multi-node optimizer. Everything but its own methods is read from and written to ``actual_optimizer``.
 
     Raises:
         TypeError: ``actual_optimizer`` is not a Chainer optimizer.
-        NotImplementedError: ``double_buffering`` is asked for.
+        ValueError: ``overlap`` is asked for together with ``double_buffering``, or without ``zero_fill``.
+        RuntimeError: Overlap or double buffering is asked for, but MPI was initialised without ``MPI_THREAD_MULTIPLE``.
     """
     if not isinstance(actual_optimizer, chainer.Optimizer):
         raise TypeError(
             f"expected a chainer.Optimizer for actual_optimizer, got {type(actual_optimizer).__name__}: "
             f"{actual_optimizer!r:.80}"
         )
-    if double_buffering:
-        raise NotImplementedError("double_buffering is still to be built")
-    return MultiNodeOptimizer(actual_optimizer, communicator, zero_fill)
+    if overlap and double_buffering:
+        raise ValueError("expected one of overlap and double_buffering, got both")
+    if overlap and not zero_fill:
+        # Which gradients there will be is not known when the first ones travel.
+        raise ValueError("expected zero_fill=True with overlap, got False")
+    scheme: Scheme
+    if overlap:
+        scheme = Overlapped(communicator, bucket_bytes)
+    elif double_buffering:
+        scheme = DoubleBuffered(communicator, zero_fill)
+    else:
+        scheme = AfterBackward(communicator, zero_fill)
+    return MultiNodeOptimizer(actual_optimizer, communicator, scheme)
 
 
 class MultiNodeOptimizer:
     """A Chainer optimizer whose gradients are averaged over all ranks; see :func:`create_multi_node_optimizer`."""
 
-    __slots__ = ("_seen", "actual_optimizer", "communicator", "zero_fill")
+    __slots__ = ("_accumulates", "_has_part", "_scheme", "_seen", "actual_optimizer", "communicator")
 
     actual_optimizer: chainer.Optimizer
     communicator: CommunicatorBase
-    zero_fill: bool
 
-    def __init__(self, actual_optimizer: chainer.Optimizer, communicator: CommunicatorBase, zero_fill: bool) -> None:
+    def __init__(self, actual_optimizer: chainer.Optimizer, communicator: CommunicatorBase, scheme: Scheme) -> None:
         self.actual_optimizer = actual_optimizer
         self.communicator = communicator
-        self.zero_fill = zero_fill
+        self._scheme = scheme
         self._seen: list[tuple[str, bool]] | None = None
+        self._accumulates = False
+        self._has_part = False
 
     def setup(self, link: chainer.Link) -> MultiNodeOptimizer:
         """Set the model whose parameters are to be optimised, and return this optimizer."""
@@ -83,21 +108,64 @@ class MultiNodeOptimizer:
         model = self.actual_optimizer.target
         if model is None:
             raise RuntimeError("expected a model before the first update: call setup(model)")
-        if lossfun is not None:
-            self._backward(model, lossfun(*args, **kwds))
+        backward = None if lossfun is None else self._forward(model, lossfun(*args, **kwds))
+        if self._accumulates:
+            _run(backward)
+            self._has_part = True
+            return
+        self._has_part = False
         if self._is_changed(model):
+            _run(backward)
+            self._scheme.restart()
             self.communicator.bcast_data(model)
-        else:
-            self.communicator.multi_node_mean_grad(model, self.zero_fill)
+        elif self._scheme.average(model, backward):
             self.actual_optimizer.update(None)
 
-    def _backward(self, model: chainer.Link, loss: chainer.Variable) -> None:
-        if getattr(self.actual_optimizer, "_use_cleargrads", True):
-            model.cleargrads()
-        else:
-            model.zerograds()
+    @contextmanager
+    def no_sync(self) -> Iterator[None]:
+        """Return a context in which ``update`` only adds gradients up: no communication, and no step.
+
+        The first ``update`` after it adds its own, averages the sum and takes a step, so that k parts of a mini-batch
+        need one communication::
+
+            with optimizer.no_sync():
+                for part in parts[:-1]:
+                    optimizer.update(loss, part)
+            optimizer.update(loss, parts[-1])
+        """
+        self._accumulates = True
+        try:
+            yield
+        finally:
+            self._accumulates = False
+
+    def assume_synchronized(self) -> None:
+        """Take the parameters of all ranks to be equal already: the next update takes a step.
+
+        To be called on every rank, after the same snapshot was loaded everywhere.
+        """
+        self._is_changed(self.actual_optimizer.target)
+
+    def _forward(self, model: chainer.Link, loss: chainer.Variable) -> Backward:
+        """Clear the gradients, unless they are added up, and return the backward pass that starts from ``loss``."""
+        if not self._has_part:
+            if getattr(self.actual_optimizer, "_use_cleargrads", True):
+                model.cleargrads()
+            else:
+                model.zerograds()
         # Chainer keeps the loss scale that loss_scaling() and set_loss_scale() set in a private attribute only.
-        loss.backward(loss_scale=self.actual_optimizer._loss_scale)  # noqa: SLF001
+        loss_scale = self.actual_optimizer._loss_scale  # noqa: SLF001
+
+        held = [loss]
+
+        def backward(on_final: Callable[[chainer.Variable], None] | None) -> None:
+            taken = held.pop()  # so that the graph is freed before the gradients are averaged
+            if on_final is None:
+                taken.backward(loss_scale=loss_scale)
+            else:
+                overlapping_backward(taken, loss_scale, on_final)
+
+        return backward
 
     def _is_changed(self, model: Model) -> bool:
         seen = [(name, param.data is not None) for name, param in sorted(model.namedparams())]
@@ -115,3 +183,8 @@ class MultiNodeOptimizer:
             object.__setattr__(self, name, value)
         else:
             setattr(self.actual_optimizer, name, value)
+
+
+def _run(backward: Backward | None) -> None:
+    if backward is not None:
+        backward(None)

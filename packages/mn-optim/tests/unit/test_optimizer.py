@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import mn_optim  # before Chainer
-from mn_comm import create_communicator
+from mn_comm import CommunicatorBase, create_communicator
 from mn_optim import create_multi_node_optimizer
 
 
@@ -72,9 +72,20 @@ def test_update_without_a_model(comm):
         create_multi_node_optimizer(chainer.optimizers.SGD(), comm).update()
 
 
-def test_double_buffering_is_still_to_be_built(comm):
-    with pytest.raises(NotImplementedError, match="double_buffering"):
-        create_multi_node_optimizer(chainer.optimizers.SGD(), comm, double_buffering=True)
+def test_options_that_exclude_one_another(comm):
+    with pytest.raises(ValueError, match="expected one of overlap and double_buffering, got both"):
+        create_multi_node_optimizer(chainer.optimizers.SGD(), comm, double_buffering=True, overlap=True)
+    with pytest.raises(ValueError, match="expected zero_fill=True with overlap, got False"):
+        create_multi_node_optimizer(chainer.optimizers.SGD(), comm, zero_fill=False, overlap=True)
+
+
+def test_a_communicator_that_cannot_average_in_the_background():
+    class Other(CommunicatorBase):
+        """Has nothing of its own."""
+
+    Other.__abstractmethods__ = frozenset()
+    with pytest.raises(NotImplementedError, match="Other cannot average gradients in the background"):
+        create_multi_node_optimizer(chainer.optimizers.SGD(), Other(), overlap=True)
 
 
 def test_public_names():

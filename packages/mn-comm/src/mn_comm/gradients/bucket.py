@@ -10,18 +10,19 @@ import numpy as np
 from mn_comm.gradients.select import Named
 from mn_comm.intra import Buffer
 
-__all__ = ["Bucket", "make_buckets", "split"]
+__all__ = ["Bucket", "Spec", "make_buckets", "split"]
 
 _Array = np.ndarray[Any, Any]
-Allocate = Callable[[int, np.dtype[Any]], Buffer]
-WireDtype = Callable[["np.dtype[Any]"], "np.dtype[Any]"]
+_Dtype = np.dtype[Any]
+Spec = tuple[tuple[int, ...], _Dtype]
+"""The shape and dtype of a gradient."""
 
 
 def split(flat: _Array, shapes: Iterable[tuple[int, ...]]) -> Iterator[_Array]:
     """Yield one view of a one-dimensional array after another, of the given shapes."""
     begin = 0
     for shape in shapes:
-        end = begin + int(np.prod(shape, dtype=np.int64))
+        end = begin + _count(shape)
         yield flat[begin:end].reshape(shape)
         begin = end
 
@@ -31,60 +32,84 @@ class Bucket:
 
     Args:
         members: The positions of its parameters among those that take part.
-        grads: Their gradients, all of one dtype.
-        wire_dtype: The dtype in which they are averaged.
-        allocate: Returns a buffer of a length and dtype, in memory of the strategy's choice.
+        shapes: The shapes of their gradients.
+        dtype: The dtype of their gradients.
+        buffer: The memory in which they are averaged, in the dtype in which they travel.
     """
 
     def __init__(
-        self, members: Sequence[int], grads: Sequence[_Array], wire_dtype: np.dtype[Any], allocate: Allocate
+        self, members: Sequence[int], shapes: Sequence[tuple[int, ...]], dtype: _Dtype, buffer: Buffer
     ) -> None:
-        shapes = [grad.shape for grad in grads]
-        length = sum(grad.size for grad in grads)
-        dtype = grads[0].dtype
-        self.buffer = allocate(length, wire_dtype)
-        wire = self.buffer.array
-        self._members = members
-        self._packed = list(split(wire, shapes))
-        # Only where the gradients are averaged in another dtype than theirs do they need a memory of their own.
-        self._grads = wire if wire_dtype == dtype else np.empty(length, dtype)
+        self.members = members
+        self.buffer = buffer
+        self._packed = list(split(buffer.array, shapes))
+        # Only where the gradients travel in another dtype than theirs do they need a memory of their own.
+        self._grads = buffer.array if buffer.array.dtype == dtype else np.empty(buffer.array.size, dtype)
         self._views = list(split(self._grads, shapes))
 
     def pack(self, params: Sequence[Named]) -> None:
-        """Copy the gradients, of any memory layout, into the buffer, in its dtype."""
-        # All are floats; "unsafe" is what NumPy calls it to go between bfloat16 and float16.
-        for member, packed in zip(self._members, self._packed, strict=True):
-            np.copyto(packed, params[member][1].grad, casting="unsafe")
+        """Copy the gradients, of any memory layout, into the buffer, in its dtype; a missing one as zeros."""
+        for member, packed in zip(self.members, self._packed, strict=True):
+            grad = params[member][1].grad
+            if grad is None:
+                packed.fill(0)
+            elif grad is not packed:
+                # All are floats; "unsafe" is what NumPy calls it to go between bfloat16 and float16.
+                np.copyto(packed, grad, casting="unsafe")
 
     def view(self, params: Sequence[Named]) -> None:
         """Make the gradients views of the averaged buffer, in their own dtype."""
         if self._grads is not self.buffer.array:
             np.copyto(self._grads, self.buffer.array, casting="unsafe")
-        for member, view in zip(self._members, self._views, strict=True):
+        for member, view in zip(self.members, self._views, strict=True):
             params[member][1].grad = view
 
 
 def make_buckets(
-    grads: Sequence[_Array],
-    wire_dtype: Callable[[np.dtype[Any]], np.dtype[Any]],
-    allocate: Allocate,
-    one_each: bool,
+    specs: Sequence[Spec],
+    order: Iterable[int],
+    most_bytes: int | None,
+    wire_dtype: _Dtype | None,
+    allocate: Callable[[int, _Dtype], Buffer],
 ) -> list[Bucket]:
-    """Share the gradients out among buckets: one for each dtype, or one for each gradient.
+    """Share gradients out among buckets.
 
     Args:
-        grads: The gradients, in an order that is the same on every rank.
-        wire_dtype: Returns the dtype in which gradients of a dtype are averaged.
-        allocate: As for :class:`Bucket`.
-        one_each: Whether every gradient gets a bucket of its own.
+        specs: The shapes and dtypes of the gradients.
+        order: Their positions, in the order in which they are to travel; the same on every rank.
+        most_bytes: Of how many bytes a bucket may be, if it holds more than one gradient; ``None`` for any number.
+        wire_dtype: The dtype in which they travel; ``None`` for their own.
+        allocate: Returns a buffer of a length and dtype; collective.
 
     Returns:
-        The buckets, in the same order on every rank.
+        The buckets, in the order in which their last members appear.
     """
-    groups: dict[Any, list[int]] = {}
-    for position, grad in enumerate(grads):
-        groups.setdefault(position if one_each else grad.dtype, []).append(position)
+    groups = _groups(specs, order, most_bytes)
     return [
-        Bucket(members, [grads[m] for m in members], wire_dtype(grads[members[0]].dtype), allocate)
-        for members in groups.values()
+        Bucket(
+            group,
+            [specs[member][0] for member in group],
+            specs[group[0]][1],
+            allocate(sum(_count(specs[member][0]) for member in group), wire_dtype or specs[group[0]][1]),
+        )
+        for group in groups
     ]
+
+
+def _groups(specs: Sequence[Spec], order: Iterable[int], most_bytes: int | None) -> list[list[int]]:
+    closed: list[list[int]] = []
+    filling: dict[_Dtype, tuple[list[int], int]] = {}
+    for position in order:
+        shape, dtype = specs[position]
+        nbytes = _count(shape) * dtype.itemsize
+        group, held = filling.get(dtype, ([], 0))
+        if group and most_bytes is not None and held + nbytes > most_bytes:
+            closed.append(group)
+            group, held = [], 0
+        group.append(position)
+        filling[dtype] = (group, held + nbytes)
+    return closed + [group for group, _ in filling.values()]
+
+
+def _count(shape: tuple[int, ...]) -> int:
+    return int(np.prod(shape, dtype=np.int64))

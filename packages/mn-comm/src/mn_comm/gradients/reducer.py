@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -11,7 +11,9 @@ from mpi4py import MPI
 from mn_comm.arithmetic import is_half
 from mn_comm.gradients.agree import Agreement, Signature, signature_of
 from mn_comm.gradients.bucket import Bucket, make_buckets
-from mn_comm.gradients.select import Named, select
+from mn_comm.gradients.round import Launch, Round
+from mn_comm.gradients.select import like, select
+from mn_comm.intra import Buffer
 from mn_comm.protocols import Model
 from mn_comm.strategies import Strategy
 
@@ -19,64 +21,108 @@ __all__ = ["GradientReducer"]
 
 
 class GradientReducer:
-    """Averages the gradients of one model over all ranks.
+    """Averages the gradients of one model over all ranks, again and again.
+
+    :meth:`average` does it at once. :meth:`start` begins a :class:`~mn_comm.gradients.round.Round`, which is told of
+    gradients as they become final, and waited for when they are needed: during the same step to overlap with the
+    backward pass, or one step later.
 
     Args:
         mpi_comm: The communicator whose ranks hold replicas of the model.
         strategy: How one buffer is averaged.
+        wire_dtype: Returns the dtype in which gradients travel, or ``None`` for their own.
+        launch: How a bucket is sent on its way; by default it is averaged at once.
+        bucket_bytes: Of how many bytes a bucket may be, if it holds more than one gradient; ``None`` for any number.
+        sets: How many rounds may be under way at a time; each has buckets of its own.
     """
 
-    def __init__(self, mpi_comm: MPI.Intracomm, strategy: Strategy) -> None:
+    def __init__(
+        self,
+        mpi_comm: MPI.Intracomm,
+        strategy: Strategy,
+        wire_dtype: Callable[[], np.dtype[Any] | None],
+        *,
+        launch: Launch | None = None,
+        bucket_bytes: int | None = None,
+        sets: int = 1,
+    ) -> None:
         self._strategy = strategy
+        self._wire_dtype = wire_dtype
+        self._launch = launch or self._average_now
+        self._bucket_bytes = 0 if strategy.one_bucket_each else bucket_bytes
         self._agreement = Agreement(mpi_comm, "multi_node_mean_grad")
-        self._layout: tuple[Signature, np.dtype[Any] | None] = ((), None)
-        self._buckets: list[Bucket] = []
+        self._layout: tuple[Any, ...] = ()
+        self._sets: list[list[Bucket]] = [[] for _ in range(sets)]
 
-    def average(self, model: Model, zero_fill: bool, wire_dtype: np.dtype[Any] | None) -> None:
+    def average(self, model: Model, zero_fill: bool) -> None:
         """Replace every gradient by its mean over all ranks; collective.
 
         Args:
             model: The model, after its backward pass.
             zero_fill: As for :func:`~mn_comm.gradients.select.select`.
-            wire_dtype: The dtype in which gradients travel; ``None`` for their own.
 
         Raises:
-            ValueError: The ranks' gradients differ in names, shapes or dtypes.
+            ValueError: The ranks' gradients differ in names, shapes or dtypes (on every rank).
+            TypeError: A gradient does not hold floats (on every rank).
+        """
+        current = self.start(model, zero_fill)
+        current.ready_all()
+        current.wait()
+
+    def start(self, model: Model, zero_fill: bool, order: Sequence[str] = ()) -> Round:
+        """Begin to average the gradients of one backward pass; collective.
+
+        Args:
+            model: The model. If ``zero_fill``, its gradients may still be to come.
+            zero_fill: As for :func:`~mn_comm.gradients.select.select`.
+            order: The names of parameters in the order in which their gradients are expected to become final, the same
+                on every rank; those that are not named follow, sorted by name.
+
+        Returns:
+            The round. At most as many as there are sets may be under way.
+
+        Raises:
+            ValueError: The ranks' gradients differ in names, shapes or dtypes, where that shows already (on every
+                rank).
             TypeError: A gradient does not hold floats (on every rank).
         """
         params = select(model, zero_fill)
-        signature = signature_of([(name, param.grad) for name, param in params])
+        signature = signature_of([(name, like(param)) for name, param in params])
         self._agreement.start(signature)
-        if (signature, wire_dtype) == self._layout:
-            # While the ranks agree, or find out that they do not: packing touches nothing but this rank's memory.
-            self._pack(params)
+        layout = (signature, self._wire_dtype(), tuple(order))
+        if layout != self._layout:
             self._agreement.finish()
-        else:
-            self._agreement.finish()
-            self._lay_out(signature, wire_dtype, params)
-            self._pack(params)
-        for bucket in self._buckets:
-            self._strategy.average(bucket.buffer)
-        for bucket in self._buckets:
-            bucket.view(params)
+            self._lay_out(signature, order)
+            self._layout = layout
+        self._sets.append(self._sets.pop(0))
+        return Round(params, self._sets[-1], self._agreement, self._launch)
 
-    def _pack(self, params: Sequence[Named]) -> None:
-        for bucket in self._buckets:
-            bucket.pack(params)
-
-    def _lay_out(self, signature: Signature, wire_dtype: np.dtype[Any] | None, params: Sequence[Named]) -> None:
+    def _lay_out(self, signature: Signature, order: Sequence[str]) -> None:
         """Make buckets, to be kept for as long as the gradients keep their names, shapes and dtypes."""
         for name, _, dtype in signature:
             if not _is_float(dtype):
                 raise TypeError(f"multi_node_mean_grad: expected gradients of floats, got dtype {dtype} for {name}")
-        self._layout = (signature, wire_dtype)
-        self._buckets = []  # first: the memory of the old ones may be needed for the new
-        self._buckets = make_buckets(
-            [param.grad for _, param in params],
-            lambda dtype: wire_dtype or dtype,
-            self._strategy.allocate,
-            self._strategy.one_bucket_each,
-        )
+        specs = [(shape, dtype) for _, shape, dtype in signature]
+        positions = _positions([name for name, _, _ in signature], order)
+        for i in range(len(self._sets)):
+            self._sets[i] = []  # first: the memory of the old buckets may be needed for the new
+            self._sets[i] = make_buckets(
+                specs, positions, self._bucket_bytes, self._wire_dtype(), self._strategy.allocate
+            )
+
+    def _average_now(self, buffer: Buffer) -> Callable[[], object]:
+        self._strategy.average(buffer)
+        return _nothing_to_wait_for
+
+
+def _nothing_to_wait_for() -> None:
+    pass
+
+
+def _positions(names: Sequence[str], order: Sequence[str]) -> list[int]:
+    """Return the positions of ``names``, those that ``order`` names first, in its order."""
+    position_of = {name: position for position, name in enumerate(names)}
+    return list(dict.fromkeys([position_of[name] for name in order if name in position_of] + list(range(len(names)))))
 
 
 def _is_float(dtype: np.dtype[Any]) -> bool:

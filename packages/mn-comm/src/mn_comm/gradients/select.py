@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import numpy as np
+from typing import Any
 
 from mn_comm.protocols import Model, Parameter
 
-__all__ = ["Named", "select", "sorted_parameters"]
+__all__ = ["Named", "like", "select", "sorted_parameters"]
 
 Named = tuple[str, Parameter]
 
@@ -20,15 +20,20 @@ def select(model: Model, zero_fill: bool) -> list[Named]:
     """Return the parameters whose gradients are to be averaged, sorted by name.
 
     Args:
-        model: The model, after its backward pass.
-        zero_fill: Whether an initialised parameter without a gradient gets one of zeros; otherwise it is left out.
+        model: The model.
+        zero_fill: Whether an initialised parameter without a gradient takes part, with one of zeros.
 
     Returns:
-        Names and parameters, each of which has a gradient.
+        Names and parameters.
     """
-    named = sorted_parameters(model)
-    if zero_fill:
-        for _, param in named:
-            if param.grad is None and param.data is not None:
-                param.grad = np.zeros_like(param.data)
-    return [(name, param) for name, param in named if param.grad is not None]
+    return [
+        (name, param)
+        for name, param in sorted_parameters(model)
+        if param.grad is not None or (zero_fill and param.data is not None)
+    ]
+
+
+def like(param: Parameter) -> Any:
+    """Return an array that has the shape and dtype of a parameter's gradient, be that there or not."""
+    grad = param.grad
+    return param.data if grad is None else grad

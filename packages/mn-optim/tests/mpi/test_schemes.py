@@ -1,0 +1,220 @@
+"""Overlap with the backward pass, double buffering, and gradients added up before they travel."""
+
+import chainer
+import chainer.functions as F
+import chainer.links as L
+import numpy as np
+import pytest
+
+import mn_optim  # noqa: F401 - before Chainer
+from mn_comm import create_communicator
+from mn_optim import create_multi_node_optimizer
+from mn_optim.schemes import Overlapped
+
+NAMES = ["naive", "flat", "hierarchical", "two_dimensional"]
+COMM = create_communicator("flat")
+RANK, SIZE = COMM.rank, COMM.size
+
+
+class Net(chainer.Chain):
+    """A net of another graph on every rank and in every step, with a link that is never used."""
+
+    def __init__(self):
+        super().__init__()
+        initial = chainer.initializers.LeCunNormal(rng=np.random.RandomState(0))
+        with self.init_scope():
+            self.first = L.Linear(5, 8, initialW=initial)
+            self.middle = chainer.ChainList(*(L.Linear(8, 8, initialW=initial) for _ in range(4)))
+            self.last = L.Linear(8, 3, initialW=initial)
+            self.unused = L.Linear(3, 3, initialW=initial)
+
+    def forward(self, x, t, seed):
+        h = F.relu(self.first(x))
+        for link in np.random.RandomState(seed).permutation(4)[:3]:
+            h = F.tanh(self.middle[int(link)](h))
+        return F.softmax_cross_entropy(self.last(h), t)
+
+
+def batch(iteration, rank=RANK):
+    random = np.random.RandomState(100 * iteration + rank)
+    return random.rand(6, 5).astype("f4"), random.randint(0, 3, 6).astype("i4"), 100 * iteration + rank
+
+
+def parameters(model):
+    return {name: param.data.copy() for name, param in model.namedparams()}
+
+
+def same(actual, expected):
+    for name, data in expected.items():
+        np.testing.assert_array_equal(actual[name], data, err_msg=name)
+
+
+def train(optimizer, iterations=6):
+    model = Net()
+    optimizer.setup(model)
+    for iteration in range(iterations):
+        optimizer.update(model, *batch(iteration))
+    return parameters(model)
+
+
+class AfterwardsInTheSameBuckets(Overlapped):
+    """The same buckets in the same order, but all of them after the backward pass."""
+
+    def average(self, model, backward):
+        if self._order is None:
+            return super().average(model, backward)
+        backward(None)
+        current = self._reducer.start(model, zero_fill=True, order=self._order)
+        current.ready_all()
+        current.wait()
+        return True
+
+
+@pytest.mark.parametrize("bucket_bytes", [1, 300, 1 << 20])
+@pytest.mark.parametrize("name", NAMES)
+def test_overlapping_changes_no_bit(name, bucket_bytes):
+    comm = create_communicator(name)
+    overlapped = create_multi_node_optimizer(
+        chainer.optimizers.MomentumSGD(0.1), comm, overlap=True, bucket_bytes=bucket_bytes
+    )
+    afterwards = create_multi_node_optimizer(chainer.optimizers.MomentumSGD(0.1), comm)
+    afterwards._scheme = AfterwardsInTheSameBuckets(comm, bucket_bytes)
+    expected = train(afterwards)
+    actual = train(overlapped)
+    same(actual, expected)
+    for other in comm.allgather_obj(actual):
+        same(other, actual)
+    plain = train(create_multi_node_optimizer(chainer.optimizers.MomentumSGD(0.1), comm))
+    for key, data in plain.items():
+        np.testing.assert_allclose(actual[key], data, rtol=1e-4, atol=1e-6)
+
+
+def test_buckets_travel_before_the_backward_pass_is_over(monkeypatch):
+    optimizer = create_multi_node_optimizer(chainer.optimizers.SGD(), COMM, overlap=True, bucket_bytes=1)
+    model = Net()
+    optimizer.setup(model)
+    optimizer.update(model, *batch(0))
+    optimizer.update(model, *batch(1))
+    launched = []
+    reducer = optimizer._scheme._reducer
+    launch = reducer._launch
+    monkeypatch.setattr(reducer, "_launch", lambda buffer: launched.append(buffer) or launch(buffer))
+    seen = []
+
+    class Hook(chainer.FunctionHook):
+        def backward_postprocess(self, function, in_data, out_grad):
+            seen.append(len(launched))
+
+    with Hook():
+        optimizer.update(model, *batch(1))
+    assert 0 < seen[-1] < len(launched)
+    assert seen == sorted(seen)
+
+
+def test_updates_without_a_loss_function():
+    optimizer = create_multi_node_optimizer(chainer.optimizers.SGD(lr=1), COMM, overlap=True)
+    model = Net()
+    optimizer.setup(model)
+    optimizer.update(model, *batch(0))
+    for _ in range(2):
+        before = parameters(model)
+        for param in model.params():
+            param.grad = np.full_like(param.data, RANK)
+        optimizer.update()
+        for name, data in parameters(model).items():
+            np.testing.assert_allclose(data, before[name] - (SIZE - 1) / 2, rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_double_buffering_applies_the_gradients_of_the_step_before(name):
+    comm = create_communicator(name)
+    model, alone = Net(), Net()
+    optimizer = create_multi_node_optimizer(chainer.optimizers.SGD(lr=0.5), comm, double_buffering=True).setup(model)
+    optimizer.update(model, *batch(0))
+    assert optimizer.t == 0
+    optimizer.update(model, *batch(1))
+    assert optimizer.t == 0
+    same(parameters(model), parameters(alone))
+    previous = mean_gradients(alone, 1)
+    for iteration in range(2, 6):
+        current = mean_gradients(alone, iteration)
+        optimizer.update(model, *batch(iteration))
+        for key, param in alone.namedparams():
+            param.data -= 0.5 * previous[key]
+        previous = current
+        for key, data in parameters(alone).items():
+            np.testing.assert_allclose(parameters(model)[key], data, rtol=1e-4, atol=1e-6)
+    assert optimizer.t == 4
+
+
+def mean_gradients(model, iteration):
+    """The mean over all ranks, computed on this one alone."""
+    total = {name: np.zeros_like(param.data) for name, param in model.namedparams()}
+    for rank in range(SIZE):
+        model.cleargrads()
+        model(*batch(iteration, rank)).backward()
+        for name, param in model.namedparams():
+            if param.grad is not None:
+                total[name] += param.grad / SIZE
+    model.cleargrads()
+    return total
+
+
+@pytest.mark.parametrize("options", [{}, {"overlap": True, "bucket_bytes": 300}])
+def test_gradients_are_added_up_and_travel_once(options, monkeypatch):
+    model, whole = Net(), Net()
+    optimizer = create_multi_node_optimizer(chainer.optimizers.SGD(lr=0.5), COMM, **options).setup(model)
+    reference = create_multi_node_optimizer(chainer.optimizers.SGD(lr=0.5), COMM).setup(whole)
+    optimizer.update(model, *batch(0))
+    reference.update(whole, *batch(0))
+    for iteration in range(3):
+        x, t, _ = batch(iteration)
+        before = parameters(model)
+        with optimizer.no_sync():
+            optimizer.update(lambda x=x, t=t: model(x[:2], t[:2], 7) / 3)
+            optimizer.update(lambda x=x, t=t: model(x[2:4], t[2:4], 7) / 3)
+            same(parameters(model), before)
+        optimizer.update(lambda x=x, t=t: model(x[4:], t[4:], 7) / 3)
+        assert optimizer.t == iteration + 1
+        reference.update(whole, x, t, 7)
+        for key, data in parameters(whole).items():
+            np.testing.assert_allclose(parameters(model)[key], data, rtol=1e-4, atol=1e-6)
+
+
+def test_no_update_is_lost_when_the_parameters_are_known_to_be_equal():
+    model = Net()
+    optimizer = create_multi_node_optimizer(chainer.optimizers.SGD(), COMM).setup(model)
+    optimizer.assume_synchronized()
+    optimizer.update(model, *batch(0))
+    assert optimizer.t == 1
+
+
+def test_a_nan_on_one_rank_skips_the_step_on_all():
+    model = Net()
+    optimizer = create_multi_node_optimizer(chainer.optimizers.SGD(0.1), COMM, overlap=True, bucket_bytes=300)
+    optimizer.setup(model).loss_scaling()
+    for iteration in range(3):
+        optimizer.update(model, *batch(iteration))
+    before = parameters(model)
+    x, t, seed = batch(3)
+    if RANK == SIZE - 1:
+        x[0, 0] = np.nan
+    with pytest.warns(UserWarning, match="Non finite number found"):
+        optimizer.update(model, x, t, seed)
+    same(parameters(model), before)
+
+
+@pytest.mark.skipif(SIZE < 2, reason="needs two ranks that differ")
+@pytest.mark.parametrize("options", [{"overlap": True}, {"double_buffering": True}])
+def test_models_that_come_to_differ_raise_on_all_ranks(options):
+    model = chainer.Chain(a=L.Linear(5, 3), b=L.Linear(5, 3))
+    optimizer = create_multi_node_optimizer(chainer.optimizers.SGD(), COMM, **options).setup(model)
+    x = batch(0)[0]
+    for _ in range(2):
+        optimizer.update(lambda: F.sum(model.a(x)) + F.sum(model.b(x)))
+    if RANK == SIZE - 1:
+        model.b.W.array = np.zeros((3, 6), "f4")
+        model.b.W.grad = None
+    wide = np.zeros((6, 6), "f4")
+    with pytest.raises(ValueError, match=r"first at /b/W: shape \(3, 5\) .* on rank 0, shape \(3, 6\)"):
+        optimizer.update(lambda: F.sum(model.a(x)) + F.sum(model.b(wide if RANK == SIZE - 1 else x)))
