@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from mpi4py import MPI
 
-from mn_comm import agreement, arithmetic, wire
+from mn_comm import agreement, arithmetic, patience, wire
 from mn_comm.collectives import pieces
 
 __all__ = ["allreduce", "mean_in_place", "reduce_in_place"]
@@ -50,10 +50,8 @@ def reduce_in_place(mpi_comm: MPI.Intracomm, flat: _Array, divisor: int, root: i
         mean_in_place(mpi_comm, flat, divisor)
         return
     for piece in pieces.pieces(flat):
-        if mpi_comm.rank == root:
-            mpi_comm.Reduce(MPI.IN_PLACE, piece, root=root)
-        else:
-            mpi_comm.Reduce(piece, None, root=root)
+        buffers = (MPI.IN_PLACE, piece) if mpi_comm.rank == root else (piece, None)
+        patience.call(mpi_comm.Reduce, mpi_comm.Ireduce, *buffers, MPI.SUM, root)
     if mpi_comm.rank == root:
         arithmetic.divide(flat, divisor)
 
@@ -61,7 +59,7 @@ def reduce_in_place(mpi_comm: MPI.Intracomm, flat: _Array, divisor: int, root: i
 def _allreduce(mpi_comm: MPI.Intracomm, flat: _Array) -> None:
     if mpi_comm.size > 1:
         for piece in pieces.pieces(flat):
-            mpi_comm.Allreduce(MPI.IN_PLACE, piece, op=MPI.SUM)
+            patience.call(mpi_comm.Allreduce, mpi_comm.Iallreduce, MPI.IN_PLACE, piece, MPI.SUM)
 
 
 def _mean_of_halves(mpi_comm: MPI.Intracomm, flat: _Array, divisor: int) -> None:
@@ -71,12 +69,18 @@ def _mean_of_halves(mpi_comm: MPI.Intracomm, flat: _Array, divisor: int) -> None
         counts = [piece.size * (i + 1) // size - piece.size * i // size for i in range(size)]
         nbytes = [count * piece.itemsize for count in counts]
         received = np.empty((size, counts[rank]), piece.dtype)
-        mpi_comm.Alltoallv([pieces.as_bytes(piece), nbytes], [pieces.as_bytes(received), [nbytes[rank]] * size])
+        patience.call(
+            mpi_comm.Alltoallv,
+            mpi_comm.Ialltoallv,
+            [pieces.as_bytes(piece), nbytes],
+            [pieces.as_bytes(received), [nbytes[rank]] * size],
+        )
         total = received[0].astype(np.float32)
         for summand in received[1:]:
             total += summand
         arithmetic.divide(total, divisor)
-        mpi_comm.Allgatherv(pieces.as_bytes(total.astype(piece.dtype)), [pieces.as_bytes(piece), nbytes])
+        mean = pieces.as_bytes(total.astype(piece.dtype))
+        patience.call(mpi_comm.Allgatherv, mpi_comm.Iallgatherv, mean, [pieces.as_bytes(piece), nbytes])
 
 
 def _explain(signatures: Sequence[tuple[Any, ...]]) -> ValueError:

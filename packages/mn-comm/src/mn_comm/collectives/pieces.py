@@ -12,6 +12,8 @@ from typing import Any
 import numpy as np
 from mpi4py import MPI
 
+from mn_comm import patience
+
 __all__ = ["PIECE_BYTES", "as_bytes", "bcast", "irecv", "isend", "pieces"]
 
 PIECE_BYTES = 1 << 30
@@ -44,4 +46,4 @@ def irecv(mpi_comm: MPI.Intracomm, array: _Array, source: int, tag: int) -> list
 def bcast(mpi_comm: MPI.Intracomm, array: _Array, root: int) -> None:
     """Overwrite a C-contiguous array on every rank with the root's; collective."""
     for piece in pieces(as_bytes(array)):
-        mpi_comm.Bcast(piece, root)
+        patience.call(mpi_comm.Bcast, mpi_comm.Ibcast, piece, root)

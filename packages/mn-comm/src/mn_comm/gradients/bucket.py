@@ -9,6 +9,7 @@ import numpy as np
 
 from mn_comm.gradients.select import Named
 from mn_comm.intra import Buffer
+from mn_comm.protocols import Parameter
 
 __all__ = ["Bucket", "Spec", "make_buckets", "split"]
 
@@ -62,7 +63,18 @@ class Bucket:
         if self._grads is not self.buffer.array:
             np.copyto(self._grads, self.buffer.array, casting="unsafe")
         for member, view in zip(self.members, self._views, strict=True):
-            params[member][1].grad = view
+            _assign(params[member][1], view)
+
+
+def _assign(param: Parameter, view: _Array) -> None:
+    """Make a view, of the shape and dtype of the gradient that it replaces, the gradient of a parameter."""
+    # Chainer's parameters check every gradient they are given, which takes longer than to average a small one. They
+    # offer to leave that out, and here the shape and dtype are known to be right.
+    unchecked = getattr(param, "_set_grad_without_check", None)
+    if unchecked is None:
+        param.grad = view
+    else:
+        unchecked(view)
 
 
 def make_buckets(

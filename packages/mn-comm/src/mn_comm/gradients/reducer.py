@@ -12,7 +12,7 @@ from mn_comm.arithmetic import is_half
 from mn_comm.gradients.agree import Agreement, Signature, signature_of
 from mn_comm.gradients.bucket import Bucket, make_buckets
 from mn_comm.gradients.round import Launch, Round
-from mn_comm.gradients.select import like, select
+from mn_comm.gradients.select import select
 from mn_comm.intra import Buffer
 from mn_comm.protocols import Model
 from mn_comm.strategies import Strategy
@@ -86,8 +86,8 @@ class GradientReducer:
                 rank).
             TypeError: A gradient does not hold floats (on every rank).
         """
-        params = select(model, zero_fill)
-        signature = signature_of([(name, like(param)) for name, param in params])
+        params, likes = select(model, zero_fill)
+        signature = signature_of((name, like) for (name, _), like in zip(params, likes, strict=True))
         self._agreement.start(signature)
         layout = (signature, self._wire_dtype(), tuple(order))
         if layout != self._layout:

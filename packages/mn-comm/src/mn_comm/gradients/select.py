@@ -6,7 +6,7 @@ from typing import Any
 
 from mn_comm.protocols import Model, Parameter
 
-__all__ = ["Named", "like", "select", "sorted_parameters"]
+__all__ = ["Named", "select", "sorted_parameters"]
 
 Named = tuple[str, Parameter]
 
@@ -16,7 +16,7 @@ def sorted_parameters(model: Model) -> list[Named]:
     return sorted(model.namedparams(), key=lambda named: named[0])
 
 
-def select(model: Model, zero_fill: bool) -> list[Named]:
+def select(model: Model, zero_fill: bool) -> tuple[list[Named], list[Any]]:
     """Return the parameters whose gradients are to be averaged, sorted by name.
 
     Args:
@@ -24,16 +24,15 @@ def select(model: Model, zero_fill: bool) -> list[Named]:
         zero_fill: Whether an initialised parameter without a gradient takes part, with one of zeros.
 
     Returns:
-        Names and parameters.
+        Names and parameters, and for each an array that has the shape and dtype of its gradient, be that there or not.
     """
-    return [
-        (name, param)
-        for name, param in sorted_parameters(model)
-        if param.grad is not None or (zero_fill and param.data is not None)
-    ]
-
-
-def like(param: Parameter) -> Any:
-    """Return an array that has the shape and dtype of a parameter's gradient, be that there or not."""
-    grad = param.grad
-    return param.data if grad is None else grad
+    params, likes = [], []
+    for named in sorted_parameters(model):
+        param = named[1]
+        like = param.grad
+        if like is None and zero_fill:
+            like = param.data
+        if like is not None:
+            params.append(named)
+            likes.append(like)
+    return params, likes

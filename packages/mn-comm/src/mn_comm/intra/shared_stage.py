@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from mpi4py import MPI
 
-from mn_comm import arithmetic
+from mn_comm import arithmetic, patience
 from mn_comm.intra import memfd
 from mn_comm.intra.buffer import Buffer, shard_bounds
 
@@ -48,7 +48,7 @@ class SharedStage:
     def reduce_scatter(self, buffer: Buffer, shards: int, divisor: int) -> _Array:
         """Add up, over the node, the shard that belongs to this process; collective within the node."""
         begin, end = self._own(buffer, shards)
-        self._mpi_comm.Barrier()  # all have packed
+        self._barrier()  # all have packed
         _sum_chunks(buffer, begin, end, divisor, [buffer.array])
         return buffer.array[begin:end]
 
@@ -59,14 +59,17 @@ class SharedStage:
         for segment in buffer.segments:
             if segment is not buffer.array:
                 np.copyto(segment[begin:end], buffer.array[begin:end])
-        self._mpi_comm.Barrier()  # all have written
+        self._barrier()  # all have written
 
     def mean(self, buffer: Buffer, divisor: int) -> None:
         """Overwrite a buffer with its sum over the node, divided; collective within the node."""
         begin, end = self._own(buffer, self._mpi_comm.size)
-        self._mpi_comm.Barrier()  # all have packed
+        self._barrier()  # all have packed
         _sum_chunks(buffer, begin, end, divisor, buffer.segments)
-        self._mpi_comm.Barrier()  # all have written
+        self._barrier()  # all have written
+
+    def _barrier(self) -> None:
+        patience.call(self._mpi_comm.Barrier, self._mpi_comm.Ibarrier)
 
     def close(self) -> None:
         """Hold nothing: memory goes with the last array that uses it."""

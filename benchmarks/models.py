@@ -1,0 +1,44 @@
+"""The sets of gradients that the benchmarks average."""
+
+from __future__ import annotations
+
+import chainer
+import numpy as np
+
+__all__ = ["MODELS", "make_model", "resnet50"]
+
+
+def resnet50() -> list[tuple[int, ...]]:
+    """Return the shapes of the 161 arrays of a ResNet-50 (He et al., arXiv:1512.03385, table 1): 102 MB of float32."""
+    shapes = _convolution(3, 64, 7)
+    n_in = 64
+    for width, blocks in ((64, 3), (128, 4), (256, 6), (512, 3)):
+        for block in range(blocks):
+            shapes += _convolution(n_in, width, 1) + _convolution(width, width, 3) + _convolution(width, 4 * width, 1)
+            if block == 0:
+                shapes += _convolution(n_in, 4 * width, 1)
+            n_in = 4 * width
+    return [*shapes, (1000, n_in), (1000,)]
+
+
+def _convolution(n_in: int, n_out: int, kernel: int) -> list[tuple[int, ...]]:
+    """Return the shapes of a convolution without bias and of the batch normalisation behind it."""
+    return [(n_out, n_in, kernel, kernel), (n_out,), (n_out,)]
+
+
+MODELS = {
+    "resnet50": resnet50(),
+    "mlp": [(1000, 784), (1000,), (1000, 1000), (1000,), (10, 1000), (10,)],
+    "small": [(256,)] * 1000,
+    "large": [(100_000_000,)],
+}
+"""Shapes of float32 arrays: 161 arrays of 102 MB, 6 arrays of 7 MB, 1,000 arrays of 1 KiB, one array of 400 MB."""
+
+
+def make_model(shapes: list[tuple[int, ...]]) -> chainer.Link:
+    """Return a link with parameters of these shapes."""
+    link = chainer.Link()
+    with link.init_scope():
+        for i, shape in enumerate(shapes):
+            setattr(link, f"p{i:04}", chainer.Parameter(np.zeros(shape, np.float32)))
+    return link

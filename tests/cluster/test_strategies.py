@@ -1,0 +1,86 @@
+"""Every strategy on several hosts; tests/jobs/test_virtual_cluster.py starts it and says how many ranks each has."""
+
+import os
+
+import numpy as np
+import pytest
+from mpi4py import MPI
+
+from mn_comm import create_communicator
+
+WORLD = MPI.COMM_WORLD
+RANK, SIZE = WORLD.rank, WORLD.size
+RANKS = [int(n) for n in os.environ["RANKS_PER_HOST"].split(",")]
+NAMES = ["naive", "flat", "hierarchical", "two_dimensional", "non_cuda_aware"]
+
+
+class Param:
+    def __init__(self, grad):
+        self.data = grad
+        self.grad = grad
+
+
+class Model:
+    def __init__(self, grads):
+        self.params = [(f"/{i}", Param(grad)) for i, grad in enumerate(grads)]
+
+    def namedparams(self):
+        return iter(self.params)
+
+
+def test_topology():
+    comm = create_communicator("naive")
+    host = next(i for i in range(len(RANKS)) if RANK < sum(RANKS[: i + 1]))
+    assert (comm.inter_rank, comm.inter_size) == (host, len(RANKS))
+    assert (comm.intra_rank, comm.intra_size) == (RANK - sum(RANKS[:host]), RANKS[host])
+    part = comm.split(comm.intra_rank, RANK)
+    assert part.inter_size == sum(n > comm.intra_rank for n in RANKS)
+    part.finalize()
+    comm.finalize()
+
+
+@pytest.mark.parametrize("wire", [None, "float16", "float64"])
+@pytest.mark.parametrize("name", NAMES)
+def test_every_strategy_computes_the_mean(name, wire):
+    comm = create_communicator(name, allreduce_grad_dtype=wire)
+    shapes = [(0,), (), (7,), (300, 301), (5,), (2, 3, 4)]
+    for seed in range(3):
+        grads = [
+            [np.asarray(np.random.RandomState(10 * seed + rank).uniform(-1, 1, s), "f4") for s in shapes]
+            for rank in range(SIZE)
+        ]
+        model = Model(grads[RANK])
+        comm.multi_node_mean_grad(model)
+        for i, (_, param) in enumerate(model.params):
+            expected = np.mean([each[i].astype("f8") for each in grads], axis=0)
+            np.testing.assert_allclose(param.grad, expected, rtol=0, atol=2e-3 if wire == "float16" else 5e-7)
+            for other in WORLD.allgather(param.grad.tobytes()):
+                assert other == param.grad.tobytes()
+    comm.finalize()
+
+
+def test_single_node_refuses_several():
+    with pytest.raises(ValueError, match=f"expected all ranks on one node, got {len(RANKS)} nodes"):
+        create_communicator("single_node")
+    by_host = create_communicator("naive").split(next(i for i in range(len(RANKS)) if RANK < sum(RANKS[: i + 1])), RANK)
+    comm = create_communicator("single_node", by_host.mpi_comm)
+    model = Model([np.full(5, comm.rank, "f4")])
+    comm.multi_node_mean_grad(model)
+    np.testing.assert_array_equal(model.params[0][1].grad, np.full(5, (comm.size - 1) / 2))
+    comm.finalize()
+
+
+def test_in_the_background():
+    comm = create_communicator("two_dimensional")
+    reducer = comm.background_reducer(bucket_bytes=4000, sets=2)
+    rounds = []
+    for factor in (1, 2):
+        model = Model([np.full(n, RANK * factor, "f4") for n in (500, 700, 900)])
+        rounds.append((model, factor, reducer.start(model, zero_fill=True)))
+        rounds[-1][2].ready_all()
+    for model, factor, current in rounds:
+        current.wait()
+        for _, param in model.params:
+            np.testing.assert_allclose(param.grad, factor * (SIZE - 1) / 2)
+    reducer.close()
+    comm.finalize()

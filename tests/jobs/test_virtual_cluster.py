@@ -1,0 +1,27 @@
+"""Several hosts on this machine, if it lets us make them."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+NOT_HERE = 77
+
+
+@pytest.mark.parametrize("ranks", ["2,1", "1,2", "2,2"])
+def test_strategies(ranks, tmp_path):
+    command = [sys.executable, "-m", "mpi4py", "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", "--color=no"]
+    job = subprocess.run(
+        [sys.executable, ROOT / "tools/cluster.py", "--hosts", ranks, "--", *command, ROOT / "tests/cluster"],
+        env={**os.environ, "RANKS_PER_HOST": ranks},
+        capture_output=True,
+        text=True,
+        timeout=70,
+    )
+    if job.returncode == NOT_HERE:
+        pytest.skip(job.stderr.strip())
+    assert job.returncode == 0, job.stdout + job.stderr
+    assert " passed" in job.stdout
