@@ -1,0 +1,12 @@
+"""Makes Chainer 7.8.1 import and behave on today's Python, NumPy and CuPy.
+
+Importing this package activates it, wherever the start-up file of an installed wheel has not done so already.
+"""
+
+from mn_compat.activation import activate, is_active
+from mn_compat.status import Status, status
+
+__all__ = ["Status", "activate", "is_active", "status"]
+__version__ = "8.0.0a1"
+
+activate()

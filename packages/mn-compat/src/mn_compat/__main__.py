@@ -1,0 +1,50 @@
+"""``python -m mn_compat script.py args…`` runs a script for which nothing else would activate mn_compat.
+
+That is so where ``.pth`` files are not run: ``pip install --target``, ``PYTHONPATH``, ``python -S``.
+"""
+
+from __future__ import annotations
+
+import os
+import runpy
+import sys
+
+USAGE = "usage: python -m mn_compat SCRIPT [ARG]...\n       python -m mn_compat -m MODULE [ARG]...\n"
+
+
+def main(arguments: list[str]) -> int:
+    """Run the script or module that `arguments` name, as ``__main__``; return an exit status."""
+    if arguments[:1] == ["-m"]:
+        return run_module(arguments[1:])
+    if not arguments or arguments[0].startswith("-"):
+        sys.stderr.write(USAGE)
+        return 2
+    return run_script(arguments)
+
+
+def run_module(arguments: list[str]) -> int:
+    """Run ``arguments[0]`` as ``python -m`` does; the working directory stays first on the path."""
+    if not arguments:
+        sys.stderr.write(USAGE)
+        return 2
+    sys.argv[:] = arguments
+    runpy.run_module(arguments[0], run_name="__main__", alter_sys=True)
+    return 0
+
+
+def run_script(arguments: list[str]) -> int:
+    """Run the file ``arguments[0]`` as ``python`` does, with its folder first on the path."""
+    script = arguments[0]
+    if not os.path.exists(script):
+        sys.stderr.write(f"{sys.executable}: can't open file {os.path.abspath(script)!r}: no such file\n")
+        return 2
+    sys.argv[:] = arguments
+    # python -P and PYTHONSAFEPATH put no folder there, so there is none to exchange. Python 3.10 has neither.
+    if not getattr(sys.flags, "safe_path", False):
+        sys.path[0] = os.path.dirname(os.path.realpath(script))
+    runpy.run_path(script, run_name="__main__")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,67 @@
+"""Puts the finder in its place, once, and refuses where it would come too late."""
+
+from __future__ import annotations
+
+import sys
+
+from mn_compat.finder import ChainerFinder, load_table
+from mn_compat.loader import SubstitutingLoader
+from mn_compat.ownership import find_chainermn
+from mn_compat.release import find_release
+
+_FINDER = ChainerFinder()
+
+
+def activate() -> ChainerFinder:
+    """Put the finder first in ``sys.meta_path`` and return it; a second call changes nothing.
+
+    Raises:
+        ImportError: Chainer, or the bundled ``chainermn``, was imported before.
+    """
+    if _FINDER in sys.meta_path:
+        return _FINDER
+    _refuse_if_late()
+    # The gate of the start-up module has done its work.
+    sys.meta_path[:] = [finder for finder in sys.meta_path if not _is_gate(finder)]
+    sys.meta_path.insert(0, _FINDER)
+    return _FINDER
+
+
+def is_active() -> bool:
+    """Return whether ``import chainer`` goes, or went, through the finder."""
+    return _FINDER in sys.meta_path
+
+
+def _is_gate(finder: object) -> bool:
+    return type(finder).__module__ == "_mn_compat_startup"
+
+
+def _refuse_if_late() -> None:
+    if not any(name == "chainer" or name.startswith(("chainer.", "chainermn")) for name in sys.modules):
+        return
+    late = _unmended_modules()
+    if late:
+        raise ImportError(
+            f"chainer was imported before mn_compat, so {len(late)} of its modules were loaded without their "
+            f"fixes ({late[0]}, …): import mn_compat, or any package of ours, before chainer",
+            name="mn_compat",
+        )
+    chainermn = sys.modules.get("chainermn")
+    ours = find_chainermn()
+    if chainermn is not None and ours is not None and getattr(chainermn, "__file__", None) != ours.origin:
+        raise ImportError(
+            f"chainermn was imported before mn_compat, from {getattr(chainermn, '__file__', None)} instead of "
+            f"{ours.origin}: import mn_compat, or any package of ours, before chainermn",
+            name="mn_compat",
+        )
+
+
+def _unmended_modules() -> list[str]:
+    release = find_release()
+    if release is None or not release.supported:
+        return []
+    return [
+        name
+        for name in sorted(load_table())
+        if name in sys.modules and not isinstance(getattr(sys.modules[name], "__loader__", None), SubstitutingLoader)
+    ]

@@ -1,0 +1,75 @@
+"""CuPy 13 and 14: cuDNN is gone, names are deprecated, and CUDA's half type no longer gives way by itself."""
+
+from mn_compat.substitution import Fix, Substitution
+
+_CUDA = "chainer.backends.cuda"
+_RESIZE_IMAGES = "chainer.functions.array.resize_images"
+_NEGATIVE_SAMPLING = "chainer.functions.loss.negative_sampling"
+_HIERARCHICAL_SOFTMAX = "chainer.links.loss.hierarchical_softmax"
+
+FIXES = (
+    Fix(
+        "cudnn_warning",
+        "Chainer advised to reinstall CuPy with cuDNN, which CuPy 14 no longer binds; its own kernels take over",
+        (
+            # The flag says whether the advice was given; from now on it was, unless said otherwise.
+            Substitution(_CUDA, "'_already_warned', False)", "'_already_warned', True)"),
+        ),
+    ),
+    Fix(
+        "cudnn_tensor_core",
+        "should_use_cudnn_tensor_core raised NameError where there is no cuDNN",
+        (
+            Substitution(_CUDA, "cudnn_enabled = False  #", "cudnn_enabled, cudnn = False, None  #"),
+            Substitution(
+                _CUDA,
+                "cudnn.is_tensor_core_available(dtype)",
+                "cudnn is not None and cudnn.is_tensor_core_available(dtype)",
+            ),
+        ),
+    ),
+    Fix(
+        "cupy_loss",
+        "Chainer fell back to the CPU without a word where CuPy is installed but its CUDA libraries do not load",
+        (
+            Substitution(
+                _CUDA,
+                "_resolution_error = e\n\n    class ndarray",
+                "_resolution_error = e\n    __import__('mn_compat.helpers.cupy_loss').helpers.cupy_loss.report(e)\n"
+                "    class ndarray",
+            ),
+        ),
+    ),
+    Fix(
+        "scatter_add",
+        "CuPy deprecates the scatter_add method of arrays, which get_item's backward pass calls",
+        (
+            Substitution(
+                "chainer.functions.array.get_item",
+                "gx.scatter_add(slices, inputs[0])",
+                "chainer.backends.cuda.cupyx.scatter_add(gx, slices, inputs[0])",
+            ),
+        ),
+    ),
+    Fix(
+        "nvtx_enabled",
+        "CuPy deprecates nvtx_enabled, which CUDAProfileHook reads",
+        (
+            Substitution(
+                "chainer.function_hooks.cuda_profile",
+                "if not cuda.cupy.cuda.nvtx_enabled:",
+                "if not getattr(cuda.cupy.cuda.nvtx, 'available', True):",
+            ),
+        ),
+    ),
+    Fix(
+        "half_atomic_add",
+        "CuPy 14 does not compile an atomicAdd of a float to a float16",
+        (
+            *(Substitution(_RESIZE_IMAGES, f"], w{corner} * gy);", f"], (T)(w{corner} * gy));") for corner in range(4)),
+            Substitution(_NEGATIVE_SAMPLING, "gi * x[(i / m) * c + j]);", "(T)(gi * x[(i / m) * c + j]));"),
+            Substitution(_HIERARCHICAL_SOFTMAX, "g * w[w_ind]);", "(T)(g * w[w_ind]));"),
+            Substitution(_HIERARCHICAL_SOFTMAX, "g * x[x_ind]);", "(T)(g * x[x_ind]));"),
+        ),
+    ),
+)

@@ -1,0 +1,68 @@
+"""What mn_compat does in this interpreter, as a record that a diagnosis can print."""
+
+from __future__ import annotations
+
+from importlib.machinery import PathFinder
+from typing import NamedTuple
+
+from mn_compat.activation import is_active
+from mn_compat.fixes import FIXES, selected
+from mn_compat.ownership import find_chainermn
+from mn_compat.release import SUPPORTED, find_release
+
+
+class Status(NamedTuple):
+    """The state of the mending.
+
+    Attributes:
+        active: Whether ``import chainer`` gives a mended Chainer.
+        reason: Why, or why not, in one sentence.
+        chainer_version: Version of the installed Chainer; None if there is none.
+        chainer_path: Folder of the installed Chainer; None if there is none.
+        chainermn_path: The file that ``import chainermn`` would load; None if there is none.
+        chainermn_is_ours: Whether that file is ours rather than the copy in Chainer's wheel.
+        left_out: Names of the fixes that ``MN_COMPAT_SKIP`` leaves out.
+    """
+
+    active: bool
+    reason: str
+    chainer_version: str | None
+    chainer_path: str | None
+    chainermn_path: str | None
+    chainermn_is_ours: bool
+    left_out: tuple[str, ...]
+
+
+def status() -> Status:
+    """Return the state of the mending, without importing Chainer.
+
+    Raises:
+        ImportError: ``CHAINERMN_IMPL`` or ``MN_COMPAT_SKIP`` holds an unknown value.
+    """
+    release = find_release()
+    ours = find_chainermn()
+    chainermn = ours or PathFinder.find_spec("chainermn")
+    kept = {fix.name for fix in selected()}
+    active, reason = _judge(bool(kept))
+    return Status(
+        active=active,
+        reason=reason,
+        chainer_version=release.version if release else None,
+        chainer_path=release.directory if release else None,
+        chainermn_path=chainermn.origin if chainermn else None,
+        chainermn_is_ours=ours is not None,
+        left_out=tuple(fix.name for fix in FIXES if fix.name not in kept),
+    )
+
+
+def _judge(any_fix: bool) -> tuple[bool, str]:
+    release = find_release()
+    if not is_active():
+        return False, "the finder is not in sys.meta_path"
+    if release is None:
+        return False, "Chainer is not installed"
+    if not release.supported:
+        return False, f"Chainer {release.version} is none of {', '.join(SUPPORTED)}"
+    if not any_fix:
+        return False, "MN_COMPAT_SKIP leaves out every fix"
+    return True, f"Chainer {release.version} is mended as it is imported"

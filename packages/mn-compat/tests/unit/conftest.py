@@ -1,0 +1,38 @@
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import mn_compat  # noqa: F401 - where no .pth file was run, this activates it for the tests in this process
+
+HERE = Path(__file__).parent
+
+
+def pytest_configure(config):
+    config.addinivalue_line("markers", "installs: creates virtual environments; slow")
+
+
+@pytest.fixture(scope="session")
+def python():
+    """A function that runs the interpreter of this environment, and returns the completed process."""
+
+    def run(*arguments, path=(), check=True, **variables):
+        environment = {
+            name: value
+            for name, value in os.environ.items()
+            # What these say about the tests' own process is not meant for its children.
+            if name not in ("PYTHONDONTWRITEBYTECODE", "PYTHONWARNINGS", "MN_COMPAT_SKIP", "CHAINERMN_IMPL")
+        }
+        if path:
+            environment["PYTHONPATH"] = os.pathsep.join(map(str, path))
+        environment.update(variables)
+        process = subprocess.run(
+            [sys.executable, *map(str, arguments)], capture_output=True, text=True, env=environment, timeout=60
+        )
+        if check:
+            assert process.returncode == 0, process.stdout + process.stderr
+        return process
+
+    return run

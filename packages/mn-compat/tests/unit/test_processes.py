@@ -1,0 +1,31 @@
+"""Children of ``multiprocessing``: they start an interpreter of their own and must find Chainer mended."""
+
+import pytest
+
+SCRIPT = """
+import multiprocessing, sys
+import chainer
+import numpy
+
+
+def summarize(values):
+    summary = chainer.Summary()
+    for value in values:
+        summary.add(value)
+    return float(summary.compute_mean()), type(chainer.reporter.__loader__).__name__
+
+
+if __name__ == "__main__":
+    values = numpy.full(3000, 1.2, numpy.float16)
+    with multiprocessing.get_context(sys.argv[1]).Pool(1) as pool:
+        mean, loader = pool.apply(summarize, (values,))
+    assert mean == float(values[0]), mean
+    print(loader)
+"""
+
+
+@pytest.mark.parametrize("method", ["spawn", "forkserver", "fork"])
+def test_children_are_mended(python, tmp_path, method):
+    script = tmp_path / "script.py"
+    script.write_text(SCRIPT)
+    assert python(script, method).stdout.strip() == "SubstitutingLoader"
