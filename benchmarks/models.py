@@ -31,8 +31,9 @@ MODELS = {
     "mlp": [(1000, 784), (1000,), (1000, 1000), (1000,), (10, 1000), (10,)],
     "small": [(256,)] * 1000,
     "large": [(100_000_000,)],
+    "wire": [(1000, 1000)] * 4,
 }
-"""Shapes of float32 arrays: 161 arrays of 102 MB, 6 arrays of 7 MB, 1,000 arrays of 1 KiB, one array of 400 MB."""
+"""Shapes of float32: 161 arrays of 102 MB in all, 6 of 7 MB, 1,000 of 1 KiB each, one of 400 MB, four of 4 MB each."""
 
 
 def make_model(shapes: list[tuple[int, ...]]) -> chainer.Link:

@@ -11,16 +11,15 @@ relative to the longer of the first two.
 from __future__ import annotations
 
 import argparse
-import json
+import functools
 import statistics
-import time
 from collections.abc import Callable
-from pathlib import Path
 
 import chainer
 import chainer.functions as F
 import chainer.links as L
 import numpy as np
+from common import interleave, keep, table, timed
 from mpi4py import MPI
 
 import mn_optim
@@ -69,49 +68,25 @@ def main() -> None:
         alone(x).backward()
 
     steps = {"computation alone": compute, "communication alone": lambda x: comm.multi_node_mean_grad(alone), **steps}
-    x = np.ones((16, WIDTH), np.float32)
-    compute(x)
+    compute(np.ones((16, WIDTH), np.float32))
     x = batch_as_long_as(steps["communication alone"], compute)
-    seconds: dict[str, list[float]] = {name: [] for name in steps}
-    for round_ in range(args.rounds + 3):
-        for name, step in steps.items():
-            elapsed = timed(step, x)
-            if round_ >= 3:  # the first update broadcasts, the second learns the order
-                seconds[name].append(elapsed)
-    if WORLD.rank == 0:
-        report({name: statistics.median(each) for name, each in seconds.items()}, args.json)
+    contestants = {name: lambda step=step: step(x) for name, step in steps.items()}
+    # The first update broadcasts, the second learns the order.
+    seconds = interleave(contestants, args.rounds, warm_up=3)
+    longer = max(seconds["computation alone"], seconds["communication alone"])
+    megabytes = WIDTH * WIDTH * LAYERS * 4 / 1e6
+    table(f"{WORLD.size} ranks, {megabytes:.0f} MB of gradients", seconds, {"the longer alone": longer})
+    keep(args.json, benchmark="overlap", communicator=args.communicator, seconds=seconds)
 
 
 def batch_as_long_as(communicate: Callable[[np.ndarray], object], compute: Callable[[np.ndarray], None]) -> np.ndarray:
-    """Return a mini-batch whose forward and backward pass take about as long as the averaging, the same on every rank."""
+    """Return a mini-batch whose forward and backward pass take about as long as the averaging, on every rank."""
     x = np.ones((64, WIDTH), np.float32)
-    target = statistics.median(timed(communicate, x) for _ in range(5))
+    target = statistics.median(timed(lambda: communicate(x)) for _ in range(7))
     for _ in range(4):
-        took = statistics.median(timed(compute, x) for _ in range(3))
-        rows = WORLD.bcast(max(16, int(len(x) * target / took)))
-        x = np.ones((rows, WIDTH), np.float32)
+        took = statistics.median(timed(functools.partial(compute, x)) for _ in range(3))
+        x = np.ones((WORLD.bcast(max(16, int(len(x) * target / took))), WIDTH), np.float32)
     return x
-
-
-def timed(step: Callable[[np.ndarray], object], x: np.ndarray) -> float:
-    """Return the seconds that a step takes until all ranks are done."""
-    WORLD.Barrier()
-    begin = time.perf_counter()
-    step(x)
-    WORLD.Barrier()
-    return time.perf_counter() - begin
-
-
-def report(seconds: dict[str, float], json_file: str) -> None:
-    """Print the table, and add it to a file."""
-    longer = max(seconds["computation alone"], seconds["communication alone"])
-    print(f"\n{WORLD.size} ranks, {WIDTH * WIDTH * LAYERS * 4 / 1e6:.0f} MB of gradients")
-    print(f"{'':24}{'ms':>10}{'/ the longer alone':>20}")
-    for name, s in seconds.items():
-        print(f"{name:24}{s * 1e3:10.1f}{s / longer:20.2f}")
-    if json_file:
-        with Path(json_file).open("a") as lines:
-            lines.write(json.dumps({"ranks": WORLD.size, "seconds": seconds}) + "\n")
 
 
 if __name__ == "__main__":

@@ -1,0 +1,70 @@
+"""What the benchmarks share: timing between barriers, contestants in turn, tables, figures kept as lines of JSON."""
+
+from __future__ import annotations
+
+import json
+import statistics
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from mpi4py import MPI
+
+__all__ = ["interleave", "keep", "table", "timed"]
+
+WORLD = MPI.COMM_WORLD
+
+
+def timed(run: Callable[[], object]) -> float:
+    """Return the seconds from a start at the same time on all ranks until all are done."""
+    WORLD.Barrier()
+    begin = time.perf_counter()
+    run()
+    WORLD.Barrier()
+    return time.perf_counter() - begin
+
+
+def interleave(
+    contestants: Mapping[str, Callable[[], object]],
+    rounds: int,
+    *,
+    prepare: Callable[[str], object] = lambda name: None,
+    warm_up: int = 1,
+) -> dict[str, float]:
+    """Run all contestants in turn, round after round, so that what else the machine does meets all alike.
+
+    Args:
+        contestants: What to time, by name; each is collective.
+        rounds: How often.
+        prepare: Called with a contestant's name before each of its runs, outside the timing.
+        warm_up: How many rounds to run before the timing begins.
+
+    Returns:
+        The median seconds of each.
+    """
+    seconds: dict[str, list[float]] = {name: [] for name in contestants}
+    for round_ in range(warm_up + rounds):
+        for name, run in contestants.items():
+            prepare(name)
+            elapsed = timed(run)
+            if round_ >= warm_up:
+                seconds[name].append(elapsed)
+    return {name: statistics.median(each) for name, each in seconds.items()}
+
+
+def table(title: str, seconds: Mapping[str, float], bases: Mapping[str, float]) -> None:
+    """Print, on rank 0, the milliseconds of each contestant, and their ratios to some bases."""
+    if WORLD.rank:
+        return
+    print(f"\n{title}")
+    print(f"{'':34}{'ms':>10}" + "".join(f"{'/ ' + base:>24}" for base in bases))
+    for name, s in sorted(seconds.items(), key=lambda item: item[1]):
+        print(f"{name:34}{s * 1e3:10.2f}" + "".join(f"{s / base:24.2f}" for base in bases.values()))
+
+
+def keep(file: str, **figures: Any) -> None:
+    """Add figures to a file, on rank 0, as a line of JSON; do nothing if there is no file."""
+    if file and WORLD.rank == 0:
+        with Path(file).open("a") as lines:
+            lines.write(json.dumps({"ranks": WORLD.size, **figures}) + "\n")
