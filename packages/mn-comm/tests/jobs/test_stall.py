@@ -1,0 +1,60 @@
+"""What all ranks say when one waits too long; the thread must hinder neither forks nor the end of the process."""
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+
+import pytest
+
+WAIT = """
+import os, sys
+from mn_comm import create_communicator
+comm = create_communicator("naive").split(0, 0)
+if comm.rank == 0:
+    comm.recv(1, tag=3)
+else:
+    comm.allreduce_obj(1)
+"""
+
+FORK = """
+import os, warnings
+warnings.simplefilter("error")
+from mn_comm import create_communicator, stall
+comm = create_communicator("naive")
+child = os.fork()
+if child == 0:
+    os._exit(0 if stall._monitor is None else 1)
+assert os.waitpid(child, 0)[1] == 0
+assert stall._monitor._runner.is_alive()
+comm.finalize()
+print("done")
+"""
+
+
+def run(ranks, script, **environ):
+    return subprocess.run(
+        [shutil.which("mpiexec", path=os.path.dirname(sys.executable)), "-n", str(ranks), sys.executable, "-c", script],
+        env={**os.environ, **environ},
+        capture_output=True,
+        text=True,
+        timeout=40,
+    )
+
+
+@pytest.mark.parametrize("ranks", [2, 3])
+def test_every_rank_speaks_and_the_job_ends(ranks):
+    job = run(ranks, WAIT, CHAINERMN_STALL_SECONDS="1", CHAINERMN_STALL_ABORT="1")
+    assert job.returncode != 0
+    for rank in range(ranks):
+        assert len(re.findall(rf"^\[chainermn\] rank {rank} of {ranks} on \S+ (has|is)", job.stderr, re.M)) == 1, (
+            job.stderr
+        )
+    assert re.search(r"waiting in recv\(source=1, tag=3\)", job.stderr)
+    assert job.stderr.count("waiting in allreduce_obj(obj=1)") == ranks - 1
+
+
+def test_a_fork_while_the_monitor_runs():
+    job = run(1, FORK)
+    assert (job.returncode, job.stdout) == (0, "done\n"), job.stderr

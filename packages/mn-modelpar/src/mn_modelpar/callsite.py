@@ -1,0 +1,62 @@
+"""Where in the user's code a communication was asked for: what an error can name."""
+
+from __future__ import annotations
+
+import inspect
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from typing import NamedTuple
+
+import chainer
+
+__all__ = ["CallSite", "call_site", "on_behalf_of"]
+
+_OURS = os.path.dirname(__file__) + os.sep
+_CHAINER = os.path.dirname(chainer.__file__) + os.sep
+
+_behalf: ContextVar[tuple[int, str] | None] = ContextVar("_behalf", default=None)
+
+
+class CallSite(NamedTuple):
+    """A place in the user's code.
+
+    Attributes:
+        place: File and line.
+        part: What of ours acted there, where that is more than the function itself.
+        key: Equal for two calls that come from the same part of a model.
+    """
+
+    place: str
+    part: str
+    key: tuple[object, ...]
+
+    def __str__(self) -> str:
+        return f"{self.place}, for {self.part}" if self.part else self.place
+
+
+@contextmanager
+def on_behalf_of(owner: object, part: str) -> Iterator[None]:
+    """Name the part of a model that the communications in this block belong to.
+
+    Args:
+        owner: The model.
+        part: Which part of it, in words that are the same in every pass.
+    """
+    token = _behalf.set((id(owner), part))
+    try:
+        yield
+    finally:
+        _behalf.reset(token)
+
+
+def call_site() -> CallSite:
+    """Return the innermost place that is neither in this package nor in Chainer."""
+    frame = inspect.currentframe()
+    while frame is not None and frame.f_code.co_filename.startswith((_OURS, _CHAINER)):
+        frame = frame.f_back
+    place = "an unknown place" if frame is None else f"{frame.f_code.co_filename}:{frame.f_lineno}"
+    behalf = _behalf.get()
+    # A part of a model is the same part wherever the model is called from.
+    return CallSite(place, behalf[1] if behalf else "", behalf or (place,))

@@ -1,0 +1,81 @@
+"""All-gather and reduce-scatter, each the other's adjoint."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import chainer
+
+from mn_comm import CommunicatorBase, together
+from mn_modelpar.functions.collective import Collective, Outputs, communicate
+from mn_modelpar.functions.values import total
+from mn_modelpar.traffic import Record
+
+__all__ = ["AllGather", "ReduceScatter", "allgather", "reduce_scatter"]
+
+
+class AllGather(Collective):
+    """Every rank's array, at every rank."""
+
+    def exchange(self, arrays: Sequence[Any]) -> Sequence[Any]:
+        """Give all arrays to all."""
+        return self.communicator.allgather(arrays[0])
+
+    def adjoint(self) -> Collective:
+        """Return the sum of what all ranks have for each."""
+        return ReduceScatter(self.communicator)
+
+
+class ReduceScatter(Collective):
+    """To each rank the sum of what all ranks have for it, in the order of ranks."""
+
+    def exchange(self, arrays: Sequence[Any]) -> Sequence[Any]:
+        """Give each rank its summands, and add them up there."""
+        summands = self.communicator.alltoall(arrays)
+        with together(self.communicator.mpi_comm):  # shapes may differ at one rank only
+            result = total(summands)
+        return [result]
+
+    def adjoint(self) -> Collective:
+        """Return the gathering at all ranks."""
+        return AllGather(self.communicator)
+
+
+def allgather(comm: CommunicatorBase, x: Any) -> Outputs:
+    """Gather Variables at every rank; collective.
+
+    Its adjoint: each rank's gradient is the sum of what all ranks have for it, as in :func:`reduce_scatter`.
+
+    Args:
+        comm: The ranks that take part.
+        x: A Variable or array of any shape, of one dtype on all ranks.
+
+    Returns:
+        A tuple of Variables in the order of ranks.
+
+    Raises:
+        TypeError: On some rank ``x`` is something else, or of another dtype (on every rank).
+    """
+    return communicate(AllGather(comm, record=Record("allgather")), [x])[:-1]
+
+
+def reduce_scatter(comm: CommunicatorBase, xs: Any) -> chainer.Variable:
+    """Give each rank the sum of what all ranks have for it; collective.
+
+    Its adjoint: the gradients of all ranks are gathered at every rank, as in :func:`allgather`.
+
+    Args:
+        comm: The ranks that take part.
+        xs: A tuple or list of ``comm.size`` Variables or arrays of one dtype: the one at position ``i`` is a summand
+            for rank ``i``, and has the same shape on all ranks.
+
+    Returns:
+        The sum over all ranks of what they have for this one; half precision is added up in float32.
+
+    Raises:
+        TypeError: On some rank ``xs`` is something else (on every rank).
+        ValueError: On some rank there are not ``comm.size`` of them, or the summands' shapes differ (on every rank).
+    """
+    function = ReduceScatter(comm, record=Record("reduce_scatter"))
+    return communicate(function, xs if isinstance(xs, (tuple, list)) else [xs])[0]

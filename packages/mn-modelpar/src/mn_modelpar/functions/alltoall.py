@@ -1,0 +1,45 @@
+"""All-to-all, its own adjoint."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from mn_comm import CommunicatorBase
+from mn_modelpar.functions.collective import Collective, Outputs, communicate
+from mn_modelpar.traffic import Record
+
+__all__ = ["AllToAll", "alltoall"]
+
+
+class AllToAll(Collective):
+    """From each rank one array to each rank."""
+
+    def exchange(self, arrays: Sequence[Any]) -> Sequence[Any]:
+        """Exchange one array with each rank."""
+        return self.communicator.alltoall(arrays)
+
+    def adjoint(self) -> Collective:
+        """Return the same exchange: what came from a rank goes back to it."""
+        return AllToAll(self.communicator)
+
+
+def alltoall(comm: CommunicatorBase, xs: Any) -> Outputs:
+    """Send one Variable to each rank and receive one from each; collective.
+
+    Its adjoint is itself: each gradient goes back to the rank that its Variable came from.
+
+    Args:
+        comm: The ranks that take part.
+        xs: A tuple or list of ``comm.size`` Variables or arrays of one dtype and any shapes: the one at position ``i``
+            is for rank ``i``.
+
+    Returns:
+        A tuple of Variables in the order of the ranks they came from.
+
+    Raises:
+        TypeError: On some rank ``xs`` is something else (on every rank).
+        ValueError: On some rank there are not ``comm.size`` of them (on every rank).
+    """
+    values = xs if isinstance(xs, (tuple, list)) else [xs]
+    return communicate(AllToAll(comm, record=Record("alltoall")), values)[:-1]

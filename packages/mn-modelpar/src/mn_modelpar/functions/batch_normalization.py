@@ -1,0 +1,183 @@
+"""Batch normalisation by the statistics of the batches of all ranks together."""
+
+from __future__ import annotations
+
+import string
+from typing import Any
+
+import chainer
+import numpy as np
+from chainer import backend
+
+from mn_comm import CommunicatorBase
+from mn_modelpar.staging import to_device_of, to_host
+
+__all__ = ["MultiNodeBatchNormalizationFunction", "combine"]
+
+_Array = np.ndarray[Any, Any]
+
+
+def combine(parts: _Array) -> tuple[float, _Array, _Array]:
+    """Combine counts, means and squared deviations of parts into those of the whole.
+
+    The squares that are added up are those of deviations, never of the values: nothing cancels. See Chan, Golub and
+    LeVeque, "Updating formulae and a pairwise algorithm for computing sample variances", 1979, equation 2.1.
+
+    Args:
+        parts: Float64 of shape ``(parts, 1 + 2 * channels)``: in each row the count, the means, and the sums of squared
+            deviations from these. A part may be empty: all zeros.
+
+    Returns:
+        The count; the means, of shape ``(channels,)``; the sums of squared deviations, likewise.
+    """
+    channels = parts.shape[1] // 2
+    counts, means, squares = parts[:, :1], parts[:, 1 : channels + 1], parts[:, channels + 1 :]
+    count = float(counts.sum())
+    mean = (counts * means).sum(axis=0) / max(count, 1.0)
+    return count, mean, squares.sum(axis=0) + (counts * (means - mean) ** 2).sum(axis=0)
+
+
+class Layout:
+    """Which axes of the input are reduced over, and which ones are channels.
+
+    Args:
+        ndim: The number of axes of the input.
+        channel_ndim: The number of axes of ``gamma``.
+        axis: The axes to reduce over; by default the first one and those after the channels.
+    """
+
+    def __init__(self, ndim: int, channel_ndim: int, axis: tuple[int, ...] | None) -> None:
+        self.axis = (0, *range(channel_ndim + 1, ndim)) if axis is None else axis
+        self.expander = tuple(None if i in self.axis else slice(None) for i in range(ndim))
+        letters = string.ascii_letters[:ndim]
+        channels = "".join(letter for i, letter in enumerate(letters) if i not in self.axis)
+        self._products = f"{letters},{letters}->{channels}"
+
+    def sum_of_products(self, xp: Any, a: Any, b: Any) -> Any:
+        """Return the sums of ``a * b`` over all but the channels."""
+        return xp.einsum(self._products, a, b)
+
+
+class MultiNodeBatchNormalizationFunction(chainer.FunctionNode):  # type: ignore[misc]  # Chainer has no types
+    """Normalises by the mean and the variance over the batches of all ranks.
+
+    The gradient of the input is that of the sum of all ranks' losses. Those of ``gamma`` and ``beta`` are the means
+    over ranks of what each contributes, equal on all ranks, so that averaging them again changes nothing.
+
+    Args:
+        communicator: The ranks whose batches belong together.
+        eps: What is added to the variance.
+        running_mean: Updated in place if given, of the shape of ``gamma``.
+        running_var: Likewise.
+        decay: How much of the running statistics is kept.
+        axis: The axes to reduce over, as in :func:`chainer.functions.batch_normalization`.
+    """
+
+    def __init__(
+        self,
+        communicator: CommunicatorBase,
+        eps: float,
+        running_mean: Any,
+        running_var: Any,
+        decay: float,
+        axis: tuple[int, ...] | None,
+    ) -> None:
+        super().__init__()
+        self.communicator = communicator
+        self.eps = eps
+        self.running_mean = running_mean
+        self.running_var = running_var
+        self.decay = decay
+        self.axis = axis
+
+    def forward(self, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
+        """Normalise; collective, one reduction."""
+        self.retain_inputs((0, 1))
+        x, gamma, beta = inputs
+        xp = backend.get_array_module(x)
+        self.dtype = np.promote_types(np.promote_types(x.dtype, gamma.dtype), np.float32)
+        self.layout = Layout(x.ndim, gamma.ndim, self.axis)
+        count, local_mean, deviations, squares = self._local(xp, x)
+        packed = np.concatenate([[count], to_host(local_mean).ravel(), to_host(squares).ravel()], dtype=np.float64)
+        gathered = np.stack(self.communicator.allgather(packed))
+        self.count, mean, total_squares = combine(gathered)
+        var = total_squares / max(self.count, 1.0)
+        self._update_running(mean.reshape(gamma.shape), var.reshape(gamma.shape))
+        self.mean = self._on_device(x, mean, gamma.shape)
+        self.inv_std = self._on_device(x, 1 / np.sqrt(var + self.eps), gamma.shape)
+        # y = gamma (x - mean) / std + beta, of which x - local_mean is there already.
+        scale = gamma * self.inv_std
+        shift = beta + scale * (local_mean - self.mean)
+        expander = self.layout.expander
+        deviations *= scale.astype(self.dtype)[expander]
+        deviations += shift.astype(self.dtype)[expander]
+        return (deviations.astype(x.dtype, copy=False),)
+
+    def backward(self, indexes: tuple[int, ...], grad_outputs: tuple[Any, ...]) -> tuple[Any, ...]:
+        """Return the gradients of input, gamma and beta; collective, one reduction."""
+        del indexes
+        return Gradient(self).apply((*self.get_retained_inputs(), grad_outputs[0]))  # type: ignore[no-any-return]
+
+    def _local(self, xp: Any, x: Any) -> tuple[int, Any, Any, Any]:
+        """Return count, mean, deviations from the mean, and the sums of their squares, of this rank's batch."""
+        axis, expander = self.layout.axis, self.layout.expander
+        count = int(np.prod([x.shape[i] for i in axis], dtype=np.int64))
+        mean = x.sum(axis=axis, dtype=self.dtype) / max(count, 1)
+        deviations = xp.subtract(x, mean[expander], dtype=self.dtype)
+        return count, mean, deviations, self.layout.sum_of_products(xp, deviations, deviations)
+
+    def _update_running(self, mean: _Array, var: _Array) -> None:
+        if self.running_mean is None or not self.count:
+            return
+        unbiased = self.count / max(self.count - 1.0, 1.0)
+        for running, value in ((self.running_mean, mean), (self.running_var, unbiased * var)):
+            running *= self.decay
+            running += to_device_of(running, ((1 - self.decay) * value).astype(running.dtype))
+
+    def _on_device(self, like: Any, values: _Array, shape: tuple[int, ...]) -> Any:
+        return to_device_of(like, values.reshape(shape).astype(self.dtype))
+
+
+class Gradient(chainer.FunctionNode):  # type: ignore[misc]  # Chainer has no types
+    """The backward of batch normalisation; it has none itself.
+
+    Args:
+        function: The function whose backward it is.
+    """
+
+    def __init__(self, function: MultiNodeBatchNormalizationFunction) -> None:
+        super().__init__()
+        self.function = function
+
+    def forward(self, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
+        """Return the gradients of input, gamma and beta; collective, one reduction."""
+        x, gamma, gy = inputs
+        forward = self.function
+        xp = backend.get_array_module(x)
+        layout, dtype, inv_std = forward.layout, forward.dtype, forward.inv_std
+        deviations = xp.subtract(x, forward.mean[layout.expander], dtype=dtype)
+        gy = gy.astype(dtype, copy=False)
+        local_ggamma = layout.sum_of_products(xp, gy, deviations) * inv_std
+        local_gbeta = gy.sum(axis=layout.axis)
+        packed = np.stack([to_host(local_ggamma), to_host(local_gbeta)]).astype(np.float64)
+        ggamma, gbeta = to_device_of(x, forward.communicator.allreduce(packed))
+        # gx = gamma / std (gy - (x_hat ggamma + gbeta) / count), in place where the deviations are.
+        scale = gamma * inv_std
+        count = max(forward.count, 1.0)
+        deviations *= (-scale * inv_std * ggamma / count).astype(dtype)[layout.expander]
+        deviations -= (scale * gbeta / count).astype(dtype)[layout.expander]
+        deviations += gy * scale.astype(dtype)[layout.expander]
+        ranks = forward.communicator.size
+        return (
+            deviations.astype(x.dtype, copy=False),
+            (ggamma / ranks).astype(gamma.dtype),
+            (gbeta / ranks).astype(gamma.dtype),
+        )
+
+    def backward(self, indexes: tuple[int, ...], grad_outputs: tuple[Any, ...]) -> tuple[Any, ...]:
+        """Refuse.
+
+        Raises:
+            NotImplementedError: Always.
+        """
+        raise NotImplementedError("MultiNodeBatchNormalization cannot be differentiated twice")

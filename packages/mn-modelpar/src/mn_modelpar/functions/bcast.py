@@ -1,0 +1,66 @@
+"""Broadcast, and its adjoint: the sum at the root."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import chainer
+
+from mn_comm import CommunicatorBase
+from mn_modelpar.functions.collective import Collective, communicate
+from mn_modelpar.functions.values import total
+from mn_modelpar.traffic import Record
+
+__all__ = ["Bcast", "Reduce", "bcast"]
+
+
+class Bcast(Collective):
+    """The root's array, at every rank."""
+
+    def exchange(self, arrays: Sequence[Any]) -> Sequence[Any]:
+        """Give the root's array to all."""
+        return [self.communicator.bcast(arrays[0] if arrays else None, self.root)]
+
+    def adjoint(self) -> Collective:
+        """Return the sum at the root."""
+        return Reduce(self.communicator, self.root)
+
+
+class Reduce(Collective):
+    """The sum over all ranks, at the root, in the order of ranks."""
+
+    def exchange(self, arrays: Sequence[Any]) -> Sequence[Any]:
+        """Add up at the root."""
+        gathered = self.communicator.gather(arrays[0], self.root)
+        return [] if gathered is None else [total(gathered)]
+
+    def adjoint(self) -> Collective:
+        """Return the broadcast from the root."""
+        return Bcast(self.communicator, self.root)
+
+
+def bcast(comm: CommunicatorBase, x: Any, root: int = 0) -> chainer.Variable:
+    """Broadcast a Variable; collective.
+
+    Its adjoint: the gradient at the root is the sum of the gradients of all ranks.
+
+    Args:
+        comm: The ranks that take part.
+        x: At the root a Variable or array of any shape and dtype; elsewhere ``None``, or anything, which is ignored
+            except that the result will be on the device of a Variable or array.
+        root: The rank that has it.
+
+    Returns:
+        A Variable like the root's.
+
+    Raises:
+        TypeError: ``x`` at the root is something else (on every rank).
+        ValueError: ``root`` is out of range.
+    """
+    function = Bcast(comm, root, Record("bcast", f"root={root}"))
+    if comm.rank == root:
+        return communicate(function, [x])[0]
+    return communicate(function, [], like=x if isinstance(x, (chainer.Variable, chainer.get_array_types())) else None)[
+        0
+    ]

@@ -1,0 +1,84 @@
+"""Gather and scatter, each the other's adjoint."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import chainer
+
+from mn_comm import CommunicatorBase
+from mn_modelpar.functions.collective import Collective, Outputs, communicate
+from mn_modelpar.traffic import Record
+
+__all__ = ["Gather", "Scatter", "gather", "scatter"]
+
+
+class Gather(Collective):
+    """Every rank's array, at the root."""
+
+    def exchange(self, arrays: Sequence[Any]) -> Sequence[Any]:
+        """Give all arrays to the root."""
+        return self.communicator.gather(arrays[0], self.root) or ()
+
+    def adjoint(self) -> Collective:
+        """Return the scatter from the root."""
+        return Scatter(self.communicator, self.root)
+
+
+class Scatter(Collective):
+    """To each rank its own of the root's arrays."""
+
+    def exchange(self, arrays: Sequence[Any]) -> Sequence[Any]:
+        """Give each rank its array."""
+        return [self.communicator.scatter(arrays, self.root)]
+
+    def adjoint(self) -> Collective:
+        """Return the gather at the root."""
+        return Gather(self.communicator, self.root)
+
+
+def gather(comm: CommunicatorBase, x: Any, root: int = 0) -> chainer.Variable | Outputs:
+    """Gather Variables at one rank; collective.
+
+    Its adjoint: each rank's gradient is its part of the root's.
+
+    Args:
+        comm: The ranks that take part.
+        x: A Variable or array of any shape, of one dtype on all ranks.
+        root: The rank that receives.
+
+    Returns:
+        At the root a tuple of Variables in the order of ranks. Elsewhere an empty Variable, the delegate, from which
+        the backward pass must reach this function.
+
+    Raises:
+        TypeError: On some rank ``x`` is something else, or of another dtype (on every rank).
+        ValueError: ``root`` is out of range.
+    """
+    outputs = communicate(Gather(comm, root, Record("gather", f"root={root}")), [x])
+    return outputs[:-1] if comm.rank == root else outputs[-1]
+
+
+def scatter(comm: CommunicatorBase, xs: Any, root: int = 0) -> chainer.Variable:
+    """Give each rank its own of the root's Variables; collective.
+
+    Its adjoint: the gradients of all ranks are gathered at the root.
+
+    Args:
+        comm: The ranks that take part.
+        xs: At the root a tuple or list of ``comm.size`` Variables or arrays of one dtype and any shapes; elsewhere
+            ``None``, or anything, which is ignored.
+        root: The rank that has them.
+
+    Returns:
+        This rank's.
+
+    Raises:
+        TypeError: ``xs`` at the root is something else (on every rank).
+        ValueError: There are not ``comm.size`` of them (on every rank), or ``root`` is out of range.
+    """
+    function = Scatter(comm, root, Record("scatter", f"root={root}"))
+    if comm.rank != root:
+        return communicate(function, [])[0]
+    return communicate(function, xs if isinstance(xs, (tuple, list)) else [xs])[0]

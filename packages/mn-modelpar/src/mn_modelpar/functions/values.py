@@ -1,0 +1,78 @@
+"""What the functions have in common: which inputs they take, and what stands in for a gradient that is missing."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import chainer
+import numpy as np
+from chainer import backend
+
+__all__ = ["Spec", "fill", "problem_with", "require_floats", "spec_of", "total"]
+
+Spec = tuple[tuple[int, ...], np.dtype[Any]]
+"""Shape and dtype of an array."""
+
+
+def spec_of(array: Any) -> Spec:
+    """Return shape and dtype of an array or Variable."""
+    return tuple(array.shape), np.dtype(array.dtype)
+
+
+def problem_with(values: Sequence[Any]) -> str:
+    """Return what is wrong with inputs that should be Variables or arrays, all on one device; nothing if they are."""
+    for value in values:
+        if not isinstance(value, (chainer.Variable, chainer.get_array_types())):
+            return f"expected a chainer.Variable, got {type(value).__name__}: {value!r:.80}"
+    arrays = [chainer.as_variable(value).array for value in values]
+    if any(array is None for array in arrays):
+        return "expected a chainer.Variable that holds an array, got one without"
+    if not chainer.is_arrays_compatible(arrays):
+        return f"expected arrays on one device, got {', '.join(type(array).__name__ for array in arrays)}"
+    return ""
+
+
+def require_floats(specs: Iterable[Spec], what: str) -> None:
+    """Raise unless all arrays can have a gradient.
+
+    Raises:
+        TypeError: One is of integers.
+    """
+    for shape, dtype in specs:
+        if dtype.kind != "f":
+            raise TypeError(f"expected floats in the backward of {what}, got shape {shape} and dtype {dtype}")
+
+
+def fill(grads: Sequence[Any], specs: Sequence[Spec], like: Any) -> list[Any]:
+    """Return the gradients, with zeros for those that are missing.
+
+    Args:
+        grads: Variables, or ``None``.
+        specs: Shape and dtype of each.
+        like: An array on the device where the zeros are to live.
+    """
+    xp = backend.get_array_module(like)
+    return [xp.zeros(shape, dtype) if grad is None else grad for grad, (shape, dtype) in zip(grads, specs, strict=True)]
+
+
+def total(arrays: Sequence[np.ndarray[Any, Any]]) -> np.ndarray[Any, Any]:
+    """Add arrays up, in their order, half precision in float32.
+
+    Args:
+        arrays: At least one; of one shape and dtype.
+
+    Returns:
+        The sum, of their shape and dtype.
+
+    Raises:
+        ValueError: Their shapes differ.
+    """
+    for array in arrays:
+        if array.shape != arrays[0].shape:
+            raise ValueError(f"expected arrays of one shape to add up, got {arrays[0].shape} and {array.shape}")
+    dtype = arrays[0].dtype
+    result = arrays[0].astype(np.float32 if dtype == np.float16 else dtype)
+    for array in arrays[1:]:
+        result += array
+    return result.astype(dtype, copy=False)

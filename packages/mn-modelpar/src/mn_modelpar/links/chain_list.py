@@ -1,0 +1,180 @@
+"""A list of links that receive from, and send to, other ranks."""
+
+from __future__ import annotations
+
+import operator
+from collections import deque
+from collections.abc import Sequence
+from typing import Any, NamedTuple, TypeAlias
+
+import chainer
+import numpy as np
+
+from mn_comm import CommunicatorBase
+from mn_modelpar import functions
+from mn_modelpar.callsite import on_behalf_of
+from mn_modelpar.functions.point_to_point import receive
+from mn_modelpar.functions.pseudo_connect import connect
+from mn_modelpar.links.copying import deepcopy_sharing
+from mn_modelpar.staging import put_on
+
+__all__ = ["MultiNodeChainList"]
+
+Ranks = int | Sequence[int] | None
+Thread: TypeAlias = Any
+"""A Variable that the backward pass must reach after everything that comes later: the end of what came before."""
+
+
+class Route(NamedTuple):
+    """Where the inputs of a link come from and its outputs go to; ``None``: those of the whole model."""
+
+    rank_in: tuple[int, ...] | None
+    rank_out: tuple[int, ...] | None
+
+
+class MultiNodeChainList(chainer.ChainList):  # type: ignore[misc]  # Chainer has no types
+    """Links of this rank, each of which receives from some ranks and sends to others.
+
+    The links run in the order in which they were added, and their backward passes in the reverse order: all that a rank
+    sends and receives is strung together, so that no delegate variable is needed, and nothing is left out, whether its
+    outputs are used or not.
+
+    Args:
+        comm: The ranks that the model spans.
+    """
+
+    def __init__(self, comm: CommunicatorBase) -> None:
+        super().__init__()
+        self._comm = comm
+        self._routes: list[Route] = []
+
+    def add_link(self, link: chainer.Link, rank_in: Ranks = None, rank_out: Ranks = None) -> None:
+        """Add a link.
+
+        Args:
+            link: The link. Its inputs are what was received, one argument for each rank, which is a tuple if several
+                Variables were sent; or those of the whole model. Its output is a Variable or a tuple of them.
+            rank_in: The rank or ranks to receive from, which may include this one: then the inputs are what an earlier
+                link sent there. ``None`` if the inputs are those of the model.
+            rank_out: The rank or ranks to send the output to, which may include this one. ``None`` if the output is
+                that of the model; only one link may have it.
+
+        Raises:
+            TypeError: ``rank_in`` or ``rank_out`` is neither an integer, nor a list of them, nor ``None``.
+            ValueError: A rank is out of range, or another link has the model's output already.
+        """
+        route = Route(self._ranks(rank_in, "rank_in"), self._ranks(rank_out, "rank_out"))
+        if route.rank_out is None and any(other.rank_out is None for other in self._routes):
+            raise ValueError("expected at most one link with rank_out=None, the output of the model, got a second one")
+        super().add_link(link)
+        self._routes.append(route)
+
+    def forward(self, *inputs: Any) -> Any:
+        """Run the links; every rank that they name must run its own.
+
+        Args:
+            inputs: Those of the links whose ``rank_in`` is ``None``.
+
+        Returns:
+            The output of the link whose ``rank_out`` is ``None``, or, if there is none, an empty Variable from which
+            the backward pass can start.
+
+        Raises:
+            TypeError: A link returned something else than Variables.
+            ValueError: What a link sent to this rank itself, no link receives, or the reverse.
+        """
+        own: deque[Any] = deque()
+        thread: Thread = None
+        output: Any = None
+        for index, (link, route) in enumerate(zip(self, self._routes, strict=True)):
+            part = f"link {index} ({type(link).__name__}, {_in_words(route)}) of {type(self).__name__}"
+            with on_behalf_of(self, part):
+                arguments, thread = self._arguments(route.rank_in, inputs, own, thread, part)
+                result = link(*arguments)
+                # Also where the link makes no use of its inputs, or no gradient comes back through them.
+                result = _tie(thread, _check(result, part))
+                if route.rank_out is None:
+                    output, thread = result, _end_of(result)
+                else:
+                    thread = self._dispatch(route.rank_out, result, own, thread)
+        if own:
+            name = type(self).__name__
+            raise ValueError(f"{name}: {len(own)} outputs were sent to this rank itself, but no link receives them")
+        if output is None:
+            return thread
+        return output if _end_of(output) is thread else _tie(thread, output)
+
+    def _arguments(
+        self, rank_in: tuple[int, ...] | None, inputs: tuple[Any, ...], own: deque[Any], thread: Thread, part: str
+    ) -> tuple[tuple[Any, ...], Thread]:
+        """Return what to call a link with, and where its graph begins."""
+        if rank_in is None:
+            connectable = all(isinstance(x, (chainer.Variable, chainer.get_array_types())) for x in inputs)
+            if thread is None or not inputs or not connectable:
+                return inputs, thread
+            return connect(thread, *inputs), thread
+        arguments = []
+        for rank in rank_in:
+            if rank == self._comm.rank:
+                if not own:
+                    raise ValueError(f"{part}: expected an earlier link to have sent something here, got nothing")
+                arguments.append(_tie(thread, own.popleft()))
+            else:
+                *values, thread = receive(self._comm, rank, thread)
+                on_device = [put_on(self.device, value) for value in values]
+                arguments.append(on_device[0] if len(on_device) == 1 else tuple(on_device))
+        return tuple(arguments), thread
+
+    def _dispatch(self, rank_out: tuple[int, ...], result: Any, own: deque[Any], thread: Thread) -> Thread:
+        """Send an output to its ranks, one after the other, and return where the graph ends."""
+        for position, rank in enumerate(rank_out):
+            tied = _tie(thread, result) if position else result
+            if rank == self._comm.rank:
+                own.append(tied)
+                thread = _end_of(tied)
+            else:
+                thread = functions.send(tied, self._comm, rank)
+        return thread
+
+    def _ranks(self, ranks: Ranks, name: str) -> tuple[int, ...] | None:
+        if ranks is None:
+            return None
+        sequence: list[Any] = list(ranks) if isinstance(ranks, (list, tuple, np.ndarray)) else [ranks]
+        try:
+            checked = tuple(operator.index(rank) for rank in sequence)
+        except TypeError:
+            raise TypeError(f"expected an integer, a list of integers or None for {name}, got {ranks!r}") from None
+        for rank in checked:
+            if not 0 <= rank < self._comm.size:
+                raise ValueError(f"expected {name} in 0..{self._comm.size - 1}, got {rank}")
+        return checked
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> MultiNodeChainList:
+        return deepcopy_sharing(self, self._comm, memo)
+
+
+def _in_words(route: Route) -> str:
+    def one(ranks: tuple[int, ...] | None) -> str:
+        return str(ranks[0] if ranks is not None and len(ranks) == 1 else ranks)
+
+    return f"rank_in={one(route.rank_in)}, rank_out={one(route.rank_out)}"
+
+
+def _check(result: Any, part: str) -> Any:
+    values = result if isinstance(result, (tuple, list)) else [result]
+    for value in values:
+        if not isinstance(value, chainer.Variable):
+            raise TypeError(f"{part}: expected it to return a chainer.Variable or a tuple of them, got {value!r:.80}")
+    return tuple(result) if isinstance(result, list) else result
+
+
+def _tie(thread: Thread, values: Any) -> Any:
+    """Return a Variable, or a tuple of them, whose backward pass reaches ``thread`` too."""
+    if thread is None:
+        return values
+    return connect(thread, *values) if isinstance(values, tuple) else connect(thread, values)[0]
+
+
+def _end_of(values: Any) -> chainer.Variable:
+    last: chainer.Variable = values[-1] if isinstance(values, tuple) else values
+    return last

@@ -1,0 +1,49 @@
+"""A model with the batch normalisation of every rank made one."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import chainer
+
+from mn_comm import CommunicatorBase
+from mn_modelpar.links.batch_normalization import MultiNodeBatchNormalization, check_backend
+
+__all__ = ["create_mnbn_model"]
+
+
+def create_mnbn_model(link: chainer.Link, comm: CommunicatorBase, communication_backend: str = "auto") -> chainer.Link:
+    """Copy a model, with every BatchNormalization replaced by a MultiNodeBatchNormalization.
+
+    Args:
+        link: The model: any link, or a BatchNormalization itself. It is left as it is.
+        comm: The ranks whose batches belong together.
+        communication_backend: As for :class:`MultiNodeBatchNormalization`.
+
+    Returns:
+        A deep copy. What is replaced, at any depth, keeps its parameters, running statistics, settings and hooks.
+        Links of classes that compute something else, such as BatchRenormalization, are copied as they are.
+
+    Raises:
+        ValueError: There is no such backend, or this communicator cannot use it.
+    """
+    check_backend(communication_backend, comm)
+    memo: dict[int, Any] = {id(comm): comm}
+    for part in link.links():
+        if isinstance(part, chainer.links.BatchNormalization) and _computes_as_chainers(part):
+            # Found in the memo, it takes the original's place wherever that is referred to.
+            memo[id(part)] = _over_all_ranks(part, comm)
+    return copy.deepcopy(link, memo)
+
+
+def _computes_as_chainers(link: chainer.links.BatchNormalization) -> bool:
+    """Whether a link, of a derived class perhaps, has the forward of Chainer's."""
+    return bool(type(link).forward is chainer.links.BatchNormalization.forward)
+
+
+def _over_all_ranks(link: chainer.links.BatchNormalization, comm: CommunicatorBase) -> MultiNodeBatchNormalization:
+    twin = MultiNodeBatchNormalization.__new__(MultiNodeBatchNormalization)
+    twin.__dict__.update(copy.deepcopy(link.__dict__))
+    twin.comm = comm
+    return twin

@@ -1,0 +1,148 @@
+"""The classic mistakes: each ends the job within the stall time, with a message that names the culprit."""
+
+import re
+
+import pytest
+
+HEAD = """
+import chainer, chainer.functions as F, chainer.links as L, numpy as np
+import mn_modelpar.functions as MF
+from mn_comm import create_communicator
+from mn_modelpar import MultiNodeChainList
+
+comm = create_communicator("naive")
+x = chainer.Variable(np.ones((2, 3), np.float32))
+"""
+
+NO_DELEGATE_ON_THE_SECOND_RECV = """
+def model(x):
+    MF.send(F.tanh(x), comm, rank=1)  # culprit
+    return F.sum(MF.recv(comm, rank=1))
+
+if comm.rank == 0:
+    model(x).backward()
+else:
+    MF.send(MF.recv(comm, rank=0), comm, rank=0).backward()
+    MF.recv(comm, rank=0)
+"""
+
+A_DELEGATE_THAT_IS_NOT_RETURNED = """
+def model():
+    z = MF.recv(comm, rank=0)
+    MF.send(z, comm, rank=0)  # forgotten
+
+for _ in range(2):
+    if comm.rank == 0:
+        phi = MF.send(F.tanh(x), comm, rank=1)  # culprit
+        F.sum(MF.recv(comm, rank=1, delegate_variable=phi)).backward()
+    else:
+        model()
+"""
+
+SEND_WITHOUT_RECV = """
+if comm.rank == 0:
+    MF.send(x, comm, rank=1).backward()  # culprit
+else:
+    comm.recv(0, tag=5)
+"""
+
+DIFFERENT_COLLECTIVES = """
+def one():
+    comm.allgather(x.array)  # culprit
+
+def other():
+    comm.allreduce(x.array)  # other
+
+one() if comm.rank == 0 else other()
+"""
+
+RANK_OUT_TO_NO_LINK = """
+model = MultiNodeChainList(comm)
+model.add_link(L.Linear(3, 2), rank_in=None, rank_out=1)
+if comm.rank == 0:
+    model(x).backward()  # culprit
+else:
+    comm.allreduce(np.ones(1))
+"""
+
+
+def culprit(script, mark="culprit"):
+    (line,) = (n for n, text in enumerate((HEAD + script).split("\n"), 1) if text.endswith("# " + mark))
+    return rf"model\.py:{line}\b"
+
+
+@pytest.mark.parametrize(
+    ("script", "messages"),
+    [
+        (
+            NO_DELEGATE_ON_THE_SECOND_RECV,
+            [r"RuntimeError: .* send\(rank=1, tag=0\) called at \S*{culprit} never ran"],
+        ),
+        (
+            A_DELEGATE_THAT_IS_NOT_RETURNED,
+            [
+                r"waiting in recv\(source=1, tag=\d+\) for the gradient of send\(rank=1, tag=0\) called at \S*"
+                r"{culprit}",
+                r"rank 1 of 2 .*\n.*waiting in recv\(source=0, tag=0\)",
+                r"its backward has not run: send\(rank=0, tag=0\) called at \S*{forgotten}",
+            ],
+        ),
+        (
+            SEND_WITHOUT_RECV,
+            [
+                r"for the gradient of send\(rank=1, tag=0\) called at \S*{culprit}",
+                r"waiting in recv\(source=0, tag=5\)",
+                r"a message from rank 0 has arrived, but with tag 0, which nobody receives",
+            ],
+        ),
+        (
+            DIFFERENT_COLLECTIVES,
+            [
+                r"waiting in allgather\(data=<float32 array of shape \(2, 3\)>\)",
+                r"waiting in allreduce",
+                "{culprit}",
+                "{other}",
+            ],
+        ),
+        (
+            RANK_OUT_TO_NO_LINK,
+            [
+                r"for the gradient of send\(rank=1, tag=0\) called at \S*{culprit}, for link 0 \(Linear, rank_in=None, "
+                r"rank_out=1\) of MultiNodeChainList",
+                r"rank 1 of 2 .*\n.*waiting in allreduce",
+            ],
+        ),
+    ],
+    ids=["no delegate on the second recv", "delegate not returned", "send without recv", "collectives", "rank_out"],
+)
+def test_a_mistake_is_named(mpiexec, script, messages):
+    status, _, errors = mpiexec(2, HEAD + script, CHAINERMN_STALL_SECONDS="3", CHAINERMN_STALL_ABORT="1")
+    assert status != 0
+    places = {mark: culprit(script, mark) for mark in ("culprit", "other", "forgotten") if f"# {mark}" in script}
+    for message in messages:
+        pattern = message
+        for mark, place in places.items():
+            pattern = pattern.replace("{" + mark + "}", place)
+        assert re.search(pattern, errors), errors
+
+
+def test_slow_ranks_are_no_mistake(mpiexec):
+    script = """
+import time
+if comm.rank == 1:
+    time.sleep(2.5)
+assert comm.allreduce(np.ones(1)) == 2
+print("done", comm.rank)
+"""
+    status, printed, errors = mpiexec(2, HEAD + script, CHAINERMN_STALL_SECONDS="1")
+    assert status == 0, errors
+    assert printed.count("done") == 2
+    assert len(re.findall(r"rank 0 of 2 on \S+ has waited for more than 1 s", errors)) == 1
+    assert len(re.findall(r"rank 1 of 2 .* is asked by rank 0.*\n.*it is not communicating; it is at", errors)) == 1
+    assert "time.sleep(2.5)" in errors
+
+
+def test_the_monitor_can_be_switched_off(mpiexec):
+    script = "import threading; assert threading.active_count() == 1; print('alone')"
+    status, printed, errors = mpiexec(1, HEAD + script, CHAINERMN_STALL_SECONDS="0")
+    assert (status, printed) == (0, "alone\n"), errors
