@@ -26,14 +26,15 @@ def test_tools_know_every_package(workspace, packages):
     tools = workspace["tool"]
     modules = [module_name(name) for name in packages]
     assert sorted(tools["uv"]["sources"]) == sorted(packages)
-    assert sorted(tools["mypy"]["mypy_path"]) == sorted(f"packages/{name}/src" for name in packages)
+    assert {f"packages/{name}/src" for name in packages} <= set(tools["mypy"]["mypy_path"])
     assert sorted(tools["importlinter"]["root_packages"]) == sorted(modules)
 
 
 def test_tests_lie_where_they_are_looked_for(root):
     for path in [*root.glob("packages/*/tests/**/test_*.py"), *root.glob("tests/**/test_*.py")]:
         part = path.relative_to(root).parts[path.relative_to(root).parts.index("tests") + 1]
-        assert part in {"unit", "mpi", "jobs"}, path
+        # What lies in cluster is started by a test in jobs.
+        assert part in {"unit", "mpi", "jobs", "cluster"}, path
 
 
 def test_optional_and_slow_imports_are_late(root):

@@ -1,0 +1,167 @@
+"""The environments in which the packages are built, checked and tried; `tools/bootstrap.py` runs it.
+
+`-s try` trains the digits model on two processes, `-s test` runs all tests; `-l` lists the rest. The tests see built
+wheels, each package's in an environment of its own, with nothing but what that package declares.
+"""
+
+import os
+import shutil
+import sys
+from pathlib import Path
+
+import nox
+
+nox.needs_version = ">=2026.4"
+nox.options.default_venv_backend = "uv"
+nox.options.reuse_venv = "yes"
+nox.options.download_python = "never"
+# Nox makes a missing one an error in CI. There, a job that is for one interpreter says so itself.
+nox.options.error_on_missing_interpreters = False
+nox.options.sessions = ["test"]
+
+ROOT = Path(__file__).parent
+DIST = ROOT / "dist"
+CONSTRAINTS = ROOT / ".nox" / "constraints.txt"
+REPORTS = ROOT / ".nox" / "reports"
+
+WORKSPACE = nox.project.load_toml(ROOT / "pyproject.toml")
+PACKAGES = {
+    file.parent.name: nox.project.load_toml(file)["project"] for file in sorted(ROOT.glob("packages/*/pyproject.toml"))
+}
+# The tests in tests/ are about all packages together.
+SUITES = [*PACKAGES, "product"]
+GROUPS = {"mn-compat": ["test", "test-compat"], "product": ["test", "examples"]}
+
+RUNNING = "{}.{}".format(*sys.version_info)
+PYTHONS = ["3.10", "3.11", "3.12", "3.13"]
+if RUNNING not in PYTHONS:
+    PYTHONS.append(RUNNING)
+
+# A variable of pyenv: `python3.12` then also runs where another version is the selected one.
+PYENV = Path(os.environ.get("PYENV_ROOT", "~/.pyenv")).expanduser()
+if PYENV.is_dir():
+    os.environ["PYENV_ROOT"] = str(PYENV)
+    os.environ["PYENV_VERSION"] = ":".join(sorted(found.name for found in PYENV.glob("versions/3.[1-9][0-9]*")))
+# The tests are to see the wheels and nothing else.
+os.environ.pop("PYTHONPATH", None)
+# Without bytecode every rank of every job compiles Chainer anew, which takes as long again as importing it.
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+
+MPI_SETTINGS = {
+    # The ranks outnumber the cores of a small machine.
+    "OMP_NUM_THREADS": "1",
+    "PRTE_MCA_rmaps_default_mapping_policy": ":oversubscribe",
+    # Open MPI refuses root, in a container too, unless told twice.
+    "OMPI_ALLOW_RUN_AS_ROOT": "1",
+    "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
+    # Its UCX component prints a line for each shared window that it cannot serve.
+    "OMPI_MCA_osc": "^ucx",
+}
+
+
+@nox.session
+def build(session: nox.Session) -> None:
+    """Build the wheels of all packages, and Chainer's, into dist/; pin everything else for the other sessions."""
+    what = ["--all-packages", "--all-groups", "--all-extras", "--no-emit-workspace"]
+    form = ["--quiet", "--frozen", "--no-hashes", "--no-annotate", "--no-header"]
+    lock = session.run("uv", "export", *what, *form, silent=True)
+    CONSTRAINTS.write_text(lock)
+    install(session, *groups("build"))
+    for package in PACKAGES:
+        for old in DIST.glob(f"{package.replace('-', '_')}-*"):
+            old.unlink()
+    session.run("uv", "build", "--quiet", "--all-packages", "--wheel", "--no-build-isolation", f"--out-dir={DIST}")
+    if not list(DIST.glob("chainer-*")):
+        # PyPI has only its source distribution.
+        options = ["--quiet", "--no-deps", "--build-constraint=tools/chainer-build-constraints.txt"]
+        session.run("python", "-m", "pip", "wheel", *options, f"-c{CONSTRAINTS}", f"-w{DIST}", "chainer")
+    pins = [line for line in lock.splitlines() if not line.startswith("chainer==")]
+    pins += [f"{wheel.name.split('-')[0]} @ {wheel.as_uri()}" for wheel in sorted(DIST.glob("*.whl"))]
+    CONSTRAINTS.write_text("\n".join(pins) + "\n")
+
+
+@nox.session(name="try", requires=["build"])
+def try_(session: nox.Session) -> None:
+    """Train the digits model on two processes; arguments after `--` go to the example."""
+    install(session, with_mpi("chainermn-meta", "mpich"), *groups("examples"))
+    example = ["python", "examples/mnist/train_mnist.py", "-x", "naive", "-o", "result/mnist"]
+    session.run("mpiexec", "-n", "2", *example, *session.posargs, env=MPI_SETTINGS)
+
+
+@nox.session(requires=["build"])
+def lint(session: nox.Session) -> None:
+    """Check the style with ruff and the types of all packages with mypy."""
+    install(session, *groups("lint"))
+    session.run("ruff", "check")
+    session.run("ruff", "format", "--check")
+    session.run("mypy", *(f"packages/{package}/src" for package in PACKAGES))
+
+
+@nox.session(requires=["build"])
+def layers(session: nox.Session) -> None:
+    """Check who imports whom with import-linter."""
+    install(session, *PACKAGES, *groups("layers"))
+    session.run("lint-imports", "--no-cache")
+
+
+@nox.session(venv_backend="none")
+def lock(session: nox.Session) -> None:
+    """Renew the pinned versions: uv.lock, and tools/requirements.txt for tools/bootstrap.py."""
+    session.run("uv", "lock", "--upgrade")
+    what = ["--only-group", "nox", "--no-emit-workspace", "--no-annotate", "--no-header"]
+    session.run("uv", "export", "--quiet", "--frozen", *what, "-o", "tools/requirements.txt")
+
+
+def add_test_session(kind: str, suite: str, mpi: str, description: str, **options: str) -> None:
+    """Define a session that tests one package, or the product, on each of the interpreters."""
+
+    def body(session: nox.Session) -> None:
+        run_tests(session, suite, mpi, *(f"--{option}={value}" for option, value in options.items()))
+
+    body.__doc__ = f"Test {suite}: {description}"
+    tag = "unit" if kind == "unit" else suite
+    nox.session(body, name=f"{kind}-{suite}", python=PYTHONS, tags=[tag], requires=["build"])
+
+
+def run_tests(session: nox.Session, suite: str, mpi: str, *options: str) -> None:
+    """Test installed wheels with tools/run_tests.py."""
+    package, folder = (suite, f"packages/{suite}/tests") if suite in PACKAGES else ("chainermn-meta", "tests")
+    install(session, with_mpi(package, mpi), *groups(*GROUPS.get(suite, ["test"])))
+    reports = REPORTS / session.name
+    shutil.rmtree(reports, ignore_errors=True)
+    reports.mkdir(parents=True)
+    command = ["python", "tools/run_tests.py", folder, f"--installed={package}", f"--reports={reports}", *options]
+    session.run(*command, *session.posargs, env=MPI_SETTINGS)
+
+
+def install(session: nox.Session, *requirements: str) -> None:
+    """Make the environment hold these, in the pinned versions, and nothing else."""
+    session.install("--exact", f"--constraint={CONSTRAINTS}", *requirements)
+
+
+def groups(*names: str) -> list[str]:
+    """Return the requirements in dependency groups of the root's pyproject.toml."""
+    return list(nox.project.dependency_groups(WORKSPACE, *names))
+
+
+def with_mpi(package: str, mpi: str) -> str:
+    """Return the requirement of a package, with an MPI library where it has that extra."""
+    return f"{package}[{mpi}]" if mpi in PACKAGES[package].get("optional-dependencies", {}) else package
+
+
+needed = ["lint", "layers"]
+for suite in SUITES:
+    add_test_session("test", suite, "mpich", "unit tests, 1 to 4 ranks of MPICH, whole jobs", ranks="1,2,3,4")
+    needed.append(f"test-{suite}-{RUNNING}")
+    if suite == "product" or with_mpi(suite, "openmpi") != suite:
+        add_test_session("openmpi", suite, "openmpi", "2 ranks of Open MPI", parts="mpi", ranks="2")
+        needed.append(f"openmpi-{suite}-{RUNNING}")
+for package in PACKAGES:
+    add_test_session("unit", package, "mpich", "unit tests", parts="unit")
+    needed += [f"unit-{package}-{python}" for python in PYTHONS if python != RUNNING]
+
+
+@nox.session(venv_backend="none", requires=needed)
+def test(session: nox.Session) -> None:
+    """Run everything on this interpreter, and the unit tests on all others that are found."""
+    session.log("all of it passed")
