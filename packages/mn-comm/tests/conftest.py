@@ -1,3 +1,8 @@
+import importlib.util
+import sys
+import types
+from pathlib import Path
+
 import pytest
 from hypothesis import settings
 
@@ -25,3 +30,46 @@ def comm(world):
     communicator = create_communicator("naive")
     yield communicator
     communicator.finalize()
+
+
+@pytest.fixture(scope="module")
+def fake_cupy():
+    """Put the stand-ins for CuPy and nccl4py in the place of the real ones; returns CuPy's."""
+    from mn_comm.device import kernels
+
+    cupy, core = _load("fake_cupy"), _load("fake_nccl")
+    core._current_stream = lambda: cupy.get_current_stream().ptr
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(sys.modules, "cupy", cupy)
+        patch.setitem(sys.modules, "nccl", types.SimpleNamespace(core=core))
+        kernels._kernel.cache_clear()
+        yield cupy
+        kernels._kernel.cache_clear()
+
+
+def _load(name):
+    path = Path(__file__).parent / "fakes" / f"{name}.py"
+    spec = importlib.util.spec_from_file_location(name, path)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def pytest_collection_modifyitems(items):
+    marked = [item for item in items if item.get_closest_marker("gpu")]
+    missing = _missing_for_gpu() if marked else None
+    for item in marked:
+        if missing:
+            item.add_marker(pytest.mark.skip(reason=f"no GPU: {missing}"))
+
+
+def _missing_for_gpu():
+    """Return why there is no device to run on, or ``None`` if there is one."""
+    try:
+        import cupy
+    except ImportError as error:
+        return str(error)
+    try:
+        return None if cupy.cuda.runtime.getDeviceCount() else "no device"
+    except cupy.cuda.runtime.CUDARuntimeError as error:
+        return str(error)

@@ -11,12 +11,14 @@ import pytest
 import mn_comm
 import mn_data
 import mn_extensions
+import mn_modelpar
 import mn_optim
 
 NAMES = {
     "": [
-        "CommunicatorBase create_communicator DataSizeError scatter_dataset scatter_index",
-        "create_multi_node_evaluator create_multi_node_optimizer",
+        "CommunicatorBase create_communicator DataSizeError MultiNodeChainList scatter_dataset scatter_index",
+        "create_multi_node_checkpointer create_multi_node_evaluator create_multi_node_optimizer",
+        "get_epoch_trigger get_n_iterations_for_one_epoch",
         "communicators datasets extensions functions global_except_hook iterators links nccl optimizers",
     ],
     ".communicators": ["CommunicatorBase create_communicator"],
@@ -28,14 +30,42 @@ NAMES = {
     ".communicators.two_dimensional_communicator": ["TwoDimensionalCommunicator"],
     ".communicators.single_node_communicator": ["SingleNodeCommunicator"],
     ".communicators.non_cuda_aware_communicator": ["NonCudaAwareCommunicator"],
+    ".communicators.pure_nccl_communicator": ["PureNcclCommunicator"],
     ".communicators.dummy_communicator": ["DummyCommunicator"],
-    ".datasets": ["DataSizeError create_empty_dataset scatter_dataset scatter_index"],
-    ".extensions": ["create_multi_node_evaluator"],
-    ".functions": [],
+    ".datasets": [
+        "DataSizeError create_empty_dataset scatter_dataset scatter_index",
+        "get_epoch_trigger get_n_iterations_for_one_epoch",
+    ],
+    ".datasets.empty_dataset": ["create_empty_dataset"],
+    ".datasets.scatter": ["DataSizeError scatter_dataset scatter_index"],
+    ".extensions": [
+        "AllreducePersistent GenericMultiNodeEvaluator MultiNodeEarlyStoppingTrigger ObservationAggregator",
+        "create_multi_node_checkpointer create_multi_node_evaluator main_rank_only multi_node_snapshot",
+    ],
+    ".extensions.allreduce_persistent": ["AllreducePersistent"],
+    ".extensions.checkpoint": ["create_multi_node_checkpointer"],
+    ".extensions.multi_node_early_stopping_trigger": ["MultiNodeEarlyStoppingTrigger"],
+    ".extensions.multi_node_evaluator": ["GenericMultiNodeEvaluator create_multi_node_evaluator"],
+    ".extensions.observation_aggregator": ["ObservationAggregator"],
+    ".functions": [
+        "allgather allreduce alltoall bcast gather pseudo_connect recv reduce_scatter scatter send",
+    ],
+    ".functions.batch_normalization": ["MultiNodeBatchNormalizationFunction"],
+    ".functions.collective_communication": ["allgather alltoall bcast gather scatter"],
+    ".functions.point_to_point_communication": ["recv send"],
+    ".functions.pseudo_connect": ["pseudo_connect"],
     ".global_except_hook": ["add_hook"],
-    ".iterators": [],
-    ".links": [],
-    ".nccl": ["_available"],
+    ".iterators": ["create_multi_node_iterator create_synchronized_iterator"],
+    ".iterators.multi_node_iterator": ["create_multi_node_iterator"],
+    ".iterators.synchronized_iterator": ["create_synchronized_iterator"],
+    ".links": [
+        "MultiNodeBatchNormalization MultiNodeChainList create_mnbn_model create_multi_node_n_step_rnn",
+    ],
+    ".links.batch_normalization": ["MultiNodeBatchNormalization"],
+    ".links.create_mnbn_model": ["create_mnbn_model"],
+    ".links.multi_node_chain_list": ["MultiNodeChainList"],
+    ".links.n_step_rnn": ["create_multi_node_n_step_rnn"],
+    ".nccl": ["_available get_build_version get_version"],
     ".optimizers": ["create_multi_node_optimizer"],
 }
 
@@ -52,6 +82,15 @@ def test_they_are_those_of_the_packages():
     assert chainermn.create_multi_node_optimizer is mn_optim.create_multi_node_optimizer
     assert chainermn.scatter_dataset is mn_data.scatter_dataset
     assert chainermn.create_multi_node_evaluator is mn_extensions.create_multi_node_evaluator
+    assert chainermn.MultiNodeChainList is mn_modelpar.MultiNodeChainList
+    assert chainermn.functions.send is mn_modelpar.functions.send
+
+
+def test_a_function_is_not_hidden_by_the_module_of_its_name():
+    for name in ("functions.pseudo_connect", "links.create_mnbn_model"):
+        importlib.import_module("chainermn." + name)
+        package, _, function = name.partition(".")
+        assert callable(getattr(getattr(chainermn, package), function))
 
 
 def test_the_package_is_ours_and_not_the_one_in_chainers_wheel():

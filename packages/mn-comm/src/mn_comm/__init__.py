@@ -1,5 +1,6 @@
 """Collectives on arrays over MPI, and the averaging of gradients; knows nothing of Chainer."""
 
+import mn_comm.workers  # noqa: F401 - before mpi4py.MPI is imported, which initialises MPI
 from mn_comm.agreement import together
 from mn_comm.base import CommunicatorBase
 from mn_comm.communicator import (
@@ -9,6 +10,7 @@ from mn_comm.communicator import (
     HierarchicalCommunicator,
     NaiveCommunicator,
     NonCudaAwareCommunicator,
+    PureNcclCommunicator,
     SingleNodeCommunicator,
     TwoDimensionalCommunicator,
 )
@@ -30,6 +32,7 @@ __all__ = [
     "NaiveCommunicator",
     "NonCudaAwareCommunicator",
     "Parameter",
+    "PureNcclCommunicator",
     "Round",
     "SingleNodeCommunicator",
     "Topology",

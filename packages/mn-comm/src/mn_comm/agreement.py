@@ -6,7 +6,6 @@ collective ends in one reduction of three integers; only when that shows trouble
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -48,7 +47,9 @@ def digest(signature: object) -> int:
     Returns:
         62 bits of its BLAKE2b hash (RFC 7693), so that it and its negative fit into an int64.
     """
-    hashed = hashlib.blake2b(repr(signature).encode(), digest_size=8).digest()
+    from hashlib import blake2b  # not earlier: it brings OpenSSL, which takes as long to load as all of this package
+
+    hashed = blake2b(repr(signature).encode(), digest_size=8).digest()
     return int.from_bytes(hashed, "little") >> 2
 
 

@@ -22,7 +22,8 @@ DEFAULT_MAX_BUF_LEN = 256 * 1024 * 1024
 class CommunicatorBase(ABC):
     """What a communicator can do.
 
-    Methods without a suffix move arrays; those that end in ``_obj`` move any object that can be pickled.
+    Methods without a suffix move arrays, of NumPy or CuPy: what was on a device at the sender is on the current device
+    of the receiver. Those that end in ``_obj`` move any object that can be pickled.
     Unless it is said to be point-to-point, a method is collective: every rank must call it, in the same
     order. Input that is wrong on one rank raises on every rank that takes part.
     """

@@ -10,7 +10,6 @@ from mpi4py import MPI
 
 from mn_comm import agreement, collectives, stall, strategies, wire
 from mn_comm.base import DEFAULT_MAX_BUF_LEN, CommunicatorBase
-from mn_comm.collectives import pieces
 from mn_comm.config import Config
 from mn_comm.gradients import BackgroundReducer, GradientReducer
 from mn_comm.gradients.agree import Agreement, signature_of
@@ -26,6 +25,7 @@ __all__ = [
     "HierarchicalCommunicator",
     "NaiveCommunicator",
     "NonCudaAwareCommunicator",
+    "PureNcclCommunicator",
     "SingleNodeCommunicator",
     "TwoDimensionalCommunicator",
 ]
@@ -176,10 +176,7 @@ class Communicator(CommunicatorBase):
         self._parameters.finish()
         for _, param in named:
             if param.data is not None:
-                contiguous = np.asarray(param.data, order="C")
-                pieces.bcast(self._private, contiguous, root=0)
-                if contiguous is not param.data:
-                    param.data[...] = contiguous
+                collectives.bcast_in_place(self._private, param.data)
 
     @watched
     def multi_node_mean_grad(self, model: Model, zero_fill: bool = False) -> None:
@@ -188,16 +185,16 @@ class Communicator(CommunicatorBase):
     def _reducer_of(self, model: Model) -> GradientReducer:
         reducer = self._reducers.get(model)
         if reducer is None:
-            reducer = self._reducers[model] = GradientReducer(self._private, self._strategy, self._wire_dtype)
+            reducer = self._reducers[model] = GradientReducer(self._private, self._strategy, self._settings)
         return reducer
 
     def background_reducer(self, *, bucket_bytes: int | None = None, sets: int = 1) -> BackgroundReducer:
         return BackgroundReducer(
-            self._private, self._topology, self.strategy, self._wire_dtype, bucket_bytes=bucket_bytes, sets=sets
+            self._private, self._topology, self.strategy, self._settings, bucket_bytes=bucket_bytes, sets=sets
         )
 
-    def _wire_dtype(self) -> np.dtype[Any] | None:
-        return self._config.allreduce_grad_dtype
+    def _settings(self) -> Config:
+        return self._config
 
 
 class NaiveCommunicator(Communicator):
@@ -233,7 +230,13 @@ class SingleNodeCommunicator(Communicator):
 class NonCudaAwareCommunicator(Communicator):
     """``non_cuda_aware``: as ``two_dimensional``; for MPI libraries that know nothing of devices."""
 
-    strategy = strategies.TwoDimensional
+    strategy = strategies.NonCudaAware
+
+
+class PureNcclCommunicator(Communicator):
+    """``pure_nccl``: gradients on devices travel together, in one NCCL all-reduce; refuses those in host memory."""
+
+    strategy = strategies.PureNccl
 
 
 class DummyCommunicator(Communicator):

@@ -19,9 +19,9 @@ _BY_NAME: dict[str, type[Communicator]] = {
     "two_dimensional": kinds.TwoDimensionalCommunicator,
     "single_node": kinds.SingleNodeCommunicator,
     "non_cuda_aware": kinds.NonCudaAwareCommunicator,
+    "pure_nccl": kinds.PureNcclCommunicator,
     "dummy": kinds.DummyCommunicator,
 }
-_LATER = ("pure_nccl",)
 
 
 def create_communicator(
@@ -34,11 +34,13 @@ def create_communicator(
 
     Args:
         communicator_name: How gradients are averaged: ``naive``, ``flat``, ``hierarchical``, ``two_dimensional``,
-            ``single_node``, ``non_cuda_aware`` or ``dummy``. All but ``dummy`` compute the same.
+            ``single_node``, ``non_cuda_aware``, ``pure_nccl`` or ``dummy``. All but ``dummy`` compute the same;
+            ``pure_nccl`` takes gradients on devices only, the others take them anywhere.
         mpi_comm: The ranks that take part; by default all that ``mpiexec`` started.
         allreduce_grad_dtype: The dtype in which gradients travel: float16, bfloat16 (as the string or the dtype of
             ``ml_dtypes``), float32 or float64; ``None`` for their own. Half precision is added up in float32 on the
-            host. (The old software took it for ``pure_nccl`` only, and raised ValueError for the others.)
+            host; NCCL adds it up as it is, each summand divided before. (The old software took it for ``pure_nccl``
+            only, and raised ValueError for the others.)
         batched_copy: Whether gradients on a device are packed by one kernel for all of them.
 
     Returns:
@@ -47,7 +49,7 @@ def create_communicator(
     Raises:
         ValueError: There is no communicator of that name, it cannot have these settings, or it cannot work on these
             hosts.
-        NotImplementedError: The communicator of that name is still to be built.
+        RuntimeError: ``pure_nccl`` was asked for and CuPy or NCCL is missing on some rank (on every rank).
         TypeError: ``mpi_comm`` or a setting is of the wrong type.
     """
     kind = _kind_of(communicator_name)
@@ -60,10 +62,6 @@ def create_communicator(
 
 
 def _kind_of(name: str) -> type[Communicator]:
-    if name in _LATER:
-        raise NotImplementedError(
-            f"the communicator {name!r} is still to be built; now there are {', '.join(_BY_NAME)}"
-        )
     if name not in _BY_NAME:
-        raise ValueError(f"expected a communicator's name, one of {', '.join([*_BY_NAME, *_LATER])}; got {name!r}")
+        raise ValueError(f"expected a communicator's name, one of {', '.join(_BY_NAME)}; got {name!r}")
     return _BY_NAME[name]

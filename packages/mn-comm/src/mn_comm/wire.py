@@ -10,11 +10,12 @@ from mpi4py import MPI
 from mpi4py.util import dtlib
 
 from mn_comm.arithmetic import sum_dtype
+from mn_comm.placement import is_device_array
 
 __all__ = ["as_index", "check_array", "check_rank", "check_sum", "check_tag", "mpi_datatype"]
 
 
-def check_array(array: Any, operation: str) -> np.ndarray:
+def check_array(array: Any, operation: str) -> Any:
     """Return ``array`` if it can travel as bytes.
 
     Args:
@@ -25,9 +26,9 @@ def check_array(array: Any, operation: str) -> np.ndarray:
         The array itself.
 
     Raises:
-        TypeError: It is not a NumPy array, or its dtype holds Python objects.
+        TypeError: It is not a NumPy or CuPy array, or its dtype holds Python objects.
     """
-    if not isinstance(array, np.ndarray):
+    if not isinstance(array, np.ndarray) and not is_device_array(array):
         raise TypeError(f"{operation}: expected a numpy.ndarray, got {_kind(array)}")
     if array.dtype.hasobject:
         raise TypeError(

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from mn_comm import create_communicator
+from mn_comm import create_communicator, nccl
 
 COMM = create_communicator("flat")
 RANK, SIZE = COMM.rank, COMM.size
@@ -102,8 +102,11 @@ def test_ranks_that_differ(call, error, message):
 def test_names_of_communicators():
     with pytest.raises(ValueError, match=r"expected a communicator's name, one of naive, flat, .*; got 'naiv'"):
         create_communicator("naiv")
-    with pytest.raises(NotImplementedError, match="'pure_nccl' is still to be built; now there are naive, flat"):
-        create_communicator("pure_nccl")
+    if not nccl._available:
+        with pytest.raises(
+            RuntimeError, match=r"CuPy and nccl4py, which NCCL needs: .*: pip install 'mn-comm\[cuda13\]'"
+        ):
+            create_communicator("pure_nccl")
     with pytest.raises(TypeError, match="expected an mpi4py intracommunicator for mpi_comm, got str"):
         create_communicator("naive", "world")
     with pytest.raises(ValueError, match="for allreduce_grad_dtype, got int32"):

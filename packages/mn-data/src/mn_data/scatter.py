@@ -12,7 +12,9 @@ from mpi4py import MPI
 
 from mn_comm import CommunicatorBase, create_communicator, together
 from mn_data.plan import part
-from mn_data.take import can_take, take
+from mn_data.progress import progress
+from mn_data.take import ArrayLayout, assemble, can_take, columns_of, layout_of, leaves
+from mn_data.transfer import recv_array, recv_objects, send_array, send_objects
 
 __all__ = ["DataSizeError", "scatter_dataset", "scatter_index"]
 
@@ -36,8 +38,10 @@ def scatter_dataset(
     """Give each rank its part of the dataset that one rank has; collective.
 
     Samples held in memory (an array, a list, a ``TupleDataset``, or a ``SubDataset`` of these) are taken apart: each
-    rank receives its own only. Any other dataset is sent whole, as an object, and each rank uses its part of it: right
-    for datasets that read a sample when it is asked for.
+    rank receives its own only, arrays as raw bytes straight into their place. Any other dataset is sent whole, as an
+    object, and each rank uses its part of it: right for datasets that read or make a sample when it is asked for.
+
+    Where the standard error of rank 0 is a terminal, a bar shows the progress of what takes more than two seconds.
 
     Args:
         dataset: At the root the dataset, with a length; ignored elsewhere.
@@ -46,7 +50,7 @@ def scatter_dataset(
         shuffle: Whether samples are put into a random order first.
         seed: Seeds that order; the same seed gives each rank the same samples again. ``None`` for another order every
             time.
-        max_buf_len: The most bytes handed to MPI at once when a dataset is sent whole.
+        max_buf_len: The most bytes handed to MPI at once.
         force_equal_length: Whether all parts have the same length, so that neighbours may share a sample; otherwise
             parts are disjoint and their lengths differ by at most one.
 
@@ -66,7 +70,7 @@ def scatter_dataset(
                 if shuffle:
                     order = np.random.RandomState(seed).permutation(length)
         if communicator.bcast_obj(communicator.rank == root and can_take(dataset), root=root):
-            return _scatter_samples(dataset, communicator, root, order, force_equal_length)
+            return _scatter_samples(dataset, communicator, root, order, max_buf_len, force_equal_length)
         whole, order = communicator.bcast_obj((dataset, order), max_buf_len=max_buf_len, root=root)
         begin, end = part(len(whole), communicator.size, communicator.rank, force_equal_length)
         return chainer.datasets.SubDataset(whole, begin, end, order)
@@ -108,15 +112,32 @@ def _scatter_samples(
     communicator: CommunicatorBase,
     root: int,
     order: np.ndarray[Any, Any] | None,
+    max_buf_len: int,
     force_equal_length: bool,
 ) -> chainer.datasets.SubDataset:
-    parts = None
-    if communicator.rank == root:
-        positions = np.arange(len(dataset)) if order is None else order
-        bounds = [part(len(dataset), communicator.size, rank, force_equal_length) for rank in range(communicator.size)]
-        parts = [take(dataset, positions[begin:end]) for begin, end in bounds]
-    mine = communicator.scatter_obj(parts, root=root)
-    return chainer.datasets.SubDataset(mine, 0, len(mine))
+    mpi_comm = communicator.mpi_comm
+    is_root = communicator.rank == root
+    layout, length = communicator.bcast_obj((layout_of(dataset), len(dataset)) if is_root else None, root=root)
+    bounds = [part(length, communicator.size, rank, force_equal_length) for rank in range(communicator.size)]
+    begin, end = bounds[communicator.rank]
+    columns = list(columns_of(dataset, order)) if is_root else [None] * len(list(leaves(layout)))
+    mine: list[Any] = []
+    with progress(communicator.rank == 0, None, "scattering the dataset") as advance:
+        for leaf, column in zip(leaves(layout), columns, strict=True):
+            parts = [column.select(range(*each)) for each in bounds] if column is not None else []
+            if isinstance(leaf, ArrayLayout):
+                mine.append(
+                    send_array(mpi_comm, parts, leaf, max_buf_len, advance)
+                    if is_root
+                    else recv_array(mpi_comm, end - begin, leaf, max_buf_len, root, advance)
+                )
+            else:
+                mine.append(
+                    send_objects(mpi_comm, parts, max_buf_len, advance)
+                    if is_root
+                    else recv_objects(mpi_comm, max_buf_len, root, advance)
+                )
+    return chainer.datasets.SubDataset(assemble(layout, mine), 0, end - begin)
 
 
 @contextmanager

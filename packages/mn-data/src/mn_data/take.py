@@ -1,13 +1,77 @@
-"""Taking some of a dataset's samples out, so that only these travel."""
+"""Datasets held in memory as columns of samples: some of these can be taken out, and only they travel."""
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeAlias
 
 import numpy as np
 from chainer import datasets
 
-__all__ = ["can_take", "take"]
+__all__ = ["ArrayLayout", "Column", "Layout", "assemble", "can_take", "columns_of", "layout_of", "leaves", "take"]
+
+_Array = np.ndarray[Any, Any]
+# Positions that follow one another are a range: of an array, they make a view.
+Positions: TypeAlias = "range | np.ndarray[Any, np.dtype[np.intp]]"
+
+
+@dataclass(frozen=True)
+class ArrayLayout:
+    """A column that is an array.
+
+    Attributes:
+        dtype: Its dtype, without Python objects.
+        row_shape: The shape of one sample.
+    """
+
+    dtype: np.dtype[Any]
+    row_shape: tuple[int, ...]
+
+    @property
+    def row_bytes(self) -> int:
+        """The bytes of one sample."""
+        return int(np.prod(self.row_shape, dtype=np.int64)) * self.dtype.itemsize
+
+
+@dataclass(frozen=True)
+class ObjectsLayout:
+    """A column of Python objects."""
+
+
+@dataclass(frozen=True)
+class TableLayout:
+    """A dataset of several columns: a ``TupleDataset``, or a ``DictDataset`` if they have names."""
+
+    columns: tuple[Layout, ...]
+    names: tuple[str, ...] | None = None
+
+
+Layout: TypeAlias = "ArrayLayout | ObjectsLayout | TableLayout"
+
+
+@dataclass(frozen=True)
+class Column:
+    """One column of a dataset.
+
+    Attributes:
+        values: An array, a list or a tuple.
+        positions: Where in ``values`` the samples are.
+    """
+
+    values: Any
+    positions: Positions
+
+    def select(self, indices: Positions) -> Column:
+        """Return the column of some of the samples."""
+        return Column(self.values, _compose(self.positions, indices))
+
+    def rows(self) -> Any:
+        """Return the samples: an array, a view where they follow one another; or a list."""
+        if not isinstance(self.values, np.ndarray):
+            return [self.values[i] for i in self.positions]
+        rows = self.values[_slice(self.positions)] if isinstance(self.positions, range) else self.values[self.positions]
+        return list(rows) if self.values.dtype.hasobject else np.asarray(rows)
 
 
 def can_take(dataset: Any) -> bool:
@@ -18,10 +82,77 @@ def can_take(dataset: Any) -> bool:
         return all(can_take(column) for column in dataset._datasets)
     if type(dataset) is datasets.DictDataset:
         return all(can_take(column) for column in dataset._datasets.values())
-    return type(dataset) in (list, tuple) or isinstance(dataset, np.ndarray)
+    if type(dataset) in (np.ndarray, np.memmap):
+        return bool(dataset.ndim > 0)
+    return type(dataset) in (list, tuple)
 
 
-def take(dataset: Any, indices: np.ndarray[Any, np.dtype[np.intp]]) -> Any:
+def layout_of(dataset: Any) -> Layout:
+    """Return what a dataset for which :func:`can_take` is true is made of."""
+    if isinstance(dataset, datasets.SubDataset):
+        return layout_of(dataset._dataset)
+    if type(dataset) is datasets.TupleDataset:
+        return TableLayout(tuple(map(layout_of, dataset._datasets)))
+    if type(dataset) is datasets.DictDataset:
+        return TableLayout(tuple(map(layout_of, dataset._datasets.values())), tuple(dataset._datasets))
+    if isinstance(dataset, np.ndarray) and not dataset.dtype.hasobject:
+        return ArrayLayout(dataset.dtype, dataset.shape[1:])
+    return ObjectsLayout()
+
+
+def leaves(layout: Layout) -> Iterator[ArrayLayout | ObjectsLayout]:
+    """Yield the columns of a layout, in the order of :func:`columns_of`."""
+    if isinstance(layout, TableLayout):
+        for column in layout.columns:
+            yield from leaves(column)
+    else:
+        yield layout
+
+
+def columns_of(dataset: Any, positions: Positions | None = None) -> Iterator[Column]:
+    """Yield the columns of a dataset for which :func:`can_take` is true.
+
+    Args:
+        dataset: The dataset.
+        positions: The samples wanted, each at least 0 and below ``len(dataset)``; by default all.
+
+    Yields:
+        One column after another.
+    """
+    if positions is None:
+        positions = range(len(dataset))
+    if isinstance(dataset, datasets.SubDataset):
+        yield from columns_of(dataset._dataset, _compose(_positions_of(dataset), positions))
+    elif type(dataset) is datasets.TupleDataset:
+        for column in dataset._datasets:
+            yield from columns_of(column, positions)
+    elif type(dataset) is datasets.DictDataset:
+        for column in dataset._datasets.values():
+            yield from columns_of(column, positions)
+    else:
+        yield Column(dataset, positions)
+
+
+def assemble(layout: Layout, columns: Iterable[Any]) -> Any:
+    """Return the dataset of some columns.
+
+    Args:
+        layout: What it is to be made of.
+        columns: Arrays and lists, one for each leaf of the layout.
+
+    Returns:
+        An array, a list, a ``TupleDataset`` or a ``DictDataset``.
+    """
+    left = iter(columns)
+    if not isinstance(layout, TableLayout):
+        return next(left)
+    parts: Sequence[Any] = [assemble(column, left) for column in layout.columns]
+    if layout.names is None:
+        return datasets.TupleDataset(*parts)
+    return datasets.DictDataset(**dict(zip(layout.names, parts, strict=True)))
+
+
+def take(dataset: Any, indices: Positions) -> Any:
     """Return a dataset that holds the samples at ``indices``, in that order, and no others.
 
     Args:
@@ -31,26 +162,23 @@ def take(dataset: Any, indices: np.ndarray[Any, np.dtype[np.intp]]) -> Any:
     Returns:
         A dataset of the same kind and of length ``len(indices)``.
     """
-    if isinstance(dataset, datasets.SubDataset):
-        return take(dataset._dataset, _indices_of(dataset)[indices])
-    if type(dataset) is datasets.TupleDataset:
-        return datasets.TupleDataset(*(take(column, indices) for column in dataset._datasets))
-    if type(dataset) is datasets.DictDataset:
-        return datasets.DictDataset(**{name: take(column, indices) for name, column in dataset._datasets.items()})
-    if isinstance(dataset, np.ndarray):
-        return _rows(dataset, indices)
-    return [dataset[i] for i in indices]
+    return assemble(layout_of(dataset), (column.rows() for column in columns_of(dataset, indices)))
 
 
-def _indices_of(dataset: datasets.SubDataset) -> np.ndarray[Any, np.dtype[np.intp]]:
+def _positions_of(dataset: datasets.SubDataset) -> Positions:
     """Return the positions that the samples of a SubDataset have in the dataset it is a part of."""
-    positions = np.arange(dataset._start, dataset._finish, dtype=np.intp)
+    positions = range(dataset._start, dataset._finish)
     order = dataset._order
-    return positions if order is None else np.asarray(order, dtype=np.intp)[positions]
+    return positions if order is None else np.asarray(order, dtype=np.intp)[_slice(positions)]
 
 
-def _rows(array: np.ndarray[Any, Any], indices: np.ndarray[Any, np.dtype[np.intp]]) -> Any:
-    """Return rows of an array; a view where they follow one another, so that nothing is copied before it travels."""
-    if len(indices) and indices[-1] - indices[0] + 1 == len(indices) and (np.diff(indices) == 1).all():
-        return array[indices[0] : indices[-1] + 1]
-    return array[indices]
+def _compose(outer: Positions, inner: Positions) -> Positions:
+    if isinstance(outer, range):
+        if isinstance(inner, range):
+            return outer[_slice(inner)]
+        return inner + outer.start if outer.start else inner
+    return outer[_slice(inner)] if isinstance(inner, range) else outer[inner]
+
+
+def _slice(positions: range) -> slice:
+    return slice(positions.start, positions.stop)

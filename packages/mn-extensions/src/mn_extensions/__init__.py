@@ -1,6 +1,23 @@
 """Trainer extensions that know of the other ranks."""
 
-import mn_compat  # noqa: F401 - first: it makes Chainer importable
+import mn_comm  # noqa: F401 - before mpi4py, which it keeps from initialising MPI in worker processes
+import mn_compat  # noqa: F401 - it makes Chainer importable
+from mn_extensions.allreduce_persistent import AllreducePersistent
+from mn_extensions.checkpoint import create_multi_node_checkpointer
+from mn_extensions.early_stopping import MultiNodeEarlyStoppingTrigger
 from mn_extensions.evaluator import create_multi_node_evaluator
+from mn_extensions.generic_evaluator import GenericMultiNodeEvaluator
+from mn_extensions.main_rank import main_rank_only
+from mn_extensions.observation_aggregator import ObservationAggregator
+from mn_extensions.snapshot import multi_node_snapshot
 
-__all__ = ["create_multi_node_evaluator"]
+__all__ = [
+    "AllreducePersistent",
+    "GenericMultiNodeEvaluator",
+    "MultiNodeEarlyStoppingTrigger",
+    "ObservationAggregator",
+    "create_multi_node_checkpointer",
+    "create_multi_node_evaluator",
+    "main_rank_only",
+    "multi_node_snapshot",
+]

@@ -2,31 +2,43 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import copy
+import math
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
+import chainer
+import numpy as np
 from chainer.backends import cuda
 from chainer.training.extensions import Evaluator
 
 from mn_comm import CommunicatorBase, together
 
-__all__ = ["create_multi_node_evaluator"]
+__all__ = ["batches_of", "call", "create_multi_node_evaluator", "plain_mean", "weighted_mean"]
 
 Results = dict[str, Any]
+# Under each name the values reported, each with the number of samples that it is the mean of.
+Weighted = dict[str, list[tuple[Any, int]]]
 
 
-def create_multi_node_evaluator(actual_evaluator: Evaluator, communicator: CommunicatorBase) -> Evaluator:
+def create_multi_node_evaluator(
+    actual_evaluator: Evaluator, communicator: CommunicatorBase, *, weighted: bool = False
+) -> Evaluator:
     """Make an evaluator report the mean over all ranks.
 
     Args:
         actual_evaluator: An evaluator, or one of a class derived from it, whose iterator goes through this rank's part
             of the samples. Its ``evaluate`` is replaced.
         communicator: The ranks that evaluate together.
+        weighted: Whether every sample counts alike, however many each rank and each mini-batch has: with parts that
+            share no sample (``scatter_dataset(…, force_equal_length=False)``) the result is that of one process on all
+            samples, to the last bit however they are shared out. Otherwise every rank counts alike, and within a rank
+            every mini-batch, as ever. An evaluator with an ``evaluate`` of its own is taken to return means over its
+            samples.
 
     Returns:
-        ``actual_evaluator`` itself. Its ``evaluate`` is now collective, and returns and reports, under each name, the
-        plain mean of what the ranks got, however many samples each has; a rank that has nothing under a name is left
-        out of its mean.
+        ``actual_evaluator`` itself. Its ``evaluate`` is now collective, and returns and reports the mean under each
+        name; a rank that has nothing under a name is left out of its mean.
 
     Raises:
         TypeError: ``actual_evaluator`` has no ``evaluate``. What evaluating raises on one rank, it raises on all.
@@ -38,7 +50,10 @@ def create_multi_node_evaluator(actual_evaluator: Evaluator, communicator: Commu
         )
     # Replaced on the object, not in a wrapper: scripts pass on the evaluator they made, and their own classes call
     # self.evaluate().
-    actual_evaluator.evaluate = _MeanOverRanks(actual_evaluator.evaluate, communicator)
+    if weighted:
+        actual_evaluator.evaluate = _MeanOverSamples(_weighting(actual_evaluator), communicator)
+    else:
+        actual_evaluator.evaluate = _MeanOverRanks(actual_evaluator.evaluate, communicator)
     return actual_evaluator
 
 
@@ -55,8 +70,96 @@ class _MeanOverRanks:
         return plain_mean(self._communicator.allgather_obj(results))
 
 
+class _MeanOverSamples:
+    """An ``evaluate`` in whose results all samples of all ranks count alike."""
+
+    def __init__(self, collect: Callable[[], Weighted], communicator: CommunicatorBase) -> None:
+        self._collect = collect
+        self._communicator = communicator
+
+    def __call__(self) -> Results:
+        with together(self._communicator.mpi_comm):
+            collected = self._collect()
+        everywhere = self._communicator.allgather_obj(collected)
+        names = sorted({name for each in everywhere for name in each})
+        return {name: weighted_mean([pair for each in everywhere for pair in each.get(name, [])]) for name in names}
+
+
 def plain_mean(results: Sequence[Results]) -> Results:
     """Return, under each name, the mean of what the ranks got, added up in the order of ranks."""
     names = sorted({name for each in results for name in each})
     columns = {name: [each[name] for each in results if name in each] for name in names}
     return {name: sum(column) / len(column) for name, column in columns.items()}
+
+
+def weighted_mean(pairs: Sequence[tuple[Any, int]]) -> Any:
+    """Return the mean of values, weighted by how many samples each stands for.
+
+    Args:
+        pairs: Numbers or arrays of one shape, each with its weight.
+
+    Returns:
+        The mean, of the dtype of the values. That of finite numbers is rounded once, from the exact sum, so that
+        their order does not matter; products of float32 with fewer than 2**29 samples are exact.
+    """
+    total = sum(weight for _, weight in pairs)
+    values = [np.asarray(value) for value, _ in pairs]
+    products = [
+        value.astype(np.result_type(value, "f8")) * weight for value, (_, weight) in zip(values, pairs, strict=True)
+    ]
+    is_exact = all(product.ndim == 0 and np.isrealobj(product) and np.isfinite(product) for product in products)
+    with np.errstate(invalid="ignore"):  # infinities of both signs
+        mean = np.asarray(math.fsum(products) / total if is_exact else sum(products) / total)
+    dtype = np.result_type(*values)
+    return mean.astype(dtype)[()] if dtype.kind in "fc" else mean[()]
+
+
+def _weighting(evaluator: Evaluator) -> Callable[[], Weighted]:
+    own = evaluator.evaluate
+    if getattr(own, "__func__", None) is Evaluator.evaluate:
+        return lambda: _by_batch(evaluator)
+    return lambda: _by_rank(evaluator, own)
+
+
+def _by_rank(evaluator: Evaluator, evaluate: Callable[[], Results]) -> Weighted:
+    n_samples = len(evaluator.get_iterator("main").dataset)
+    results = evaluate() if n_samples else {}
+    return {name: [(cuda.to_cpu(value), n_samples)] for name, value in results.items()}
+
+
+def _by_batch(evaluator: Evaluator) -> Weighted:
+    """Evaluate as Chainer's evaluator does, but keep what each mini-batch reports."""
+    if evaluator.eval_hook:
+        evaluator.eval_hook(evaluator)
+    evaluate = evaluator.eval_func or evaluator.get_target("main")
+    collected: Weighted = {}
+    for batch in batches_of(evaluator.get_iterator("main")):
+        observation: Results = {}
+        with chainer.reporter.report_scope(observation), chainer.no_backprop_mode():
+            call(evaluate, evaluator.converter(batch, evaluator.device))
+        for name, value in observation.items():
+            array = value.array if isinstance(value, chainer.Variable) else value
+            collected.setdefault(name, []).append((cuda.to_cpu(array), len(batch)))
+    return collected
+
+
+def batches_of(iterator: Any) -> Iterator[Any]:
+    """Yield the mini-batches of one pass, of which there are none if the dataset is empty.
+
+    Chainer's iterators divide by the length of their dataset.
+    """
+    if len(getattr(iterator, "dataset", (None,))):
+        if hasattr(iterator, "reset"):
+            iterator.reset()
+        else:
+            iterator = copy.copy(iterator)
+        yield from iterator
+
+
+def call(function: Callable[..., Any], arguments: Any) -> Any:
+    """Call a function with what a converter returned: a tuple, a dictionary, or a single argument."""
+    if isinstance(arguments, tuple):
+        return function(*arguments)
+    if isinstance(arguments, dict):
+        return function(**arguments)
+    return function(arguments)

@@ -12,20 +12,31 @@ from chainermn import (
     optimizers,
 )
 from chainermn.communicators import CommunicatorBase, create_communicator
-from chainermn.datasets import DataSizeError, scatter_dataset, scatter_index
-from chainermn.extensions import create_multi_node_evaluator
+from chainermn.datasets import (
+    DataSizeError,
+    get_epoch_trigger,
+    get_n_iterations_for_one_epoch,
+    scatter_dataset,
+    scatter_index,
+)
+from chainermn.extensions import create_multi_node_checkpointer, create_multi_node_evaluator
+from chainermn.links import MultiNodeChainList
 from chainermn.optimizers import create_multi_node_optimizer
 
 __all__ = [
     "CommunicatorBase",
     "DataSizeError",
+    "MultiNodeChainList",
     "communicators",
     "create_communicator",
+    "create_multi_node_checkpointer",
     "create_multi_node_evaluator",
     "create_multi_node_optimizer",
     "datasets",
     "extensions",
     "functions",
+    "get_epoch_trigger",
+    "get_n_iterations_for_one_epoch",
     "global_except_hook",
     "iterators",
     "links",

@@ -1,5 +1,5 @@
-"""NCCL: not bound yet, so that nothing travels between devices directly."""
+"""NCCL: whether it is there, and in which version."""
 
-__all__: list[str] = []
+from mn_comm.nccl import NcclCommunicator, _available, get_build_version, get_unique_id, get_version
 
-_available = False
+__all__ = ["NcclCommunicator", "_available", "get_build_version", "get_unique_id", "get_version"]

@@ -1,8 +1,8 @@
-"""One collective, one file, on host arrays; all of them take mpi4py communicators."""
+"""One collective, one file, on arrays in host memory or on a device; all of them take mpi4py communicators."""
 
-from mn_comm.collectives.allreduce import allreduce, mean_in_place, reduce_in_place
+from mn_comm.collectives.allreduce import allreduce, mean_in_place, reduce_in_place, sum_in_place
 from mn_comm.collectives.alltoall import alltoall
-from mn_comm.collectives.bcast import bcast
+from mn_comm.collectives.bcast import bcast, bcast_in_place
 from mn_comm.collectives.gather import allgather, gather
 from mn_comm.collectives.objects import (
     allgather_obj,
@@ -23,6 +23,7 @@ __all__ = [
     "allreduce_obj",
     "alltoall",
     "bcast",
+    "bcast_in_place",
     "bcast_obj",
     "gather",
     "gather_obj",
@@ -34,4 +35,5 @@ __all__ = [
     "scatter_obj",
     "send",
     "send_obj",
+    "sum_in_place",
 ]

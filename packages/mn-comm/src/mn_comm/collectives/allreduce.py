@@ -8,10 +8,10 @@ from typing import Any
 import numpy as np
 from mpi4py import MPI
 
-from mn_comm import agreement, arithmetic, patience, wire
+from mn_comm import agreement, arithmetic, patience, placement, wire
 from mn_comm.collectives import pieces
 
-__all__ = ["allreduce", "mean_in_place", "reduce_in_place"]
+__all__ = ["allreduce", "mean_in_place", "reduce_in_place", "sum_in_place"]
 
 _Array = np.ndarray[Any, Any]
 
@@ -21,11 +21,16 @@ def allreduce(mpi_comm: MPI.Intracomm, data: Any) -> _Array:
     with agreement.together(mpi_comm):
         array = wire.check_array(data, "allreduce")
         total_dtype = wire.check_sum(array.dtype, "allreduce")
-    signature = (array.shape, array.dtype.name)
+    on_device = placement.is_device_array(array)
+    signature = (array.shape, array.dtype.name, *(["on a device"] if on_device else []))
     agreement.agree(mpi_comm, signature, _explain)
+    if on_device:
+        from mn_comm.device import collectives
+
+        return collectives.allreduce(mpi_comm, array, total_dtype)  # type: ignore[no-any-return]
     total = array.astype(total_dtype, order="C", copy=True)
-    _allreduce(mpi_comm, total.reshape(-1))
-    return total.astype(array.dtype, copy=False)
+    sum_in_place(mpi_comm, total.reshape(-1))
+    return total.astype(array.dtype, copy=False)  # type: ignore[no-any-return]
 
 
 def mean_in_place(mpi_comm: MPI.Intracomm, flat: _Array, divisor: int) -> None:
@@ -40,7 +45,7 @@ def mean_in_place(mpi_comm: MPI.Intracomm, flat: _Array, divisor: int) -> None:
     if mpi_comm.size > 1 and arithmetic.is_half(flat.dtype):
         _mean_of_halves(mpi_comm, flat, divisor)
     else:
-        _allreduce(mpi_comm, flat)
+        sum_in_place(mpi_comm, flat)
         arithmetic.divide(flat, divisor)
 
 
@@ -56,7 +61,8 @@ def reduce_in_place(mpi_comm: MPI.Intracomm, flat: _Array, divisor: int, root: i
         arithmetic.divide(flat, divisor)
 
 
-def _allreduce(mpi_comm: MPI.Intracomm, flat: _Array) -> None:
+def sum_in_place(mpi_comm: MPI.Intracomm, flat: _Array) -> None:
+    """Overwrite a one-dimensional contiguous array with its sum over all ranks, in its own dtype; collective."""
     if mpi_comm.size > 1:
         for piece in pieces.pieces(flat):
             patience.call(mpi_comm.Allreduce, mpi_comm.Iallreduce, MPI.IN_PLACE, piece, MPI.SUM)

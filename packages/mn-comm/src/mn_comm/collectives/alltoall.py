@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 from mpi4py import MPI
 
-from mn_comm import agreement, wire
+from mn_comm import agreement, placement, wire
 from mn_comm.collectives import header, pieces
 
 __all__ = ["alltoall"]
@@ -20,8 +20,9 @@ def alltoall(mpi_comm: MPI.Intracomm, xs: Any) -> tuple[_Array, ...]:
     """Exchange arrays between all ranks; see :meth:`mn_comm.CommunicatorBase.alltoall`."""
     with agreement.together(mpi_comm):
         outgoing = _check(xs, mpi_comm.size)
-    announced = mpi_comm.alltoall([header.describe([array]) for array in outgoing])
-    incoming: list[_Array] = [np.empty(other.shapes[0], other.dtypes[0]) for other in announced]
+    announced: list[header.Header] = mpi_comm.alltoall([header.describe([array]) for array in outgoing])
+    outgoing = [placement.to_host(array) for array in outgoing]
+    incoming: list[_Array] = [other.make_room()[0] for other in announced]
     rank = mpi_comm.rank
     incoming[rank][...] = outgoing[rank]
     # Start with the next neighbour, so that not all ranks crowd upon rank 0 first.
@@ -29,15 +30,15 @@ def alltoall(mpi_comm: MPI.Intracomm, xs: Any) -> tuple[_Array, ...]:
     requests = [r for other in others for r in pieces.irecv(mpi_comm, incoming[other], other, _TAG)]
     requests += [r for other in others for r in pieces.isend(mpi_comm, outgoing[other], other, _TAG)]
     MPI.Request.Waitall(requests)
-    return tuple(incoming)
+    return tuple(other.deliver([array])[0] for array, other in zip(incoming, announced, strict=True))
 
 
 def _check(xs: Any, size: int) -> list[_Array]:
-    if not isinstance(xs, (tuple, list, np.ndarray)):
+    if not isinstance(xs, (tuple, list, np.ndarray)) and not placement.is_device_array(xs):
         raise TypeError(f"alltoall: expected a tuple of {size} arrays, got {type(xs).__name__}")
     if len(xs) != size:
         raise ValueError(f"alltoall: expected {size} arrays, one for each rank, got {len(xs)}")
-    arrays = [np.asarray(wire.check_array(x, "alltoall"), order="C") for x in xs]
+    arrays = [wire.check_array(x, "alltoall") for x in xs]
     for rank, array in enumerate(arrays):
         if array.dtype != arrays[0].dtype:
             raise TypeError(

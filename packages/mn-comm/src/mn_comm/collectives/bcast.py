@@ -7,10 +7,10 @@ from typing import Any
 import numpy as np
 from mpi4py import MPI
 
-from mn_comm import wire
+from mn_comm import placement, wire
 from mn_comm.collectives import header, pieces
 
-__all__ = ["bcast"]
+__all__ = ["bcast", "bcast_in_place"]
 
 
 def bcast(mpi_comm: MPI.Intracomm, data: Any, root: int = 0) -> np.ndarray[Any, Any]:
@@ -20,10 +20,38 @@ def bcast(mpi_comm: MPI.Intracomm, data: Any, root: int = 0) -> np.ndarray[Any, 
         announced, error = header.attempt(lambda: header.describe([wire.check_array(data, "bcast")]))
         header.bcast(mpi_comm, announced, root)
         header.raise_failure(announced, root, error)
-        pieces.bcast(mpi_comm, np.asarray(data, order="C"), root)
+        if announced.on_device:
+            from mn_comm.device import collectives as on_device
+
+            on_device.bcast(mpi_comm, data, root)
+        else:
+            pieces.bcast(mpi_comm, np.asarray(data, order="C"), root)
         return data  # type: ignore[no-any-return]
     announced = header.bcast(mpi_comm, None, root)
     header.raise_failure(announced, root)
+    if announced.on_device:
+        from mn_comm.device import collectives as on_device
+
+        return on_device.bcast_new(mpi_comm, announced.shapes[0], announced.dtypes[0], root)  # type: ignore[no-any-return]
     received: np.ndarray[Any, Any] = np.empty(announced.shapes[0], announced.dtypes[0])
     pieces.bcast(mpi_comm, received, root)
     return received
+
+
+def bcast_in_place(mpi_comm: MPI.Intracomm, array: Any, root: int = 0) -> None:
+    """Overwrite every rank's array with the root's; collective.
+
+    Args:
+        mpi_comm: The communicator.
+        array: Of the same shape and dtype on every rank, of any memory layout; on a device on all ranks or on none.
+        root: The rank that has the values.
+    """
+    if placement.is_device_array(array):
+        from mn_comm.device import collectives as on_device
+
+        on_device.bcast(mpi_comm, array, root)
+        return
+    contiguous = np.asarray(array, order="C")
+    pieces.bcast(mpi_comm, contiguous, root)
+    if contiguous is not array:
+        array[...] = contiguous

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 from mpi4py import MPI
 
-from mn_comm import wire
+from mn_comm import placement, wire
 from mn_comm.collectives import header, pieces
 
 __all__ = ["allgather", "gather"]
@@ -20,7 +20,7 @@ def gather(mpi_comm: MPI.Intracomm, data: Any, root: int = 0) -> tuple[_Array, .
     """Gather arrays at one rank; see :meth:`mn_comm.CommunicatorBase.gather`."""
     root = wire.check_rank(root, mpi_comm.size, "root")
     announced = _announce(mpi_comm, data, "gather")
-    array = np.asarray(data, order="C")
+    array = placement.to_host(data)
     if mpi_comm.rank != root:
         MPI.Request.Waitall(pieces.isend(mpi_comm, array, root, _TAG))
         return None
@@ -33,23 +33,24 @@ def gather(mpi_comm: MPI.Intracomm, data: Any, root: int = 0) -> tuple[_Array, .
         for request in pieces.irecv(mpi_comm, room, source, _TAG)
     ]
     MPI.Request.Waitall(requests)
-    return tuple(gathered)
+    return _deliver(gathered, announced)
 
 
 def allgather(mpi_comm: MPI.Intracomm, data: Any) -> tuple[_Array, ...]:
     """Gather arrays at every rank; see :meth:`mn_comm.CommunicatorBase.allgather`."""
     announced = _announce(mpi_comm, data, "allgather")
-    array = np.asarray(data, order="C")
+    array = placement.to_host(data)
     counts = [int(np.prod(other.shapes[0], dtype=np.int64)) * other.dtypes[0].itemsize for other in announced]
     if sum(counts) > pieces.PIECE_BYTES:
         return _allgather_by_broadcasts(mpi_comm, array, announced)
     together = np.empty(sum(counts), dtype=np.uint8)
     mpi_comm.Allgatherv(pieces.as_bytes(array), [together, counts])
     ends = np.cumsum(counts)
-    return tuple(
+    gathered = [
         together[end - count : end].view(other.dtypes[0]).reshape(other.shapes[0])
         for end, count, other in zip(ends, counts, announced, strict=True)
-    )
+    ]
+    return _deliver(gathered, announced)
 
 
 def _allgather_by_broadcasts(
@@ -59,11 +60,15 @@ def _allgather_by_broadcasts(
     gathered[mpi_comm.rank][...] = array
     for root, room in enumerate(gathered):
         pieces.bcast(mpi_comm, room, root)
-    return tuple(gathered)
+    return _deliver(gathered, announced)
 
 
 def _make_room(announced: list[header.Header]) -> list[_Array]:
-    return [np.empty(other.shapes[0], other.dtypes[0]) for other in announced]
+    return [other.make_room()[0] for other in announced]
+
+
+def _deliver(gathered: list[_Array], announced: list[header.Header]) -> tuple[_Array, ...]:
+    return tuple(other.deliver([array])[0] for array, other in zip(gathered, announced, strict=True))
 
 
 def _announce(mpi_comm: MPI.Intracomm, data: Any, operation: str) -> list[header.Header]:

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from mpi4py import MPI
 
-from mn_comm import agreement
+from mn_comm import agreement, placement
 
 __all__ = ["Header", "allgather", "attempt", "bcast", "describe", "raise_failure", "recv", "send"]
 
@@ -30,17 +30,31 @@ class Header(NamedTuple):
         shapes: The shape of each.
         is_tuple: Whether the user passed several arrays, rather than one.
         failure: What was wrong with the sender's input, by type and message; then no array follows.
+        on_device: Whether each array is on a device at the sender; empty if none is.
     """
 
     dtypes: tuple[np.dtype[Any], ...] = ()
     shapes: tuple[tuple[int, ...], ...] = ()
     is_tuple: bool = False
     failure: tuple[str, str] | None = None
+    on_device: tuple[bool, ...] = ()
+
+    def make_room(self) -> list[np.ndarray[Any, Any]]:
+        """Return host memory in which to receive the arrays."""
+        places = self.on_device or (False,) * len(self.shapes)
+        return [placement.make_room(*each) for each in zip(self.shapes, self.dtypes, places, strict=True)]
+
+    def deliver(self, received: Sequence[np.ndarray[Any, Any]]) -> list[Any]:
+        """Return the arrays that have been received, on the current device where they were on one."""
+        places = self.on_device or (False,) * len(self.shapes)
+        return [placement.deliver(*each) for each in zip(received, places, strict=True)]
 
 
-def describe(arrays: Sequence[np.ndarray[Any, Any]], is_tuple: bool = False) -> Header:
+def describe(arrays: Sequence[Any], is_tuple: bool = False) -> Header:
     """Return the header that announces ``arrays``."""
-    return Header(tuple(a.dtype for a in arrays), tuple(a.shape for a in arrays), is_tuple)
+    on_device = tuple(placement.is_device_array(a) for a in arrays)
+    shapes = tuple(a.shape for a in arrays)
+    return Header(tuple(a.dtype for a in arrays), shapes, is_tuple, on_device=on_device if any(on_device) else ())
 
 
 def attempt(check: Callable[[], Header]) -> tuple[Header, Exception | None]:

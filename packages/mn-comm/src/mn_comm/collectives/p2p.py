@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 from mpi4py import MPI
 
-from mn_comm import wire
+from mn_comm import placement, wire
 from mn_comm.collectives import header, pieces
 
 __all__ = ["recv", "send"]
@@ -30,7 +30,7 @@ def send(mpi_comm: MPI.Intracomm, data: Any, dest: int, tag: int = 0) -> None:
     header.send(mpi_comm, announced, dest, tag)
     header.raise_failure(announced, mpi_comm.rank, error)
     for array in arrays:
-        MPI.Request.Waitall(pieces.isend(mpi_comm, np.asarray(array, order="C"), dest, tag))
+        MPI.Request.Waitall(pieces.isend(mpi_comm, placement.to_host(array), dest, tag))
 
 
 def recv(mpi_comm: MPI.Intracomm, source: int, tag: int = 0) -> _Array | tuple[_Array, ...]:
@@ -43,9 +43,8 @@ def recv(mpi_comm: MPI.Intracomm, source: int, tag: int = 0) -> _Array | tuple[_
         tag = wire.check_tag(tag)
     announced, source, tag = header.recv(mpi_comm, source, tag)
     header.raise_failure(announced, source)
-    arrays: list[_Array] = [
-        np.empty(shape, dtype) for shape, dtype in zip(announced.shapes, announced.dtypes, strict=True)
-    ]
-    for array in arrays:
-        MPI.Request.Waitall(pieces.irecv(mpi_comm, array, source, tag))
+    rooms = announced.make_room()
+    for room in rooms:
+        MPI.Request.Waitall(pieces.irecv(mpi_comm, room, source, tag))
+    arrays: list[_Array] = announced.deliver(rooms)
     return tuple(arrays) if announced.is_tuple else arrays[0]

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 from mpi4py import MPI
 
-from mn_comm import agreement, wire
+from mn_comm import agreement, placement, wire
 from mn_comm.collectives import header, pieces
 
 __all__ = ["scatter"]
@@ -24,24 +24,25 @@ def scatter(mpi_comm: MPI.Intracomm, xs: Any, root: int = 0) -> _Array:
         if mpi_comm.rank == root:
             parts = split_parts(xs, mpi_comm.size)
     headers = [header.describe([part]) for part in parts] if parts else None
-    announced = mpi_comm.scatter(headers, root)
+    announced: header.Header = mpi_comm.scatter(headers, root)
     if mpi_comm.rank == root:
+        hosts = [placement.to_host(part) for dest, part in enumerate(parts) if dest != root]
+        others = [dest for dest in range(mpi_comm.size) if dest != root]
         sends = [
             request
-            for dest, part in enumerate(parts)
-            if dest != root
+            for dest, part in zip(others, hosts, strict=True)
             for request in pieces.isend(mpi_comm, part, dest, _TAG)
         ]
         MPI.Request.Waitall(sends)
         own: _Array = parts[root].copy()
         return own
-    received: _Array = np.empty(announced.shapes[0], announced.dtypes[0])
+    (received,) = announced.make_room()
     MPI.Request.Waitall(pieces.irecv(mpi_comm, received, root, _TAG))
-    return received
+    return announced.deliver([received])[0]  # type: ignore[no-any-return]
 
 
 def split_parts(xs: Any, size: int) -> list[_Array]:
-    """Return one C-contiguous array for each rank.
+    """Return one array for each rank; those in host memory are C-contiguous.
 
     Args:
         xs: A tuple or list of ``size`` arrays, or one array whose first axis has length ``size``.
@@ -54,15 +55,17 @@ def split_parts(xs: Any, size: int) -> list[_Array]:
         TypeError: They are not arrays, or their dtypes differ.
         ValueError: There are not ``size`` of them.
     """
-    if isinstance(xs, np.ndarray) and xs.ndim == 0:
+    is_array = isinstance(xs, np.ndarray) or placement.is_device_array(xs)
+    if is_array and xs.ndim == 0:
         raise ValueError(f"scatter: expected an array whose first axis has length {size}, got a scalar array")
-    if not isinstance(xs, (np.ndarray, tuple, list)):
+    if not is_array and not isinstance(xs, (tuple, list)):
         raise TypeError(f"scatter: expected an array or a tuple of {size} arrays, got {type(xs).__name__}")
     if len(xs) != size:
         raise ValueError(f"scatter: expected {size} parts, one for each rank, got {len(xs)}")
-    if isinstance(xs, np.ndarray):
+    if is_array:
         xs = [xs[rank, ...] for rank in range(size)]  # the ellipsis keeps the parts of a one-dimensional array arrays
-    parts = [np.asarray(wire.check_array(part, "scatter"), order="C") for part in xs]
+    checked = [wire.check_array(part, "scatter") for part in xs]
+    parts = [part if placement.is_device_array(part) else np.asarray(part, order="C") for part in checked]
     for rank, part in enumerate(parts):
         if part.dtype != parts[0].dtype:
             raise TypeError(

@@ -6,21 +6,35 @@ from collections.abc import Iterable, Sequence
 from itertools import zip_longest
 from typing import Any
 
+import numpy as np
 from mpi4py import MPI
 
 from mn_comm import agreement
+from mn_comm.placement import is_device_array
 
-__all__ = ["Agreement", "Signature", "signature_of"]
+__all__ = ["ON_DEVICE", "Agreement", "Signature", "signature_of"]
 
-Signature = tuple[tuple[str, Any, Any], ...]
-"""Name, shape and dtype of each array, in order; both are ``None`` for an array that is missing."""
+Signature = tuple[tuple[Any, ...], ...]
+"""Name, shape and dtype of each array, in order; both are ``None`` for an array that is missing, and ``ON_DEVICE``
+follows for one on a device."""
+
+ON_DEVICE = "on a device"
 
 
 def signature_of(named_arrays: Iterable[tuple[str, Any]]) -> Signature:
     """Return the signature of names and arrays (or ``None``)."""
     return tuple(
-        [(name, None, None) if array is None else (name, array.shape, array.dtype) for name, array in named_arrays]
+        [
+            (name, array.shape, array.dtype) if type(array) is np.ndarray else _entry(name, array)
+            for name, array in named_arrays
+        ]
     )
+
+
+def _entry(name: str, array: Any) -> tuple[Any, ...]:
+    if array is None:
+        return (name, None, None)
+    return (name, array.shape, array.dtype, *([ON_DEVICE] if is_device_array(array) else []))
 
 
 class Agreement:
@@ -74,8 +88,8 @@ def first_difference(one: Signature, other: Signature) -> tuple[Any, Any]:
     return next((a, b) for a, b in zip_longest(one, other) if a != b)
 
 
-def _describe(entry: tuple[str, Any, Any] | None, name: str) -> str:
+def _describe(entry: tuple[Any, ...] | None, name: str) -> str:
     if entry is None or entry[0] != name:
         return "missing"
-    _, shape, dtype = entry
-    return "not initialised" if shape is None else f"shape {shape} and dtype {dtype}"
+    _, shape, dtype, *place = entry
+    return "not initialised" if shape is None else " ".join([f"shape {shape} and dtype {dtype}", *place])

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-import numpy as np
 from mpi4py import MPI
 
+from mn_comm.config import Config
 from mn_comm.gradients.reducer import GradientReducer
 from mn_comm.intra import Buffer
 from mn_comm.strategies import Strategy
@@ -24,7 +23,7 @@ class BackgroundReducer(GradientReducer):
         mpi_comm: The communicator whose ranks hold replicas of the model; creating the reducer is collective.
         topology: Where they run.
         strategy: The kind of strategy by which one buffer is averaged.
-        wire_dtype: As for :class:`~mn_comm.gradients.reducer.GradientReducer`.
+        config: As for :class:`~mn_comm.gradients.reducer.GradientReducer`.
         bucket_bytes: Likewise.
         sets: Likewise.
 
@@ -37,7 +36,7 @@ class BackgroundReducer(GradientReducer):
         mpi_comm: MPI.Intracomm,
         topology: Topology,
         strategy: type[Strategy],
-        wire_dtype: Callable[[], np.dtype[Any] | None],
+        config: Callable[[], Config],
         *,
         bucket_bytes: int | None = None,
         sets: int = 1,
@@ -47,13 +46,16 @@ class BackgroundReducer(GradientReducer):
                 "expected MPI to be initialised with MPI_THREAD_MULTIPLE, which averaging in the background needs; "
                 f"got thread level {MPI.Query_thread()}"
             )
+        from concurrent.futures import ThreadPoolExecutor  # not earlier: few need it, and it brings logging
+
         self._own_comm = mpi_comm.Dup()
         self._own_strategy = strategy(self._own_comm, topology)
+        self._stream: Any = None
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="mn_comm")
         super().__init__(
             mpi_comm,
             self._own_strategy,
-            wire_dtype,
+            config,
             launch=self._average_later,
             bucket_bytes=bucket_bytes,
             sets=sets,
@@ -65,5 +67,13 @@ class BackgroundReducer(GradientReducer):
         self._own_strategy.close()
         self._own_comm.Free()
 
-    def _average_later(self, buffer: Buffer) -> Callable[[], object]:
-        return self._thread.submit(self._own_strategy.average, buffer).result
+    def _average_later(self, buffer: Any) -> Callable[[], object]:
+        if isinstance(buffer, Buffer):
+            return self._thread.submit(self._own_strategy.average, buffer).result
+        if self._stream is None:
+            import cupy
+
+            with buffer.array.device:
+                self._stream = cupy.cuda.Stream(non_blocking=True)
+        average: Callable[[], object] = buffer.average_in(self._thread, self._stream)
+        return average

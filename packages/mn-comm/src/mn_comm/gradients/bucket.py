@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any
+from typing import Any, Protocol, TypeVar
 
 import numpy as np
 
@@ -11,10 +11,12 @@ from mn_comm.gradients.select import Named
 from mn_comm.intra import Buffer
 from mn_comm.protocols import Parameter
 
-__all__ = ["Bucket", "Spec", "make_buckets", "split"]
+__all__ = ["AnyBucket", "Bucket", "Spec", "assign", "make_buckets", "split"]
 
 _Array = np.ndarray[Any, Any]
 _Dtype = np.dtype[Any]
+_B = TypeVar("_B")
+_K = TypeVar("_K")
 Spec = tuple[tuple[int, ...], _Dtype]
 """The shape and dtype of a gradient."""
 
@@ -28,8 +30,28 @@ def split(flat: _Array, shapes: Iterable[tuple[int, ...]]) -> Iterator[_Array]:
         begin = end
 
 
+class AnyBucket(Protocol):
+    """What buckets in host memory and on a device have in common.
+
+    Attributes:
+        members: The positions of its parameters among those that take part.
+        buffer: The memory in which they are averaged.
+    """
+
+    members: Sequence[int]
+    buffer: Any
+
+    def pack(self, params: Sequence[Named]) -> None:
+        """Copy the gradients into the buffer."""
+        ...
+
+    def view(self, params: Sequence[Named]) -> None:
+        """Make the gradients views of the averaged buffer, in their own dtype."""
+        ...
+
+
 class Bucket:
-    """Gradients of one dtype that travel together.
+    """Gradients of one dtype that travel together, in host memory.
 
     Args:
         members: The positions of its parameters among those that take part.
@@ -63,10 +85,10 @@ class Bucket:
         if self._grads is not self.buffer.array:
             np.copyto(self._grads, self.buffer.array, casting="unsafe")
         for member, view in zip(self.members, self._views, strict=True):
-            _assign(params[member][1], view)
+            assign(params[member][1], view)
 
 
-def _assign(param: Parameter, view: _Array) -> None:
+def assign(param: Parameter, view: _Array) -> None:
     """Make a view, of the shape and dtype of the gradient that it replaces, the gradient of a parameter."""
     # Chainer's parameters check every gradient they are given, which takes longer than to average a small one. They
     # offer to leave that out, and here the shape and dtype are known to be right.
@@ -82,8 +104,9 @@ def make_buckets(
     order: Iterable[int],
     most_bytes: int | None,
     wire_dtype: _Dtype | None,
-    allocate: Callable[[int, _Dtype], Buffer],
-) -> list[Bucket]:
+    allocate: Callable[[int, _Dtype], _B],
+    kind: Callable[[Sequence[int], Sequence[tuple[int, ...]], _Dtype, _B], _K] = Bucket,  # type: ignore[assignment]
+) -> list[_K]:
     """Share gradients out among buckets.
 
     Args:
@@ -92,13 +115,14 @@ def make_buckets(
         most_bytes: Of how many bytes a bucket may be, if it holds more than one gradient; ``None`` for any number.
         wire_dtype: The dtype in which they travel; ``None`` for their own.
         allocate: Returns a buffer of a length and dtype; collective.
+        kind: Makes a bucket of members, shapes, dtype and buffer.
 
     Returns:
         The buckets, in the order in which their last members appear.
     """
     groups = _groups(specs, order, most_bytes)
     return [
-        Bucket(
+        kind(
             group,
             [specs[member][0] for member in group],
             specs[group[0]][1],

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 from mpi4py import MPI
 
+from mn_comm import agreement
 from mn_comm.arithmetic import is_half
-from mn_comm.gradients.agree import Agreement, Signature, signature_of
-from mn_comm.gradients.bucket import Bucket, make_buckets
+from mn_comm.config import Config
+from mn_comm.gradients.agree import ON_DEVICE, Agreement, Signature, signature_of
+from mn_comm.gradients.bucket import AnyBucket, Bucket, Spec, make_buckets
 from mn_comm.gradients.round import Launch, Round
 from mn_comm.gradients.select import select
 from mn_comm.intra import Buffer
@@ -30,7 +33,7 @@ class GradientReducer:
     Args:
         mpi_comm: The communicator whose ranks hold replicas of the model.
         strategy: How one buffer is averaged.
-        wire_dtype: Returns the dtype in which gradients travel, or ``None`` for their own.
+        config: Returns the communicator's settings.
         launch: How a bucket is sent on its way; by default it is averaged at once.
         bucket_bytes: Of how many bytes a bucket may be, if it holds more than one gradient; ``None`` for any number.
         sets: How many rounds may be under way at a time; each has buckets of its own.
@@ -40,19 +43,20 @@ class GradientReducer:
         self,
         mpi_comm: MPI.Intracomm,
         strategy: Strategy,
-        wire_dtype: Callable[[], np.dtype[Any] | None],
+        config: Callable[[], Config],
         *,
         launch: Launch | None = None,
         bucket_bytes: int | None = None,
         sets: int = 1,
     ) -> None:
         self._strategy = strategy
-        self._wire_dtype = wire_dtype
-        self._launch = launch or self._average_now
+        self._config = config
+        self._launch = launch
         self._bucket_bytes = 0 if strategy.one_bucket_each else bucket_bytes
+        self._mpi_comm = mpi_comm
         self._agreement = Agreement(mpi_comm, "multi_node_mean_grad")
         self._layout: tuple[Any, ...] = ()
-        self._sets: list[list[Bucket]] = [[] for _ in range(sets)]
+        self._sets: list[list[AnyBucket]] = [[] for _ in range(sets)]
 
     def average(self, model: Model, zero_fill: bool) -> None:
         """Replace every gradient by its mean over all ranks; collective.
@@ -89,29 +93,57 @@ class GradientReducer:
         params, likes = select(model, zero_fill)
         signature = signature_of((name, like) for (name, _), like in zip(params, likes, strict=True))
         self._agreement.start(signature)
-        layout = (signature, self._wire_dtype(), tuple(order))
+        layout = (signature, self._config().allreduce_grad_dtype, tuple(order))
         if layout != self._layout:
             self._agreement.finish()
-            self._lay_out(signature, order)
+            self._lay_out(signature, likes, order)
             self._layout = layout
         self._sets.append(self._sets.pop(0))
-        return Round(params, self._sets[-1], self._agreement, self._launch)
+        return Round(params, self._sets[-1], self._agreement, self._launch or self._average_now)
 
-    def _lay_out(self, signature: Signature, order: Sequence[str]) -> None:
-        """Make buckets, to be kept for as long as the gradients keep their names, shapes and dtypes."""
-        for name, _, dtype in signature:
+    def _lay_out(self, signature: Signature, likes: Sequence[Any], order: Sequence[str]) -> None:
+        """Make buckets, to be kept for as long as the gradients keep their names, shapes, dtypes and places."""
+        for name, _, dtype, *_ in signature:
             if not _is_float(dtype):
                 raise TypeError(f"multi_node_mean_grad: expected gradients of floats, got dtype {dtype} for {name}")
-        specs = [(shape, dtype) for _, shape, dtype in signature]
-        positions = _positions([name for name, _, _ in signature], order)
+        specs = [(shape, dtype) for _, shape, dtype, *_ in signature]
+        positions = _positions([entry[0] for entry in signature], order)
+        on_device = {i for i, entry in enumerate(signature) if ON_DEVICE in entry[3:]}
+        device = self._device_of([likes[i] for i in sorted(on_device)]) if on_device else None
         for i in range(len(self._sets)):
             self._sets[i] = []  # first: the memory of the old buckets may be needed for the new
-            self._sets[i] = make_buckets(
-                specs, positions, self._bucket_bytes, self._wire_dtype(), self._strategy.allocate
-            )
+            self._sets[i] += self._make_buckets(specs, [p for p in positions if p not in on_device])
+            if device is not None:
+                with device:
+                    self._sets[i] += self._make_device_buckets(specs, [p for p in positions if p in on_device])
 
-    def _average_now(self, buffer: Buffer) -> Callable[[], object]:
-        self._strategy.average(buffer)
+    def _make_buckets(self, specs: Sequence[Spec], positions: Sequence[int]) -> list[Bucket]:
+        wire_dtype = self._config().allreduce_grad_dtype
+        return make_buckets(specs, positions, self._bucket_bytes, wire_dtype, self._strategy.allocate)
+
+    def _make_device_buckets(self, specs: Sequence[Spec], positions: Sequence[int]) -> list[AnyBucket]:
+        from mn_comm.device.bucket import DeviceBucket
+
+        config = self._config  # not self: a cycle would keep the device's memory until it is collected
+        kind = functools.partial(DeviceBucket, batched=lambda: config().batched_copy)
+        # Chosen here, not earlier: which devices the ranks use is known only now.
+        allocate = self._strategy.on_device().allocate
+        wire_dtype = config().allreduce_grad_dtype
+        return list(make_buckets(specs, positions, self._bucket_bytes, wire_dtype, allocate, kind))
+
+    def _device_of(self, arrays: Sequence[Any]) -> Any:
+        """Return the device that this rank's arrays are on; raise on every rank if some rank's are on several."""
+        devices = {array.device.id: array.device for array in arrays}
+        with agreement.together(self._mpi_comm):
+            if len(devices) > 1:
+                raise ValueError(f"multi_node_mean_grad: expected gradients on one device, got {sorted(devices)}")
+        return next(iter(devices.values()))
+
+    def _average_now(self, buffer: Any) -> Callable[[], object]:
+        if isinstance(buffer, Buffer):
+            self._strategy.average(buffer)
+        else:
+            buffer.average()
         return _nothing_to_wait_for
 
 

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
 from mn_comm.gradients.agree import Agreement
-from mn_comm.gradients.bucket import Bucket
+from mn_comm.gradients.bucket import AnyBucket
 from mn_comm.gradients.select import Named
-from mn_comm.intra import Buffer
 
 __all__ = ["Launch", "Round"]
 
-Launch = Callable[[Buffer], Callable[[], object]]
+Launch = Callable[[Any], Callable[[], object]]
 """Starts the averaging of a buffer, and returns what waits for its end."""
 
 
@@ -30,7 +30,7 @@ class Round:
     """
 
     def __init__(
-        self, params: Sequence[Named], buckets: Sequence[Bucket], agreement: Agreement, launch: Launch
+        self, params: Sequence[Named], buckets: Sequence[AnyBucket], agreement: Agreement, launch: Launch
     ) -> None:
         self._params = params
         self._buckets = buckets

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import mmap
 import os
-import secrets
 import sys
 from typing import Any
 
@@ -42,7 +41,7 @@ def share(mpi_comm: MPI.Intracomm, nbytes: int) -> list[_Bytes]:
         OSError: Memory cannot be made or seen, for instance because the processes run in containers of their own; the
             same on every rank, as ``RuntimeError`` where it is another's.
     """
-    token = secrets.token_bytes(_TOKEN_BYTES)
+    token = os.urandom(_TOKEN_BYTES)
     fd = -1
     try:
         with agreement.together(mpi_comm):

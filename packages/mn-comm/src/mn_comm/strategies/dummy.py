@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from mpi4py import MPI
 
 from mn_comm.intra import Buffer
 from mn_comm.topology import Topology
+
+if TYPE_CHECKING:
+    from mn_comm.device.buffer import DeviceStrategy
 
 __all__ = ["Dummy"]
 
@@ -27,6 +30,12 @@ class Dummy:
 
     def average(self, buffer: Buffer) -> None:
         """Do nothing."""
+
+    def on_device(self) -> DeviceStrategy:
+        """Return what does as little to buffers on devices."""
+        from mn_comm.device import strategies as on_device
+
+        return on_device.Alone()
 
     def close(self) -> None:
         """Hold nothing, give nothing back."""

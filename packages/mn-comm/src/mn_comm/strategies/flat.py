@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from mpi4py import MPI
@@ -10,6 +10,9 @@ from mpi4py import MPI
 from mn_comm.collectives import mean_in_place
 from mn_comm.intra import Buffer
 from mn_comm.topology import Topology
+
+if TYPE_CHECKING:
+    from mn_comm.device.buffer import DeviceStrategy
 
 __all__ = ["Flat"]
 
@@ -30,6 +33,12 @@ class Flat:
     def average(self, buffer: Buffer) -> None:
         """Overwrite a buffer with its mean over all ranks; collective."""
         mean_in_place(self._mpi_comm, buffer.array, self._size)
+
+    def on_device(self) -> DeviceStrategy:
+        """Return what gives buffers on devices to MPI, staged unless it is CUDA-aware; collective."""
+        from mn_comm.device import strategies as on_device
+
+        return on_device.by_mpi(self, self._mpi_comm)
 
     def close(self) -> None:
         """Hold nothing, give nothing back."""

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 from mpi4py import MPI
 
 from mn_comm.intra import Buffer
 from mn_comm.topology import Topology
+
+if TYPE_CHECKING:
+    from mn_comm.device.buffer import DeviceStrategy
 
 __all__ = ["Strategy"]
 
@@ -43,6 +46,15 @@ class Strategy(Protocol):
 
         Args:
             buffer: From :meth:`allocate`, of the same length and dtype on every rank.
+        """
+        ...
+
+    def on_device(self) -> DeviceStrategy:
+        """Return the counterpart for buffers on devices; collective, once the ranks have chosen their devices.
+
+        Raises:
+            RuntimeError: It needs NCCL, and that or CuPy is missing on some rank (on every rank).
+            ValueError: It needs a device for each rank, and two share one (on every rank).
         """
         ...
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from mpi4py import MPI
@@ -11,6 +11,9 @@ from mpi4py import MPI
 from mn_comm.collectives import mean_in_place
 from mn_comm.intra import Buffer, MessageStage, SharedStage, Stage
 from mn_comm.topology import Topology, split
+
+if TYPE_CHECKING:
+    from mn_comm.device.buffer import DeviceStrategy
 
 __all__ = ["TwoStage"]
 
@@ -27,6 +30,7 @@ class TwoStage:
     one_bucket_each = False
 
     def __init__(self, mpi_comm: MPI.Intracomm, topology: Topology, shards: int) -> None:
+        self._mpi_comm = mpi_comm
         self._topology = topology
         self._shards = shards
         self._intra = split(mpi_comm, topology.inter_rank, topology.intra_rank)
@@ -58,6 +62,13 @@ class TwoStage:
         if self._topology.intra_rank < self._shards:
             mean_in_place(self._inter, shard, 1)
         self._stage.all_gather(buffer, self._shards)
+
+    def on_device(self) -> DeviceStrategy:
+        """Return NCCL within the nodes and MPI across them, staged where NCCL cannot be used; collective."""
+        from mn_comm.device import strategies as on_device
+
+        nodes = (self._intra, self._inter)
+        return on_device.within_nodes(self, self._mpi_comm, self._topology, self._shards, nodes)
 
     def close(self) -> None:
         """Free the communicators of the stages; collective."""

@@ -1,5 +1,19 @@
 """Datasets shared out among ranks."""
 
-from mn_data import DataSizeError, create_empty_dataset, scatter_dataset, scatter_index
+from mn_data import (
+    DataSizeError,
+    create_empty_dataset,
+    get_epoch_trigger,
+    get_n_iterations_for_one_epoch,
+    scatter_dataset,
+    scatter_index,
+)
 
-__all__ = ["DataSizeError", "create_empty_dataset", "scatter_dataset", "scatter_index"]
+__all__ = [
+    "DataSizeError",
+    "create_empty_dataset",
+    "get_epoch_trigger",
+    "get_n_iterations_for_one_epoch",
+    "scatter_dataset",
+    "scatter_index",
+]

@@ -1,3 +1,27 @@
-"""Communication that gradients travel back through: to come."""
+"""Communication that gradients travel back through."""
 
-__all__: list[str] = []
+# From the modules, so that importing one later does not put it in the place of the function of its name.
+from chainermn.functions.collective_communication import (
+    allgather,
+    allreduce,
+    alltoall,
+    bcast,
+    gather,
+    reduce_scatter,
+    scatter,
+)
+from chainermn.functions.point_to_point_communication import recv, send
+from chainermn.functions.pseudo_connect import pseudo_connect
+
+__all__ = [
+    "allgather",
+    "allreduce",
+    "alltoall",
+    "bcast",
+    "gather",
+    "pseudo_connect",
+    "recv",
+    "reduce_scatter",
+    "scatter",
+    "send",
+]

@@ -1,3 +1,5 @@
-"""Iterators whose batches go to several ranks: to come."""
+"""Iterators that give several ranks the same batches."""
 
-__all__: list[str] = []
+from mn_data import create_multi_node_iterator, create_synchronized_iterator
+
+__all__ = ["create_multi_node_iterator", "create_synchronized_iterator"]

@@ -1,3 +1,14 @@
-"""Links that span ranks: to come."""
+"""Links that span ranks."""
 
-__all__: list[str] = []
+# From the modules, so that importing one later does not put it in the place of the function of its name.
+from chainermn.links.batch_normalization import MultiNodeBatchNormalization
+from chainermn.links.create_mnbn_model import create_mnbn_model
+from chainermn.links.multi_node_chain_list import MultiNodeChainList
+from chainermn.links.n_step_rnn import create_multi_node_n_step_rnn
+
+__all__ = [
+    "MultiNodeBatchNormalization",
+    "MultiNodeChainList",
+    "create_mnbn_model",
+    "create_multi_node_n_step_rnn",
+]

@@ -1,0 +1,5 @@
+"""The communicator of the name ``pure_nccl``."""
+
+from mn_comm import PureNcclCommunicator
+
+__all__ = ["PureNcclCommunicator"]

@@ -1,0 +1,5 @@
+"""Persistent values averaged over all ranks."""
+
+from mn_extensions import AllreducePersistent
+
+__all__ = ["AllreducePersistent"]

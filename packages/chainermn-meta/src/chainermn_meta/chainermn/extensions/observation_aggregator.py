@@ -1,0 +1,5 @@
+"""An observation of all ranks, put together."""
+
+from mn_extensions import ObservationAggregator
+
+__all__ = ["ObservationAggregator"]

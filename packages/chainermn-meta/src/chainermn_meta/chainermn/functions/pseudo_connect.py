@@ -1,0 +1,5 @@
+"""``pseudo_connect``, under the module name that scripts know."""
+
+from mn_modelpar.functions import pseudo_connect
+
+__all__ = ["pseudo_connect"]

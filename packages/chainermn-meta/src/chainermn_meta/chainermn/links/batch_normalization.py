@@ -1,0 +1,5 @@
+"""``MultiNodeBatchNormalization``, under the module name that scripts know."""
+
+from mn_modelpar.links import MultiNodeBatchNormalization
+
+__all__ = ["MultiNodeBatchNormalization"]

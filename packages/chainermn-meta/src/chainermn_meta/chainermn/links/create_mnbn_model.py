@@ -1,0 +1,5 @@
+"""``create_mnbn_model``, under the module name that scripts know."""
+
+from mn_modelpar.links import create_mnbn_model
+
+__all__ = ["create_mnbn_model"]

@@ -1,0 +1,5 @@
+"""``create_multi_node_n_step_rnn``, under the module name that scripts know."""
+
+from mn_modelpar.links import create_multi_node_n_step_rnn
+
+__all__ = ["create_multi_node_n_step_rnn"]

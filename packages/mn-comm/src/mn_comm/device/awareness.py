@@ -1,0 +1,58 @@
+"""Whether MPI may be given the address of an array on a device.
+
+An MPI library that knows nothing of devices reads such an address as one of host memory, and the process dies. So only
+a library that says so itself, or a user who does, is believed.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+from pathlib import Path
+
+from mpi4py import MPI
+
+from mn_comm import agreement
+
+__all__ = ["SETTING", "is_cuda_aware"]
+
+SETTING = "MN_COMM_CUDA_AWARE_MPI"
+"""The environment variable: 1 for an MPI library that is CUDA-aware, 0 for one that is not; unset to ask it."""
+
+
+def is_cuda_aware(mpi_comm: MPI.Intracomm) -> bool:
+    """Return whether MPI is CUDA-aware on every rank; collective.
+
+    Raises:
+        ValueError: On some rank the environment variable is neither 0 nor 1 (on every rank).
+    """
+    aware = False
+    with agreement.together(mpi_comm):
+        aware = _here()
+    return bool(mpi_comm.allreduce(aware, op=MPI.LAND))
+
+
+def _here() -> bool:
+    setting = os.environ.get(SETTING, "")
+    if setting not in ("", "0", "1"):
+        raise ValueError(f"expected 0 or 1 in {SETTING}, got {setting!r}")
+    return setting == "1" if setting else _library_says_so()
+
+
+def _library_says_so() -> bool:
+    """Ask the function of Open MPI that MPICH has as well; the standard has none."""
+    for path in _loaded_libraries():
+        query = getattr(ctypes.CDLL(path), "MPIX_Query_cuda_support", None)
+        if query is not None:
+            return bool(query())
+    return False
+
+
+def _loaded_libraries() -> list[str]:
+    """Return the files of the MPI libraries that are loaded; mpi4py does not show their symbols to everybody."""
+    try:
+        lines = Path("/proc/self/maps").read_text().splitlines()
+    except OSError:
+        return []
+    files = {line.split()[-1] for line in lines if "/" in line}
+    return sorted(file for file in files if Path(file).name.startswith(("libmpi.so", "libmpich.so")))

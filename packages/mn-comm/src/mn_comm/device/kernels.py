@@ -1,0 +1,125 @@
+"""Packing in one launch: every gradient, wherever it lies, is divided, converted and written to its place."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from mn_comm.device import staging
+
+__all__ = ["Table", "pack", "source"]
+
+_THREADS = 256
+_PER_THREAD = 8
+
+# Reads come before writes: they are then all under way together, and a gradient may be the very place it is packed to.
+_SOURCE = """\
+{includes}
+typedef {grad} grad_t;
+typedef {wire} wire_t;
+typedef {sum} sum_t;
+
+// table: the address of each gradient, 0 for one of zeros; then where each begins; then the buffer's length.
+extern "C" __global__ void pack(const long long* table, int members, wire_t* packed, double divisor) {{
+    const long long* begin = table + members;
+    const long long length = begin[members];
+    const long long first = (long long)blockIdx.x * {threads} * {per_thread} + threadIdx.x;
+    if (first >= length) return;
+    int member = 0;
+    for (int end = members; end - member > 1;) {{
+        const int middle = member + (end - member) / 2;
+        if (begin[middle] <= first) member = middle; else end = middle;
+    }}
+    sum_t value[{per_thread}];
+    #pragma unroll
+    for (int k = 0; k < {per_thread}; ++k) {{
+        const long long i = first + k * {threads};
+        if (i < length) {{
+            while (begin[member + 1] <= i) ++member;
+            const grad_t* grad = (const grad_t*)table[member];
+            value[k] = grad ? (sum_t)grad[i - begin[member]] / (sum_t)divisor : (sum_t)0;
+        }}
+    }}
+    #pragma unroll
+    for (int k = 0; k < {per_thread}; ++k) {{
+        const long long i = first + k * {threads};
+        if (i < length) packed[i] = (wire_t)value[k];
+    }}
+}}
+"""
+_TYPES = {"float16": "__half", "bfloat16": "__nv_bfloat16", "float32": "float", "float64": "double"}
+_HEADERS = {"float16": "cuda_fp16.h", "bfloat16": "cuda_bf16.h"}
+
+
+def source(grad: np.dtype[Any], wire: np.dtype[Any]) -> str:
+    """Return the CUDA source of the kernel for gradients of one floating dtype that travel in another."""
+    headers = sorted({_HEADERS[name] for name in (grad.name, wire.name) if name in _HEADERS})
+    return _SOURCE.format(
+        includes="\n".join(f"#include <{header}>" for header in headers),
+        grad=_TYPES[grad.name],
+        wire=_TYPES[wire.name],
+        sum="double" if np.float64 in (grad, wire) else "float",
+        threads=_THREADS,
+        per_thread=_PER_THREAD,
+    )
+
+
+@functools.cache
+def _kernel(grad: np.dtype[Any], wire: np.dtype[Any]) -> Any:
+    import cupy
+
+    return cupy.RawKernel(source(grad, wire), "pack")
+
+
+class Table:
+    """Where gradients lie and where they go, as the kernel reads it; uploaded again only when an address has changed.
+
+    Args:
+        begins: Where each gradient begins in the packed buffer, in elements, from 0, ascending; none is empty.
+        length: How many elements there are.
+    """
+
+    def __init__(self, begins: Sequence[int], length: int) -> None:
+        import cupy
+
+        self.members = len(begins)
+        self.length = length
+        shape = (2 * self.members + 1,)
+        self._host = staging.empty_pinned(shape, np.dtype(np.int64))
+        self._host[: self.members] = -1  # no address
+        self._host[self.members :] = [*begins, length]
+        self._device = cupy.empty(shape, np.int64)
+        self._uploaded: Any = None
+
+    def on_device(self, addresses: Sequence[int]) -> Any:
+        """Return the table on the device, with these addresses of the gradients."""
+        import cupy
+
+        if self._host[: self.members].tolist() != addresses:
+            if self._uploaded is not None:
+                self._uploaded.synchronize()  # the copy of the last step may still be to come
+            self._host[: self.members] = addresses
+            self._device.set(self._host)
+            self._uploaded = cupy.cuda.get_current_stream().record()
+        return self._device
+
+
+def pack(table: Table, gradients: Sequence[Any], dtype: np.dtype[Any], packed: Any, divisor: int) -> None:
+    """Copy gradients into one buffer, divided and converted, by one launch on the current stream.
+
+    Args:
+        table: Where they go.
+        gradients: C-contiguous CuPy arrays of ``dtype``; ``None`` for one of zeros.
+        dtype: Their dtype.
+        packed: The buffer, from the first of them on; of any of the four dtypes.
+        divisor: What they are divided by.
+    """
+    if not table.length:
+        return
+    addresses = [0 if gradient is None else gradient.data.ptr for gradient in gradients]
+    blocks = -(-table.length // (_THREADS * _PER_THREAD))
+    arguments = (table.on_device(addresses), np.int32(table.members), packed, np.float64(divisor))
+    _kernel(dtype, packed.dtype)((blocks,), (_THREADS,), arguments)

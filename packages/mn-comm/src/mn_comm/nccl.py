@@ -1,0 +1,190 @@
+"""NCCL, as far as it is needed here: a thin layer over NVIDIA's ``nccl4py``, imported when it is first used.
+
+``nccl4py`` takes no stream to mean stream 0 and does not look at memory layouts, so every call here passes CuPy's
+current stream, and takes C-contiguous CuPy arrays only. It has not run on a GPU yet.
+"""
+
+from __future__ import annotations
+
+import atexit
+import importlib.util
+import sys
+import weakref
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+
+__all__ = ["NcclCommunicator", "get_build_version", "get_unique_id", "get_version", "group", "require", "supports"]
+
+_available = all(importlib.util.find_spec(name) is not None for name in ("nccl", "cupy"))
+
+_INSTALL = "pip install 'mn-comm[cuda13]', or [cuda12] for a driver of CUDA 12"
+_DTYPES = frozenset(
+    ("int8", "uint8", "int32", "uint32", "int64", "uint64", "float16", "bfloat16", "float32", "float64")
+)
+
+
+def require() -> None:
+    """Import what NCCL needs.
+
+    Raises:
+        RuntimeError: CuPy, ``nccl4py`` or NCCL itself is missing; the message names the extra to install.
+    """
+    if get_version() == 0:
+        raise RuntimeError(f"expected libnccl.so.2, found none: {_INSTALL}")
+
+
+def get_version() -> int:
+    """Return the version of the NCCL library that is loaded, as NCCL counts: 23203 for 2.32.3; 0 if there is none.
+
+    Raises:
+        RuntimeError: CuPy or ``nccl4py`` is missing.
+    """
+    found = _binding().get_version().libnccl
+    return 0 if found is None else _number(found.version)
+
+
+def get_build_version() -> int:
+    """Return the version of NCCL that the binding was made for, as :func:`get_version`.
+
+    Raises:
+        RuntimeError: CuPy or ``nccl4py`` is missing.
+    """
+    return _number(_binding().get_version().nccl_bindings)
+
+
+def get_unique_id() -> bytes:
+    """Return what one rank makes and all ranks of a new communicator are given."""
+    return bytes(_binding().get_unique_id())
+
+
+def supports(dtype: np.dtype[Any]) -> bool:
+    """Return whether NCCL can add up values of a dtype."""
+    return dtype.isnative and dtype.name in _DTYPES
+
+
+@contextmanager
+def group() -> Iterator[None]:
+    """Start the operations of a block together, when it ends."""
+    with _binding().group():
+        yield
+
+
+class NcclCommunicator:
+    """Ranks that exchange arrays on devices, one device each; creating it is collective.
+
+    Operations are put on CuPy's current stream, and work in place. What has gone wrong shows when that stream is waited
+    for. A communicator that still exists when Python ends is aborted.
+
+    Args:
+        size: How many ranks there are.
+        unique_id: From :func:`get_unique_id` on one of them.
+        rank: This one. Its device is CuPy's current one.
+
+    Raises:
+        RuntimeError: NCCL or CuPy is missing.
+        Exception: What NCCL reports, as ``nccl4py`` raises it.
+    """
+
+    def __init__(self, size: int, unique_id: bytes, rank: int) -> None:
+        core = _binding()
+        self._sum = core.SUM
+        self._rank = rank
+        self._core = core.Communicator.init(size, rank, core.UniqueId.from_bytes(unique_id))
+        _alive.add(self)
+
+    def all_reduce(self, array: Any) -> None:
+        """Overwrite an array, of equal length and dtype on every rank, with its sum over all ranks; collective."""
+        self._core.allreduce(_checked(array), array, self._sum, stream=_stream())
+
+    def reduce(self, array: Any, root: int) -> None:
+        """Overwrite the root's array with the sum over all ranks; collective. The others' stay as they are."""
+        self._core.reduce(_checked(array), array, self._sum, root, stream=_stream())
+
+    def broadcast(self, array: Any, root: int) -> None:
+        """Overwrite every rank's array with the root's; collective."""
+        self._core.broadcast(_checked(array), array, root, stream=_stream())
+
+    def reduce_scatter(self, array: Any) -> Any:
+        """Add up this rank's share of an array over all ranks; collective.
+
+        Args:
+            array: One-dimensional, its length a multiple of the number of ranks.
+
+        Returns:
+            The share, a view; the rest of the array is lost.
+        """
+        share = self._share(array)
+        self._core.reduce_scatter(_checked(array), share, self._sum, stream=_stream())
+        return share
+
+    def all_gather(self, array: Any) -> None:
+        """Give every rank the shares of all; collective. The array is as for :meth:`reduce_scatter`."""
+        self._core.allgather(self._share(_checked(array)), array, stream=_stream())
+
+    def send(self, array: Any, peer: int) -> None:
+        """Send an array to another rank, which must be receiving one of the same length and dtype."""
+        self._core.send(_checked(array), peer, stream=_stream())
+
+    def recv(self, array: Any, peer: int) -> None:
+        """Receive an array from another rank, which must be sending one."""
+        self._core.recv(_checked(array), peer, stream=_stream())
+
+    def destroy(self) -> None:
+        """Finish what is under way and give everything back; collective. Twice is harmless."""
+        _alive.discard(self)
+        self._core.destroy()
+
+    def abort(self) -> None:
+        """End what is under way, whatever the other ranks do, and give everything back. Twice is harmless."""
+        _alive.discard(self)
+        self._core.abort()
+
+    def _share(self, array: Any) -> Any:
+        count = array.size // int(self._core.nranks)
+        return array[self._rank * count : (self._rank + 1) * count]
+
+
+_alive: weakref.WeakSet[NcclCommunicator] = weakref.WeakSet()
+
+
+@atexit.register
+def _abort_all() -> None:
+    """Abort what nobody has destroyed: to destroy would wait for other ranks, which may have failed."""
+    if not _alive:
+        return
+    if not hasattr(sys, "last_type"):  # set when an exception has ended the program
+        import cupy
+
+        cupy.cuda.Device().synchronize()  # what this rank has asked for, others may be waiting for
+    for communicator in list(_alive):
+        communicator.abort()
+
+
+def _binding() -> Any:
+    """Import ``nccl4py`` with CuPy."""
+    try:
+        import cupy  # noqa: F401
+        from nccl import core
+    except ImportError as error:
+        raise RuntimeError(f"expected CuPy and nccl4py, which NCCL needs: {error}: {_INSTALL}") from None
+    return core
+
+
+def _number(version: Any) -> int:
+    return int(version.major) * 10000 + int(version.minor) * 100 + int(version.micro)
+
+
+def _stream() -> int:
+    import cupy
+
+    return int(cupy.cuda.get_current_stream().ptr)
+
+
+def _checked(array: Any) -> Any:
+    """Return an array if it is C-contiguous: NCCL is given nothing but its address and length."""
+    if not array.flags.c_contiguous:
+        raise ValueError(f"expected a C-contiguous array, got strides {array.strides} for shape {array.shape}")
+    return array

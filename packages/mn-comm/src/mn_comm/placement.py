@@ -1,0 +1,51 @@
+"""Where an array lies, in host memory or on a device, and its way between the two.
+
+CuPy is not imported here: whoever has an array on a device has imported it already. Nothing of :mod:`mn_comm.device` is
+imported before the first such array is seen.
+"""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+import numpy as np
+
+__all__ = ["deliver", "is_device_array", "make_room", "to_host"]
+
+_Array = np.ndarray[Any, Any]
+
+
+def is_device_array(array: Any) -> bool:
+    """Return whether an object is a CuPy array."""
+    if type(array) is np.ndarray:  # nearly always, and asked often
+        return False
+    cupy = sys.modules.get("cupy")
+    return cupy is not None and isinstance(array, cupy.ndarray)
+
+
+def to_host(array: Any) -> _Array:
+    """Return the elements of a NumPy or CuPy array in C order in host memory, without a copy where that can be."""
+    if is_device_array(array):
+        from mn_comm.device import staging
+
+        return staging.to_host(array)
+    return np.asarray(array, order="C")
+
+
+def make_room(shape: tuple[int, ...], dtype: np.dtype[Any], on_device: bool) -> _Array:
+    """Return host memory in which to receive an array that :func:`deliver` then brings to its place."""
+    if on_device:
+        from mn_comm.device import staging
+
+        return staging.empty_pinned(shape, dtype)
+    return np.empty(shape, dtype)
+
+
+def deliver(received: _Array, on_device: bool) -> Any:
+    """Return an array that has arrived: itself, or a CuPy array of its elements on the current device."""
+    if on_device:
+        from mn_comm.device import staging
+
+        return staging.to_device(received)
+    return received

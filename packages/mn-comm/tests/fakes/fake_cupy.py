@@ -1,0 +1,219 @@
+"""A stand-in for CuPy whose device memory is NumPy's: as much of it as mn_comm uses, and not a bit more.
+
+What CuPy refuses is refused: an array does not turn into a NumPy array by itself, copies between the two want equal
+shapes and dtypes, and pinned memory is not zeroed. The kernel is imitated, on the addresses that it is given.
+"""
+
+import ctypes
+import re
+import threading
+import types
+
+import numpy as np
+
+int64, uint8 = np.int64, np.uint8
+DEVICES = 4
+calls = []  # the names of what would have gone to the driver, in order
+
+
+class _Current(threading.local):
+    device = 0
+    stream = None
+
+
+_current = _Current()
+
+
+class Device:
+    def __init__(self, device=None):
+        self.id = _current.device if device is None else device
+        assert 0 <= self.id < DEVICES
+        self._outer = []
+
+    @property
+    def pci_bus_id(self):
+        return f"0000:{self.id:02x}:00.0"
+
+    def use(self):
+        _current.device = self.id
+
+    def synchronize(self):
+        calls.append("Device.synchronize")
+
+    def __enter__(self):
+        self._outer.append(_current.device)
+        _current.device = self.id
+        return self
+
+    def __exit__(self, *error):
+        _current.device = self._outer.pop()
+
+
+class Event:
+    def synchronize(self):
+        calls.append("Event.synchronize")
+
+
+class Stream:
+    def __init__(self, null=False, non_blocking=False):
+        self.ptr = 0 if null else id(self)
+        self._outer = []
+
+    def record(self):
+        return Event()
+
+    def wait_event(self, event):
+        assert isinstance(event, Event)
+
+    def synchronize(self):
+        calls.append("Stream.synchronize")
+
+    def __enter__(self):
+        self._outer.append(_current.stream)
+        _current.stream = self
+        return self
+
+    def __exit__(self, *error):
+        _current.stream = self._outer.pop()
+
+
+_null = Stream(null=True)
+
+
+def get_current_stream():
+    return _current.stream or _null
+
+
+class ndarray:
+    def __init__(self, memory, device=None):
+        self._memory = memory
+        self.device = device or Device()
+
+    def __getattr__(self, name):
+        if name in ("shape", "dtype", "size", "ndim", "nbytes", "itemsize", "strides", "flags"):
+            return getattr(self._memory, name)
+        raise AttributeError(name)
+
+    @property
+    def data(self):
+        return types.SimpleNamespace(ptr=self._memory.ctypes.data)
+
+    @property
+    def __cuda_array_interface__(self):
+        return self._memory.__array_interface__ | {"version": 3}
+
+    def __array__(self, *args, **kwargs):
+        raise TypeError("Implicit conversion to a NumPy array is not allowed")
+
+    def __len__(self):
+        return len(self._memory)
+
+    def __getitem__(self, key):
+        return ndarray(self._memory[key][...], self.device)
+
+    def __setitem__(self, key, value):
+        self._memory[key] = value._memory if isinstance(value, ndarray) else value
+
+    def get(self, out=None):
+        calls.append("get")
+        if out is None:
+            return self._memory.copy()
+        assert (out.shape, out.dtype) == (self.shape, self.dtype)
+        out[...] = self._memory
+        return out
+
+    def set(self, array):
+        calls.append("set")
+        assert type(array) is np.ndarray
+        assert (array.shape, array.dtype) == (self.shape, self.dtype)
+        assert self.flags.c_contiguous or self.flags.f_contiguous
+        self._memory[...] = array
+
+    def copy(self):
+        return ndarray(self._memory.copy(), self.device)
+
+    def astype(self, dtype, order="K", copy=True):
+        return (
+            self if self.dtype == dtype and not copy else ndarray(self._memory.astype(dtype, order=order), self.device)
+        )
+
+    def reshape(self, *shape):
+        return ndarray(self._memory.reshape(*shape), self.device)
+
+    def view(self, dtype):
+        return ndarray(self._memory.view(dtype), self.device)
+
+
+def empty(shape, dtype=float):
+    memory = np.empty(shape, dtype)
+    memory.reshape(-1).view(np.uint8)[...] = 0xAB
+    return ndarray(memory)
+
+
+def asarray(array):
+    return ndarray(np.array(array, order="K"))
+
+
+def ascontiguousarray(array):
+    return (
+        array if array.flags.c_contiguous and array.ndim else ndarray(np.ascontiguousarray(array._memory), array.device)
+    )
+
+
+class RawKernel:
+    """Does what the kernel ``pack`` does, as its comment describes the table."""
+
+    names = types.MappingProxyType({"float": "f4", "double": "f8", "__half": "f2"})
+
+    def __init__(self, source, name):
+        assert name == "pack"
+        self.grad, self.wire, self.sum = (
+            np.dtype(self.names[re.search(rf"typedef (\S+) {which};", source)[1]])
+            for which in ("grad_t", "wire_t", "sum_t")
+        )
+
+    def __call__(self, grid, block, arguments):
+        calls.append("pack")
+        table, members, packed, divisor = arguments
+        assert [type(a) for a in arguments] == [ndarray, np.int32, ndarray, np.float64]
+        assert (table.dtype, packed.dtype) == (np.int64, self.wire)
+        assert table.device.id == packed.device.id == _current.device
+        addresses, begins = np.split(table._memory, [members])
+        assert (np.diff(begins) > 0).all()
+        assert (grid[0] - 1) * block[0] * 8 < begins[-1] <= grid[0] * block[0] * 8
+        values = np.zeros(begins[-1], self.sum)
+        for address, begin, end in zip(addresses, begins[:-1], begins[1:], strict=True):
+            if address:
+                nbytes = int(end - begin) * self.grad.itemsize
+                raw = np.frombuffer((ctypes.c_char * nbytes).from_address(int(address)), self.grad)
+                values[begin:end] = raw.astype(self.sum) / self.sum.type(divisor)
+        packed._memory[: begins[-1]] = values
+
+
+class CUDARuntimeError(RuntimeError):
+    pass
+
+
+registered = {}
+
+
+def _register(address, nbytes, flags):
+    if any(address < begin + size and begin < address + nbytes for begin, size in registered.items()):
+        raise CUDARuntimeError("cudaErrorHostMemoryAlreadyRegistered")
+    registered[address] = nbytes
+
+
+def _pinned(nbytes):
+    assert nbytes > 0
+    return bytearray(b"\xcd" * nbytes)
+
+
+cuda = types.SimpleNamespace(
+    Device=Device,
+    Stream=Stream,
+    alloc_pinned_memory=_pinned,
+    get_current_stream=get_current_stream,
+    runtime=types.SimpleNamespace(
+        CUDARuntimeError=CUDARuntimeError, hostRegister=_register, hostUnregister=registered.pop
+    ),
+)

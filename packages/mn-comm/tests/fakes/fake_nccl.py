@@ -1,0 +1,107 @@
+"""A stand-in for nccl4py: the operations are done by MPI, on the memory of the stand-in for CuPy.
+
+It insists on what NCCL needs but does not check: C-contiguous arrays, and CuPy's current stream.
+"""
+
+import contextlib
+import itertools
+import json
+import types
+
+import numpy as np
+from mpi4py import MPI
+
+calls = []
+_serial = itertools.count(1)
+_version = types.SimpleNamespace(major=2, minor=32, micro=3)
+_current_stream = None  # set by the fixture that puts the stand-ins in place
+
+
+def get_version():
+    return types.SimpleNamespace(libnccl=types.SimpleNamespace(version=_version), nccl_bindings=_version)
+
+
+SUM = "sum"
+
+
+class UniqueId:
+    def __init__(self, content):
+        self.content = content
+
+    def __bytes__(self):
+        return self.content
+
+    from_bytes = classmethod(lambda cls, content: cls(content))
+
+
+def get_unique_id():
+    return UniqueId(json.dumps([MPI.COMM_WORLD.rank, 9000 + next(_serial)]).encode())
+
+
+@contextlib.contextmanager
+def group():
+    yield
+
+
+class Communicator:
+    @classmethod
+    def init(cls, size, rank, unique_id):
+        calls.append("init")
+        world = MPI.COMM_WORLD
+        root, tag = json.loads(bytes(unique_id))
+        if world.rank == root:
+            found = {rank: root} | dict(world.recv(tag=tag) for _ in range(size - 1))
+            for other in set(found.values()) - {root}:
+                world.send(found, other, tag)
+        else:
+            world.send((rank, world.rank), root, tag)
+            found = world.recv(source=root, tag=tag)
+        self = cls()
+        members = world.group.Incl([found[i] for i in range(size)])
+        self.comm = world.Create_group(members, tag)
+        self.nranks = size
+        self.rank = rank
+        return self
+
+    def _take(self, name, array, stream):
+        calls.append(name)
+        assert stream == _current_stream(), "expected CuPy's current stream"
+        assert array.flags.c_contiguous
+        assert array.size > 0
+        return array._memory
+
+    def _sum(self, name, array, stream):
+        return np.sum(self.comm.allgather(self._take(name, array, stream)), axis=0, dtype=array.dtype)
+
+    def allreduce(self, send, recv, op, *, stream=None):
+        recv[...] = self._sum("allreduce", send, stream)
+
+    def reduce(self, send, recv, op, root, *, stream=None):
+        total = self._sum("reduce", send, stream)
+        if self.rank == root:
+            recv[...] = total
+
+    def reduce_scatter(self, send, recv, op, *, stream=None):
+        total = self._sum("reduce_scatter", send, stream).reshape(self.nranks, -1)
+        send[...] = 77  # but for the share, it is lost
+        recv[...] = total[self.rank]
+
+    def allgather(self, send, recv, *, stream=None):
+        recv[...] = np.concatenate(self.comm.allgather(self._take("allgather", send, stream)))
+
+    def broadcast(self, send, recv, root, *, stream=None):
+        recv[...] = self.comm.bcast(self._take("broadcast", send, stream), root)
+
+    def send(self, array, peer, *, stream=None):
+        self.comm.send(self._take("send", array, stream), peer)
+
+    def recv(self, array, peer, *, stream=None):
+        self._take("recv", array, stream)
+        array[...] = self.comm.recv(source=peer)
+
+    def destroy(self):
+        calls.append("destroy")
+        self.comm.Free()
+
+    def abort(self):
+        calls.append("abort")

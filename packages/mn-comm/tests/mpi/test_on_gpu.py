@@ -1,0 +1,168 @@
+"""Ranks with real devices, or two that share one: each strategy against the mean, and the collectives.
+
+For two ranks on one GPU: ``NCCL_MULTI_RANK_GPU_ENABLE=1 mpiexec -n 2 python -m mpi4py -m pytest -x -m gpu``. Without
+that variable, what needs NCCL there is skipped.
+"""
+
+import os
+
+import numpy as np
+import pytest
+from mpi4py import MPI
+
+from mn_comm import create_communicator
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.filterwarnings("ignore:gradients on devices are averaged through host memory"),
+]
+
+WORLD = MPI.COMM_WORLD
+RANK, SIZE = WORLD.rank, WORLD.size
+NAMES = ["naive", "flat", "hierarchical", "two_dimensional", "single_node", "non_cuda_aware", "pure_nccl"]
+SHAPES = {"a": (7, 3), "b": (1,), "c": (), "d": (0,), "e": (100_003,), "f": (64, 3, 7, 7)}
+SHARING = os.environ.get("NCCL_MULTI_RANK_GPU_ENABLE", "") not in ("", "0")
+
+
+class Param:
+    def __init__(self, data, grad=None):
+        self.data = data
+        self.grad = grad
+
+
+class Model:
+    def __init__(self, **params):
+        self.params = params
+
+    def namedparams(self):
+        return iter([("/" + name, param) for name, param in self.params.items()])
+
+
+@pytest.fixture(scope="module")
+def devices():
+    """Choose this rank's device; returns how many there are."""
+    import cupy
+
+    count = cupy.cuda.runtime.getDeviceCount()
+    cupy.cuda.Device(RANK % count).use()
+    return count
+
+
+@pytest.fixture
+def make(devices):
+    made = []
+
+    def make(name, **settings):
+        if name == "pure_nccl" and devices < SIZE and not SHARING:
+            pytest.skip("ranks share a GPU and NCCL_MULTI_RANK_GPU_ENABLE is not set")
+        made.append(create_communicator(name, **settings))
+        return made[-1]
+
+    yield make
+    for comm in made:
+        comm.finalize()
+
+
+def random(shape, dtype, rank, seed):
+    return np.asarray(np.random.RandomState(seed * 100 + rank).uniform(-1, 1, shape), dtype)
+
+
+def check(model, grads, wire=None):
+    for key, each in grads.items():
+        actual = model.params[key].grad.get()
+        expected = np.mean([np.asarray(g, "f8") for g in each], axis=0)
+        eps = max(np.finfo(dtype).eps for dtype in (actual.dtype, wire or actual.dtype))
+        np.testing.assert_allclose(actual, expected, rtol=0, atol=SIZE * eps)
+        for other in WORLD.allgather(actual.tobytes()):
+            assert other == actual.tobytes()
+
+
+@pytest.mark.parametrize("batched", [True, False])
+@pytest.mark.parametrize("wire", [None, "f2", "f4", "f8"])
+@pytest.mark.parametrize("name", NAMES)
+def test_every_strategy_computes_the_mean(make, name, wire, batched):
+    import cupy
+
+    comm = make(name, allreduce_grad_dtype=wire, batched_copy=batched)
+    for step in range(3):
+        grads = {
+            key + dtype: [random(shape, dtype, rank, step) for rank in range(SIZE)]
+            for key, shape in SHAPES.items()
+            for dtype in ("f2", "f4", "f8")
+        }
+        model = Model(**{key: Param(None, cupy.asarray(each[RANK])) for key, each in grads.items()})
+        comm.multi_node_mean_grad(model)
+        check(model, grads, wire)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_on_another_stream_and_in_the_background(make, name):
+    import cupy
+
+    comm = make(name)
+    reducer = comm.background_reducer(bucket_bytes=1 << 16, sets=2)
+    model = Model(**{key: Param(None) for key in SHAPES})
+    with cupy.cuda.Stream(non_blocking=True):
+        for step in range(5):
+            grads = {key: [random(shape, "f4", rank, step) for rank in range(SIZE)] for key, shape in SHAPES.items()}
+            for key, param in model.params.items():
+                param.grad = cupy.asarray(grads[key][RANK])
+            current = reducer.start(model, zero_fill=False)
+            current.ready_all()
+            current.wait()
+            check(model, grads)
+    reducer.close()
+
+
+@pytest.mark.skipif(SIZE < 2, reason="needs two ranks")
+def test_ranks_that_share_a_device_are_told(devices, monkeypatch):
+    import cupy
+
+    monkeypatch.delenv("NCCL_MULTI_RANK_GPU_ENABLE", raising=False)
+    with cupy.cuda.Device(0):
+        comm = create_communicator("pure_nccl")
+        model = Model(a=Param(None, cupy.zeros(3, "f4")))
+        with pytest.raises(ValueError, match=r"got ranks 0 and 1 both on .*NCCL_MULTI_RANK_GPU_ENABLE=1"):
+            comm.multi_node_mean_grad(model)
+        comm.finalize()
+
+
+@pytest.mark.parametrize("name", ["naive", "pure_nccl"])
+@pytest.mark.parametrize("dtype", ["i4", "f2", "f4", "f8", "c8"])
+@pytest.mark.parametrize("shape", [(), (0,), (1000, 3)])
+def test_collectives(make, name, dtype, shape):
+    import cupy
+
+    comm = make(name)
+
+    def of(rank):
+        return np.asarray(np.random.RandomState(rank).randint(0, 30, shape), dtype)
+
+    def same(actual, expected):
+        assert isinstance(actual, cupy.ndarray)
+        np.testing.assert_array_equal(actual.get(), expected, strict=True)
+
+    mine, root = cupy.asarray(of(RANK)), SIZE - 1
+    same(comm.bcast(mine if root == RANK else None, root=root), of(root))
+    same(comm.allreduce(mine), np.asarray(sum(of(rank) for rank in range(SIZE)), dtype))
+    for rank, other in enumerate(comm.allgather(mine)):
+        same(other, of(rank))
+    for rank, other in enumerate(comm.gather(mine, root=root) or ()):
+        same(other, of(rank))
+    for rank, other in enumerate(comm.alltoall([mine] * SIZE)):
+        same(other, of(rank))
+    same(comm.scatter([mine] * SIZE if root == RANK else None, root=root), of(root))
+    if RANK == 0 and SIZE > 1:
+        comm.send(mine, dest=1)
+    if RANK == 1:
+        same(comm.recv(source=0), of(0))
+
+
+@pytest.mark.parametrize("name", ["naive", "pure_nccl"])
+def test_bcast_data(make, name):
+    import cupy
+
+    arrays = {"a": cupy.full((2, 3), RANK, "f4"), "n": cupy.asarray(RANK), "t": cupy.full((4, 3), RANK).T[:, ::2]}
+    make(name).bcast_data(Model(**{key: Param(array) for key, array in arrays.items()}))
+    for array in arrays.values():
+        assert not array.get().any()

@@ -1,0 +1,143 @@
+"""One process on a real device: packing, staging and NCCL among one rank."""
+
+import importlib.util
+import itertools
+
+import numpy as np
+import pytest
+
+from mn_comm import create_communicator
+from mn_comm.gradients.bucket import make_buckets
+
+pytestmark = pytest.mark.gpu
+
+FLOATS = ["f2", "f4", "f8", *(["bfloat16"] if importlib.util.find_spec("ml_dtypes") else [])]
+SHAPES = [(3,), (), (0,), (129, 17), (1,), (64, 3, 7, 7), (5000,)]
+
+
+class Param:
+    def __init__(self, data, grad=None):
+        self.data = data
+        self.grad = grad
+
+
+class Model:
+    def __init__(self, **params):
+        self.params = params
+
+    def namedparams(self):
+        return iter([("/" + name, param) for name, param in self.params.items()])
+
+
+def dtype_of(name):
+    if name == "bfloat16":
+        from ml_dtypes import bfloat16
+
+        return np.dtype(bfloat16)
+    return np.dtype(name)
+
+
+def laid_out(array, which):
+    if which == "fortran" and array.ndim > 1:
+        import cupy
+
+        return cupy.asfortranarray(array)
+    return array[::-1].copy()[::-1] if which == "reversed" and array.ndim else array
+
+
+@pytest.mark.parametrize("layout", ["c", "fortran", "reversed"])
+@pytest.mark.parametrize("batched", [True, False])
+@pytest.mark.parametrize(("grad", "wire"), list(itertools.product(FLOATS, FLOATS)))
+def test_packing_and_viewing(grad, wire, batched, layout):
+    import cupy
+
+    from mn_comm.device.bucket import DeviceBucket
+    from mn_comm.device.buffer import DeviceBuffer
+
+    grad, wire = dtype_of(grad), dtype_of(wire)
+    random = np.random.RandomState(0)
+    values = [np.asarray(random.uniform(-1, 1, shape)).astype(grad) for shape in SHAPES]
+    params = [(str(i), Param(None, laid_out(cupy.asarray(value), layout))) for i, value in enumerate(values)]
+    params[3][1].grad = None
+    values[3] = np.zeros_like(values[3])
+
+    def kind(*args):
+        return DeviceBucket(*args, batched=lambda: batched)
+
+    def allocate(length, dtype):
+        return DeviceBuffer(cupy.empty(length, dtype), None, divisor=3)
+
+    (bucket,) = make_buckets([(v.shape, grad) for v in values], range(len(values)), None, wire, allocate, kind)
+    bucket.pack(params)
+    bucket.view(params)
+    wide = np.dtype("f8" if np.dtype("f8") in (grad, wire) else "f4")
+    for (_, param), value in zip(params, values, strict=True):
+        expected = (value.astype(wide) / wide.type(3)).astype(wire).astype(grad)
+        np.testing.assert_array_equal(param.grad.get().astype("f8"), expected.astype("f8"))
+        assert param.grad.dtype == grad
+    if grad == wire:
+        assert params[0][1].grad.data.ptr == bucket.buffer.array.data.ptr
+    # Again, from where they are now.
+    bucket.pack(params)
+    bucket.view(params)
+    again = (expected.astype(wide) / wide.type(3)).astype(wire).astype(grad)
+    np.testing.assert_array_equal(params[-1][1].grad.get().astype("f8"), again.astype("f8"))
+
+
+def test_on_another_stream():
+    import cupy
+
+    comm = create_communicator("non_cuda_aware")
+    with cupy.cuda.Stream(non_blocking=True):
+        model = Model(a=Param(None, cupy.arange(1000, dtype="f4")))
+        for _ in range(10):
+            comm.multi_node_mean_grad(model)
+        np.testing.assert_array_equal(model.params["a"].grad.get(), np.arange(1000))
+    comm.finalize()
+
+
+@pytest.mark.parametrize("dtype", ["i1", "u2", "f2", "f8", "c8", "?"])
+@pytest.mark.parametrize("shape", [(), (0,), (3, 5)])
+def test_staging(shape, dtype):
+    import cupy
+
+    from mn_comm import placement
+
+    array = cupy.asarray(np.arange(int(np.prod(shape))).reshape(shape).astype(dtype))
+    host = placement.to_host(array.T)
+    np.testing.assert_array_equal(host, array.get().T, strict=True)
+    back = placement.deliver(host, True)
+    assert isinstance(back, cupy.ndarray)
+    np.testing.assert_array_equal(back.get(), host, strict=True)
+
+
+def test_memory_that_is_pinned_where_it_is():
+    import cupy
+
+    from mn_comm.device import staging
+
+    array = np.zeros(1 << 20, "f4")
+    address = array.ctypes.data
+    staging.register(array)
+    assert cupy.cuda.runtime.pointerGetAttributes(address).type == cupy.cuda.runtime.memoryTypeHost
+    del array
+    assert cupy.cuda.runtime.pointerGetAttributes(address).type == 0  # not registered
+
+
+def test_nccl_of_one_rank():
+    import cupy
+
+    from mn_comm import nccl
+
+    assert nccl.get_version() >= 23000
+    communicator = nccl.NcclCommunicator(1, nccl.get_unique_id(), 0)
+    array = cupy.arange(10, dtype="f4")
+    with nccl.group():
+        communicator.all_reduce(array)
+        communicator.broadcast(array, 0)
+    communicator.all_gather(array)
+    np.testing.assert_array_equal(communicator.reduce_scatter(array).get(), np.arange(10))
+    communicator.destroy()
+    left = nccl.NcclCommunicator(1, nccl.get_unique_id(), 0)
+    left.all_reduce(array)
+    nccl._abort_all()

@@ -1,0 +1,118 @@
+"""The same order of samples on all ranks, without sending any."""
+
+from __future__ import annotations
+
+import hashlib
+from typing import Any
+
+import numpy as np
+from chainer.dataset import Iterator
+from chainer.iterators import OrderSampler
+
+from mn_comm import CommunicatorBase, together
+
+__all__ = ["create_synchronized_iterator"]
+
+
+def create_synchronized_iterator(actual_iterator: Any, communicator: CommunicatorBase) -> Any:
+    """Make the iterators of all ranks shuffle alike; collective.
+
+    For models that span ranks which need the same batch, where every rank has the whole dataset, or its own columns of
+    it. An iterator that does not shuffle stays as it is. A training that is resumed goes on in the order it would have
+    had.
+
+    Args:
+        actual_iterator: One of Chainer's iterators, or one that has an ``order_sampler`` and ``reset``; it starts from
+            the beginning.
+        communicator: The ranks.
+
+    Returns:
+        The iterator; its other attributes are those of ``actual_iterator``.
+
+    Raises:
+        ValueError: It has no ``order_sampler``, or the ranks' datasets differ in length (on every rank).
+    """
+    with together(communicator.mpi_comm):
+        if not hasattr(actual_iterator, "order_sampler"):
+            raise ValueError(
+                f"expected an iterator with an order_sampler, got {type(actual_iterator).__name__}: "
+                f"{actual_iterator!r:.80}"
+            )
+        length = len(actual_iterator.dataset)
+    lengths = communicator.allgather_obj(length)
+    for rank, other in enumerate(lengths):
+        if other != lengths[0]:
+            raise ValueError(
+                f"expected datasets of the same length on every rank, got {lengths[0]} samples on rank 0 and {other} "
+                f"on rank {rank}"
+            )
+    seed = communicator.bcast_obj(int(np.random.randint(2**31 - 1)) if communicator.rank == 0 else None)
+    return _SynchronizedIterator(actual_iterator, seed)
+
+
+class _Order(OrderSampler):  # type: ignore[misc]  # Chainer has no types
+    """An order that follows from the one before, and from nothing else.
+
+    A generator of random numbers would have to be asked equally often on every rank, which iterators that work ahead in
+    threads and processes do not do.
+    """
+
+    def __init__(self, seed: int) -> None:
+        self.seed = seed
+
+    def __call__(self, current_order: np.ndarray[Any, Any], current_position: int) -> np.ndarray[Any, Any]:
+        before = np.ascontiguousarray(current_order, dtype="<i8").tobytes()
+        digest = hashlib.blake2b(before, digest_size=16, key=self.seed.to_bytes(8, "little")).digest()
+        random = np.random.RandomState(np.frombuffer(digest, dtype="<u4").astype(np.uint32))
+        return random.permutation(len(current_order))
+
+
+class _SynchronizedIterator(Iterator):  # type: ignore[misc]
+    """An iterator whose orders follow from a seed."""
+
+    _OWN = ("_order", "actual_iterator")
+
+    def __init__(self, actual_iterator: Any, seed: int) -> None:
+        self.actual_iterator = actual_iterator
+        self._order = _Order(seed)
+        if actual_iterator.order_sampler is not None:
+            _set_order_sampler(actual_iterator, self._order)
+            actual_iterator.reset()
+
+    def __next__(self) -> Any:
+        return self.actual_iterator.__next__()
+
+    def next(self) -> Any:
+        """Return the next batch."""
+        return self.__next__()
+
+    def serialize(self, serializer: Any) -> None:
+        """Save or load the actual iterator and the seed."""
+        try:
+            self._order.seed = int(serializer("synchronized_seed", self._order.seed))
+        except KeyError:
+            pass  # a snapshot of an old version: from the next epoch on, another order, but the same on all ranks
+        self.actual_iterator.serialize(serializer)
+
+    def finalize(self) -> None:
+        """Finalize the actual iterator."""
+        self.actual_iterator.finalize()
+
+    def __getattr__(self, name: str) -> Any:
+        if name in _SynchronizedIterator._OWN:  # not set yet: while it is being copied or unpickled
+            raise AttributeError(name)
+        return getattr(self.actual_iterator, name)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name in _SynchronizedIterator._OWN:
+            object.__setattr__(self, name, value)
+        else:
+            setattr(self.actual_iterator, name, value)
+
+
+def _set_order_sampler(iterator: Any, order: _Order) -> None:
+    iterator.order_sampler = order
+    # MultiprocessIterator has given the one it was made with to the thread that works ahead.
+    prefetch_loop = getattr(iterator, "_prefetch_loop", None)
+    if prefetch_loop is not None:
+        prefetch_loop.order_sampler = order

@@ -1,0 +1,233 @@
+import io
+
+import chainer
+import numpy as np
+import pytest
+from chainer import iterators
+
+import mn_data  # noqa: F401 - before Chainer
+from mn_comm import create_communicator
+from mn_data import (
+    create_multi_node_iterator,
+    create_synchronized_iterator,
+    get_epoch_trigger,
+    get_n_iterations_for_one_epoch,
+)
+
+COMM = create_communicator("naive")
+RANK, SIZE = COMM.rank, COMM.size
+X = np.random.RandomState(0).rand(20, 3)
+
+DATASETS = {
+    "float32": X.astype("f4"),
+    "float16": X.astype("f2"),
+    "uint8": (X * 255).astype("u1"),
+    "pairs": chainer.datasets.TupleDataset(X.astype("f4"), np.arange(20, dtype="i4")),
+    "triples": chainer.datasets.TupleDataset(X.astype("f8"), X.astype("f4") > 0.5, list(range(20))),
+    "dictionaries": chainer.datasets.DictDataset(image=X.astype("c8"), name=[f"sample {i}" for i in range(20)]),
+    "nested": [({"x": [X[i], (X[i], None)]}, i) for i in range(20)],
+    "scalars": list(range(20)),
+    "ragged": [X[: i % 3 + 1] for i in range(20)],
+}
+
+
+@pytest.fixture(autouse=True)
+def nothing_is_left_over():
+    yield
+    assert COMM.allreduce(np.ones(1)) == SIZE
+
+
+def same(a, b):
+    np.testing.assert_equal(a, b)
+    return [getattr(x, "dtype", type(x)) for x in a] == [getattr(x, "dtype", type(x)) for x in b]
+
+
+@pytest.mark.parametrize("master", [0, SIZE - 1])
+@pytest.mark.parametrize("dataset", DATASETS)
+def test_all_ranks_get_the_batches_of_one(dataset, master):
+    dataset = DATASETS[dataset]
+    expected = iterators.SerialIterator(dataset, 6, repeat=False, shuffle=False)
+    actual = iterators.SerialIterator(dataset, 6, repeat=False, shuffle=False) if master == RANK else None
+    iterator = create_multi_node_iterator(actual, COMM, master)
+    assert (iterator.epoch, iterator.is_new_epoch, iterator.epoch_detail) == (0, False, 0)
+    for batch in expected:
+        assert same(iterator.next(), batch)
+        for name in ("epoch", "is_new_epoch", "current_position", "epoch_detail", "previous_epoch_detail"):
+            assert getattr(iterator, name) == getattr(expected, name)
+    with pytest.raises(StopIteration):
+        iterator.next()
+    iterator.reset()
+    assert iterator.epoch_detail == 0
+    assert len(list(iterator)) == 4
+    iterator.finalize()
+
+
+class DaliLike:
+    """An iterator that knows nothing of Chainer's."""
+
+    def __init__(self):
+        self.epoch = self.n = 0
+
+    def __next__(self):
+        self.n += 1
+        return [np.full(2, self.n, "u1")]
+
+    def finalize(self):
+        pass
+
+
+def thread():
+    return iterators.MultithreadIterator(DATASETS["pairs"], 6, n_threads=2)
+
+
+@pytest.mark.parametrize("make", [DaliLike, thread])
+def test_other_iterators(make):
+    iterator = create_multi_node_iterator(make() if RANK == 0 else None, COMM)
+    for _ in range(5):
+        batches = COMM.allgather_obj(iterator.next())
+        for batch in batches:
+            assert same(batch, batches[0])
+    assert len(set(COMM.allgather_obj(iterator.epoch))) == 1
+    iterator.finalize()
+
+
+def save(iterator):
+    file = io.BytesIO()
+    chainer.serializers.save_npz(file, iterator)
+    file.seek(0)
+    return file
+
+
+@pytest.mark.parametrize("whose", ["each its own", "the master's"])
+def test_state_is_saved_and_loaded_in_step(whose):
+    def make():
+        return create_multi_node_iterator(iterators.SerialIterator(X, 6) if RANK == 0 else None, COMM)
+
+    iterator = make()
+    for _ in range(5):
+        iterator.next()
+    file = save(iterator)
+    if whose == "the master's":
+        file = io.BytesIO(COMM.bcast_obj(file.getvalue()))
+    other = make()
+    chainer.serializers.load_npz(file, other, strict=whose == "each its own")
+    for name in ("epoch", "is_new_epoch", "current_position"):
+        assert getattr(other, name) == getattr(iterator, name)
+    np.random.seed(3)
+    expected = [iterator.next() for _ in range(4)]
+    np.random.seed(3)
+    for batch in expected:
+        assert same(other.next(), batch)
+        assert other.epoch_detail == COMM.bcast_obj(other.epoch_detail)
+
+
+def test_saving_on_one_rank_alone_leaves_no_rank_hanging():
+    iterator = create_multi_node_iterator(iterators.SerialIterator(X, 6) if RANK == 0 else None, COMM)
+    if RANK == 0:
+        save(iterator)
+    iterator.next()
+
+
+def test_an_error_of_the_iterator_raises_on_every_rank():
+    class Broken(DaliLike):
+        def __next__(self):
+            raise ValueError("the file is gone")
+
+    iterator = create_multi_node_iterator(Broken() if RANK == 0 else None, COMM)
+    with pytest.raises(ValueError, match="the file is gone"):
+        iterator.next()
+
+
+def test_a_batch_that_cannot_be_pickled_raises_on_every_rank():
+    dataset = [lambda: None] * 4
+    iterator = create_multi_node_iterator(iterators.SerialIterator(dataset, 2) if RANK == 0 else None, COMM)
+    with pytest.raises(Exception, match=r"[Pp]ickle"):
+        iterator.next()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error", "message"),
+    [
+        ((None,), TypeError, "expected an iterator at rank 0, got NoneType"),
+        ((iterators.SerialIterator(X, 2), SIZE), ValueError, "expected rank_master in"),
+    ],
+)
+def test_bad_arguments(arguments, error, message):
+    with pytest.raises(error, match=message):
+        create_multi_node_iterator(arguments[0], COMM, *arguments[1:])
+
+
+def test_in_a_trainer(tmp_path):
+    model = chainer.links.Classifier(chainer.links.Linear(3, 20))
+    optimizer = chainer.optimizers.SGD().setup(model)
+    iterator = create_multi_node_iterator(iterators.SerialIterator(DATASETS["pairs"], 6) if RANK == 0 else None, COMM)
+    updater = chainer.training.StandardUpdater(iterator, optimizer)
+    trainer = chainer.training.Trainer(updater, (2, "epoch"), out=tmp_path)
+    trainer.extend(chainer.training.extensions.snapshot(), trigger=(1, "epoch"))
+    trainer.run()
+    assert updater.iteration == 7
+    assert updater.epoch == 2
+
+
+@pytest.mark.parametrize("make", [lambda: iterators.SerialIterator(X, 6), thread])
+def test_synchronized_iterators_shuffle_alike(make):
+    iterator = create_synchronized_iterator(make(), COMM)
+    batches = [iterator.next() for _ in range(9)]
+    for other in COMM.allgather_obj(batches):
+        np.testing.assert_equal(other, batches)
+    assert iterator.epoch == 2
+    iterator.finalize()
+
+
+def test_every_epoch_has_another_order_with_every_sample():
+    iterator = create_synchronized_iterator(iterators.SerialIterator(list(range(20)), 20), COMM)
+    orders = [iterator.next() for _ in range(5)]
+    assert all(sorted(order) == list(range(20)) for order in orders)
+    assert len({tuple(order) for order in orders}) == 5
+
+
+def test_an_iterator_that_does_not_shuffle_stays_so():
+    iterator = create_synchronized_iterator(iterators.SerialIterator(list(range(20)), 4, shuffle=False), COMM)
+    assert [iterator.next() for _ in range(2)] == [[0, 1, 2, 3], [4, 5, 6, 7]]
+
+
+def test_a_synchronized_iterator_goes_on_in_the_same_order():
+    iterator = create_synchronized_iterator(iterators.SerialIterator(list(range(20)), 6), COMM)
+    for _ in range(5):
+        iterator.next()
+    file = save(iterator)
+    expected = [iterator.next() for _ in range(9)]
+    other = create_synchronized_iterator(iterators.SerialIterator(list(range(20)), 6), COMM)
+    chainer.serializers.load_npz(file, other)
+    assert [other.next() for _ in range(9)] == expected
+
+
+def test_attributes_are_those_of_the_actual_iterator():
+    actual = iterators.SerialIterator(list(range(20)), 6)
+    iterator = create_synchronized_iterator(actual, COMM)
+    iterator.extra = 1
+    assert actual.extra == 1
+    assert iterator.dataset is actual.dataset
+    assert iterator.batch_size == 6
+
+
+def test_an_iterator_without_an_order():
+    with pytest.raises(ValueError, match="expected an iterator with an order_sampler, got DaliLike"):
+        create_synchronized_iterator(DaliLike(), COMM)
+
+
+@pytest.mark.skipif(SIZE < 2, reason="needs two ranks that differ")
+def test_lengths_that_differ():
+    with pytest.raises(
+        ValueError, match="expected datasets of the same length on every rank, got 10 samples on rank 0"
+    ):
+        create_synchronized_iterator(iterators.SerialIterator(list(range(10 + RANK)), 2), COMM)
+
+
+def test_epochs_in_iterations():
+    part = list(range(10 + RANK))
+    for comm in (COMM, COMM.mpi_comm):
+        with pytest.warns(DeprecationWarning):
+            assert get_n_iterations_for_one_epoch(part, 4, comm) == 3
+        with pytest.warns(DeprecationWarning):
+            assert get_epoch_trigger(5, part, 4, comm) == (15, "iteration")

@@ -1,0 +1,76 @@
+"""The persistent values of a model, as a batch normalisation's running mean, averaged over all ranks."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import chainer
+import numpy as np
+from chainer.backends import cuda
+from chainer.training import PRIORITY_WRITER, Extension
+
+from mn_comm import CommunicatorBase
+
+__all__ = ["AllreducePersistent"]
+
+
+class AllreducePersistent(Extension):  # type: ignore[misc]  # Chainer has no types
+    """Averages the persistent values of a model over all ranks: floating ones of any memory layout; others are left.
+
+    Collective. Once before an evaluation or a snapshot is enough.
+
+    Args:
+        model: The model, the same on every rank.
+        comm: The ranks.
+    """
+
+    trigger = 1, "epoch"
+    priority = PRIORITY_WRITER + 1  # before evaluators
+
+    def __init__(self, model: chainer.Link, comm: CommunicatorBase) -> None:
+        if not isinstance(model, chainer.Link):
+            raise TypeError(f"expected a chainer.Link for model, got {type(model).__name__}")
+        self.model = model
+        self.comm = comm
+
+    def __call__(self, trainer: Any = None) -> None:
+        """Average; collective.
+
+        Raises:
+            ValueError: The ranks' models differ in the names, shapes or dtypes of their persistent values (on every
+                rank).
+        """
+        found = list(_floating(self.model))
+        names = self.comm.allgather_obj([path for path, _, _ in found])
+        for rank, others in enumerate(names):
+            if others != names[0]:
+                raise ValueError(
+                    f"expected the same persistent values on every rank, got {names[0]} on rank 0 and {others} on rank "
+                    f"{rank}"
+                )
+        for _, link, name in found:
+            _average(self.comm, link, name)
+
+
+def _average(comm: CommunicatorBase, link: chainer.Link, name: str) -> None:
+    value = getattr(link, name)
+    mean = comm.allreduce(np.asarray(cuda.to_cpu(value))) / comm.size
+    if hasattr(value, "fill"):
+        value[...] = cuda.get_array_module(value).asarray(mean)
+    else:
+        setattr(link, name, type(value)(mean))
+
+
+def _floating(model: chainer.Link) -> Iterator[tuple[str, chainer.Link, str]]:
+    """Yield path, link and attribute of each floating persistent value, in the order of paths."""
+    found = (
+        (f"{path}/{name}", link, name)
+        for path, link in model.namedlinks()
+        for name in link._persistent  # noqa: SLF001 - Chainer has no public name for it
+    )
+    for path, link, name in sorted(found, key=lambda each: each[0]):
+        value = getattr(link, name)
+        dtype = getattr(value, "dtype", None)
+        if isinstance(value, float) or (dtype is not None and dtype.kind in "fc"):
+            yield path, link, name

@@ -1,0 +1,127 @@
+"""Files that appear under their name only when all of their bytes are on the disk."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import tempfile
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+__all__ = ["TEMPORARY", "FileRecord", "HashingWriter", "check_writable", "read_record", "sync_folder", "write_file"]
+
+TEMPORARY = "tmp-"
+_READ_BYTES = 1 << 22
+
+
+@dataclass(frozen=True)
+class FileRecord:
+    """What a file must be to count as unharmed.
+
+    Attributes:
+        name: Its name within its folder.
+        nbytes: Its length in bytes.
+        checksum: Its BLAKE2b hash (RFC 7693) of 16 bytes, in hexadecimal digits.
+    """
+
+    name: str
+    nbytes: int
+    checksum: str
+
+
+class HashingWriter:
+    """A file to write to, from its beginning to its end, that knows the hash of what was written.
+
+    Args:
+        descriptor: An open file descriptor; the caller closes it.
+    """
+
+    def __init__(self, descriptor: int) -> None:
+        self._descriptor = descriptor
+        self._hash = _new_hash()
+        self.nbytes = 0
+
+    def write(self, data: bytes | memoryview) -> int:
+        """Write all of ``data``, and return its length in bytes."""
+        view = memoryview(data).cast("B")
+        self._hash.update(view)
+        left = view
+        while left:
+            left = left[os.write(self._descriptor, left) :]
+        self.nbytes += len(view)
+        return len(view)
+
+    def flush(self) -> None:
+        """Do nothing: nothing is held back."""
+
+    @property
+    def checksum(self) -> str:
+        """The hash of what was written so far."""
+        return self._hash.hexdigest()
+
+
+def write_file(folder: Path, name: str, fill: Callable[[HashingWriter], None]) -> FileRecord:
+    """Write a file under another name, and give it its own only when it is complete and on the disk.
+
+    Args:
+        folder: The folder, which must exist.
+        name: The name of the file; one that is there already is replaced.
+        fill: Writes the content.
+
+    Returns:
+        What was written.
+
+    Raises:
+        OSError: The file cannot be written; then nothing is left of it, and one that was there already is untouched.
+    """
+    descriptor, temporary = tempfile.mkstemp(prefix=f"{TEMPORARY}{name}.", dir=folder)
+    try:
+        try:
+            writer = HashingWriter(descriptor)
+            fill(writer)
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+        os.replace(temporary, folder / name)
+    except BaseException:
+        Path(temporary).unlink(missing_ok=True)
+        raise
+    sync_folder(folder)
+    return FileRecord(name, writer.nbytes, writer.checksum)
+
+
+def sync_folder(folder: Path) -> None:
+    """Bring the names in a folder to the disk: a rename is lost with the power unless its folder is synced too."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def read_record(folder: Path, name: str) -> FileRecord:
+    """Return what a file is now.
+
+    Raises:
+        OSError: It is not there, or cannot be read.
+    """
+    hashed = _new_hash()
+    nbytes = 0
+    with open(folder / name, "rb") as file:
+        while data := file.read(_READ_BYTES):
+            hashed.update(data)
+            nbytes += len(data)
+    return FileRecord(name, nbytes, hashed.hexdigest())
+
+
+def check_writable(folder: Path) -> None:
+    """Make the folder if need be, and raise ``OSError`` unless files can be made in it."""
+    folder.mkdir(parents=True, exist_ok=True)
+    descriptor, probe = tempfile.mkstemp(prefix=TEMPORARY, dir=folder)
+    os.close(descriptor)
+    os.unlink(probe)
+
+
+def _new_hash() -> hashlib.blake2b:
+    return hashlib.blake2b(digest_size=16)

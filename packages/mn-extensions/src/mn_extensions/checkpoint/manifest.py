@@ -1,0 +1,115 @@
+"""The manifest of a generation: which files of which ranks belong together, and what each must be.
+
+Rank 0 writes it after all ranks have written their files, so that a generation without one is incomplete, however it
+came about.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import re
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from mn_extensions.checkpoint.files import TEMPORARY, FileRecord, HashingWriter, write_file
+
+__all__ = [
+    "Manifest",
+    "file_name",
+    "iterations_of",
+    "manifest_name",
+    "read_manifest",
+    "temporaries_of",
+    "write_manifest",
+]
+
+_FORMAT = 1
+
+
+@dataclass(frozen=True)
+class Manifest:
+    """A complete generation.
+
+    Attributes:
+        iteration: After which iteration it was taken.
+        files: The file of each rank, by rank.
+    """
+
+    iteration: int
+    files: tuple[FileRecord, ...]
+
+
+def file_name(run: str, rank: int, iteration: int) -> str:
+    """Return the name of a rank's file."""
+    return f"{run}.{rank}.{iteration}"
+
+
+def manifest_name(run: str, iteration: int) -> str:
+    """Return the name of a generation's manifest."""
+    return f"{run}.manifest.{iteration}"
+
+
+def iterations_of(names: Iterable[str], run: str, owner: str) -> list[int]:
+    """Return the iterations of the files that belong to a run, in ascending order.
+
+    Args:
+        names: The names of files.
+        run: The name of the run, which may itself have dots in it.
+        owner: A rank in digits, or ``manifest``.
+
+    Returns:
+        The iterations of those named ``<run>.<owner>.<iteration>``.
+    """
+    pattern = re.compile(re.escape(f"{run}.{owner}.") + r"(0|[1-9][0-9]*)")
+    return sorted(int(match[1]) for name in names if (match := pattern.fullmatch(name)))
+
+
+def temporaries_of(names: Iterable[str], run: str, owner: str) -> list[str]:
+    """Return the names of files that were being written when their process died; arguments as above."""
+    pattern = re.compile(re.escape(f"{TEMPORARY}{run}.{owner}.") + r"[0-9]+\.[^.]+")
+    return [name for name in names if pattern.fullmatch(name)]
+
+
+def write_manifest(folder: Path, run: str, manifest: Manifest) -> None:
+    """Write a manifest, which makes its generation complete.
+
+    Raises:
+        OSError: It cannot be written.
+    """
+    content = json.dumps({"format": _FORMAT, **asdict(manifest)})
+    text = json.dumps({"content": content, "checksum": _checksum(content)})
+
+    def fill(file: HashingWriter) -> None:
+        file.write(text.encode())
+
+    write_file(folder, manifest_name(run, manifest.iteration), fill)
+
+
+def read_manifest(folder: Path, run: str, iteration: int) -> Manifest:
+    """Read a manifest.
+
+    Raises:
+        ValueError: It is damaged, or of a later version.
+        OSError: It cannot be read.
+    """
+    path = folder / manifest_name(run, iteration)
+    try:
+        outer = json.loads(path.read_bytes())
+        content = outer["content"]
+        intact = outer["checksum"] == _checksum(content)
+        fields = json.loads(content)
+        files = tuple(FileRecord(**each) for each in fields["files"])
+    except (ValueError, TypeError, KeyError, AttributeError) as error:
+        raise ValueError(f"{os.fspath(path)} is damaged: {error}") from error
+    if not intact or fields["iteration"] != iteration:
+        raise ValueError(f"{os.fspath(path)} is damaged: its checksum does not fit")
+    if fields["format"] != _FORMAT:
+        raise ValueError(f"{os.fspath(path)}: expected format {_FORMAT}, got {fields['format']}")
+    return Manifest(iteration, files)
+
+
+def _checksum(content: str) -> str:
+    return hashlib.blake2b(content.encode(), digest_size=16).hexdigest()

@@ -1,0 +1,112 @@
+"""What a checkpoint holds: the target's state by Chainer's serializers, and the state of NumPy's random numbers."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+from chainer.serializers import npz
+
+__all__ = ["check_fits", "load_state", "state_of"]
+
+State = Mapping[str, "np.ndarray[Any, Any]"]
+
+_RANDOM = "chainermn_numpy_random/"
+_RANDOM_PARTS = ("keys", "position", "has_gauss", "gauss")
+_GENERATOR = "MT19937"  # NumPy's own
+_OF_AN_OPTIMIZER = re.compile(r"(^|/)optimizer:")
+_OF_A_MODEL = re.compile(r"(^|/)model:")
+
+
+def state_of(target: Any) -> dict[str, np.ndarray[Any, Any]]:
+    """Return the state of a target by name; arrays are not copied.
+
+    Besides the target's own state it holds that of NumPy's global random numbers, which shuffle Chainer's iterators
+    and draw its dropout masks: a training that goes on must go on with these.
+
+    Args:
+        target: Anything that Chainer can serialize: a trainer, a link, an optimizer.
+    """
+    state = {name: np.asarray(value) for name, value in npz.serialize(target).items()}
+    return state | _random_state()
+
+
+def check_fits(state: State, target: Any) -> None:
+    """Raise unless a state can be loaded into a target; nothing is changed.
+
+    Args:
+        state: What :func:`state_of` returned for the same kind of target.
+        target: The target to be loaded.
+
+    Raises:
+        ValueError: An array is missing or has another shape, or the model it was taken of had more arrays.
+    """
+    expected = _arrays_of(target)
+    # Chainer keeps the names of parameters in sets, whose order changes from run to run.
+    for name, array in sorted(expected.items()):
+        if name not in state:
+            raise ValueError(f"the checkpoint is of another model: it has no {name}, which has shape {array.shape}")
+        if state[name].shape != array.shape and not _is_none(state[name]) and not _is_none(array):
+            raise ValueError(
+                f"the checkpoint is of another model: expected {name} to have shape {array.shape}, got "
+                f"{state[name].shape}"
+            )
+    unknown = sorted(name for name in state if _OF_A_MODEL.search(name) and name not in expected)
+    if unknown:
+        raise ValueError(f"the checkpoint is of another model: nothing here is called {unknown[0]}")
+
+
+def load_state(state: State, target: Any) -> None:
+    """Load a state into a target.
+
+    Args:
+        state: What :func:`state_of` returned.
+        target: The target, for which :func:`check_fits` did not raise.
+    """
+    npz.NpzDeserializer(_Lenient(state)).load(target)
+    if _RANDOM + "keys" in state:
+        keys, position, has_gauss, gauss = (state[_RANDOM + name] for name in _RANDOM_PARTS)
+        np.random.set_state((_GENERATOR, keys, int(position), int(has_gauss), float(gauss)))
+
+
+class _Lenient(dict[str, "np.ndarray[Any, Any]"]):
+    """A state in which the optimizers' arrays may be missing: they have none before their first step.
+
+    The first update of a multi-node optimizer takes none, so a checkpoint after one iteration is such a state, and
+    Chainer refuses to load it unless it is given ``None``.
+    """
+
+    def __missing__(self, name: str) -> np.ndarray[Any, Any]:
+        if _OF_AN_OPTIMIZER.search(name):
+            return np.asarray(None)
+        raise KeyError(name)
+
+
+def _random_state() -> dict[str, np.ndarray[Any, Any]]:
+    parts = np.random.get_state(legacy=False)
+    if parts["bit_generator"] != _GENERATOR:  # somebody called numpy.random.set_bit_generator: it is theirs to keep
+        return {}
+    values = (parts["state"]["key"], parts["state"]["pos"], parts["has_gauss"], parts["gauss"])
+    return {_RANDOM + name: np.asarray(value) for name, value in zip(_RANDOM_PARTS, values, strict=True)}
+
+
+def _arrays_of(target: Any) -> dict[str, np.ndarray[Any, Any]]:
+    # A trainer that does not run yet cannot be serialized, but its updater can, and holds the models.
+    updater = getattr(target, "updater", None)
+    state = npz.serialize(target) if updater is None else _prefixed("updater/", npz.serialize(updater))
+    arrays = {name: np.asarray(value) for name, value in state.items()}
+    return {name: array for name, array in arrays.items() if array.ndim or _is_model(name)}
+
+
+def _prefixed(prefix: str, state: State) -> dict[str, np.ndarray[Any, Any]]:
+    return {prefix + name: value for name, value in state.items()}
+
+
+def _is_model(name: str) -> bool:
+    return _OF_A_MODEL.search(name) is not None
+
+
+def _is_none(array: np.ndarray[Any, Any]) -> bool:
+    return bool(array.dtype.hasobject) and array.shape == ()

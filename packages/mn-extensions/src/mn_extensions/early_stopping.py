@@ -1,0 +1,63 @@
+"""Early stopping that stops all ranks at once."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from chainer.training.triggers import EarlyStoppingTrigger
+
+from mn_comm import CommunicatorBase
+from mn_extensions.observation_aggregator import ObservationAggregator
+
+__all__ = ["MultiNodeEarlyStoppingTrigger"]
+
+
+class MultiNodeEarlyStoppingTrigger:
+    """Chainer's ``EarlyStoppingTrigger`` on the mean over all ranks, so that it fires on all of them alike.
+
+    Collective at every check.
+
+    Args:
+        comm: The ranks.
+        check_trigger: When to compare the mean since the last check with the best so far, as ``(1, "epoch")``.
+        monitor: The observation to watch.
+        patience: After how many checks without a better value to stop; by default 3.
+        mode: ``"max"`` if more is better, ``"min"`` if less is, ``"auto"`` to tell by the name.
+        verbose: Whether to print what happens.
+        max_trigger: When to stop in any case.
+        suffix: Appended to ``monitor`` to make the name of the mean among the observations.
+        kwargs: ``patients``, an old name of ``patience``.
+    """
+
+    def __init__(
+        self,
+        comm: CommunicatorBase,
+        *,
+        check_trigger: Any = (1, "epoch"),
+        monitor: str = "main/loss",
+        patience: int | None = None,
+        mode: str = "auto",
+        verbose: bool = False,
+        max_trigger: Any = (100, "epoch"),
+        suffix: str = "_aggregated",
+        **kwargs: Any,
+    ) -> None:
+        self.actual_trigger = EarlyStoppingTrigger(
+            check_trigger=check_trigger,
+            monitor=monitor + suffix,
+            patience=patience,
+            mode=mode,
+            verbose=verbose,
+            max_trigger=max_trigger,
+            **kwargs,
+        )
+        self.aggregator = ObservationAggregator(comm, monitor, monitor + suffix, comm_trigger=check_trigger)
+
+    def __call__(self, trainer: Any) -> bool:
+        """Return whether to stop; collective at every check."""
+        self.aggregator(trainer)
+        return bool(self.actual_trigger(trainer))
+
+    def get_training_length(self) -> Any:
+        """Return the number and the unit of ``max_trigger``."""
+        return self.actual_trigger.get_training_length()

@@ -1,0 +1,111 @@
+"""An evaluator for results that are not simply averaged."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from itertools import chain, zip_longest
+from typing import Any
+
+import chainer
+from chainer.dataset import concat_examples
+from chainer.training import PRIORITY_WRITER, Extension
+
+from mn_comm import CommunicatorBase, together
+from mn_extensions.evaluator import batches_of, call
+
+__all__ = ["GenericMultiNodeEvaluator"]
+
+
+class GenericMultiNodeEvaluator(Extension):  # type: ignore[misc]  # Chainer has no types
+    """Evaluates on every rank and puts the results together on one, as its derived classes say.
+
+    Override :meth:`calc_local` and :meth:`aggregate`. Parts may differ in length, and be empty. Nothing is reported
+    unless :meth:`aggregate` does so.
+
+    Args:
+        comm: The ranks that evaluate together.
+        iterator: Goes once through this rank's part of the samples.
+        target: The model, or any other callable.
+        device: Where ``converter`` puts the mini-batches.
+        converter: Makes the arguments of :meth:`calc_local` of a mini-batch.
+        root: The rank that puts the results together.
+        progress_hook: Called at the root after each of its mini-batches, with it.
+
+    Raises:
+        ValueError: ``root`` is out of range.
+    """
+
+    trigger = 1, "epoch"
+    default_name = "validation"
+    priority = PRIORITY_WRITER
+    name = None
+
+    def __init__(
+        self,
+        comm: CommunicatorBase,
+        iterator: Any,
+        target: Callable[..., Any],
+        device: Any = None,
+        converter: Callable[..., Any] = concat_examples,
+        root: int = 0,
+        *,
+        progress_hook: Callable[[Any], object] | None = None,
+    ) -> None:
+        if not 0 <= root < comm.size:
+            raise ValueError(f"expected root in 0..{comm.size - 1}, got {root}")
+        self.comm = comm
+        self.iterator = iterator
+        self.converter = converter
+        self.device = None if device is None else chainer.get_device(device)
+        self.root = root
+        self._targets = {"main": target}
+        self._progress_hook = progress_hook
+
+    def __call__(self, trainer: Any) -> Any:
+        """Evaluate; collective.
+
+        Args:
+            trainer: Not used.
+
+        Returns:
+            At the root what :meth:`aggregate` returned, elsewhere ``None``.
+
+        Raises:
+            Exception: What any of the methods raised, on any rank (on every rank).
+        """
+        with together(self.comm.mpi_comm):
+            results = [result for result in self._local_results() if result is not None]
+        gathered = self.comm.gather_obj(results, root=self.root)
+        total = None
+        with together(self.comm.mpi_comm):
+            if gathered is not None:
+                # In turn: the first of each rank, in the order of ranks, then the second of each, and so on.
+                in_turn = chain.from_iterable(zip_longest(*gathered))
+                total = self.aggregate([result for result in in_turn if result is not None])
+        return total
+
+    def calc_local(self, *args: Any, **kwargs: Any) -> Any:
+        """Return the result of one mini-batch, something that can be pickled; by default what the target returns.
+
+        Args:
+            args: What the converter returned, if it is a tuple or a single argument.
+            kwargs: What the converter returned, if it is a dictionary.
+        """
+        return self._targets["main"](*args, **kwargs)
+
+    def aggregate(self, results: list[Any]) -> Any:
+        """Return the result of all mini-batches of all ranks; called at the root only. By default the list itself.
+
+        Args:
+            results: What :meth:`calc_local` returned, except ``None``: the first result of each rank in the order of
+                ranks, then the second of each, and so on.
+        """
+        return results
+
+    def _local_results(self) -> Iterator[Any]:
+        for batch in batches_of(self.iterator):
+            with chainer.no_backprop_mode():
+                result = call(self.calc_local, self.converter(batch, self.device))
+            if self._progress_hook is not None and self.comm.rank == self.root:
+                self._progress_hook(batch)
+            yield result

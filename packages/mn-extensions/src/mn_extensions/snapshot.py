@@ -1,0 +1,195 @@
+"""Chainer's snapshot extension on several ranks, for trainings that start again with any number of them."""
+
+from __future__ import annotations
+
+import os
+import re
+import warnings
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from chainer.serializers import npz
+from chainer.training import Extension
+
+from mn_comm import CommunicatorBase, together
+from mn_extensions.checkpoint.arrays import read_arrays
+from mn_extensions.checkpoint.replicas import assume_synchronized
+from mn_extensions.checkpoint.state import load_state
+
+__all__ = ["multi_node_snapshot"]
+
+State = dict[str, "np.ndarray[Any, Any]"]
+
+
+def multi_node_snapshot(
+    comm: CommunicatorBase, snapshot: Any, replica_sets: Iterable[int | Iterable[int]]
+) -> MultiNodeSnapshot:
+    """Make a snapshot extension save once for all ranks whose state is the same; collective.
+
+    With rank 0 having extensions of its own, as ``LogReport``, there are two states: that of rank 0, and that of all
+    others, ``replica_sets=[0]``.
+
+    If the snapshot has ``autoload=True``, all ranks start from the newest snapshot of which every set has a file that
+    can be read, also if there are now more or fewer ranks; an iterator over a part of another length then goes on from
+    the same fraction of the epoch, in a new order. Nothing in the files is unpickled, and no update is lost if all
+    ranks then have the same parameters.
+
+    Args:
+        comm: The ranks.
+        snapshot: What ``chainer.training.extensions.snapshot`` returned. Its file name gets the suffix ``.<rank>``,
+            with the lowest rank of the set.
+        replica_sets: Ranks, and groups of ranks, whose state is the same within a group. The ranks that are left form
+            another group.
+
+    Returns:
+        The extension, with the trigger and priority of ``snapshot``.
+
+    Raises:
+        TypeError: ``replica_sets`` holds something else than ranks and groups of them (on every rank).
+        ValueError: A rank is out of range or in two groups, or ``autoload`` is asked for with a function as the file
+            name (on every rank).
+    """
+    with together(comm.mpi_comm):
+        sets = parse_replica_sets(replica_sets, comm.size)
+        if snapshot.autoload and callable(snapshot.filename):
+            raise ValueError("expected a string as the file name of a snapshot with autoload, got a function")
+    return MultiNodeSnapshot(comm, snapshot, sets)
+
+
+def parse_replica_sets(replica_sets: Iterable[int | Iterable[int]], size: int) -> list[list[int]]:
+    """Return groups of ranks that hold each rank of ``size`` once; see :func:`multi_node_snapshot`."""
+    sets = [[each] if isinstance(each, (int, np.integer)) else sorted(set(each)) for each in replica_sets]
+    seen: set[int] = set()
+    for rank in (rank for each in sets for rank in each):
+        if not 0 <= rank < size:
+            raise ValueError(f"expected ranks in 0..{size - 1} in replica_sets, got {rank}")
+        if rank in seen:
+            raise ValueError(f"expected replica_sets that do not overlap, got rank {rank} twice in {sets}")
+        seen.add(rank)
+    rest = [rank for rank in range(size) if rank not in seen]
+    return [each for each in (*sets, rest) if each]
+
+
+class MultiNodeSnapshot(Extension):  # type: ignore[misc]  # Chainer has no types
+    """See :func:`multi_node_snapshot`."""
+
+    def __init__(self, comm: CommunicatorBase, snapshot: Any, sets: Sequence[Sequence[int]]) -> None:
+        self.comm = comm
+        self.snapshot = snapshot
+        self.trigger = snapshot.trigger
+        self.priority = snapshot.priority
+        self.replica_set = next(list(each) for each in sets if comm.rank in each)
+        self.master = self.replica_set[0]
+        filename = snapshot.filename
+        snapshot.filename = (
+            (lambda trainer: f"{filename(trainer)}.{comm.rank}") if callable(filename) else (f"{filename}.{comm.rank}")
+        )
+
+    @property
+    def is_master(self) -> bool:
+        """Whether this rank saves for its group."""
+        return self.comm.rank == self.master
+
+    def initialize(self, trainer: Any) -> None:
+        """Load the newest snapshot, if that is asked for; collective then."""
+        autoload, self.snapshot.autoload = self.snapshot.autoload, False
+        try:
+            if self.is_master:
+                self.snapshot.initialize(trainer)
+        finally:
+            self.snapshot.autoload = autoload
+        if autoload:
+            target = self.snapshot._target  # noqa: SLF001 - there is no public name
+            self._load(trainer if target is None else target, Path(trainer.out))
+
+    def __call__(self, trainer: Any) -> None:
+        """Save, on the lowest rank of each group."""
+        if self.is_master:
+            self.snapshot(trainer)
+
+    def on_error(self, trainer: Any, exc: Exception, tb: Any) -> None:
+        """Save if the snapshot is to do so on errors."""
+        if self.is_master:
+            self.snapshot.on_error(trainer, exc, tb)
+
+    def finalize(self) -> None:
+        """Finalize the snapshot."""
+        if self.is_master:
+            self.snapshot.finalize()
+
+    def _load(self, target: Any, folder: Path) -> None:
+        for name in self._candidates(folder):
+            state, problem = self._read(folder / f"{name}.{self.comm.rank}") if self.is_master else (None, None)
+            problems = [each for each in self.comm.allgather_obj(problem) if each is not None]
+            if not problems:
+                self._spread(state, target)
+                return
+            with together(self.comm.mpi_comm):  # where warnings are errors, all ranks raise
+                if self.comm.rank == 0:
+                    warnings.warn(f"{'; '.join(problems)}: trying the snapshot before it", RuntimeWarning, stacklevel=4)
+
+    def _candidates(self, folder: Path) -> list[str]:
+        """Return the names, less the rank, of snapshots of which every group has a file; newest first. Collective."""
+        found: list[str] | None = None
+        with together(self.comm.mpi_comm):
+            if self.is_master and folder.is_dir():
+                found = _snapshots(folder, self.snapshot.filename, self.comm.rank)
+        everywhere = self.comm.allgather_obj((self.is_master, found or []))
+        lists = [names for is_master, names in everywhere if is_master]
+        return [name for name in lists[0] if all(name in names for names in lists)]
+
+    def _read(self, path: Path) -> tuple[State | None, str | None]:
+        try:
+            return read_arrays(path), None
+        except (OSError, ValueError) as error:
+            return None, f"{path} cannot be read: {error}"
+
+    def _spread(self, state: State | None, target: Any) -> None:
+        """Load a group's state on all of its ranks; collective."""
+        group = self.comm.split(self.master, self.comm.rank)
+        try:
+            state = group.bcast_obj(state)
+        finally:
+            group.finalize()
+        with together(self.comm.mpi_comm):
+            load_state(fit_iterators(state or {}, target), target)
+        assume_synchronized(target)
+
+
+def fit_iterators(state: State, target: Any) -> State:
+    """Return a state whose iterators fit datasets of other lengths.
+
+    Args:
+        state: The state of a trainer or an updater.
+        target: The trainer or updater to be loaded.
+
+    Returns:
+        The state, in which an iterator whose dataset had another length keeps its epoch and the fraction of it that is
+        done, but has the order of the target's iterator.
+    """
+    updater = getattr(target, "updater", None)
+    if updater is None:
+        return state
+    fitted = dict(state)
+    for name, order in npz.serialize(updater).items():
+        match = re.fullmatch(r"(iterator:.*/)order", name)
+        saved = fitted.get("updater/" + name)
+        if match is not None and saved is not None and saved.shape != order.shape:
+            position = f"updater/{match[1]}current_position"
+            fitted["updater/" + name] = order.copy()
+            fitted[position] = np.asarray(int(fitted[position]) * len(order) // max(1, len(saved)))
+    return fitted
+
+
+def _snapshots(folder: Path, filename: str, rank: int) -> list[str]:
+    """Return the names of files that a snapshot with this file name writes, less the rank, newest first."""
+    prefix = filename.split("{")[0]
+    suffix = filename.rsplit("}", maxsplit=1)[-1]
+    files = [
+        (entry.stat().st_mtime_ns, entry.name)
+        for entry in os.scandir(folder)
+        if entry.name.startswith(prefix) and entry.name.endswith(suffix)
+    ]
+    return [name.removesuffix(f".{rank}") for _, name in sorted(files, reverse=True)]

@@ -1,0 +1,115 @@
+"""Exceptions that nobody catches: on one rank of several, with the hook and without."""
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+import time
+
+import pytest
+
+PREAMBLE = """
+import os, sys, threading, time
+import mn_extensions
+from mn_extensions import global_except_hook
+global_except_hook.add_hook()
+from mpi4py import MPI
+comm = MPI.COMM_WORLD
+def boom(*args):
+    if comm.rank == 1:
+        print("raising at", time.time(), file=sys.stderr, flush=True)
+        raise ValueError("boom " + "!")
+"""
+
+TRAINING = """
+import chainer, numpy as np
+from mn_comm import create_communicator
+communicator = create_communicator("naive")
+class Model(chainer.Chain):
+    def __init__(self):
+        super().__init__(l=chainer.links.Linear(2, 1))
+    def forward(self, x):
+        if where == "forward" and updater.iteration == 3:
+            boom()
+        return chainer.functions.sum(self.l(x))
+class Optimizer(chainer.optimizers.SGD):
+    def update(self, lossfun=None, *args, **kwds):
+        self.target.cleargrads()
+        lossfun(*args, **kwds).backward()
+        communicator.multi_node_mean_grad(self.target)
+        super().update()
+class Data(chainer.dataset.DatasetMixin):
+    def __len__(self):
+        return 100
+    def get_example(self, i):
+        if where == "worker" and i > 20:
+            boom()
+        return np.ones(2, "f4")
+iterator = (chainer.iterators.MultithreadIterator if where == "worker" else chainer.iterators.SerialIterator)(Data(), 4)
+updater = chainer.training.StandardUpdater(iterator, Optimizer().setup(Model()))
+trainer = chainer.training.Trainer(updater, (1000, "epoch"))
+if where == "extension":
+    trainer.extend(boom, name="boom", trigger=(5, "iteration"))
+trainer.run(show_loop_exception_msg=False)
+"""
+
+CASES = {
+    "forward": "where = 'forward'" + TRAINING,
+    "extension": "where = 'extension'" + TRAINING,
+    "worker": "where = 'worker'" + TRAINING,
+    "import": "boom()\nMPI.COMM_WORLD.Barrier()\n",
+}
+
+
+def mpiexec(ranks, code, folder, **environ):
+    launcher = shutil.which("mpiexec", path=os.path.dirname(sys.executable))
+    command = [launcher, "-n", str(ranks), sys.executable, "-c", code]
+    return subprocess.run(
+        command, cwd=folder, env={**os.environ, **environ}, capture_output=True, text=True, timeout=60
+    )
+
+
+@pytest.mark.parametrize("where", ["forward", "extension", "worker", "import"])
+def test_all_ranks_end_and_the_traceback_is_shown_once(where, tmp_path):
+    job = mpiexec(3, PREAMBLE + CASES[where], tmp_path)
+    ended = time.time()
+    (raised,) = re.findall(r"raising at ([0-9.]+)", job.stderr)[:1]
+    assert ended - float(raised) < 5
+    assert job.returncode != 0
+    assert job.stderr.count("ValueError: boom !") == 1
+    assert len(re.findall(r"chainermn: uncaught exception on rank 1 \(.+\)", job.stderr)) == 1
+
+
+def test_without_a_job(tmp_path):
+    job = subprocess.run([sys.executable, "-c", PREAMBLE + "raise KeyError(1)"], capture_output=True, text=True)
+    assert job.returncode != 0
+    assert job.stderr.count("KeyError: 1") == 1
+
+
+HARMLESS = {
+    "exit": ("sys.exit(7)", 7),
+    "no exit": ("pass", 0),
+    "thread": ("t = threading.Thread(target=lambda: 1 / 0)\nt.start(); t.join(); sys.exit(3)", 3),
+}
+
+
+@pytest.mark.parametrize("hook", [True, False])
+@pytest.mark.parametrize("what", HARMLESS)
+def test_threads_and_exits_are_pythons_own(what, hook):
+    code, status = HARMLESS[what]
+    preamble = PREAMBLE if hook else PREAMBLE.replace("global_except_hook.add_hook()", "")
+    job = subprocess.run([sys.executable, "-c", preamble + code], capture_output=True, text=True)
+    assert job.returncode == status
+    assert "uncaught exception on rank" not in job.stderr
+    assert job.stderr.count("ZeroDivisionError") == (what == "thread")
+
+
+def test_the_hook_is_added_once():
+    code = (
+        "import warnings; warnings.simplefilter('error')\n"
+        "from mn_extensions import global_except_hook as g\n"
+        "g.add_hook()\ntry:\n    g.add_hook()\nexcept UserWarning as w:\n    print(w)\n"
+    )
+    job = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert "already" in job.stdout

@@ -1,0 +1,178 @@
+import io
+import os
+import pickle
+
+import chainer
+import numpy as np
+import pytest
+from chainer.serializers import npz
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as arrays_of
+
+import mn_extensions  # noqa: F401 - before Chainer
+from mn_extensions.checkpoint.arrays import read_arrays, write_arrays
+from mn_extensions.checkpoint.files import FileRecord, HashingWriter, check_writable, read_record, write_file
+from mn_extensions.checkpoint.manifest import (
+    Manifest,
+    file_name,
+    iterations_of,
+    manifest_name,
+    read_manifest,
+    temporaries_of,
+    write_manifest,
+)
+from mn_extensions.checkpoint.state import check_fits, load_state, state_of
+
+DTYPES = st.sampled_from(["f2", "f4", ">f8", "i1", "u8", "?", "c8", "U3"])
+ARRAYS = DTYPES.flatmap(lambda dtype: arrays_of.arrays(dtype, arrays_of.array_shapes(min_dims=0, min_side=0)))
+
+
+def written(arrays):
+    file = io.BytesIO()
+    write_arrays(file, arrays)
+    return file.getvalue()
+
+
+@given(st.dictionaries(st.text("abc/:", min_size=1), ARRAYS))
+def test_arrays_come_back_as_they_were(arrays):
+    back = read_arrays(io.BytesIO(written(arrays)))
+    assert back.keys() == arrays.keys()
+    for name, array in arrays.items():
+        assert back[name].dtype == array.dtype
+        np.testing.assert_array_equal(back[name], array)
+
+
+def test_none_comes_back_without_unpickling():
+    content = written({"x": np.asarray(None), "y": np.arange(3)})
+    assert read_arrays(io.BytesIO(content))["x"].item() is None
+    model = chainer.links.Linear(None, 3)
+    chainer.serializers.load_npz(io.BytesIO(written(npz.serialize(model))), model)  # Chainer reads it too
+    assert model.W.data is None
+
+
+class Trap:
+    def __reduce__(self):
+        return os.system, ("echo trapped >&2",)
+
+
+def test_python_objects_are_neither_written_nor_read(capfd):
+    with pytest.raises(TypeError, match="expected arrays without Python objects in a snapshot, got dtype object in x"):
+        written({"x": np.asarray({"a": 1})})
+    for shape in ((), (1,)):
+        file = io.BytesIO()
+        trap = np.empty(shape, object)
+        trap[...] = Trap()
+        np.savez(file, trap=trap)
+        file.seek(0)
+        if shape:
+            with pytest.raises(ValueError, match="expected arrays without Python objects"):
+                read_arrays(file)
+        else:
+            assert read_arrays(file)["trap"].item() is None
+    assert pickle.dumps(Trap())
+    assert "trapped" not in capfd.readouterr().err
+
+
+@pytest.mark.parametrize("content", [b"", b"PK", b"no zip file at all" * 10])
+def test_another_file(content):
+    with pytest.raises(ValueError, match=r"expected an \.npz file"):
+        read_arrays(io.BytesIO(content))
+
+
+def test_a_file_is_written_whole_or_not_at_all(tmp_path):
+    record = write_file(tmp_path, "a", lambda file: file.write(b"first"))
+    assert record == read_record(tmp_path, "a")
+    assert record.nbytes == 5
+
+    def fail(file):
+        file.write(b"sec")
+        raise OSError(28, "No space left on device")
+
+    with pytest.raises(OSError, match="No space left"):
+        write_file(tmp_path, "a", fail)
+    assert [path.name for path in tmp_path.iterdir()] == ["a"]
+    assert (tmp_path / "a").read_bytes() == b"first"
+
+
+def test_what_is_written_in_parts_is_hashed_as_a_whole(tmp_path):
+    def fill(file):
+        assert isinstance(file, HashingWriter)
+        for part in (b"ab", memoryview(np.arange(5.0)), b""):
+            file.write(part)
+
+    assert write_file(tmp_path, "a", fill) == read_record(tmp_path, "a")
+
+
+def test_a_folder_that_cannot_be_written(tmp_path):
+    (tmp_path / "file").touch()
+    with pytest.raises(OSError):
+        check_writable(tmp_path / "file")
+    check_writable(tmp_path / "new" / "folder")
+    assert list((tmp_path / "new" / "folder").iterdir()) == []
+
+
+@pytest.mark.parametrize("run", ["run", "a.b", "a.0", "a.0.1", "2026.07.15", "(x)+"])
+def test_names_with_dots(run):
+    names = [file_name(run, rank, i) for rank in (0, 10) for i in (0, 7, 12)] + [manifest_name(run, 7)]
+    names += [file_name(run + ".0", 0, 99), file_name("b" + run, 0, 98), "tmp-" + file_name(run, 0, 97)]
+    assert iterations_of(names, run, "0") == [0, 7, 12]
+    assert iterations_of(names, run, "10") == [0, 7, 12]
+    assert iterations_of(names, run, "1") == []
+    assert iterations_of(names, run, "manifest") == [7]
+    assert temporaries_of([f"tmp-{run}.0.3.x_1", f"tmp-{run}.1.3.x_1", f"{run}.0.3"], run, "0") == [
+        f"tmp-{run}.0.3.x_1"
+    ]
+
+
+MANIFEST = Manifest(7, (FileRecord("run.0.7", 5, "aa"), FileRecord("run.1.7", 6, "bb")))
+
+
+def test_a_manifest_comes_back(tmp_path):
+    write_manifest(tmp_path, "run", MANIFEST)
+    assert read_manifest(tmp_path, "run", 7) == MANIFEST
+
+
+@given(st.integers(0, 10_000), st.sampled_from(["cut", "flip", "zero"]))
+def test_a_damaged_manifest_is_noticed(tmp_path_factory, position, how):
+    folder = tmp_path_factory.mktemp("manifest")
+    write_manifest(folder, "run", MANIFEST)
+    path = folder / manifest_name("run", 7)
+    content = bytearray(path.read_bytes())
+    position %= len(content)
+    if how == "cut":
+        del content[position:]
+    else:
+        content[position] = 0 if how == "zero" else content[position] ^ 1
+    path.write_bytes(content)
+    with pytest.raises(ValueError, match=r"run\.manifest\.7"):
+        read_manifest(folder, "run", 7)
+
+
+def test_the_state_of_random_numbers_is_part_of_it():
+    model = chainer.links.Linear(2, 3)
+    state = state_of(model)
+    first = np.random.rand(5)
+    np.random.rand(100)
+    load_state({name: array.copy() for name, array in state.items()}, model)
+    np.testing.assert_array_equal(np.random.rand(5), first)
+
+
+@pytest.mark.parametrize(
+    ("saved", "target", "message"),
+    [
+        (chainer.Chain(a=chainer.links.Linear(2, 3)), chainer.Chain(b=chainer.links.Linear(2, 3)), "has no b/W"),
+        (chainer.links.Linear(2, 3), chainer.links.Linear(2, 4), r"expected W to have shape \(4, 2\), got \(3, 2\)"),
+    ],
+)
+def test_another_model_is_noticed_and_nothing_changed(saved, target, message):
+    before = {name: param.data.copy() for name, param in target.namedparams()}
+    with pytest.raises(ValueError, match=message):
+        check_fits(state_of(saved), target)
+    for name, param in target.namedparams():
+        np.testing.assert_array_equal(param.data, before[name])
+
+
+def test_a_parameter_still_to_be_initialised_fits():
+    check_fits(state_of(chainer.links.Linear(2, 3)), chainer.links.Linear(None, 3))
+    check_fits(state_of(chainer.links.Linear(None, 3)), chainer.links.Linear(2, 3))
