@@ -104,6 +104,25 @@ def layers(session: nox.Session) -> None:
     session.run("lint-imports", "--no-cache")
 
 
+@nox.session(requires=["build"])
+def bench(session: nox.Session) -> None:
+    """Measure, print tables, and draw charts into result/bench/; `-- torch` measures PyTorch's Gloo as well."""
+    folder = ROOT / "result" / "bench"
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir(parents=True)
+    install(session, with_mpi("chainermn-meta", "mpich"), *groups("examples"), *session.posargs)
+    kept = ["--json", str(folder / "figures.jsonl")]
+    for ranks in ("2", "4"):
+        for name in ("averaging", "step"):
+            session.run("mpiexec", "-n", ranks, "python", f"benchmarks/{name}.py", *kept, env=MPI_SETTINGS)
+    # Several hosts on this machine, where it lets us make them.
+    networks = [("2,2", ["benchmarks/averaging.py", "--models", "wire"]), ("1,1", ["benchmarks/overlap.py"])]
+    for hosts, what in networks:
+        cluster = ["python", "tools/cluster.py", "--hosts", hosts, "--rate", "1gbit", "--", "python"]
+        session.run(*cluster, *what, *kept, "--network", "1gbit", env=MPI_SETTINGS, success_codes=[0, 77])
+    session.run("python", "benchmarks/draw.py", str(folder / "figures.jsonl"), str(folder))
+
+
 @nox.session(venv_backend="none")
 def lock(session: nox.Session) -> None:
     """Renew the pinned versions: uv.lock, and tools/requirements.txt for tools/bootstrap.py."""

@@ -41,6 +41,7 @@ def main() -> None:
     parser.add_argument("--models", default="resnet50,mlp,small,large", help=f"some of {', '.join(MODELS)}")
     parser.add_argument("--rounds", type=int, default=15)
     parser.add_argument("--json", default="", help="a file to add the figures to, as lines of JSON")
+    parser.add_argument("--network", default="", help="what to call the network in the figures")
     args = parser.parse_args()
     for name in args.models.split(","):
         shapes = MODELS[name]
@@ -52,7 +53,15 @@ def main() -> None:
         table(title, seconds, {"fastest other": others[best], FLOOR: seconds[FLOOR]})
         if WORLD.rank == 0:
             print(f"peak extra memory of ours, two_dimensional: {extra:.2f} of the gradients' bytes")
-        keep(args.json, benchmark="averaging", model=name, bytes=nbytes, seconds=seconds, extra_memory=extra)
+        keep(
+            args.json,
+            benchmark="averaging",
+            model=name,
+            network=args.network,
+            bytes=nbytes,
+            seconds=seconds,
+            extra_memory=extra,
+        )
 
 
 def measure(shapes: list[tuple[int, ...]], nbytes: int, rounds: int) -> tuple[dict[str, float], float]:

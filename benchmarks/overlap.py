@@ -49,6 +49,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=15)
     parser.add_argument("--bucket-bytes", type=int, default=4 * 1024 * 1024)
     parser.add_argument("--json", default="", help="a file to add the figures to, as a line of JSON")
+    parser.add_argument("--network", default="", help="what to call the network in the figures")
     args = parser.parse_args()
     comm = create_communicator(args.communicator)
     variants = {
@@ -76,7 +77,7 @@ def main() -> None:
     longer = max(seconds["computation alone"], seconds["communication alone"])
     megabytes = WIDTH * WIDTH * LAYERS * 4 / 1e6
     table(f"{WORLD.size} ranks, {megabytes:.0f} MB of gradients", seconds, {"the longer alone": longer})
-    keep(args.json, benchmark="overlap", communicator=args.communicator, seconds=seconds)
+    keep(args.json, benchmark="overlap", network=args.network, communicator=args.communicator, seconds=seconds)
 
 
 def batch_as_long_as(communicate: Callable[[np.ndarray], object], compute: Callable[[np.ndarray], None]) -> np.ndarray:

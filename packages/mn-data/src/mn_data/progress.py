@@ -23,7 +23,7 @@ def progress(is_wanted: bool, total: int | None, what: str) -> Iterator[Callable
     if not (is_wanted and sys.stderr.isatty()):
         yield _ignore
         return
-    from tqdm import tqdm  # type: ignore[import-untyped]  # not earlier: most never need it
+    from tqdm import tqdm  # type: ignore  # it has no types; not earlier: most never need it
 
     with tqdm(total=total, desc=what, unit="B", unit_scale=True, delay=_PATIENCE, leave=False) as bar:
         yield bar.update
