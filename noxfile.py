@@ -30,7 +30,7 @@ PACKAGES = {
 }
 # The tests in tests/ are about all packages together.
 SUITES = [*PACKAGES, "product"]
-GROUPS = {"mn-compat": ["test", "test-compat"], "product": ["test", "examples", "corpus"]}
+GROUPS = {"mn-compat": ["test", "test-compat"], "product": ["test", "examples", "example-data"]}
 
 RUNNING = "{}.{}".format(*sys.version_info)
 PYTHONS = ["3.10", "3.11", "3.12", "3.13"]
