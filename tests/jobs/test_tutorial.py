@@ -25,7 +25,7 @@ train = chainer.datasets.TupleDataset(x, (x[:, :3]).argmax(axis=1).astype(np.int
 train_iter = chainer.iterators.SerialIterator(train, 10)
 trainer = training.Trainer(training.StandardUpdater(train_iter, optimizer), (3, 'epoch'), out='result')
 trainer.run()
-print('done', comm.rank, comm.size, optimizer.t)
+print('done %d %d %d' % (comm.rank, comm.size, optimizer.t))
 """
 
 STEP_2 = """
@@ -63,7 +63,7 @@ if comm.rank == 0:
         ['epoch', 'main/loss', 'validation/main/loss', 'main/accuracy', 'validation/main/accuracy', 'elapsed_time']))
     trainer.extend(extensions.ProgressBar())
 trainer.run()
-print('done', comm.rank, comm.size, float(trainer.observation['validation/main/accuracy']) > 0.8)
+print('done %d %d %s' % (comm.rank, comm.size, float(trainer.observation['validation/main/accuracy']) > 0.8))
 """
 
 

@@ -60,8 +60,12 @@ class Uv:
 class Pip:
     name = "pip"
 
-    def __init__(self, _, folder):
-        venv.create(folder, with_pip=True)
+    def __init__(self, executable, folder):
+        # Debian's Python has no ensurepip, which venv would need.
+        if executable:
+            run(executable, "venv", "--quiet", "--seed", "--python", sys.executable, folder)
+        else:
+            venv.create(folder, with_pip=True)
         self.python = folder / "bin" / "python"
 
     def __call__(self, verb, *arguments):
