@@ -117,8 +117,8 @@ def _add_host(prefix: str, i: int, bridge: str, rate: str, undo: contextlib.Exit
 
 
 def _one_network() -> dict[str, str]:
-    """Return the variables that make MPICH use the hosts' links, and shared memory within a host only."""
-    return {"UCX_NET_DEVICES": "eth0", "UCX_TLS": "tcp,self", "FI_TCP_IFACE": "eth0"}
+    """Return the variables that make MPICH (and Gloo, in the benchmarks) use the hosts' links."""
+    return {"UCX_NET_DEVICES": "eth0", "UCX_TLS": "tcp,self", "FI_TCP_IFACE": "eth0", "GLOO_SOCKET_IFNAME": "eth0"}
 
 
 def _ip(*arguments: str) -> None:
