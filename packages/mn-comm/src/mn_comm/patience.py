@@ -14,7 +14,7 @@ from typing import Any
 
 from mpi4py import MPI
 
-__all__ = ["call"]
+__all__ = ["call", "wait"]
 
 # Shorter pauses make more progress on a slow network, longer ones leave more of the core to the computation.
 _PAUSE_SECONDS = 50e-6
@@ -28,9 +28,20 @@ def call(blocking: Callable[..., Any], nonblocking: Callable[..., MPI.Request], 
         nonblocking: Its nonblocking form, which takes the same arguments.
         args: The arguments.
     """
-    if threading.current_thread() is threading.main_thread():
+    if _in_main_thread():
         blocking(*args)
+    else:
+        wait(nonblocking(*args))
+
+
+def wait(request: MPI.Request) -> None:
+    """Wait for the end of a nonblocking MPI operation."""
+    if _in_main_thread():
+        request.Wait()
         return
-    request = nonblocking(*args)
     while not request.Test():
         time.sleep(_PAUSE_SECONDS)
+
+
+def _in_main_thread() -> bool:
+    return threading.current_thread() is threading.main_thread()

@@ -64,8 +64,7 @@ class DeviceBucket:
         if self._grads is not self.buffer.array:
             with self.buffer.array.device:
                 self._grads[...] = self.buffer.array
-        for member, view in zip(self.members, self._views, strict=True):
-            assign(params[member][1], view)
+        assign(params, self.members, self._views)
 
     def _source(self, grad: Any, i: int) -> Any:
         """Return what the kernel can read a gradient from."""

@@ -23,9 +23,10 @@ ON_DEVICE = "on a device"
 
 def signature_of(named_arrays: Iterable[tuple[str, Any]]) -> Signature:
     """Return the signature of names and arrays (or ``None``)."""
+    plain = np.ndarray
     return tuple(
         [
-            (name, array.shape, array.dtype) if type(array) is np.ndarray else _entry(name, array)
+            (name, array.shape, array.dtype) if type(array) is plain else _entry(name, array)
             for name, array in named_arrays
         ]
     )

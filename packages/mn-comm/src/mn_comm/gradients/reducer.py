@@ -13,7 +13,8 @@ from mn_comm import agreement
 from mn_comm.arithmetic import is_half
 from mn_comm.config import Config
 from mn_comm.gradients.agree import ON_DEVICE, Agreement, Signature, signature_of
-from mn_comm.gradients.bucket import AnyBucket, Bucket, Spec, make_buckets
+from mn_comm.gradients.bucket import AnyBucket, Spec, count, make_buckets
+from mn_comm.gradients.in_place import InPlaceBucket, is_streamed
 from mn_comm.gradients.round import Launch, Round
 from mn_comm.gradients.select import select
 from mn_comm.intra import Buffer
@@ -34,7 +35,8 @@ class GradientReducer:
         mpi_comm: The communicator whose ranks hold replicas of the model.
         strategy: How one buffer is averaged.
         config: Returns the communicator's settings.
-        launch: How a bucket is sent on its way; by default it is averaged at once.
+        launch: How a bucket is sent on its way; by default it is averaged at once, for rounds that are marked as ready
+            after the backward pass only.
         bucket_bytes: Of how many bytes a bucket may be, if it holds more than one gradient; ``None`` for any number.
         sets: How many rounds may be under way at a time; each has buckets of its own.
     """
@@ -91,7 +93,7 @@ class GradientReducer:
             TypeError: A gradient does not hold floats (on every rank).
         """
         params, likes = select(model, zero_fill)
-        signature = signature_of((name, like) for (name, _), like in zip(params, likes, strict=True))
+        signature = signature_of(zip([name for name, _ in params], likes, strict=True))
         self._agreement.start(signature)
         layout = (signature, self._config().allreduce_grad_dtype, tuple(order))
         if layout != self._layout:
@@ -112,14 +114,36 @@ class GradientReducer:
         device = self._device_of([likes[i] for i in sorted(on_device)]) if on_device else None
         for i in range(len(self._sets)):
             self._sets[i] = []  # first: the memory of the old buckets may be needed for the new
-            self._sets[i] += self._make_buckets(specs, [p for p in positions if p not in on_device])
+            self._sets[i] += self._make_host_buckets(specs, [p for p in positions if p not in on_device])
             if device is not None:
                 with device:
                     self._sets[i] += self._make_device_buckets(specs, [p for p in positions if p in on_device])
 
-    def _make_buckets(self, specs: Sequence[Spec], positions: Sequence[int]) -> list[Bucket]:
+    def _make_host_buckets(self, specs: Sequence[Spec], positions: Sequence[int]) -> list[AnyBucket]:
         wire_dtype = self._config().allreduce_grad_dtype
-        return make_buckets(specs, positions, self._bucket_bytes, wire_dtype, self._strategy.allocate)
+        in_place = self._make_in_place_buckets(specs, positions, wire_dtype)
+        held = {member for bucket in in_place for member in bucket.members}
+        packed = [p for p in positions if p not in held]
+        return [*in_place, *make_buckets(specs, packed, self._bucket_bytes, wire_dtype, self._strategy.allocate)]
+
+    def _make_in_place_buckets(
+        self, specs: Sequence[Spec], positions: Sequence[int], wire_dtype: np.dtype[Any] | None
+    ) -> list[InPlaceBucket]:
+        # During the backward pass other functions may still read the array that is some parameter's gradient, and in
+        # the background the next pass may write to it.
+        if self._launch is not None:
+            return []
+        groups: dict[np.dtype[Any], list[int]] = {}
+        for position in positions:
+            if is_streamed(specs[position], wire_dtype):
+                groups.setdefault(specs[position][1], []).append(position)
+        buckets = []
+        for dtype, group in groups.items():
+            members = [specs[position] for position in group]
+            streamed = self._strategy.streamed([count(shape) for shape, _ in members], dtype)
+            if streamed is not None:
+                buckets.append(InPlaceBucket(group, members, streamed))
+        return buckets
 
     def _make_device_buckets(self, specs: Sequence[Spec], positions: Sequence[int]) -> list[AnyBucket]:
         from mn_comm.device.bucket import DeviceBucket

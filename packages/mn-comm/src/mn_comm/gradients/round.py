@@ -36,12 +36,16 @@ class Round:
         self._buckets = buckets
         self._agreement = agreement
         self._launch = launch
-        self._bucket_of = {params[member][0]: i for i, bucket in enumerate(buckets) for member in bucket.members}
+        self._bucket_of: dict[str, int] = {}
         self._missing = [len(bucket.members) for bucket in buckets]
         self._waits: list[Callable[[], object]] = []
 
     def ready(self, name: str) -> None:
         """Mark the gradient of the parameter of that name as final."""
+        if not self._bucket_of:  # not earlier: many rounds are marked as a whole
+            self._bucket_of = {
+                self._params[member][0]: i for i, bucket in enumerate(self._buckets) for member in bucket.members
+            }
         self._missing[self._bucket_of[name]] -= 1
         self._launch_complete()
 

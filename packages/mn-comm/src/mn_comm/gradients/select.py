@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from operator import itemgetter
 from typing import Any
 
 from mn_comm.protocols import Model, Parameter
@@ -13,7 +14,7 @@ Named = tuple[str, Parameter]
 
 def sorted_parameters(model: Model) -> list[Named]:
     """Return the model's parameters with their names, sorted by name."""
-    return sorted(model.namedparams(), key=lambda named: named[0])
+    return sorted(model.namedparams(), key=itemgetter(0))
 
 
 def select(model: Model, zero_fill: bool) -> tuple[list[Named], list[Any]]:

@@ -6,6 +6,8 @@ barriers.
 
 from __future__ import annotations
 
+import functools
+import os
 from collections.abc import Sequence
 from typing import Any
 
@@ -15,6 +17,7 @@ from mpi4py import MPI
 from mn_comm import arithmetic, patience
 from mn_comm.intra import memfd
 from mn_comm.intra.buffer import Buffer, shard_bounds
+from mn_comm.intra.streamed import Streamed
 
 __all__ = ["SharedStage"]
 
@@ -23,6 +26,10 @@ _Array = np.ndarray[Any, Any]
 # As much of each segment as is worked on at a time: with those of a few neighbours it stays in a core's second-level
 # cache.
 _CHUNK_BYTES = 128 * 1024
+
+# Where arrays are averaged where they lie, every process adds up everything; of more processes each had better add up
+# a part.
+_MOST_STREAMING = 4
 
 
 class SharedStage:
@@ -44,6 +51,17 @@ class SharedStage:
         shared = memfd.share(self._mpi_comm, length * dtype.itemsize)
         segments = tuple(each.view(dtype) for each in shared)
         return Buffer(segments[self._mpi_comm.rank], segments)
+
+    def streamed(self, lengths: Sequence[int], dtype: np.dtype[Any]) -> Streamed | None:
+        """Return what averages arrays of these lengths where they lie, if that is faster; collective within the node.
+
+        Raises:
+            OSError: The processes cannot share memory; on every process.
+        """
+        # They wait for each other at every piece, which takes long if they have to take turns.
+        if self._mpi_comm.size > min(_MOST_STREAMING, self._cores()):
+            return None
+        return Streamed(self._mpi_comm, lengths, dtype, functools.partial(memfd.share, self._mpi_comm))
 
     def reduce_scatter(self, buffer: Buffer, shards: int, divisor: int) -> _Array:
         """Add up, over the node, the shard that belongs to this process; collective within the node."""
@@ -73,6 +91,10 @@ class SharedStage:
 
     def close(self) -> None:
         """Hold nothing: memory goes with the last array that uses it."""
+
+    def _cores(self) -> int:
+        """Return how many cores the processes may run on, all together; collective within the node."""
+        return len(set().union(*self._mpi_comm.allgather(os.sched_getaffinity(0))))
 
     def _own(self, buffer: Buffer, shards: int) -> tuple[int, int]:
         rank = self._mpi_comm.rank

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, Protocol
 
 import numpy as np
 
 from mn_comm.intra.buffer import Buffer
+from mn_comm.intra.streamed import Streamed
 
 __all__ = ["Stage"]
 
@@ -20,6 +22,10 @@ class Stage(Protocol):
 
     def allocate(self, length: int, dtype: np.dtype[Any]) -> Buffer:
         """Return memory for ``length`` elements; collective within the node."""
+        ...
+
+    def streamed(self, lengths: Sequence[int], dtype: np.dtype[Any]) -> Streamed | None:
+        """Return what averages arrays of these lengths where they lie, if that is faster; collective in the node."""
         ...
 
     def reduce_scatter(self, buffer: Buffer, shards: int, divisor: int) -> np.ndarray[Any, Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -30,6 +31,10 @@ class Dummy:
 
     def average(self, buffer: Buffer) -> None:
         """Do nothing."""
+
+    def streamed(self, lengths: Sequence[int], dtype: np.dtype[Any]) -> None:
+        """Return nothing: all is packed."""
+        return
 
     def on_device(self) -> DeviceStrategy:
         """Return what does as little to buffers on devices."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -33,6 +34,10 @@ class Flat:
     def average(self, buffer: Buffer) -> None:
         """Overwrite a buffer with its mean over all ranks; collective."""
         mean_in_place(self._mpi_comm, buffer.array, self._size)
+
+    def streamed(self, lengths: Sequence[int], dtype: np.dtype[Any]) -> None:
+        """Return nothing: all is packed."""
+        return
 
     def on_device(self) -> DeviceStrategy:
         """Return what gives buffers on devices to MPI, staged unless it is CUDA-aware; collective."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -43,6 +44,10 @@ class PureNccl:
     def average(self, buffer: Buffer) -> None:
         """Never called: there are no buffers in host memory."""
         raise NotImplementedError
+
+    def streamed(self, lengths: Sequence[int], dtype: np.dtype[Any]) -> None:
+        """Return nothing: all is packed."""
+        return
 
     def on_device(self) -> DeviceStrategy:
         """Return NCCL among all ranks; collective."""

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 from mpi4py import MPI
 
-from mn_comm.intra import Buffer
+from mn_comm.intra import Buffer, Streamed
 from mn_comm.topology import Topology
 
 if TYPE_CHECKING:
@@ -46,6 +47,18 @@ class Strategy(Protocol):
 
         Args:
             buffer: From :meth:`allocate`, of the same length and dtype on every rank.
+        """
+        ...
+
+    def streamed(self, lengths: Sequence[int], dtype: np.dtype[Any]) -> Streamed | None:
+        """Return what averages arrays of these lengths where they lie; collective.
+
+        Args:
+            lengths: In elements; the same on every rank.
+            dtype: ``float32`` or ``float64``.
+
+        Returns:
+            It, or ``None`` if such arrays are averaged in a buffer.
         """
         ...
 

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import warnings
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from mpi4py import MPI
 
 from mn_comm.collectives import mean_in_place
-from mn_comm.intra import Buffer, MessageStage, SharedStage, Stage
+from mn_comm.intra import Buffer, MessageStage, SharedStage, Stage, Streamed
 from mn_comm.topology import Topology, split
 
 if TYPE_CHECKING:
@@ -46,10 +47,16 @@ class TwoStage:
         try:
             return self._stage.allocate(length, dtype)
         except OSError as error:
-            if self._topology.intra_rank == 0:
-                warnings.warn(f"gradients are averaged by messages, not in shared memory: {error}", stacklevel=2)
-            self._stage = MessageStage(self._intra)
-            return self._stage.allocate(length, dtype)
+            return self._without_shared_memory(error).allocate(length, dtype)
+
+    def streamed(self, lengths: Sequence[int], dtype: np.dtype[Any]) -> Streamed | None:
+        """Return what averages arrays of these lengths where they lie, on one node, if that is faster; collective."""
+        if self._topology.inter_size > 1:
+            return None
+        try:
+            return self._stage.streamed(lengths, dtype)
+        except OSError as error:
+            return self._without_shared_memory(error).streamed(lengths, dtype)
 
     def average(self, buffer: Buffer) -> None:
         """Overwrite a buffer with its mean over all ranks; collective."""
@@ -69,6 +76,12 @@ class TwoStage:
 
         nodes = (self._intra, self._inter)
         return on_device.within_nodes(self, self._mpi_comm, self._topology, self._shards, nodes)
+
+    def _without_shared_memory(self, error: OSError) -> Stage:
+        if self._topology.intra_rank == 0:
+            warnings.warn(f"gradients are averaged by messages, not in shared memory: {error}", stacklevel=3)
+        self._stage = MessageStage(self._intra)
+        return self._stage
 
     def close(self) -> None:
         """Free the communicators of the stages; collective."""
