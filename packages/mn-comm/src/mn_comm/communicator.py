@@ -14,6 +14,7 @@ from mn_comm.config import Config
 from mn_comm.gradients import BackgroundReducer, GradientReducer
 from mn_comm.gradients.agree import Agreement, signature_of
 from mn_comm.gradients.select import sorted_parameters
+from mn_comm.last_words import speak_when_ended
 from mn_comm.protocols import Model
 from mn_comm.stall import watched
 from mn_comm.topology import discover, split
@@ -51,6 +52,7 @@ class Communicator(CommunicatorBase):
         self._mpi_comm = mpi_comm
         self._private = mpi_comm.Dup()
         stall.join(self._private)
+        speak_when_ended()
         self._owns_mpi_comm = owns_mpi_comm
         self._topology = discover(self._private)
         self._config = config or Config()

@@ -1,0 +1,109 @@
+"""A rank that is killed while the others wait for it in a collective, and ranks that are ended from outside."""
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+
+import pytest
+
+# The victim is killed by a thread of rank 0, once the main thread has come to wait in the operation.
+KILL = """
+import os, signal, sys, threading
+import numpy as np
+from mn_comm import create_communicator
+comm = create_communicator("naive")
+processes = comm.allgather_obj(os.getpid())
+main = threading.main_thread().ident
+
+def waiting():
+    frame = sys._current_frames()[main]
+    while frame is not None and frame.f_code.co_name != "allreduce":
+        frame = frame.f_back
+    return frame is not None
+
+def kill():
+    while not waiting():
+        pass
+    os.kill(processes[int(sys.argv[1])], getattr(signal, sys.argv[2]))
+
+if comm.rank == 0:
+    threading.Thread(target=kill, daemon=True).start()
+if comm.rank == 1:
+    comm.recv_obj(0)
+comm.allreduce(np.ones(3))
+"""
+
+POOL = """
+import multiprocessing
+from mn_comm import create_communicator
+create_communicator("naive")
+pool = multiprocessing.get_context("fork").Pool(2)
+pool.map(abs, range(4))
+pool.terminate()
+pool.join()
+print("done")
+"""
+
+OWN_HANDLER = """
+import os, signal, sys
+signal.signal(signal.SIGTERM, lambda *_: sys.exit(7))
+from mn_comm import create_communicator
+create_communicator("naive")
+os.kill(os.getpid(), signal.SIGTERM)
+"""
+
+NO_STDERR = """
+import os, signal, sys
+sys.__stderr__ = None
+from mn_comm import create_communicator
+create_communicator("naive")
+print("created", flush=True)
+os.kill(os.getpid(), signal.SIGTERM)
+"""
+
+MPIEXEC = shutil.which("mpiexec", path=os.path.dirname(sys.executable))
+
+
+def run(ranks, script, *args):
+    command = [MPIEXEC, "-n", str(ranks), sys.executable, "-c", script, *args]
+    return subprocess.run(command, capture_output=True, text=True, timeout=30)
+
+
+def is_open_mpi():
+    return "Open MPI" in subprocess.run([MPIEXEC, "--version"], capture_output=True, text=True).stdout
+
+
+@pytest.mark.parametrize("ranks", [2, 3])
+def test_a_rank_that_is_killed_ends_the_others(ranks):
+    job = run(ranks, KILL, "1", "SIGKILL")
+    assert job.returncode != 0
+    if is_open_mpi():
+        assert "in allreduce" in job.stderr
+    else:  # the launcher kills the others at once, and speaks for them
+        assert "KILLED BY SIGNAL: 9" in job.stdout + job.stderr or "Killed (signal 9)" in job.stdout + job.stderr
+
+
+def test_a_rank_that_is_ended_names_its_operation():
+    job = run(2, KILL, "0", "SIGTERM")
+    assert job.returncode != 0
+    assert "in allreduce" in job.stderr
+
+
+def test_workers_of_a_pool_are_ended_in_silence():
+    job = run(1, POOL)
+    assert (job.returncode, job.stdout) == (0, "done\n"), job.stderr
+    assert "most recent call first" not in job.stderr
+
+
+def test_a_handler_of_the_program_is_left_alone():
+    job = run(1, OWN_HANDLER)
+    assert job.returncode == 7, job.stderr
+    assert "most recent call first" not in job.stderr
+
+
+def test_without_a_file_behind_stderr():
+    job = run(1, NO_STDERR)
+    assert job.returncode in (-signal.SIGTERM, 128 + signal.SIGTERM, signal.SIGTERM)
+    assert job.stdout == "created\n"
