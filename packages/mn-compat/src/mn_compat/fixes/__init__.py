@@ -7,7 +7,17 @@ from __future__ import annotations
 
 import os
 
-from mn_compat.fixes import cupy, deprecations, nep50, numpy_names, numpy_results, protobuf, scipy_h5py, setuptools
+from mn_compat.fixes import (
+    cupy,
+    deprecations,
+    iterators,
+    nep50,
+    numpy_names,
+    numpy_results,
+    protobuf,
+    scipy_h5py,
+    setuptools,
+)
 from mn_compat.substitution import Fix
 
 VARIABLE = "MN_COMPAT_SKIP"
@@ -20,6 +30,7 @@ FIXES: tuple[Fix, ...] = (
     *protobuf.FIXES,
     *scipy_h5py.FIXES,
     *deprecations.FIXES,
+    *iterators.FIXES,
     *cupy.FIXES,
 )
 

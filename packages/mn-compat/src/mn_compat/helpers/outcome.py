@@ -1,0 +1,57 @@
+"""Carries an exception from the thread in which it was raised to the one that waits for a result."""
+
+from __future__ import annotations
+
+import multiprocessing
+from collections.abc import Callable
+from multiprocessing.pool import AsyncResult
+from typing import Any
+
+
+class Failure:
+    """Stands for the result of what has failed.
+
+    Args:
+        error: Why.
+    """
+
+    def __init__(self, error: Exception) -> None:
+        self.error = error
+
+
+def of(function: Callable[[], Any]) -> Any:
+    """Return what a function returns, or its failure."""
+    try:
+        return function()
+    except Exception as error:
+        return Failure(error)
+
+
+def result(outcome: Any) -> Any:
+    """Return a result; raise what it failed with."""
+    if isinstance(outcome, Failure):
+        raise outcome.error
+    return outcome
+
+
+def of_task(task: AsyncResult[Any], timeout: float) -> Any:
+    """Return what a pool's task returns, or its failure.
+
+    Raises:
+        multiprocessing.TimeoutError: It has done neither within ``timeout`` seconds.
+    """
+    task.wait(timeout)
+    if not task.ready():
+        raise multiprocessing.TimeoutError
+    return of(task.get)
+
+
+def then(outcome: Any, function: Callable[[Any], Any]) -> Any:
+    """Return the results of a function for each item of an outcome, or the failure that the outcome is."""
+    return outcome if isinstance(outcome, Failure) else [function(item) for item in outcome]
+
+
+def received(batch_and_state: tuple[Any, Any]) -> tuple[Any, Any]:
+    """Return a batch, and the iterator's state after it; raise why there is none."""
+    batch, state = batch_and_state
+    return result(batch), state

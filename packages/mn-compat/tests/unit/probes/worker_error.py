@@ -1,0 +1,38 @@
+SYMPTOM = "no error within 5 s"
+
+
+class Data:
+    def __len__(self):
+        return 12
+
+    def __getitem__(self, i):
+        if i in (0, 5):
+            raise KeyError(f"no sample {i}")
+        return i
+
+
+def probe():
+    import multiprocessing
+    import signal
+    import threading
+
+    from chainer.iterators import MultiprocessIterator
+
+    def give_up(*_):
+        raise TimeoutError(f"no error within 5 s, after {batches} and {errors}")
+
+    errors, batches = [], []
+    threading.excepthook = lambda _: None
+    multiprocessing.set_start_method("fork", force=True)  # nobody can import this module
+    signal.signal(signal.SIGALRM, give_up)
+    signal.alarm(5)
+    iterator = MultiprocessIterator(Data(), 2, repeat=False, shuffle=False, n_processes=1, dataset_timeout=None)
+    for _ in range(6):
+        try:
+            batches.append(next(iterator))
+        except KeyError as error:
+            errors.append(str(error))
+    signal.alarm(0)
+    iterator.finalize()
+    assert errors == ["'no sample 0'", "'no sample 5'"], errors
+    assert batches == [[2, 3], [6, 7], [8, 9], [10, 11]], batches
