@@ -96,11 +96,15 @@ def remote_error(rank: int, kind: str, message: str) -> Exception:
 
     Returns:
         An exception of the same type where that is a common built-in one, else a ``RuntimeError`` that names
-        it.
+        it. Its attribute ``raised_on_rank`` is the rank.
     """
-    if kind in _BUILT_IN:
-        return _BUILT_IN[kind](f"on rank {rank}: {message}")
-    return RuntimeError(f"on rank {rank}: {kind}: {message}")
+    error = (
+        _BUILT_IN[kind](f"on rank {rank}: {message}")
+        if kind in _BUILT_IN
+        else RuntimeError(f"on rank {rank}: {kind}: {message}")
+    )
+    error.raised_on_rank = rank  # type: ignore[attr-defined]
+    return error
 
 
 _BUILT_IN: dict[str, type[Exception]] = {

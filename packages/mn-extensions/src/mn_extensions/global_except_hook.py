@@ -11,6 +11,7 @@ import sys
 import termios
 import time
 import warnings
+from traceback import format_exception_only
 from types import TracebackType
 from typing import TextIO
 
@@ -39,16 +40,41 @@ def add_hook_if_enabled() -> None:
 
 
 class _AbortAllRanks:
-    """An ``excepthook`` that calls the one before it, says which rank it was, and aborts the job."""
+    """An ``excepthook`` that calls the one before it, says which rank it was, and aborts the job.
+
+    Chainer's ``Trainer`` has printed the traceback when it lets an exception through; then only the exception is.
+    Where a rank raises what another one told it, it lets that one speak, and end the job, first.
+    """
 
     def __init__(self, previous: object) -> None:
         self._previous = previous
 
     def __call__(self, kind: type[BaseException], value: BaseException, traceback: TracebackType | None) -> None:
         try:
-            self._previous(kind, value, traceback)  # type: ignore[operator]
+            if hasattr(value, "raised_on_rank"):
+                time.sleep(_PATIENCE_SECONDS)
+            if _shown_by_trainer(value, traceback):
+                sys.stderr.write("".join(format_exception_only(kind, value)))
+            else:
+                self._previous(kind, value, traceback)  # type: ignore[operator]
         finally:
             _abort()
+
+
+def _shown_by_trainer(value: BaseException, traceback: TracebackType | None) -> bool:
+    """Return whether Chainer's trainer has printed this traceback; it does not print those of causes."""
+    if value.__cause__ is not None or (value.__context__ is not None and not value.__suppress_context__):
+        return False
+    names = ["", ""]
+    show = False
+    while traceback is not None:
+        frame = traceback.tb_frame
+        names = [names[-1], f"{frame.f_globals.get('__name__')}.{frame.f_code.co_name}"]
+        if names == ["chainer.training.trainer.run", "six.reraise"]:  # from the end of its loop
+            return bool(show)
+        show = frame.f_locals.get("show_loop_exception_msg", False)
+        traceback = traceback.tb_next
+    return False
 
 
 def _abort() -> None:

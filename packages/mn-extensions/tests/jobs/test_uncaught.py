@@ -23,6 +23,7 @@ def boom(*args):
 """
 
 TRAINING = """
+import multiprocessing
 import chainer, numpy as np
 from mn_comm import create_communicator
 communicator = create_communicator("naive")
@@ -43,21 +44,28 @@ class Data(chainer.dataset.DatasetMixin):
     def __len__(self):
         return 100
     def get_example(self, i):
-        if where == "worker" and i > 20:
+        # Chainer reads the first batch of all in the script's own process.
+        if i > 20 and (where == "thread" or (where == "worker" and multiprocessing.parent_process())):
             boom()
         return np.ones(2, "f4")
-iterator = (chainer.iterators.MultithreadIterator if where == "worker" else chainer.iterators.SerialIterator)(Data(), 4)
+kind = {
+    "thread": chainer.iterators.MultithreadIterator,
+    "worker": chainer.iterators.MultiprocessIterator,
+}.get(where, chainer.iterators.SerialIterator)
+iterator = kind(Data(), 4)
 updater = chainer.training.StandardUpdater(iterator, Optimizer().setup(Model()))
 trainer = chainer.training.Trainer(updater, (1000, "epoch"))
 if where == "extension":
     trainer.extend(boom, name="boom", trigger=(5, "iteration"))
-trainer.run(show_loop_exception_msg=False)
+trainer.run(show_loop_exception_msg=show)
 """
 
 CASES = {
     "forward": "where = 'forward'" + TRAINING,
     "extension": "where = 'extension'" + TRAINING,
+    "thread": "where = 'thread'" + TRAINING,
     "worker": "where = 'worker'" + TRAINING,
+    "collective": "from mn_comm import together\nwith together(comm):\n    boom()\n",
     "import": "boom()\nMPI.COMM_WORLD.Barrier()\n",
 }
 
@@ -70,14 +78,17 @@ def mpiexec(ranks, code, folder, **environ):
     )
 
 
-@pytest.mark.parametrize("where", ["forward", "extension", "worker", "import"])
-def test_all_ranks_end_and_the_traceback_is_shown_once(where, tmp_path):
-    job = mpiexec(3, PREAMBLE + CASES[where], tmp_path)
+@pytest.mark.parametrize("show", [True, False])
+@pytest.mark.parametrize("where", CASES)
+def test_all_ranks_end_and_the_traceback_is_shown_once(where, show, tmp_path):
+    job = mpiexec(3, f"{PREAMBLE}show = {show}\n{CASES[where]}", tmp_path)
     ended = time.time()
     (raised,) = re.findall(r"raising at ([0-9.]+)", job.stderr)[:1]
     assert ended - float(raised) < 5
     assert job.returncode != 0
-    assert job.stderr.count("ValueError: boom !") == 1
+    # A worker's exception travels with the text of its traceback there.
+    assert job.stderr.count("ValueError: boom !") == (2 if where == "worker" else 1)
+    assert job.stderr.count(", in boom") == 1
     assert len(re.findall(r"chainermn: uncaught exception on rank 1 \(.+\)", job.stderr)) == 1
 
 
