@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from mpi4py import MPI
 
-__all__ = ["Pending", "agree", "digest", "remote_error", "together"]
+__all__ = ["Pending", "agree", "digest", "expect_same", "remote_error", "together"]
 
 
 @contextmanager
@@ -84,6 +84,27 @@ class Pending:
 def agree(mpi_comm: MPI.Intracomm, signature: Any, explain: Callable[[Sequence[Any]], Exception]) -> None:
     """Raise on every rank unless all ranks hold the same signature, as :class:`Pending`, at once; collective."""
     Pending(mpi_comm, digest(signature)).finish(signature, explain)
+
+
+def expect_same(mpi_comm: MPI.Intracomm, what: str, value: Any) -> None:
+    """Raise on every rank unless all ranks have equal values; collective.
+
+    Args:
+        mpi_comm: The communicator whose ranks must agree.
+        what: What the values are, for the message.
+        value: This rank's: numbers, strings, and tuples and lists of these.
+
+    Raises:
+        ValueError: The ranks differ; the same message on all of them.
+    """
+
+    def explain(values: Sequence[Any]) -> ValueError:
+        rank, other = next((rank, other) for rank, other in enumerate(values) if other != values[0])
+        return ValueError(
+            f"expected the same {what} on every rank, got {values[0]} on rank 0 and {other} on rank {rank}"
+        )
+
+    agree(mpi_comm, value, explain)
 
 
 def remote_error(rank: int, kind: str, message: str) -> Exception:

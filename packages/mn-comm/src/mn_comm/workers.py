@@ -9,8 +9,6 @@ from __future__ import annotations
 
 import multiprocessing
 
-import mpi4py
-
 __all__ = ["is_worker"]
 
 
@@ -21,5 +19,7 @@ def is_worker() -> bool:
 
 
 if is_worker():
+    import mpi4py
+
     mpi4py.rc.initialize = False
     mpi4py.rc.finalize = False

@@ -9,7 +9,7 @@ import numpy as np
 from chainer.dataset import Iterator
 from chainer.iterators import OrderSampler
 
-from mn_comm import CommunicatorBase, together
+from mn_comm import CommunicatorBase, expect_same, together
 
 __all__ = ["create_synchronized_iterator"]
 
@@ -39,13 +39,7 @@ def create_synchronized_iterator(actual_iterator: Any, communicator: Communicato
                 f"{actual_iterator!r:.80}"
             )
         length = len(actual_iterator.dataset)
-    lengths = communicator.allgather_obj(length)
-    for rank, other in enumerate(lengths):
-        if other != lengths[0]:
-            raise ValueError(
-                f"expected datasets of the same length on every rank, got {lengths[0]} samples on rank 0 and {other} "
-                f"on rank {rank}"
-            )
+    expect_same(communicator.mpi_comm, "number of samples", length)
     seed = communicator.bcast_obj(int(np.random.randint(2**31 - 1)) if communicator.rank == 0 else None)
     return _SynchronizedIterator(actual_iterator, seed)
 

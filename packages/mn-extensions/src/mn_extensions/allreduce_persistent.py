@@ -10,7 +10,7 @@ import numpy as np
 from chainer.backends import cuda
 from chainer.training import PRIORITY_WRITER, Extension
 
-from mn_comm import CommunicatorBase
+from mn_comm import CommunicatorBase, expect_same
 
 __all__ = ["AllreducePersistent"]
 
@@ -42,13 +42,7 @@ class AllreducePersistent(Extension):  # type: ignore[misc]  # Chainer has no ty
                 rank).
         """
         found = list(_floating(self.model))
-        names = self.comm.allgather_obj([path for path, _, _ in found])
-        for rank, others in enumerate(names):
-            if others != names[0]:
-                raise ValueError(
-                    f"expected the same persistent values on every rank, got {names[0]} on rank 0 and {others} on rank "
-                    f"{rank}"
-                )
+        expect_same(self.comm.mpi_comm, "persistent values", [path for path, _, _ in found])
         for _, link, name in found:
             _average(self.comm, link, name)
 

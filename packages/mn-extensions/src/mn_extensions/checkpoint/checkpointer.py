@@ -14,10 +14,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 from chainer.training import Extension
-from mpi4py import MPI
 
-from mn_comm import CommunicatorBase, together
+from mn_comm import CommunicatorBase, expect_same, together
 from mn_extensions.checkpoint.arrays import read_arrays, write_arrays
+from mn_extensions.checkpoint.ending import Ending
 from mn_extensions.checkpoint.files import FileRecord, check_writable, read_record, write_file
 from mn_extensions.checkpoint.manifest import (
     Manifest,
@@ -89,7 +89,7 @@ class MultiNodeCheckpointer(Extension):  # type: ignore[misc]  # Chainer has no 
     ) -> None:
         with together(comm.mpi_comm):
             _check_arguments(name, cp_interval, gc_interval)
-        _check_equal(comm, (name, cp_interval, gc_interval))
+        expect_same(comm.mpi_comm, "name, cp_interval and gc_interval", (name, cp_interval, gc_interval))
         self.name = name  # the trainer may rename the extension, but not the files
         self.comm = comm
         self.cp_interval = cp_interval
@@ -102,7 +102,7 @@ class MultiNodeCheckpointer(Extension):  # type: ignore[misc]  # Chainer has no 
         self._is_folder_checked = False
         self._has_failed = False
         self._n_saves = 0
-        self._ending = _Ending(comm.mpi_comm)
+        self._ending = Ending(comm.mpi_comm)
         if self.path is not None:
             self._check_folder()
 
@@ -338,35 +338,6 @@ class _Outcome(NamedTuple):
     kept: frozenset[int]
 
 
-class _Ending:
-    """Whether the training ended well on all ranks.
-
-    A rank on which it did not says so without waiting: the others may never come here, but hang in a collective, or be
-    dead. So this travels on an MPI communicator of its own.
-    """
-
-    def __init__(self, mpi_comm: MPI.Intracomm) -> None:
-        self._mpi_comm: MPI.Intracomm | None = mpi_comm.Dup()
-
-    def is_well_on_all_ranks(self, is_well: bool) -> bool:
-        """Return whether all ranks have ended well; the second time ``False``. Collective only where it is well."""
-        if self._mpi_comm is None:
-            return False
-        mpi_comm, self._mpi_comm = self._mpi_comm, None
-        here, everywhere = np.array([is_well], dtype=np.int32), np.zeros(1, dtype=np.int32)
-        request = mpi_comm.Iallreduce(here, everywhere, op=MPI.MIN)
-        if not is_well:
-            _UNDER_WAY.append((request, here, everywhere))
-            return False
-        request.Wait()
-        mpi_comm.Free()
-        return bool(everywhere[0])
-
-
-# MPI uses these arrays until the request is done, which it may never be.
-_UNDER_WAY: list[Any] = []
-
-
 def _check_arguments(name: Any, cp_interval: Any, gc_interval: Any) -> None:
     if not isinstance(name, str):
         raise TypeError(f"expected a string for name, got {type(name).__name__}: {name!r:.80}")
@@ -376,16 +347,6 @@ def _check_arguments(name: Any, cp_interval: Any, gc_interval: Any) -> None:
     for number, argument in ((cp_interval, "cp_interval"), (gc_interval, "gc_interval")):
         if operator.index(number) < 1:
             raise ValueError(f"expected {argument} of at least 1, got {number}")
-
-
-def _check_equal(comm: CommunicatorBase, arguments: tuple[Any, ...]) -> None:
-    everywhere = comm.allgather_obj(arguments)
-    for rank, other in enumerate(everywhere):
-        if other != everywhere[0]:
-            raise ValueError(
-                "expected the same name, cp_interval and gc_interval on every rank, got "
-                f"{everywhere[0]} on rank 0 and {other} on rank {rank}"
-            )
 
 
 def _unlink(path: Path) -> None:

@@ -1,0 +1,39 @@
+"""How a training ended: files are removed only after all ranks have ended it well."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from mpi4py import MPI
+
+__all__ = ["Ending"]
+
+
+class Ending:
+    """Whether the training ended well on all ranks; creating it is collective.
+
+    A rank on which it did not says so without waiting: the others may never come here, but hang in a collective, or be
+    dead. So this travels on an MPI communicator of its own.
+    """
+
+    def __init__(self, mpi_comm: MPI.Intracomm) -> None:
+        self._mpi_comm: MPI.Intracomm | None = mpi_comm.Dup()
+
+    def is_well_on_all_ranks(self, is_well: bool) -> bool:
+        """Return whether all ranks have ended well; the second time ``False``. Collective only where it is well."""
+        if self._mpi_comm is None:
+            return False
+        mpi_comm, self._mpi_comm = self._mpi_comm, None
+        here, everywhere = np.array([is_well], dtype=np.int32), np.zeros(1, dtype=np.int32)
+        request = mpi_comm.Iallreduce(here, everywhere, op=MPI.MIN)
+        if not is_well:
+            _UNDER_WAY.append((request, here, everywhere))
+            return False
+        request.Wait()
+        mpi_comm.Free()
+        return bool(everywhere[0])
+
+
+# MPI uses these arrays until the request is done, which it may never be.
+_UNDER_WAY: list[Any] = []
