@@ -73,7 +73,7 @@ def parse_replica_sets(replica_sets: Iterable[int | Iterable[int]], size: int) -
 
 
 class MultiNodeSnapshot(Extension):  # type: ignore[misc]  # Chainer has no types
-    """See :func:`multi_node_snapshot`."""
+    """See :func:`mn_extensions.multi_node_snapshot`."""
 
     def __init__(self, comm: CommunicatorBase, snapshot: Any, sets: Sequence[Sequence[int]]) -> None:
         self.comm = comm

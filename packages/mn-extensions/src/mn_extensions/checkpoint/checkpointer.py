@@ -74,7 +74,7 @@ def create_multi_node_checkpointer(
 
 
 class MultiNodeCheckpointer(Extension):  # type: ignore[misc]  # Chainer has no types
-    """See :func:`create_multi_node_checkpointer`."""
+    """See :func:`mn_extensions.create_multi_node_checkpointer`."""
 
     # After all others, so that what they keep is in the checkpoint; as Chainer's own snapshot.
     priority = -100
