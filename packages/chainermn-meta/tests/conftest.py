@@ -1,5 +1,21 @@
+import importlib.util
+from pathlib import Path
+
+import pytest
 from hypothesis import settings
 
 # Under mpiexec every rank must try the same examples, in the same order, and none may stop to shrink one alone.
 settings.register_profile("ranks", derandomize=True, database=None, deadline=None, max_examples=25)
 settings.load_profile("ranks")
+
+# The doctor of this package is tested on the same broken machines as that of mn-comm.
+FAKES = Path(__file__).parents[2] / "mn-comm" / "tests" / "fakes" / "doctor_fakes.py"
+
+
+@pytest.fixture
+def machine(tmp_path, monkeypatch):
+    """A machine for the doctor to look at, to be broken."""
+    spec = importlib.util.spec_from_file_location("doctor_fakes", FAKES)
+    fakes = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(fakes)
+    return fakes.Machine(tmp_path, monkeypatch)

@@ -47,6 +47,12 @@ def fake_cupy():
         kernels._kernel.cache_clear()
 
 
+@pytest.fixture
+def machine(tmp_path, monkeypatch):
+    """A machine for the doctor to look at, to be broken."""
+    return _load("doctor_fakes").Machine(tmp_path, monkeypatch)
+
+
 def _load(name):
     path = Path(__file__).parent / "fakes" / f"{name}.py"
     spec = importlib.util.spec_from_file_location(name, path)

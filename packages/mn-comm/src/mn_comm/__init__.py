@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from mn_comm.gradients import BackgroundReducer, GradientReducer, Round
     from mn_comm.protocols import Model, Parameter
     from mn_comm.stall import explain_stalls, waiting_for
+    from mn_comm.timeline import is_recording, span
     from mn_comm.topology import Topology
 
 __all__ = [
@@ -50,6 +51,8 @@ __all__ = [
     "create_communicator",
     "expect_same",
     "explain_stalls",
+    "is_recording",
+    "span",
     "together",
     "waiting_for",
 ]
@@ -75,6 +78,8 @@ _HOME_OF = {
     "Parameter": "protocols",
     "explain_stalls": "stall",
     "waiting_for": "stall",
+    "is_recording": "timeline",
+    "span": "timeline",
     "Topology": "topology",
 }
 

@@ -41,7 +41,7 @@ class CommunicatorBase(ABC):
     @property
     @abstractmethod
     def intra_rank(self) -> int:
-        """This process among those on the same host, from 0: the number of the GPU it should use."""
+        """This process among those on the same host, from 0; also the number of the GPU that it should use."""
 
     @property
     @abstractmethod

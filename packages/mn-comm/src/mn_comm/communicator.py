@@ -8,7 +8,7 @@ from weakref import WeakKeyDictionary
 import numpy as np
 from mpi4py import MPI
 
-from mn_comm import agreement, collectives, stall, strategies, wire
+from mn_comm import agreement, collectives, stall, strategies, timeline, wire
 from mn_comm.base import DEFAULT_MAX_BUF_LEN, CommunicatorBase
 from mn_comm.config import Config
 from mn_comm.gradients import BackgroundReducer, GradientReducer
@@ -52,6 +52,7 @@ class Communicator(CommunicatorBase):
         self._mpi_comm = mpi_comm
         self._private = mpi_comm.Dup()
         stall.join(self._private)
+        timeline.join(self._private)
         speak_when_ended()
         self._owns_mpi_comm = owns_mpi_comm
         self._topology = discover(self._private)

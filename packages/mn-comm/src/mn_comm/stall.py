@@ -28,6 +28,8 @@ from typing import Any, ParamSpec, TypeVar
 import numpy as np
 from mpi4py import MPI
 
+from mn_comm.timeline import record
+
 __all__ = ["Monitor", "explain_stalls", "join", "leave", "waiting_for", "watched"]
 
 _QUESTION_TAG = 32767 - 1  # on the private duplicates; collectives use 0
@@ -259,12 +261,13 @@ def watched(method: Callable[_P, _R]) -> Callable[_P, _R]:
     @functools.wraps(method)
     def call(*args: _P.args, **kwargs: _P.kwargs) -> _R:
         monitor = _monitor
+        run = method if record.active is None else record.recorded(method.__name__, method)
         if monitor is None:
-            return method(*args, **kwargs)
+            return run(*args, **kwargs)
         wait = Wait(method, args, kwargs)
         monitor.waits[id(wait)] = wait
         try:
-            return method(*args, **kwargs)
+            return run(*args, **kwargs)
         finally:
             del monitor.waits[id(wait)]
             monitor.finished.append(method.__name__)

@@ -3,6 +3,8 @@
 import subprocess
 import sys
 
+import pytest
+
 import mn_comm
 
 LOADED = "import sys; print(*sys.modules)"
@@ -14,11 +16,21 @@ def loaded(code):
 
 
 def test_nothing_heavy_is_imported_before_it_is_needed():
-    added = loaded("import mn_comm") - loaded("import numpy, mpi4py.MPI")
+    added = loaded("from mn_comm import *") - loaded("import numpy, mpi4py.MPI")
     heavy = {"chainer", "cupy", "nccl", "matplotlib", "scipy", "hashlib", "logging", "random", "concurrent.futures"}
     assert not added & heavy
     assert not {name for name in added if name.partition(".")[0] in heavy}
 
 
+def test_the_package_alone_loads_nothing():
+    assert not {name.partition(".")[0] for name in loaded("import mn_comm")} & {"numpy", "mpi4py"}
+
+
 def test_every_public_name_is_there():
     assert all(hasattr(mn_comm, name) for name in mn_comm.__all__)
+    assert set(mn_comm.__all__) == set(mn_comm._HOME_OF) <= set(dir(mn_comm))
+
+
+def test_a_name_that_is_not_there():
+    with pytest.raises(AttributeError, match=r"module 'mn_comm' has no attribute 'communicate'"):
+        _ = mn_comm.communicate

@@ -8,7 +8,7 @@ from typing import Any
 
 import chainer
 
-from mn_comm import CommunicatorBase, Model
+from mn_comm import CommunicatorBase, Model, is_recording
 from mn_optim.backward import backward as overlapping_backward
 from mn_optim.schemes import AfterBackward, Backward, DoubleBuffered, Overlapped, Scheme
 
@@ -66,7 +66,10 @@ def create_multi_node_optimizer(
         scheme = DoubleBuffered(communicator, zero_fill)
     else:
         scheme = AfterBackward(communicator, zero_fill)
-    return MultiNodeOptimizer(actual_optimizer, communicator, scheme)
+    kind = MultiNodeOptimizer
+    if is_recording():
+        from mn_optim.recorded import RecordedOptimizer as kind
+    return kind(actual_optimizer, communicator, scheme)
 
 
 class MultiNodeOptimizer:
@@ -119,7 +122,7 @@ class MultiNodeOptimizer:
             self._scheme.restart()
             self.communicator.bcast_data(model)
         elif self._scheme.average(model, backward):
-            self.actual_optimizer.update(None)
+            self._step()
 
     @contextmanager
     def no_sync(self) -> Iterator[None]:
@@ -166,6 +169,9 @@ class MultiNodeOptimizer:
                 overlapping_backward(taken, loss_scale, on_final)
 
         return backward
+
+    def _step(self) -> None:
+        self.actual_optimizer.update(None)
 
     def _is_changed(self, model: Model) -> bool:
         seen = [(name, param.data is not None) for name, param in sorted(model.namedparams())]

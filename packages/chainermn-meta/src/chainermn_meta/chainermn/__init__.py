@@ -1,27 +1,33 @@
 """Distributed training for Chainer: everything the packages below offer, under the names that scripts know."""
 
-from chainermn import (
-    communicators,
-    datasets,
-    extensions,
-    functions,
-    global_except_hook,
-    iterators,
-    links,
-    nccl,
-    optimizers,
-)
-from chainermn.communicators import CommunicatorBase, create_communicator
-from chainermn.datasets import (
-    DataSizeError,
-    get_epoch_trigger,
-    get_n_iterations_for_one_epoch,
-    scatter_dataset,
-    scatter_index,
-)
-from chainermn.extensions import create_multi_node_checkpointer, create_multi_node_evaluator
-from chainermn.links import MultiNodeChainList
-from chainermn.optimizers import create_multi_node_optimizer
+from chainermn_meta.command import is_command
+
+# `python -m chainermn doctor` must speak where MPI or Chainer cannot be imported.
+if not is_command(__name__):
+    from chainermn import (
+        communicators,
+        datasets,
+        extensions,
+        functions,
+        global_except_hook,
+        iterators,
+        links,
+        nccl,
+        optimizers,
+    )
+    from chainermn.communicators import CommunicatorBase, create_communicator
+    from chainermn.datasets import (
+        DataSizeError,
+        get_epoch_trigger,
+        get_n_iterations_for_one_epoch,
+        scatter_dataset,
+        scatter_index,
+    )
+    from chainermn.extensions import create_multi_node_checkpointer, create_multi_node_evaluator
+    from chainermn.links import MultiNodeChainList
+    from chainermn.optimizers import create_multi_node_optimizer
+
+    global_except_hook.add_hook_if_enabled()
 
 __all__ = [
     "CommunicatorBase",
@@ -47,5 +53,3 @@ __all__ = [
 ]
 
 __version__ = "8.0.0a1"
-
-global_except_hook.add_hook_if_enabled()

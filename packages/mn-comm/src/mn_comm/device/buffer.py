@@ -30,6 +30,11 @@ class DeviceBuffer:
     host: Buffer | None = None
     whole: Any = field(default=None)
 
+    @property
+    def nbytes(self) -> int:
+        """How many bytes are averaged."""
+        return int(self.array.nbytes)
+
     def average(self) -> None:
         """Overwrite the memory with its mean over all ranks, on CuPy's current stream; collective."""
         with self.array.device:

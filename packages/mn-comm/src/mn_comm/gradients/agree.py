@@ -11,6 +11,7 @@ from mpi4py import MPI
 
 from mn_comm import agreement
 from mn_comm.placement import is_device_array
+from mn_comm.timeline import record
 
 __all__ = ["ON_DEVICE", "Agreement", "Signature", "signature_of"]
 
@@ -72,7 +73,8 @@ class Agreement:
         """
         pending, self._pending = self._pending, None
         if pending is not None:
-            pending.finish(self._signature, self._explain)
+            finish = pending.finish if record.active is None else record.recorded("agree", pending.finish)
+            finish(self._signature, self._explain)
 
     def _explain(self, signatures: Sequence[Signature]) -> ValueError:
         rank = next(rank for rank, other in enumerate(signatures) if other != signatures[0])

@@ -11,6 +11,7 @@ from mn_comm.config import Config
 from mn_comm.gradients.reducer import GradientReducer
 from mn_comm.intra import Buffer
 from mn_comm.strategies import Strategy
+from mn_comm.timeline import is_recording
 from mn_comm.topology import Topology
 
 __all__ = ["BackgroundReducer"]
@@ -51,7 +52,10 @@ class BackgroundReducer(GradientReducer):
         self._own_comm = mpi_comm.Dup()
         self._own_strategy = strategy(self._own_comm, topology)
         self._stream: Any = None
-        self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="mn_comm")
+        kind = ThreadPoolExecutor
+        if is_recording():
+            from mn_comm.gradients.recorded import RecordedThread as kind
+        self._thread = kind(max_workers=1, thread_name_prefix="mn_comm")
         super().__init__(
             mpi_comm,
             self._own_strategy,

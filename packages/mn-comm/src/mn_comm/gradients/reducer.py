@@ -20,6 +20,7 @@ from mn_comm.gradients.select import select
 from mn_comm.intra import Buffer
 from mn_comm.protocols import Model
 from mn_comm.strategies import Strategy
+from mn_comm.timeline import record
 
 __all__ = ["GradientReducer"]
 
@@ -101,7 +102,13 @@ class GradientReducer:
             self._lay_out(signature, likes, order)
             self._layout = layout
         self._sets.append(self._sets.pop(0))
-        return Round(params, self._sets[-1], self._agreement, self._launch or self._average_now)
+        launch = self._launch or self._average_now
+        if record.active is None:
+            return Round(params, self._sets[-1], self._agreement, launch)
+        from mn_comm.gradients.recorded import recorded_round
+
+        strategy = type(self._strategy).__name__
+        return recorded_round(params, self._sets[-1], self._agreement, launch, strategy, self._launch is not None)
 
     def _lay_out(self, signature: Signature, likes: Sequence[Any], order: Sequence[str]) -> None:
         """Make buckets, to be kept for as long as the gradients keep their names, shapes, dtypes and places."""

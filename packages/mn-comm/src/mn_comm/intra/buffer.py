@@ -24,6 +24,11 @@ class Buffer:
     array: _Array
     segments: tuple[_Array, ...]
 
+    @property
+    def nbytes(self) -> int:
+        """How many bytes of this process's are averaged."""
+        return self.array.nbytes
+
     @classmethod
     def private(cls, length: int, dtype: np.dtype[Any]) -> Buffer:
         """Return a buffer in this process's own memory, of a length in elements."""

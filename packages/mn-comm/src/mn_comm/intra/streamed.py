@@ -43,6 +43,7 @@ class Streamed:
     Attributes:
         arrays: The arrays, one-dimensional, C-contiguous, writeable and not overlapping; to be set before each
             :meth:`average`.
+        nbytes: How many bytes they are, all together.
 
     Raises:
         OSError: What ``share`` raises.
@@ -58,6 +59,7 @@ class Streamed:
         share: Callable[[int], Sequence[_Array]],
     ) -> None:
         self._mpi_comm = mpi_comm
+        self.nbytes = sum(lengths) * dtype.itemsize
         bounds = [(i, begin, end) for i, length in enumerate(lengths) for begin, end in _cut(length, dtype.itemsize)]
         longest = max((end - begin for _, begin, end in bounds), default=0)
         slots = [memory.view(dtype) for memory in share(longest * dtype.itemsize * min(_SLOTS, len(bounds)))]

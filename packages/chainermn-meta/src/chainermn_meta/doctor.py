@@ -1,0 +1,133 @@
+"""``python -m chainermn doctor``: what :mod:`mn_comm.doctor` looks at, and Chainer.
+
+Options, output and exit status are those of ``python -m mn_comm doctor``. Beside its checks there are those of Chainer:
+which one is installed and whether it can be imported, whether it is mended by ``mn_compat`` and if not why, which fixes
+are left out, whether NumPy's scalars are promoted as Chainer expects, tried out, and which package ``import chainermn``
+gives. They are made in an interpreter of their own, as a script's would be.
+
+Where ``CHAINERMN_IMPL=bundled``, or where nothing activates ``mn_compat``, ``python -m chainermn`` is Chainer's own old
+copy, which has no doctor. ``python -m chainermn_meta doctor`` is the same as this one, and always ours.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+from chainermn_meta import chainer_probe
+from mn_comm.doctor import Catalogue, Check, Options, Status, main, ok, run_python
+
+__all__ = ["check", "problem", "run"]
+
+GROUP = "Chainer"
+USAGE = "usage: python -m chainermn doctor [OPTIONS]\n"
+
+_W, _F = Status.WARNING, Status.FAILURE
+_CONSTRAINT = "pip install --build-constraint constraints.txt, with the line setuptools<81 in that file"
+
+problem = Catalogue(
+    {
+        "chainer-missing": (_F, f"install it: {_CONSTRAINT}, chainer"),
+        "chainer-unsupported": (_F, f"install Chainer 7.8.1: {_CONSTRAINT}, chainer==7.8.1"),
+        "chainer-import-fails": (_F, "{hint}"),
+        "chainer-without-gpu": (_W, "look at the message: Chainer needs CuPy with its CUDA libraries"),
+        "mn-compat-missing": (_F, "install it: {python} -m pip install mn-compat"),
+        "adapter-not-started": (
+            _F,
+            "install mn-compat into the environment (pip install --target and PYTHONPATH run no .pth files), or start "
+            "scripts as: python -m mn_compat script.py",
+        ),
+        "adapter-skipped": (_F, "unset MN_COMPAT_SKIP: without its fixes Chainer fails or computes wrong results"),
+        "adapter-setting": (_F, "correct MN_COMPAT_SKIP, or unset it"),
+        "fixes-left-out": (_W, "unset MN_COMPAT_SKIP unless you need Chainer's old behaviour there"),
+        "numpy-scalars": (
+            _F,
+            "use Chainer with all fixes of mn-compat (the lines above say what keeps them away), or NumPy 1.26",
+        ),
+        "chainermn-bundled": (_W, "unset CHAINERMN_IMPL to have this one: Chainer's own copy is no longer maintained"),
+        "chainermn-setting": (_F, "set CHAINERMN_IMPL to ours or bundled, or unset it"),
+        "chainermn-not-ours": (_F, "scripts get Chainer's old copy: see what is said of mn-compat above"),
+    }
+)
+
+
+def run(arguments: list[str]) -> int:
+    """Run the command that the first argument names, with the others; return the exit status."""
+    if arguments[:1] == ["doctor"]:
+        return main(arguments[1:], "chainermn", [check])
+    asked = arguments[:1] in (["-h"], ["--help"])
+    (sys.stdout if asked else sys.stderr).write(USAGE)
+    return 0 if asked else 2
+
+
+def check(options: Options) -> Iterator[Check]:
+    """Look at Chainer as a script would find it."""
+    outcome = run_python(chainer_probe.__name__, options.seconds)
+    seen: dict[str, Any] = {}
+    for record in outcome.records():
+        seen |= record
+    ending = f"{outcome.ending}\n{outcome.said()}".strip()
+    yield _judge_chainer(seen, ending)
+    yield from _judge_adapter(seen)
+    if "scalars" in seen:
+        yield _judge_scalars(seen)
+    yield _judge_chainermn(seen)
+    if seen.get("gpus") and not seen.get("cuda"):
+        found = f"CuPy finds {seen['gpus']} GPUs, Chainer none: {seen.get('cuda_error') or 'no reason given'}"
+        yield problem("chainer-without-gpu", GROUP, "GPU", found)
+
+
+def _judge_chainer(seen: dict[str, Any], ending: str) -> Check:
+    release = seen.get("release")
+    if seen.get("chainer"):
+        status = seen.get("status")
+        if release and status and not status["supported"]:
+            return problem("chainer-unsupported", GROUP, "Chainer", f"{seen['chainer']}; mn-compat mends 7.8.1 alone")
+        return ok(GROUP, "Chainer", f"{seen['chainer']}, {seen['folder']}")
+    if seen.get("chainer_missing"):
+        return problem("chainer-missing", GROUP, "Chainer", "not installed")
+    hint = "look at the lines below: without mn-compat Chainer cannot be imported here"
+    if seen.get("status", {}).get("active"):
+        hint = "install Chainer 7.8.1 and mn-compat anew"
+    found = f"it cannot be imported: {seen.get('chainer_error') or ending}"
+    return problem("chainer-import-fails", GROUP, "Chainer", found, hint=hint)
+
+
+def _judge_adapter(seen: dict[str, Any]) -> Iterator[Check]:
+    status, error = seen.get("status"), str(seen.get("status_error", ""))
+    if seen.get("adapter_missing"):
+        yield problem("mn-compat-missing", GROUP, "mn-compat", "not installed", python=sys.executable)
+    elif not seen.get("started"):
+        yield problem("adapter-not-started", GROUP, "mn-compat", "its start-up file was not run by Python")
+    elif "MN_COMPAT_SKIP" in error:
+        unknown = error.rpartition(", got ")[2]
+        yield problem("adapter-setting", GROUP, "mn-compat", f"MN_COMPAT_SKIP names no fix by {unknown!r}")
+    elif status and status["left_out"] and not status["active"] and status["supported"]:
+        yield problem("adapter-skipped", GROUP, "mn-compat", f"not active: {status['reason']}")
+    elif status and status["active"]:
+        yield ok(GROUP, "mn-compat", f"active: {status['reason']}")
+        if status["left_out"]:
+            yield problem(
+                "fixes-left-out", GROUP, "fixes", f"MN_COMPAT_SKIP leaves out {', '.join(status['left_out'])}"
+            )
+        else:
+            yield ok(GROUP, "fixes", f"all {status['fixes']} applied")
+
+
+def _judge_scalars(seen: dict[str, Any]) -> Check:
+    if seen["scalars"]:
+        found = f"wrong with NumPy {seen['numpy']}: {'; '.join(seen['scalars'])}"
+        return problem("numpy-scalars", GROUP, "NumPy scalars", found)
+    return ok(GROUP, "NumPy scalars", f"promoted as Chainer expects, with NumPy {seen['numpy']}")
+
+
+def _judge_chainermn(seen: dict[str, Any]) -> Check:
+    setting, folder = seen.get("impl", ""), seen.get("chainermn")
+    if "chainermn_error" in seen:
+        return problem("chainermn-setting", GROUP, "chainermn", seen["chainermn_error"])
+    if seen.get("ours"):
+        return ok(GROUP, "chainermn", f"ours, {folder}")
+    if setting == "bundled":
+        return problem("chainermn-bundled", GROUP, "chainermn", f"CHAINERMN_IMPL=bundled gives {folder}")
+    return problem("chainermn-not-ours", GROUP, "chainermn", f"import chainermn gives {folder or 'nothing'}")

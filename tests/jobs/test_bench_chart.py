@@ -1,0 +1,12 @@
+"""The chart of ``python -m mn_comm bench``, which needs matplotlib: only the examples bring that along."""
+
+import subprocess
+import sys
+
+
+def test_a_chart(tmp_path):
+    file = tmp_path / "chart.png"
+    argv = ["--ranks", "2", "--sizes", "8,64K", "--rounds", "1", "--plot", str(file)]
+    job = subprocess.run([sys.executable, "-m", "mn_comm", "bench", *argv], capture_output=True, text=True, timeout=70)
+    assert job.returncode == 0, job.stderr
+    assert file.read_bytes().startswith(b"\x89PNG\r\n\x1a\n")
