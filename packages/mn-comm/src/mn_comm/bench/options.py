@@ -85,12 +85,13 @@ def parse(argv: Sequence[str]) -> Options:
 
 
 def to_bytes(text: str) -> int:
-    """Return a number of bytes, written as ``512``, ``4K``, ``64M`` or ``1G``.
+    """Return a number of bytes, written as ``512``, ``4K``, ``64M``, ``64MiB`` or ``1G``.
 
     Raises:
         argparse.ArgumentTypeError: It is not a multiple of 4, from 4 to 4G.
     """
-    digits, unit = (text[:-1], _UNITS[text[-1].upper()]) if text[-1:].upper() in _UNITS else (text, 1)
+    short = text.removesuffix("iB")
+    digits, unit = (short[:-1], _UNITS[short[-1].upper()]) if short[-1:].upper() in _UNITS else (text, 1)
     try:
         nbytes = int(digits) * unit
     except ValueError:
