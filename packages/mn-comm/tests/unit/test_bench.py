@@ -35,7 +35,9 @@ def test_every_communicator_is_known():
     assert sorted(STRATEGIES) == sorted(_BY_NAME)
 
 
-@pytest.mark.parametrize("text, nbytes", [("8", 8), ("4K", 4096), ("64m", 64 << 20), ("64MiB", 64 << 20), ("4G", 4 << 30)])
+@pytest.mark.parametrize(
+    "text, nbytes", [("8", 8), ("4K", 4096), ("64m", 64 << 20), ("64MiB", 64 << 20), ("4G", 4 << 30)]
+)
 def test_bytes(text, nbytes):
     assert to_bytes(text) == nbytes
 

@@ -218,9 +218,7 @@ def test_an_iterator_without_an_order():
 
 @pytest.mark.skipif(SIZE < 2, reason="needs two ranks that differ")
 def test_lengths_that_differ():
-    with pytest.raises(
-        ValueError, match="expected the same number of samples on every rank, got 10 on rank 0"
-    ):
+    with pytest.raises(ValueError, match="expected the same number of samples on every rank, got 10 on rank 0"):
         create_synchronized_iterator(iterators.SerialIterator(list(range(10 + RANK)), 2), COMM)
 
 
