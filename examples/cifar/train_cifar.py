@@ -57,7 +57,7 @@ def parse_arguments():
     parser.add_argument("--communicator", "-c", "-x", default="hierarchical", help="how gradients are averaged")
     parser.add_argument("--epoch", "-e", type=int, default=30, help="how often to go through the data")
     parser.add_argument("--gpu", "-g", action="store_true", help="use GPUs: on each host process i takes GPU i")
-    parser.add_argument("--out", "-o", default="result", help="the folder for the log and the snapshots")
+    parser.add_argument("--out", "-o", default="result", help="the folder for the log, the plot and the snapshots")
     parser.add_argument("--resume", "-r", action="store_true", help="go on from the newest snapshot in that folder")
     parser.add_argument("--width", type=int, default=32, help="maps of the first layer")
     return parser.parse_args()
@@ -91,8 +91,10 @@ def main():
     evaluator = extensions.Evaluator(test_iter, model, device=device)
     trainer.extend(chainermn.create_multi_node_evaluator(evaluator, comm, weighted=True))
     trainer.extend(extensions.ExponentialShift("lr", 0.5), trigger=(max(1, args.epoch // 4), "epoch"))
-    names = ["epoch", "main/loss", "validation/main/loss", "main/accuracy", "validation/main/accuracy", "elapsed_time"]
-    for extension in (extensions.LogReport(), extensions.PrintReport(names)):
+    losses, accuracies = (["main/" + name, "validation/main/" + name] for name in ("loss", "accuracy"))
+    report = extensions.PrintReport(["epoch", *losses, *accuracies, "elapsed_time"])
+    plot = extensions.PlotReport(losses, "epoch", filename="loss.png")
+    for extension in (extensions.LogReport(), report, plot):
         trainer.extend(chainermn.extensions.main_rank_only(extension, comm))
     snapshot = extensions.snapshot(n_retains=2, autoload=args.resume)
     trainer.extend(chainermn.extensions.multi_node_snapshot(comm, snapshot, [0]), trigger=(1, "epoch"))

@@ -109,12 +109,15 @@ def main():
     trainer = training.Trainer(updater, (args.epoch, "epoch"), out=args.out)
 
     display, save = (args.display_interval, "iteration"), (args.snapshot_interval, "iteration")
+    losses = ["gen/loss", "dis/loss"]
     once = [
         (extensions.snapshot_object(gen, "gen_iter_{.updater.iteration}.npz"), save),
         (extensions.snapshot_object(dis, "dis_iter_{.updater.iteration}.npz"), save),
         (save_pictures(gen, os.path.join(args.out, "preview"), args.seed), save),
-        (extensions.LogReport(trigger=display), display),
-        (extensions.PrintReport(["epoch", "iteration", "gen/loss", "dis/loss"]), display),
+        # These two see every iteration, to write means at their own time.
+        (extensions.LogReport(trigger=display), None),
+        (extensions.PlotReport(losses, trigger=display, filename="loss.png"), None),
+        (extensions.PrintReport(["epoch", "iteration", *losses]), display),
     ]
     for extension, trigger in once:
         trainer.extend(chainermn.extensions.main_rank_only(extension, comm), trigger=trigger)

@@ -10,7 +10,10 @@ class Network(chainer.Chain):
 
     def forward(self, x, t):
         """Return the loss."""
-        scores = self.scores(x)
+        return self.loss(self.scores(x), t)
+
+    def loss(self, scores, t):
+        """Return the loss of some scores, and report it."""
         loss = F.softmax_cross_entropy(scores, t)
         chainer.report({"loss": loss, "accuracy": F.accuracy(scores, t)}, self)
         return loss
@@ -64,6 +67,114 @@ class NIN(Network):
         return F.reshape(F.average_pooling_2d(x, x.shape[2:]), (len(x), -1))
 
 
+class GoogLeNet(Network):
+    """GoogLeNet (Szegedy and others, 2014: Going deeper with convolutions, table 1), with its two side classifiers.
+
+    While it learns, 0.3 times the loss of each side classifier is added to the loss that is reported, which is that of
+    the main one; otherwise they are not computed.
+    """
+
+    insize = 224
+
+    def __init__(self, n_classes=1000):
+        super().__init__()
+        with self.init_scope():
+            self.conv1 = L.Convolution2D(None, 64, 7, stride=2, pad=3)
+            self.conv2_reduce = L.Convolution2D(None, 64, 1)
+            self.conv2 = L.Convolution2D(None, 192, 3, pad=1)
+            self.inc3a = L.Inception(None, 64, 96, 128, 16, 32, 32)
+            self.inc3b = L.Inception(None, 128, 128, 192, 32, 96, 64)
+            self.inc4a = L.Inception(None, 192, 96, 208, 16, 48, 64)
+            self.inc4b = L.Inception(None, 160, 112, 224, 24, 64, 64)
+            self.inc4c = L.Inception(None, 128, 128, 256, 24, 64, 64)
+            self.inc4d = L.Inception(None, 112, 144, 288, 32, 64, 64)
+            self.inc4e = L.Inception(None, 256, 160, 320, 32, 128, 128)
+            self.inc5a = L.Inception(None, 256, 160, 320, 32, 128, 128)
+            self.inc5b = L.Inception(None, 384, 192, 384, 48, 128, 128)
+            self.fc = L.Linear(None, n_classes)
+            self.side4a = SideClassifier(n_classes)
+            self.side4d = SideClassifier(n_classes)
+
+    def forward(self, x, t):
+        """Return the loss, while it learns with the side classifiers' shares."""
+        scores, after4a, after4d = self.trunk(x)
+        loss = self.loss(scores, t)
+        if chainer.config.train:
+            loss += 0.3 * F.softmax_cross_entropy(self.side4a(after4a), t)
+            loss += 0.3 * F.softmax_cross_entropy(self.side4d(after4d), t)
+        return loss
+
+    def trunk(self, x):
+        """Return the scores of each class, and what the side classifiers work on."""
+        x = F.local_response_normalization(halved(F.relu(self.conv1(x))))
+        x = F.relu(self.conv2(F.relu(self.conv2_reduce(x))))
+        x = self.inc3b(self.inc3a(halved(F.local_response_normalization(x))))
+        after4a = self.inc4a(halved(x))
+        after4d = self.inc4d(self.inc4c(self.inc4b(after4a)))
+        x = self.inc5b(self.inc5a(halved(self.inc4e(after4d))))
+        return self.fc(F.dropout(F.average(x, axis=(2, 3)), 0.4)), after4a, after4d
+
+
+class SideClassifier(chainer.Chain):
+    """What GoogLeNet has beside its trunk, so that its lower layers learn faster (section 5 of the paper)."""
+
+    def __init__(self, n_classes):
+        super().__init__()
+        with self.init_scope():
+            self.conv = L.Convolution2D(None, 128, 1)
+            self.hidden = L.Linear(None, 1024)
+            self.fc = L.Linear(None, n_classes)
+
+    def forward(self, x):
+        """Return the scores of each class."""
+        x = F.relu(self.conv(F.average_pooling_2d(x, 5, stride=3)))
+        return self.fc(F.dropout(F.relu(self.hidden(x)), 0.7))
+
+
+class GoogLeNetBN(Network):
+    """GoogLeNet with batch normalisation (Ioffe and Szegedy, 2015: Batch normalization, figure 5), whose trunk it is.
+
+    Where the figure's sums do not give the channels that it names, in 4c and 4d, the pooled path is the narrower one.
+    """
+
+    insize = 224
+
+    def __init__(self, n_classes=1000):
+        super().__init__()
+        with self.init_scope():
+            self.conv1 = L.Convolution2D(None, 64, 7, stride=2, pad=3, nobias=True)
+            self.norm1 = L.BatchNormalization(64)
+            self.conv2_reduce = L.Convolution2D(None, 64, 1, nobias=True)
+            self.norm2_reduce = L.BatchNormalization(64)
+            self.conv2 = L.Convolution2D(None, 192, 3, pad=1, nobias=True)
+            self.norm2 = L.BatchNormalization(192)
+            self.modules = chainer.Sequential(
+                L.InceptionBN(None, 64, 64, 64, 64, 96, "avg", 32),
+                L.InceptionBN(None, 64, 64, 96, 64, 96, "avg", 64),
+                L.InceptionBN(None, 0, 128, 160, 64, 96, "max", stride=2),
+                L.InceptionBN(None, 224, 64, 96, 96, 128, "avg", 128),
+                L.InceptionBN(None, 192, 96, 128, 96, 128, "avg", 128),
+                L.InceptionBN(None, 160, 128, 160, 128, 160, "avg", 96),
+                L.InceptionBN(None, 96, 128, 192, 160, 192, "avg", 96),
+                L.InceptionBN(None, 0, 128, 192, 192, 256, "max", stride=2),
+                L.InceptionBN(None, 352, 192, 320, 160, 224, "avg", 128),
+                L.InceptionBN(None, 352, 192, 320, 192, 224, "max", 128),
+            )
+            self.fc = L.Linear(None, n_classes)
+
+    def scores(self, x):
+        """Return the scores of each class."""
+        x = halved(F.relu(self.norm1(self.conv1(x))))
+        x = F.relu(self.norm2_reduce(self.conv2_reduce(x)))
+        x = halved(F.relu(self.norm2(self.conv2(x))))
+        return self.fc(F.average(self.modules(x), axis=(2, 3)))
+
+
+def halved(x):
+    """Return the largest values of overlapping windows: half as many in each direction."""
+    return F.max_pooling_2d(x, 3, stride=2)
+
+
 class ResNet50(Network):
     """ResNet-50 (He and others, 2015), as it is in Chainer, without the weights."""
 
@@ -73,12 +184,14 @@ class ResNet50(Network):
         super().__init__()
         with self.init_scope():
             self.base = L.ResNet50Layers(pretrained_model=None)
-            self.fc = L.Linear(None, n_classes)
+        # It has the weights of 1,000 classes.
         del self.base.fc6
+        with self.base.init_scope():
+            self.base.fc6 = L.Linear(None, n_classes)
 
     def scores(self, x):
         """Return the scores of each class."""
-        return self.fc(self.base(x, layers=["pool5"])["pool5"])
+        return self.base(x, layers=["fc6"])["fc6"]
 
 
 class Tiny(Network):
@@ -100,4 +213,11 @@ class Tiny(Network):
         return self.fc(x)
 
 
-ARCHITECTURES = {"alex": Alex, "nin": NIN, "resnet50": ResNet50, "tiny": Tiny}
+ARCHITECTURES = {
+    "alex": Alex,
+    "googlenet": GoogLeNet,
+    "googlenetbn": GoogLeNetBN,
+    "nin": NIN,
+    "resnet50": ResNet50,
+    "tiny": Tiny,
+}

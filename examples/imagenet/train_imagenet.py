@@ -65,7 +65,7 @@ def parse_arguments():
     parser.add_argument("--learnrate", type=float, default=0.01)
     parser.add_argument("--loaderjob", "-j", type=int, default=2, help="worker processes that read files, for each one")
     parser.add_argument("--mean", "-m", default="mean.npy", help="the mean, from compute_mean.py")
-    parser.add_argument("--out", "-o", default="result", help="the folder for the log and the checkpoints")
+    parser.add_argument("--out", "-o", default="result", help="the folder for the log, the plot and the checkpoints")
     parser.add_argument("--resume", "-r", default="", help="the snapshot to resume from")
     parser.add_argument("--root", "-R", default=".", help="the folder that the paths start from")
     parser.add_argument("--val_batchsize", "-b", type=int, default=100, help="pictures in a mini-batch for validation")
@@ -106,10 +106,12 @@ def main():
     trainer.extend(chainermn.extensions.AllreducePersistent(model, comm), trigger=every)
     evaluator = TestModeEvaluator(val_iter, model, device=device)
     trainer.extend(chainermn.create_multi_node_evaluator(evaluator, comm), trigger=every)
-    names = ["main/loss", "validation/main/loss", "main/accuracy", "validation/main/accuracy", "validation/main/error"]
-    report = extensions.PrintReport(["epoch", "iteration", *names])
-    for extension in (extensions.LogReport(trigger=every), report):
-        trainer.extend(chainermn.extensions.main_rank_only(extension, comm), trigger=every)
+    losses, accuracies = (["main/" + name, "validation/main/" + name] for name in ("loss", "accuracy"))
+    report = extensions.PrintReport(["epoch", "iteration", *losses, *accuracies, "validation/main/error"])
+    plot = extensions.PlotReport(losses, trigger=every, filename="loss.png")
+    # The first and the last of them see every iteration, to write means at their own time.
+    for extension, trigger in ((extensions.LogReport(trigger=every), None), (report, every), (plot, None)):
+        trainer.extend(chainermn.extensions.main_rank_only(extension, comm), trigger=trigger)
 
     checkpointer = chainermn.create_multi_node_checkpointer(name="imagenet", comm=comm, path=args.out)
     trainer.extend(checkpointer, trigger=every)

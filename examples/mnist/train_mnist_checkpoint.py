@@ -43,7 +43,7 @@ def parse_arguments():
     parser.add_argument("--communicator", "-x", default="hierarchical", help="how gradients are averaged")
     parser.add_argument("--epoch", "-e", type=int, default=20, help="how often to go through the data")
     parser.add_argument("--gpu", "-g", action="store_true", help="use GPUs: on each host process i takes GPU i")
-    parser.add_argument("--out", "-o", default="result", help="the folder for the log, the plots and the snapshots")
+    parser.add_argument("--out", "-o", default="result", help="the folder for the log and the plot")
     parser.add_argument("--run-id", "-i", default="train-mnist", help="the name of the run, and of its checkpoints")
     parser.add_argument("--interval", type=int, default=25, help="iterations between checkpoints")
     parser.add_argument("--unit", "-u", type=int, default=1000, help="units in each hidden layer")
@@ -79,7 +79,8 @@ def main():
     # What one process can do for all of them.
     losses, accuracies = (["main/" + name, "validation/main/" + name] for name in ("loss", "accuracy"))
     report = extensions.PrintReport(["epoch", *losses, *accuracies, "elapsed_time"])
-    for extension in (extensions.LogReport(), report):
+    plot = extensions.PlotReport(losses, "epoch", filename="loss.png")
+    for extension in (extensions.LogReport(), report, plot):
         trainer.extend(chainermn.extensions.main_rank_only(extension, comm))
 
     # After all other extensions, whose state is part of the checkpoint.

@@ -22,7 +22,7 @@ def parse_arguments():
     parser.add_argument("--communicator", "-x", default="hierarchical", help="how gradients are averaged")
     parser.add_argument("--epoch", "-e", type=int, default=20, help="how often to go through the data")
     parser.add_argument("--gpu", "-g", action="store_true", help="use GPUs: on each host process i takes GPU i")
-    parser.add_argument("--out", "-o", default="result", help="the folder for the log")
+    parser.add_argument("--out", "-o", default="result", help="the folder for the log and the plot")
     parser.add_argument("--unit", "-u", type=int, default=1000, help="units in each hidden layer")
     parser.add_argument("--data", default="", help="an .npz file with x_train, y_train, x_test and y_test")
     return parser.parse_args()
@@ -59,11 +59,9 @@ def main():
     trainer.extend(chainermn.create_multi_node_evaluator(evaluator, copies))
     if comm.rank == 0:
         trainer.extend(extensions.LogReport())
-        trainer.extend(
-            extensions.PrintReport(
-                ["epoch", "main/loss", "validation/main/loss", "main/accuracy", "validation/main/accuracy"]
-            )
-        )
+        losses, accuracies = (["main/" + name, "validation/main/" + name] for name in ("loss", "accuracy"))
+        trainer.extend(extensions.PrintReport(["epoch", *losses, *accuracies]))
+        trainer.extend(extensions.PlotReport(losses, "epoch", filename="loss.png"))
     trainer.run()
     if comm.rank == 0:
         print(f"validation accuracy: {trainer.observation['validation/main/accuracy']:.4f}")

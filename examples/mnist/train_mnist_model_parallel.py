@@ -57,7 +57,7 @@ def parse_arguments():
     parser.add_argument("--batchsize", "-b", type=int, default=100, help="images in each mini-batch")
     parser.add_argument("--epoch", "-e", type=int, default=20, help="how often to go through the data")
     parser.add_argument("--gpu", "-g", action="store_true", help="use GPUs: on each host process i takes GPU i")
-    parser.add_argument("--out", "-o", default="result", help="the folder for the log")
+    parser.add_argument("--out", "-o", default="result", help="the folder for the log and the plot")
     parser.add_argument("--unit", "-u", type=int, default=1000, help="units in each hidden layer")
     parser.add_argument("--data", default="", help="an .npz file with x_train, y_train, x_test and y_test")
     return parser.parse_args()
@@ -91,11 +91,9 @@ def main():
     trainer.extend(extensions.Evaluator(test_iter, model, device=device))
     if comm.rank == 0:
         trainer.extend(extensions.LogReport())
-        trainer.extend(
-            extensions.PrintReport(
-                ["epoch", "main/loss", "validation/main/loss", "main/accuracy", "validation/main/accuracy"]
-            )
-        )
+        losses, accuracies = (["main/" + name, "validation/main/" + name] for name in ("loss", "accuracy"))
+        trainer.extend(extensions.PrintReport(["epoch", *losses, *accuracies]))
+        trainer.extend(extensions.PlotReport(losses, "epoch", filename="loss.png"))
     trainer.run()
     if comm.rank == 0:
         print(f"validation accuracy: {trainer.observation['validation/main/accuracy']:.4f}")

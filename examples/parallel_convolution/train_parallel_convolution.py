@@ -104,7 +104,7 @@ def parse_arguments():
     parser.add_argument("--channels", "-c", type=int, nargs="+", default=[16, 32, 64], help="channels of each block")
     parser.add_argument("--epoch", "-e", type=int, default=10, help="how often to go through the data")
     parser.add_argument("--gpu", "-g", action="store_true", help="use GPUs: on each host process i takes GPU i")
-    parser.add_argument("--out", "-o", default="result", help="the folder for the log")
+    parser.add_argument("--out", "-o", default="result", help="the folder for the log and the plot")
     parser.add_argument("--unit", "-u", type=int, default=128, help="units in the dense layer")
     parser.add_argument("--data", default="", help="an .npz file with x_train, y_train, x_test and y_test")
     return parser.parse_args()
@@ -130,11 +130,9 @@ def main():
     trainer.extend(extensions.Evaluator(test_iter, model, device=device))
     if comm.rank == 0:
         trainer.extend(extensions.LogReport())
-        trainer.extend(
-            extensions.PrintReport(
-                ["epoch", "main/loss", "validation/main/loss", "main/accuracy", "validation/main/accuracy"]
-            )
-        )
+        losses, accuracies = (["main/" + name, "validation/main/" + name] for name in ("loss", "accuracy"))
+        trainer.extend(extensions.PrintReport(["epoch", *losses, *accuracies]))
+        trainer.extend(extensions.PlotReport(losses, "epoch", filename="loss.png"))
     trainer.run()
     if comm.rank == 0:
         print(f"validation accuracy: {trainer.observation['validation/main/accuracy']:.4f}")

@@ -51,7 +51,7 @@ def make_parser(description):
     parser.add_argument("--epoch", "-e", type=int, default=20, help="how often to go through the corpus")
     parser.add_argument("--gpu", "-g", action="store_true", help="use GPUs: on each host process i takes GPU i")
     parser.add_argument("--layer", "-l", type=int, default=1, help="layers of each network")
-    parser.add_argument("--out", "-o", default="result", help="the folder for the log")
+    parser.add_argument("--out", "-o", default="result", help="the folder for the log and the plot")
     parser.add_argument("--size", type=int, default=3000, help="sentences in the corpus")
     parser.add_argument("--unit", "-u", type=int, default=128, help="units in each layer")
     return parser
@@ -77,6 +77,7 @@ def main():
     if comm.rank == 0:
         trainer.extend(extensions.LogReport())
         trainer.extend(extensions.PrintReport(["epoch", "main/decoder/loss", "elapsed_time"]))
+        trainer.extend(extensions.PlotReport(["main/decoder/loss"], "epoch", filename="loss.png"))
     trainer.run()
 
     mine = test[comm.rank :: comm.size]

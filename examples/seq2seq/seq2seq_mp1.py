@@ -74,6 +74,7 @@ def main():
     if comm.rank == 1:
         trainer.extend(extensions.LogReport())
         trainer.extend(extensions.PrintReport(["epoch", "main/decoder/loss", "elapsed_time"]))
+        trainer.extend(extensions.PlotReport(["main/decoder/loss"], "epoch", filename="loss.png"))
     trainer.run()
 
     sources, targets = convert(test, device)
