@@ -30,7 +30,7 @@ PACKAGES = {
 }
 # The tests in tests/ are about all packages together.
 SUITES = [*PACKAGES, "product"]
-GROUPS = {"mn-compat": ["test", "test-compat"], "product": ["test", "examples", "example-data"]}
+GROUPS = {"mn-compat": ["test", "test-compat"], "product": ["test", "test-docs", "examples", "example-data"]}
 
 RUNNING = "{}.{}".format(*sys.version_info)
 PYTHONS = ["3.10", "3.11", "3.12", "3.13"]
@@ -105,6 +105,15 @@ def layers(session: nox.Session) -> None:
 
 
 @nox.session(requires=["build"])
+def docs(session: nox.Session) -> None:
+    """Make the site of the documentation in result/docs/, with warnings as errors."""
+    install(session, with_mpi("chainermn-meta", "mpich"), *groups("docs"))
+    site, trees = ROOT / "result" / "docs", Path(session.create_tmp()) / "doctrees"
+    shutil.rmtree(site, ignore_errors=True)
+    session.run("sphinx-build", "-q", "-n", "-W", "--keep-going", "-E", "-d", str(trees), "docs", str(site))
+
+
+@nox.session(requires=["build"])
 def bench(session: nox.Session) -> None:
     """Measure, print tables, and draw charts into result/bench/; `-- torch` measures PyTorch's Gloo as well."""
     folder = ROOT / "result" / "bench"
@@ -115,11 +124,14 @@ def bench(session: nox.Session) -> None:
     for ranks in ("2", "4"):
         for name in ("averaging", "step"):
             session.run("mpiexec", "-n", ranks, "python", f"benchmarks/{name}.py", *kept, env=MPI_SETTINGS)
+    session.run("mpiexec", "-n", "2", "python", "benchmarks/batch_normalization.py", env=MPI_SETTINGS)
+    session.run("python", "benchmarks/scatter.py", env=MPI_SETTINGS)
     # Several hosts on this machine, where it lets us make them.
     networks = [("2,2", ["benchmarks/averaging.py", "--models", "wire"]), ("1,1", ["benchmarks/overlap.py"])]
     for hosts, what in networks:
         cluster = ["python", "tools/cluster.py", "--hosts", hosts, "--rate", "1gbit", "--", "python"]
         session.run(*cluster, *what, *kept, "--network", "1gbit", env=MPI_SETTINGS, success_codes=[0, 77])
+    session.run("python", "benchmarks/scaling.py", "--passes", "1", "--out", str(folder), env=MPI_SETTINGS)
     session.run("python", "benchmarks/draw.py", str(folder / "figures.jsonl"), str(folder))
 
 
@@ -140,6 +152,16 @@ def add_test_session(kind: str, suite: str, mpi: str, description: str, **option
     body.__doc__ = f"Test {suite}: {description}"
     tag = "unit" if kind == "unit" else suite
     nox.session(body, name=f"{kind}-{suite}", python=PYTHONS, tags=[tag], requires=["build"])
+
+
+def add_examples_session(mpi: str) -> None:
+    """Define a session that runs every example with one MPI library."""
+
+    def body(session: nox.Session) -> None:
+        run_tests(session, "product", mpi, "--parts=jobs", "-kexample")
+
+    body.__doc__ = f"Run every example for a few iterations, with the extra {mpi}."
+    nox.session(body, name=f"examples-{mpi}", requires=["build"])
 
 
 def run_tests(session: nox.Session, suite: str, mpi: str, *options: str) -> None:
@@ -168,7 +190,17 @@ def with_mpi(package: str, mpi: str) -> str:
     return f"{package}[{mpi}]" if mpi in PACKAGES[package].get("optional-dependencies", {}) else package
 
 
-needed = ["lint", "layers"]
+for mpi in ("mpich", "openmpi"):
+    add_examples_session(mpi)
+
+
+@nox.session(venv_backend="none", requires=["examples-mpich", "examples-openmpi"])
+def examples(session: nox.Session) -> None:
+    """Run every example for a few iterations, with MPICH and with Open MPI."""
+    session.log("all of them ran")
+
+
+needed = ["lint", "layers", "docs"]
 for suite in SUITES:
     add_test_session("test", suite, "mpich", "unit tests, 1 to 4 ranks of MPICH, whole jobs", ranks="1,2,3,4")
     needed.append(f"test-{suite}-{RUNNING}")
