@@ -33,9 +33,9 @@ def test_select_sorts_by_name_and_leaves_out_what_has_no_gradient():
 
 def test_select_takes_initialised_parameters_without_a_gradient_if_asked_for():
     model = Model(a=Param(np.ones(2, "f2")), b=Param(None))
-    ((name, param),), (like,) = select(model, zero_fill=True)
+    ((name, param),), (like,), (grad,) = select(model, zero_fill=True)
     assert name == "/a"
-    assert param.grad is None
+    assert param.grad is grad is None
     assert like is param.data
 
 

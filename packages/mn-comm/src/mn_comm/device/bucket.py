@@ -9,7 +9,7 @@ import numpy as np
 
 from mn_comm.device.buffer import DeviceBuffer
 from mn_comm.device.kernels import Table, pack
-from mn_comm.gradients.bucket import assign, split
+from mn_comm.gradients.bucket import assign, gradients_of, split
 from mn_comm.gradients.select import Named
 
 __all__ = ["DeviceBucket"]
@@ -47,14 +47,14 @@ class DeviceBucket:
         self._views = list(split(self._grads, shapes))
         self._tables: dict[bool, list[tuple[list[int], int, Table]]] = {}
 
-    def pack(self, params: Sequence[Named]) -> None:
+    def pack(self, params: Sequence[Named], grads: Sequence[Any] | None = None) -> None:
         """Copy the gradients, of any memory layout, into the buffer, in its dtype and divided; a missing one as zeros.
 
         Raises:
             ValueError: A gradient has moved to another device than the one that the buffer is on.
         """
         with self.buffer.array.device:
-            gradients = [self._source(params[member][1].grad, i) for i, member in enumerate(self.members)]
+            gradients = [self._source(grad, i) for i, grad in enumerate(gradients_of(self.members, params, grads))]
             for chosen, begin, table in self._tables_for(self._batched()):
                 sources = [gradients[i] for i in chosen]
                 pack(table, sources, self._dtype, self.buffer.array[begin:], self.buffer.divisor)

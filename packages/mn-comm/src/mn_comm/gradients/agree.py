@@ -54,16 +54,20 @@ class Agreement:
         self._digest = agreement.digest(())
         self._pending: agreement.Pending | None = None
 
-    def start(self, signature: Signature) -> None:
+    def start(self, signature: Signature) -> Signature:
         """Start the check, to do something else while it is under way; collective.
 
         Args:
             signature: This rank's.
+
+        Returns:
+            The signature; the same object for as long as it is equal to the one before, to be quickly compared.
         """
         if signature != self._signature:
             self._signature = signature
             self._digest = agreement.digest(signature)
         self._pending = agreement.Pending(self._mpi_comm, self._digest)
+        return self._signature
 
     def finish(self) -> None:
         """Raise on every rank if the ranks' signatures differ; collective.

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from mn_comm.gradients.bucket import Spec, assign, count
+from mn_comm.gradients.bucket import Spec, assign, count, gradients_of
 from mn_comm.gradients.select import Named
 from mn_comm.intra import Streamed
 
@@ -42,16 +42,17 @@ class InPlaceBucket:
         self._specs = specs
         self._grads: Sequence[_Array] = ()
 
-    def pack(self, params: Sequence[Named]) -> None:
+    def pack(self, params: Sequence[Named], grads: Sequence[Any] | None = None) -> None:
         """Take hold of the gradients; of those that must not be written to, of copies, and of zeros for missing ones.
 
         After a backward pass two parameters may have the same array for a gradient, or views of one that overlap.
         """
-        grads = [_writeable(params[m][1].grad, *spec) for m, spec in zip(self.members, self._specs, strict=True)]
-        for i in _overlapping(grads):
-            grads[i] = grads[i].copy()
-        self._grads = grads
-        self.buffer.arrays = [grad.reshape(-1) for grad in grads]
+        found = gradients_of(self.members, params, grads)
+        arrays = [_writeable(grad, *spec) for grad, spec in zip(found, self._specs, strict=True)]
+        for i in _overlapping(arrays):
+            arrays[i] = arrays[i].copy()
+        self._grads = arrays
+        self.buffer.arrays = [array.reshape(-1) for array in arrays]
 
     def view(self, params: Sequence[Named]) -> None:
         """Make the averaged arrays the gradients, where they are not yet; and let go of them."""

@@ -66,9 +66,9 @@ class _RecordedBucket:
         self._bucket = bucket
         self._label = label
 
-    def pack(self, params: Sequence[Named]) -> None:
+    def pack(self, params: Sequence[Named], grads: Sequence[Any] | None = None) -> None:
         with span("pack", self._label):
-            self._bucket.pack(params)
+            self._bucket.pack(params, grads)
 
     def view(self, params: Sequence[Named]) -> None:
         with span("view", self._label):

@@ -72,7 +72,8 @@ class GradientReducer:
             ValueError: The ranks' gradients differ in names, shapes or dtypes (on every rank).
             TypeError: A gradient does not hold floats (on every rank).
         """
-        current = self.start(model, zero_fill)
+        current, grads = self._begin(model, zero_fill, ())
+        current.grads = grads
         current.ready_all()
         current.wait()
 
@@ -93,9 +94,13 @@ class GradientReducer:
                 rank).
             TypeError: A gradient does not hold floats (on every rank).
         """
-        params, likes = select(model, zero_fill)
+        return self._begin(model, zero_fill, order)[0]
+
+    def _begin(self, model: Model, zero_fill: bool, order: Sequence[str]) -> tuple[Round, Sequence[Any]]:
+        """Begin a round; return the gradients that there are now as well."""
+        params, likes, grads = select(model, zero_fill)
         signature = signature_of(zip([name for name, _ in params], likes, strict=True))
-        self._agreement.start(signature)
+        signature = self._agreement.start(signature)
         layout = (signature, self._config().allreduce_grad_dtype, tuple(order))
         if layout != self._layout:
             self._agreement.finish()
@@ -104,11 +109,12 @@ class GradientReducer:
         self._sets.append(self._sets.pop(0))
         launch = self._launch or self._average_now
         if record.active is None:
-            return Round(params, self._sets[-1], self._agreement, launch)
+            return Round(params, self._sets[-1], self._agreement, launch), grads
         from mn_comm.gradients.recorded import recorded_round
 
         strategy = type(self._strategy).__name__
-        return recorded_round(params, self._sets[-1], self._agreement, launch, strategy, self._launch is not None)
+        in_background = self._launch is not None
+        return recorded_round(params, self._sets[-1], self._agreement, launch, strategy, in_background), grads
 
     def _lay_out(self, signature: Signature, likes: Sequence[Any], order: Sequence[str]) -> None:
         """Make buckets, to be kept for as long as the gradients keep their names, shapes, dtypes and places."""

@@ -27,7 +27,12 @@ class Round:
         agreement: The check under way that all ranks have the same parameters; finished before the first bucket
             travels.
         launch: How a bucket is sent on its way.
+
+    Attributes:
+        grads: The gradients of all parameters, if they are known to be final and were asked for.
     """
+
+    grads: Sequence[Any] | None = None
 
     def __init__(
         self, params: Sequence[Named], buckets: Sequence[AnyBucket], agreement: Agreement, launch: Launch
@@ -69,7 +74,7 @@ class Round:
     def _launch_complete(self) -> None:
         while len(self._waits) < len(self._buckets) and not self._missing[len(self._waits)]:
             bucket = self._buckets[len(self._waits)]
-            bucket.pack(self._params)
+            bucket.pack(self._params, self.grads)
             # Only now: packing touches nothing but this rank's memory, and hides the time that agreeing takes.
             self._agreement.finish()
             self._waits.append(self._launch(bucket.buffer))

@@ -17,7 +17,7 @@ def sorted_parameters(model: Model) -> list[Named]:
     return sorted(model.namedparams(), key=itemgetter(0))
 
 
-def select(model: Model, zero_fill: bool) -> tuple[list[Named], list[Any]]:
+def select(model: Model, zero_fill: bool) -> tuple[list[Named], list[Any], list[Any]]:
     """Return the parameters whose gradients are to be averaged, sorted by name.
 
     Args:
@@ -25,15 +25,16 @@ def select(model: Model, zero_fill: bool) -> tuple[list[Named], list[Any]]:
         zero_fill: Whether an initialised parameter without a gradient takes part, with one of zeros.
 
     Returns:
-        Names and parameters, and for each an array that has the shape and dtype of its gradient, be that there or not.
+        Names and parameters; for each an array that has the shape and dtype of its gradient, be that there or not; and
+        the gradients that there are now, or ``None``.
     """
-    params, likes = [], []
+    params, likes, grads = [], [], []
     for named in sorted_parameters(model):
         param = named[1]
-        like = param.grad
-        if like is None and zero_fill:
-            like = param.data
+        grad = param.grad
+        like = param.data if grad is None and zero_fill else grad
         if like is not None:
             params.append(named)
             likes.append(like)
-    return params, likes
+            grads.append(grad)
+    return params, likes, grads
