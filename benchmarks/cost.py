@@ -30,6 +30,7 @@ PARAMETERS = {
     "miss": "seconds more per byte that the cache does not hold",
     "sync": "seconds of each message or barrier within a node",
     "shm": "seconds per byte of MPI's messages within a node",
+    "far": "seconds more per byte of these that the cache does not hold",
     "turn": "seconds of each message or barrier where processes outnumber cores",
     "hop": "seconds of each message between nodes",
     "wire": "seconds per byte on a node's link",
@@ -106,7 +107,8 @@ def features(point: Point, machine: Machine) -> dict[str, float]:
     crowd = max(1, point.ranks / machine.cores)
     for shared in ("call", "array", "pack", "add", "stream", "miss"):
         cost[shared] *= math.ceil(crowd)  # done in a slice of time each: three processes on two cores take two
-    cost["shm"] *= crowd
+    for messages in ("shm", "far"):
+        cost[messages] *= crowd
     if crowd > 1:
         cost["turn"] = cost["sync"] + cost["hop"]
     return {name: cost[name] for name in PARAMETERS}
@@ -121,6 +123,8 @@ def _messages(point: Point, machine: Machine) -> Mapping[str, float]:
     return {
         "sync": calls * len(inside),
         "shm": calls * sum(inside),
+        # Each process's array, and what it receives.
+        "far": calls * sum(inside) * max(0, 1 - machine.cache_bytes / (2 * point.ranks * each)),
         "hop": calls * len(across),
         "wire": calls * sum(across),
         "stall": calls * _stalled(point, machine, each),
