@@ -42,6 +42,7 @@ TRUE = {
     "miss": 0.5e-10,
     "sync": 8e-6,
     "shm": 3e-10,
+    "far": 0.6e-10,
     "turn": 1e-4,
     "hop": 6e-5,
     "wire": 8.4e-9,
@@ -111,7 +112,7 @@ def test_an_allreduce_has_the_messages_and_bytes_of_the_paper(cost, ranks, messa
 def test_one_process_sends_nothing(cost, machine):
     for point in make_points(cost, [(1,)]):
         values = cost.features(point, machine)
-        assert not any(values[name] for name in ("sync", "shm", "turn", "hop", "wire", "stall"))
+        assert not any(values[name] for name in ("sync", "shm", "far", "turn", "hop", "wire", "stall"))
 
 
 def test_efficiency_is_one_alone_and_falls_towards_a_limit(extrapolate):
