@@ -15,11 +15,21 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
-__all__ = ["PARAMETERS", "Machine", "Point", "allreduce_messages", "exchanges", "features", "fit", "predict"]
+__all__ = [
+    "PARAMETERS",
+    "Machine",
+    "Point",
+    "allreduce_messages",
+    "exchanges",
+    "features",
+    "fit",
+    "predict",
+    "with_usable_cache",
+]
 
 PARAMETERS = {
     "call": "seconds of every call",
@@ -40,6 +50,8 @@ PIECE_BYTES = 512 * 1024  # of what is averaged where it lies, between two barri
 # MPICH fetches longer messages from their sender, which takes both ends to be running. Where there are more hosts than
 # cores, a pair was seen to send first one way and then the other: twice as long as both ways at once.
 LONG_BYTES = 4 * 1024 * 1024
+# Of the cache, to try.
+CACHE_PARTS = [i / 20 for i in range(20, 0, -1)]
 
 
 @dataclass(frozen=True)
@@ -174,6 +186,21 @@ def fit(points: Sequence[Point], seconds: Sequence[float], machine: Machine) -> 
     rows = [list(features(point, machine).values()) for point in points]
     relative = np.array(rows, float) / np.array(seconds, float)[:, None]
     return dict(zip(PARAMETERS, _non_negative_least_squares(relative, np.ones(len(points))), strict=True))
+
+
+def with_usable_cache(points: Sequence[Point], seconds: Sequence[float], machine: Machine) -> Machine:
+    """Return the machine with as much of its cache as lets the fit explain the times best.
+
+    The rest is in use by others: programs, the system, and the neighbours of a virtual machine.
+    """
+
+    def misfit(candidate: Machine) -> float:
+        parameters = fit(points, seconds, candidate)
+        return sum(
+            (predict(point, candidate, parameters) / time - 1) ** 2 for point, time in zip(points, seconds, strict=True)
+        )
+
+    return min((replace(machine, cache_bytes=machine.cache_bytes * part) for part in CACHE_PARTS), key=misfit)
 
 
 def _non_negative_least_squares(matrix: np.ndarray, target: np.ndarray) -> list[float]:

@@ -21,14 +21,17 @@ Row = tuple[Point, dict, float]  # a point, what is kept of it, what the model s
 def report(lines: list[dict], folder: Path) -> None:
     """Fit the model to the points that are for fitting; write tables and charts of all."""
     first, *measured = lines
-    machine = scaling.as_machine(first)
+    whole = scaling.as_machine(first)
     points = [scaling.as_point(line) for line in measured]
     fitted = [(point, line["seconds"]) for point, line in zip(points, measured, strict=True) if line["fitted"]]
+    machine = cost.with_usable_cache(*zip(*fitted, strict=True), whole)
     parameters = cost.fit(*zip(*fitted, strict=True), machine)
     predicted = [cost.predict(point, machine, parameters) for point in points]
     rows = list(zip(points, measured, predicted, strict=True))
     use = link_use(rows, first["rate"])
-    text = "\n".join([*head(machine, first), *parameter_table(parameters, use), *error_tables(rows), *far_tables(use)])
+    text = "\n".join(
+        [*head(whole, machine, first), *parameter_table(parameters, use), *error_tables(rows), *far_tables(use)]
+    )
     (folder / "scaling.md").write_text(text + "\n")
     print(text)
     try:
@@ -56,14 +59,15 @@ def error(row: Row) -> float:
     return predicted / line["seconds"] - 1
 
 
-def head(machine: Machine, first: dict) -> list[str]:
+def head(whole: Machine, machine: Machine, first: dict) -> list[str]:
     """Return what the tables are about."""
-    cache = machine.cache_bytes / 2**20
+    cache, usable = (each.cache_bytes / 2**20 for each in (whole, machine))
     return [
         "# Scaling: what was measured, and what is modelled",
         "",
         f"Measured on {machine.cores} cores that share {cache:.0f} MiB of cache; several hosts are network namespaces",
         f"of that machine, joined at {first['rate']}, and share its cores. MPICH, float32, gradients in host memory.",
+        f"With {usable:.0f} MiB of the cache the model fits best; the rest is in use by others.",
         "The model is `benchmarks/cost.py`; `python benchmarks/scaling.py` measures, fits and draws all of this anew.",
     ]
 

@@ -146,3 +146,10 @@ def test_the_modelled_cluster_of_the_paper_is_near_the_published_efficiency(extr
     (fdr,) = [network for network in cluster.networks if "FDR" in network.name]
     modelled = extrapolate.efficiency(128, cluster, fdr, 0.9, overlap=False)
     assert modelled == pytest.approx(0.9, abs=0.05)
+
+
+def test_the_cache_is_as_large_as_fits_the_times(cost, machine):
+    points = make_points(cost, [(1,), (2,), (4,), (1, 1)])
+    smaller = dataclasses.replace(machine, cache_bytes=8 * MEGABYTE)
+    times = [cost.predict(point, smaller, TRUE) for point in points]
+    assert cost.with_usable_cache(points, times, machine) == smaller
