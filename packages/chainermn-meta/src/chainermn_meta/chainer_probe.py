@@ -113,7 +113,7 @@ def _state_stays_single(chainer: Any, numpy: Any) -> bool:
 
 def _unsigned_is_padded(chainer: Any, numpy: Any) -> bool:
     rows = [numpy.ones(1, numpy.uint8), numpy.ones(2, numpy.uint8)]
-    return chainer.functions.pad_sequence(rows, padding=-1).data.tolist() == [[1, 255], [1, 1]]
+    return bool(chainer.functions.pad_sequence(rows, padding=-1).data.tolist() == [[1, 255], [1, 1]])
 
 
 ATTEMPTS: dict[str, Callable[[Any, Any], bool]] = {
