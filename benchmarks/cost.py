@@ -41,7 +41,8 @@ PARAMETERS = {
     "sync": "seconds of each message or barrier within a node",
     "shm": "seconds per byte of MPI's messages within a node",
     "far": "seconds more per byte of these that the cache does not hold",
-    "turn": "seconds of each message or barrier where processes outnumber cores",
+    "crowd": "seconds more of every call where processes outnumber cores: until each has had its turn",
+    "turn": "seconds more of each message or barrier within a node where processes outnumber cores",
     "hop": "seconds of each message between nodes",
     "wire": "seconds per byte on a node's link",
     "stall": "seconds more per byte of a long message between nodes, where its ends have to wait for their turns",
@@ -122,7 +123,7 @@ def features(point: Point, machine: Machine) -> dict[str, float]:
     for messages in ("shm", "far"):
         cost[messages] *= crowd
     if crowd > 1:
-        cost["turn"] = cost["sync"] + cost["hop"]
+        cost.update(crowd=1, turn=cost["sync"])
     return {name: cost[name] for name in PARAMETERS}
 
 

@@ -43,6 +43,7 @@ TRUE = {
     "sync": 8e-6,
     "shm": 3e-10,
     "far": 0.6e-10,
+    "crowd": 2e-4,
     "turn": 1e-4,
     "hop": 6e-5,
     "wire": 8.4e-9,
