@@ -9,6 +9,7 @@ import numpy as np
 from chainer.dataset import Iterator
 
 from mn_comm import CommunicatorBase, together
+from mn_data.wrapper import Wrapper
 
 __all__ = ["create_multi_node_iterator"]
 
@@ -53,7 +54,7 @@ class _State(NamedTuple):
     previous_epoch_detail: float | None = None
 
 
-class _Master(Iterator):  # type: ignore[misc]  # Chainer has no types
+class _Master(Wrapper):
     """The iterator of the rank that has the batches."""
 
     _OWN = ("actual_iterator", "communicator", "rank_master")
@@ -67,17 +68,9 @@ class _Master(Iterator):  # type: ignore[misc]  # Chainer has no types
     def __next__(self) -> Any:
         return self._share(self.actual_iterator.__next__)
 
-    def next(self) -> Any:
-        """Return the next batch; collective."""
-        return self.__next__()
-
     def reset(self) -> None:
         """Go back to the beginning; collective."""
         self._share(self.actual_iterator.reset)
-
-    def finalize(self) -> None:
-        """Finalize the actual iterator."""
-        self.actual_iterator.finalize()
 
     def serialize(self, serializer: Any) -> None:
         """Save or load the actual iterator."""
@@ -97,19 +90,8 @@ class _Master(Iterator):  # type: ignore[misc]  # Chainer has no types
             raise StopIteration
         return result
 
-    def __getattr__(self, name: str) -> Any:
-        if name in _Master._OWN:  # not set yet: while it is being copied or unpickled
-            raise AttributeError(name)
-        return getattr(self.actual_iterator, name)
 
-    def __setattr__(self, name: str, value: Any) -> None:
-        if name in _Master._OWN:
-            object.__setattr__(self, name, value)
-        else:
-            setattr(self.actual_iterator, name, value)
-
-
-class _Follower(Iterator):  # type: ignore[misc]
+class _Follower(Iterator):  # type: ignore[misc]  # Chainer has no types
     """The iterator of a rank that receives the batches."""
 
     def __init__(self, actual_iterator: Any, communicator: CommunicatorBase, rank_master: int) -> None:

@@ -6,10 +6,10 @@ import hashlib
 from typing import Any
 
 import numpy as np
-from chainer.dataset import Iterator
 from chainer.iterators import OrderSampler
 
 from mn_comm import CommunicatorBase, expect_same, together
+from mn_data.wrapper import Wrapper
 
 __all__ = ["create_synchronized_iterator"]
 
@@ -61,7 +61,7 @@ class _Order(OrderSampler):  # type: ignore[misc]  # Chainer has no types
         return random.permutation(len(current_order))
 
 
-class _SynchronizedIterator(Iterator):  # type: ignore[misc]
+class _SynchronizedIterator(Wrapper):
     """An iterator whose orders follow from a seed."""
 
     _OWN = ("_order", "actual_iterator")
@@ -76,10 +76,6 @@ class _SynchronizedIterator(Iterator):  # type: ignore[misc]
     def __next__(self) -> Any:
         return self.actual_iterator.__next__()
 
-    def next(self) -> Any:
-        """Return the next batch."""
-        return self.__next__()
-
     def serialize(self, serializer: Any) -> None:
         """Save or load the actual iterator and the seed."""
         try:
@@ -87,21 +83,6 @@ class _SynchronizedIterator(Iterator):  # type: ignore[misc]
         except KeyError:
             pass  # a snapshot of an old version: from the next epoch on, another order, but the same on all ranks
         self.actual_iterator.serialize(serializer)
-
-    def finalize(self) -> None:
-        """Finalize the actual iterator."""
-        self.actual_iterator.finalize()
-
-    def __getattr__(self, name: str) -> Any:
-        if name in _SynchronizedIterator._OWN:  # not set yet: while it is being copied or unpickled
-            raise AttributeError(name)
-        return getattr(self.actual_iterator, name)
-
-    def __setattr__(self, name: str, value: Any) -> None:
-        if name in _SynchronizedIterator._OWN:
-            object.__setattr__(self, name, value)
-        else:
-            setattr(self.actual_iterator, name, value)
 
 
 def _set_order_sampler(iterator: Any, order: _Order) -> None:
