@@ -6,6 +6,9 @@ from pathlib import Path
 import pytest
 from hypothesis import settings
 
+# For tests that share a stand-in.
+sys.path.insert(0, str(Path(__file__).parent / "fakes"))
+
 # Under mpiexec every rank must try the same examples, in the same order, and none may stop to shrink one alone.
 settings.register_profile("ranks", derandomize=True, database=None, deadline=None, max_examples=25)
 settings.load_profile("ranks")

@@ -5,6 +5,7 @@ import os
 
 import numpy as np
 import pytest
+from fake_model import Model, Param
 from hypothesis import given
 from hypothesis import strategies as st
 from mpi4py import MPI
@@ -18,20 +19,6 @@ NAMES = ["naive", "flat", "hierarchical", "two_dimensional", "single_node", "non
 MEAN = np.full(3, (SIZE - 1) / 2, "f4")
 
 several = pytest.mark.skipif(SIZE < 2, reason="needs two ranks that differ")
-
-
-class Param:
-    def __init__(self, data, grad=None):
-        self.data = data
-        self.grad = grad
-
-
-class Model:
-    def __init__(self, **params):
-        self.params = params
-
-    def namedparams(self):
-        return iter([("/" + name, param) for name, param in self.params.items()])
 
 
 @pytest.fixture(scope="module")

@@ -5,6 +5,7 @@ import weakref
 
 import numpy as np
 import pytest
+from fake_model import Model, Param
 from hypothesis import given
 from hypothesis import strategies as st
 from mpi4py import MPI
@@ -16,20 +17,6 @@ RANK, SIZE = WORLD.rank, WORLD.size
 NAMES = ["naive", "flat", "hierarchical", "two_dimensional", "single_node", "non_cuda_aware"]
 COMMS = {name: create_communicator(name) for name in NAMES}
 COMM = COMMS["naive"]
-
-
-class Param:
-    def __init__(self, data, grad=None):
-        self.data = data
-        self.grad = grad
-
-
-class Model:
-    def __init__(self, **params):
-        self.params = params
-
-    def namedparams(self):
-        return iter([("/" + name, param) for name, param in self.params.items()])
 
 
 def gradient(shape, dtype, rank, seed):

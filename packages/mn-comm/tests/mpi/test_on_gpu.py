@@ -8,6 +8,7 @@ import os
 
 import numpy as np
 import pytest
+from fake_model import Model, Param
 from mpi4py import MPI
 
 from mn_comm import create_communicator
@@ -22,20 +23,6 @@ RANK, SIZE = WORLD.rank, WORLD.size
 NAMES = ["naive", "flat", "hierarchical", "two_dimensional", "single_node", "non_cuda_aware", "pure_nccl"]
 SHAPES = {"a": (7, 3), "b": (1,), "c": (), "d": (0,), "e": (100_003,), "f": (64, 3, 7, 7)}
 SHARING = os.environ.get("NCCL_MULTI_RANK_GPU_ENABLE", "") not in ("", "0")
-
-
-class Param:
-    def __init__(self, data, grad=None):
-        self.data = data
-        self.grad = grad
-
-
-class Model:
-    def __init__(self, **params):
-        self.params = params
-
-    def namedparams(self):
-        return iter([("/" + name, param) for name, param in self.params.items()])
 
 
 @pytest.fixture(scope="module")

@@ -2,6 +2,7 @@ import itertools
 
 import numpy as np
 import pytest
+from fake_model import Model, Param
 from hypothesis import given
 from hypothesis import strategies as st
 from mpi4py import MPI
@@ -10,20 +11,6 @@ from mn_comm.gradients.agree import Agreement, first_difference, signature_of
 from mn_comm.gradients.bucket import make_buckets, split
 from mn_comm.gradients.select import select
 from mn_comm.intra import Buffer, shard_bounds
-
-
-class Param:
-    def __init__(self, data, grad=None):
-        self.data = data
-        self.grad = grad
-
-
-class Model:
-    def __init__(self, **params):
-        self.params = {"/" + name: param for name, param in params.items()}
-
-    def namedparams(self):
-        return iter(self.params.items())
 
 
 def test_select_sorts_by_name_and_leaves_out_what_has_no_gradient():

@@ -5,6 +5,7 @@ import itertools
 
 import numpy as np
 import pytest
+from fake_model import Model, Param
 
 from mn_comm import create_communicator
 from mn_comm.gradients.bucket import make_buckets
@@ -13,20 +14,6 @@ pytestmark = pytest.mark.gpu
 
 FLOATS = ["f2", "f4", "f8", *(["bfloat16"] if importlib.util.find_spec("ml_dtypes") else [])]
 SHAPES = [(3,), (), (0,), (129, 17), (1,), (64, 3, 7, 7), (5000,)]
-
-
-class Param:
-    def __init__(self, data, grad=None):
-        self.data = data
-        self.grad = grad
-
-
-class Model:
-    def __init__(self, **params):
-        self.params = params
-
-    def namedparams(self):
-        return iter([("/" + name, param) for name, param in self.params.items()])
 
 
 def dtype_of(name):
