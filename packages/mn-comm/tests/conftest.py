@@ -1,6 +1,4 @@
-import importlib.util
 import sys
-import types
 from pathlib import Path
 
 import pytest
@@ -9,59 +7,46 @@ from hypothesis import settings
 # For tests that share a stand-in.
 sys.path.insert(0, str(Path(__file__).parent / "fakes"))
 
+from shared_fixtures import comm, fake_cupy, name, world  # noqa: F401
+
 # Under mpiexec every rank must try the same examples, in the same order, and none may stop to shrink one alone.
 settings.register_profile("ranks", derandomize=True, database=None, deadline=None, max_examples=25)
 settings.load_profile("ranks")
 
 
-@pytest.fixture(scope="session")
-def world():
+@pytest.fixture
+def on_nodes(monkeypatch):
+    """Return a function that makes a communicator whose ranks seem to run on so many nodes, in turns or in blocks."""
     from mpi4py import MPI
 
-    return MPI.COMM_WORLD
-
-
-@pytest.fixture(params=["naive", "flat", "hierarchical", "two_dimensional", "single_node", "non_cuda_aware"])
-def name(request):
-    return request.param
-
-
-@pytest.fixture
-def comm(world):
     from mn_comm import create_communicator
 
-    communicator = create_communicator("naive")
-    yield communicator
-    communicator.finalize()
+    made = []
 
+    def on_nodes(strategy, count, *, in_turns=True, **options):
+        rank, size = MPI.COMM_WORLD.rank, MPI.COMM_WORLD.size
+        node = rank % count if in_turns else rank * count // size
+        monkeypatch.setattr(MPI, "Get_processor_name", lambda: f"node{node}")
+        made.append(MPI.COMM_WORLD.Dup())  # where the ranks run is found out once for each
+        communicator = create_communicator(strategy, made[-1], **options)
+        monkeypatch.undo()
+        return communicator
 
-@pytest.fixture(scope="module")
-def fake_cupy():
-    """Put the stand-ins for CuPy and nccl4py in the place of the real ones; returns CuPy's."""
-    from mn_comm.device import kernels
-
-    cupy, core = _load("fake_cupy"), _load("fake_nccl")
-    core._current_stream = lambda: cupy.get_current_stream().ptr
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setitem(sys.modules, "cupy", cupy)
-        patch.setitem(sys.modules, "nccl", types.SimpleNamespace(core=core))
-        kernels._kernel.cache_clear()
-        yield cupy
-        kernels._kernel.cache_clear()
+    yield on_nodes
+    for mpi_comm in made:
+        mpi_comm.Free()
 
 
 @pytest.fixture
-def machine(tmp_path, monkeypatch):
-    """A machine for the doctor to look at, to be broken."""
-    return _load("doctor_fakes").Machine(tmp_path, monkeypatch)
+def many_blocks(monkeypatch):
+    """Let even short gradients be cut into many blocks and buckets."""
+    from mn_comm.gradients import layout, pace
 
-
-def _load(name):
-    path = Path(__file__).parent / "fakes" / f"{name}.py"
-    spec = importlib.util.spec_from_file_location(name, path)
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    monkeypatch.setattr(pace, "SHARE_BYTES", (48, 160))
+    monkeypatch.setattr(layout, "_BUCKET_BYTES", 200)
+    monkeypatch.setattr(layout, "_BUCKET_BYTES_ACROSS", 200)
+    monkeypatch.setattr(layout, "_BLOCK_BYTES", 64)
+    monkeypatch.setattr(layout, "_LARGE_BYTES", 24)
 
 
 def pytest_collection_modifyitems(items):

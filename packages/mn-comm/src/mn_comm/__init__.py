@@ -1,6 +1,6 @@
-"""Collectives on arrays over MPI, and the averaging of gradients; knows nothing of Chainer.
+"""Collectives on arrays over MPI, and the averaging of gradients; independent of Chainer.
 
-The names below are loaded when first asked for: `python -m mn_comm doctor` must speak where MPI cannot be loaded.
+The names below are loaded when first asked for, and MPI is started by the first communicator.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import mn_comm.workers  # noqa: F401 - before mpi4py.MPI is imported, which initialises MPI
 
 if TYPE_CHECKING:
-    from mn_comm.agreement import expect_same, together
+    from mn_comm.agreement import expect_same, raise_on_all
     from mn_comm.base import CommunicatorBase
     from mn_comm.communicator import (
         Communicator,
@@ -23,43 +23,24 @@ if TYPE_CHECKING:
         PureNcclCommunicator,
         SingleNodeCommunicator,
         TwoDimensionalCommunicator,
+        create_communicator,
     )
-    from mn_comm.create import create_communicator
-    from mn_comm.gradients import BackgroundReducer, GradientReducer, Round
+    from mn_comm.gradients.bucket import AnyBucket
+    from mn_comm.gradients.reducer import GradientReducer
+    from mn_comm.gradients.reduction import CommunicationHook, Reduction
+    from mn_comm.gradients.targets import check_in_debug_mode
+    from mn_comm.mpi import MPI
     from mn_comm.protocols import Model, Parameter
-    from mn_comm.stall import explain_stalls, waiting_for
-    from mn_comm.timeline import is_recording, span
+    from mn_comm.ranks import Ranks
+    from mn_comm.spans import is_recording, span
+    from mn_comm.stall import explain_stalls
     from mn_comm.topology import Topology
-
-__all__ = [
-    "BackgroundReducer",
-    "Communicator",
-    "CommunicatorBase",
-    "DummyCommunicator",
-    "FlatCommunicator",
-    "GradientReducer",
-    "HierarchicalCommunicator",
-    "Model",
-    "NaiveCommunicator",
-    "NonCudaAwareCommunicator",
-    "Parameter",
-    "PureNcclCommunicator",
-    "Round",
-    "SingleNodeCommunicator",
-    "Topology",
-    "TwoDimensionalCommunicator",
-    "create_communicator",
-    "expect_same",
-    "explain_stalls",
-    "is_recording",
-    "span",
-    "together",
-    "waiting_for",
-]
+    from mn_comm.watch import operation, waiting_for, watched
+    from mn_comm.worker import Future
 
 _HOME_OF = {
     "expect_same": "agreement",
-    "together": "agreement",
+    "raise_on_all": "agreement",
     "CommunicatorBase": "base",
     "Communicator": "communicator",
     "DummyCommunicator": "communicator",
@@ -70,18 +51,58 @@ _HOME_OF = {
     "PureNcclCommunicator": "communicator",
     "SingleNodeCommunicator": "communicator",
     "TwoDimensionalCommunicator": "communicator",
-    "create_communicator": "create",
-    "BackgroundReducer": "gradients",
-    "GradientReducer": "gradients",
-    "Round": "gradients",
+    "create_communicator": "communicator",
+    "AnyBucket": "gradients.bucket",
+    "GradientReducer": "gradients.reducer",
+    "CommunicationHook": "gradients.reduction",
+    "Reduction": "gradients.reduction",
+    "check_in_debug_mode": "gradients.targets",
+    "MPI": "mpi",
     "Model": "protocols",
     "Parameter": "protocols",
+    "Ranks": "ranks",
+    "is_recording": "spans",
+    "span": "spans",
     "explain_stalls": "stall",
-    "waiting_for": "stall",
-    "is_recording": "timeline",
-    "span": "timeline",
     "Topology": "topology",
+    "operation": "watch",
+    "waiting_for": "watch",
+    "watched": "watch",
+    "Future": "worker",
 }
+
+__all__ = [
+    "MPI",
+    "AnyBucket",
+    "CommunicationHook",
+    "Communicator",
+    "CommunicatorBase",
+    "DummyCommunicator",
+    "FlatCommunicator",
+    "Future",
+    "GradientReducer",
+    "HierarchicalCommunicator",
+    "Model",
+    "NaiveCommunicator",
+    "NonCudaAwareCommunicator",
+    "Parameter",
+    "PureNcclCommunicator",
+    "Ranks",
+    "Reduction",
+    "SingleNodeCommunicator",
+    "Topology",
+    "TwoDimensionalCommunicator",
+    "check_in_debug_mode",
+    "create_communicator",
+    "expect_same",
+    "explain_stalls",
+    "is_recording",
+    "operation",
+    "raise_on_all",
+    "span",
+    "waiting_for",
+    "watched",
+]
 
 
 def __getattr__(name: str) -> Any:

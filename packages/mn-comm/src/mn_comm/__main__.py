@@ -1,32 +1,38 @@
-"""``python -m mn_comm``: commands, each of which explains itself with ``--help``.
+"""``python -m mn_comm COMMAND``: the commands that installed packages offer.
 
-``doctor`` finds out whether this machine, or a set of hosts, can run jobs, and says what to do where it cannot;
-``bench`` measures the communicators.
+Those of mn-tools are doctor, bench and timeline. Each explains itself with ``--help``.
 """
 
 from __future__ import annotations
 
 import sys
+from importlib.metadata import entry_points
 
-USAGE = "usage: python -m mn_comm {doctor,bench} [OPTIONS]\n"
+GROUP = "mn_comm.commands"
+"""The entry points of commands: functions of the command line that return the exit status."""
 
 
-def main(arguments: list[str]) -> int:
-    """Run the command that the first argument names, with the others; return the exit status."""
-    command, others = arguments[:1], arguments[1:]
-    if command == ["doctor"]:
-        from mn_comm import doctor
+def main(arguments: list[str], program: str = "mn_comm") -> int:
+    """Run the command that the first argument names, with the others; return the exit status.
 
-        return doctor.main(others)
-    if command == ["bench"]:
-        from mn_comm import bench
-
-        return bench.main(others)
-    if command in (["-h"], ["--help"]):
-        sys.stdout.write(USAGE + "\n" + str(__doc__).replace("``", ""))
-        return 0
-    sys.stderr.write(USAGE)
-    return 2
+    Args:
+        arguments: The command line.
+        program: What the command line is to begin with, in what is said about it.
+    """
+    commands = {entry.name: entry for entry in entry_points(group=GROUP)}
+    usage = f"usage: python -m {program} {{{','.join(commands) or 'COMMAND'}}} [OPTIONS]\n"
+    if arguments[:1] and arguments[0] in commands:
+        status: int = commands[arguments[0]].load()(arguments[1:])
+        return status
+    if not commands:
+        usage += "doctor, bench and timeline are in another package: pip install mn-tools\n"
+    if arguments[:1] not in (["-h"], ["--help"]):
+        sys.stderr.write(usage)
+        return 2
+    for name, entry in commands.items():
+        usage += f"\n{name}\n    {(entry.load().__doc__ or '').splitlines()[0]}\n"
+    sys.stdout.write(usage)
+    return 0
 
 
 if __name__ == "__main__":

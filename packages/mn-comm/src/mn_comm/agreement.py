@@ -1,30 +1,75 @@
 """Checks whose outcome may differ between ranks: all ranks raise, or none does.
 
-A rank that raises alone leaves the others waiting in the next collective for ever. So every check of a
-collective ends in one reduction of three integers; only when that shows trouble are messages exchanged.
+A rank that raises alone leaves the others waiting in the next collective for ever. So every check of a collective ends
+in one reduction of a number or two; only when that shows trouble are messages exchanged.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import TYPE_CHECKING, Any, Protocol
 
-import numpy as np
-from mpi4py import MPI
+if TYPE_CHECKING:
+    from mpi4py import MPI
 
-__all__ = ["Pending", "agree", "digest", "expect_same", "remote_error", "together"]
+    from mn_comm.base import CommunicatorBase
+
+__all__ = ["Group", "agree", "describe", "digest", "expect_same", "group_of", "raise_on_all", "remote_error"]
+
+
+class Group(Protocol):
+    """Ranks that can find out whether they agree; :class:`mn_comm.ranks.Ranks` is one."""
+
+    def any(self, flag: bool) -> bool:
+        """Return whether a flag is set on any rank; collective."""
+        ...
+
+    def differ(self, number: int) -> bool:
+        """Return whether a number is not the same on all ranks; collective."""
+        ...
+
+    def allgather(self, obj: Any) -> list[Any]:
+        """Return the objects of all ranks; collective."""
+        ...
+
+
+class _ByMethods:
+    """The ranks of a communicator of which nothing is known but the methods that every communicator has."""
+
+    def __init__(self, communicator: CommunicatorBase) -> None:
+        self.allgather: Callable[[Any], list[Any]] = communicator.allgather_obj
+
+    def any(self, flag: bool) -> bool:
+        return any(self.allgather(flag))
+
+    def differ(self, number: int) -> bool:
+        return len(set(self.allgather(number))) > 1
+
+
+def group_of(communicator: CommunicatorBase | MPI.Intracomm | Group) -> Group:
+    """Return the ranks of a communicator, ours, somebody else's, or MPI's, to be asked whether they agree."""
+    found: Any = communicator
+    if hasattr(found, "differ"):
+        return found  # type: ignore[no-any-return]
+    if hasattr(getattr(found, "ranks", None), "differ"):
+        return found.ranks  # type: ignore[no-any-return]
+    if hasattr(found, "allgather_obj"):
+        return _ByMethods(found)
+    from mn_comm.ranks import Ranks
+
+    return Ranks(found)
 
 
 @contextmanager
-def together(mpi_comm: MPI.Intracomm) -> Iterator[None]:
+def raise_on_all(communicator: CommunicatorBase | MPI.Intracomm | Group) -> Iterator[None]:
     """Run a block on every rank and raise on all of them if it raised on any; collective.
 
-    The block must not communicate. A rank on which it failed raises its own exception; the others raise one
-    of the same built-in type (``RuntimeError`` for any other) that names the lowest failing rank.
+    The block must not communicate. A rank on which it failed raises its own exception; the others raise one of the same
+    built-in type, or its nearest built-in base, that names the lowest failing rank.
 
     Args:
-        mpi_comm: The communicator whose ranks run the block.
+        communicator: The communicator whose ranks run the block.
 
     Raises:
         Exception: What the block raised, here or on another rank.
@@ -34,8 +79,50 @@ def together(mpi_comm: MPI.Intracomm) -> Iterator[None]:
         yield
     except Exception as error:
         mine = error
-    if _any(mpi_comm, mine is not None):
-        _raise_first(mpi_comm, mine)
+    group = group_of(communicator)
+    if not group.any(mine is not None):
+        return
+    reports = group.allgather(None if mine is None else describe(mine))
+    if mine is not None:
+        raise mine
+    rank, (kind, message) = next((rank, report) for rank, report in enumerate(reports) if report is not None)
+    raise remote_error(rank, kind, message)
+
+
+def agree(group: Group, signature: Any, explain: Callable[[Sequence[Any]], Exception]) -> None:
+    """Raise on every rank unless all ranks hold the same signature; collective.
+
+    Args:
+        group: The ranks that must agree.
+        signature: This rank's; exchanged only if the ranks differ.
+        explain: Makes the exception from the signatures of all ranks, the same one on every rank.
+
+    Raises:
+        Exception: What ``explain`` returned, if the ranks differ.
+    """
+    if group.differ(digest(signature)):
+        raise explain(group.allgather(signature))
+
+
+def expect_same(communicator: CommunicatorBase | MPI.Intracomm | Group, what: str, value: Any) -> None:
+    """Raise on every rank unless all ranks have equal values; collective.
+
+    Args:
+        communicator: The communicator whose ranks must agree.
+        what: What the values are, for the message.
+        value: This rank's: numbers, strings, and tuples and lists of these.
+
+    Raises:
+        ValueError: The ranks differ; the same message on all of them.
+    """
+
+    def explain(values: Sequence[Any]) -> ValueError:
+        rank, other = next((rank, other) for rank, other in enumerate(values) if other != values[0])
+        return ValueError(
+            f"expected the same {what} on every rank, got {values[0]} on rank 0 and {other} on rank {rank}"
+        )
+
+    agree(group_of(communicator), value, explain)
 
 
 def digest(signature: object) -> int:
@@ -53,58 +140,10 @@ def digest(signature: object) -> int:
     return int.from_bytes(hashed, "little") >> 2
 
 
-class Pending:
-    """A reduction under way that shows whether all ranks hold the same signature.
-
-    Args:
-        mpi_comm: The communicator whose ranks must agree; starting is collective.
-        number: The digest of this rank's signature.
-    """
-
-    def __init__(self, mpi_comm: MPI.Intracomm, number: int) -> None:
-        self._mpi_comm = mpi_comm
-        self._extremes = np.array([number, -number], dtype=np.int64)
-        self._request = mpi_comm.Iallreduce(MPI.IN_PLACE, self._extremes, op=MPI.MAX)
-
-    def finish(self, signature: Any, explain: Callable[[Sequence[Any]], Exception]) -> None:
-        """Raise on every rank unless all ranks hold the same signature; collective.
-
-        Args:
-            signature: This rank's; exchanged only if the ranks differ.
-            explain: Makes the exception from the signatures of all ranks, the same one on every rank.
-
-        Raises:
-            Exception: What ``explain`` returned, if the ranks differ.
-        """
-        self._request.Wait()
-        if self._extremes[0] != -self._extremes[1]:
-            raise explain(self._mpi_comm.allgather(signature))
-
-
-def agree(mpi_comm: MPI.Intracomm, signature: Any, explain: Callable[[Sequence[Any]], Exception]) -> None:
-    """Raise on every rank unless all ranks hold the same signature, as :class:`Pending`, at once; collective."""
-    Pending(mpi_comm, digest(signature)).finish(signature, explain)
-
-
-def expect_same(mpi_comm: MPI.Intracomm, what: str, value: Any) -> None:
-    """Raise on every rank unless all ranks have equal values; collective.
-
-    Args:
-        mpi_comm: The communicator whose ranks must agree.
-        what: What the values are, for the message.
-        value: This rank's: numbers, strings, and tuples and lists of these.
-
-    Raises:
-        ValueError: The ranks differ; the same message on all of them.
-    """
-
-    def explain(values: Sequence[Any]) -> ValueError:
-        rank, other = next((rank, other) for rank, other in enumerate(values) if other != values[0])
-        return ValueError(
-            f"expected the same {what} on every rank, got {values[0]} on rank 0 and {other} on rank {rank}"
-        )
-
-    agree(mpi_comm, value, explain)
+def describe(error: Exception) -> tuple[str, str]:
+    """Return what other ranks are told of an exception: its type, or the nearest base that they know, and its text."""
+    kinds = [kind.__name__ for kind in type(error).__mro__ if kind.__name__ in _BUILT_IN]
+    return (kinds[0], str(error)) if kinds else (type(error).__name__, str(error))
 
 
 def remote_error(rank: int, kind: str, message: str) -> Exception:
@@ -116,8 +155,8 @@ def remote_error(rank: int, kind: str, message: str) -> Exception:
         message: Its text.
 
     Returns:
-        An exception of the same type where that is a common built-in one, else a ``RuntimeError`` that names
-        it. Its attribute ``raised_on_rank`` is the rank.
+        An exception of the same type where that is a common built-in one, else a ``RuntimeError`` that names it. Its
+        attribute ``raised_on_rank`` is the rank.
     """
     error = (
         _BUILT_IN[kind](f"on rank {rank}: {message}")
@@ -132,17 +171,3 @@ _BUILT_IN: dict[str, type[Exception]] = {
     kind.__name__: kind
     for kind in (TypeError, ValueError, RuntimeError, NotImplementedError, OverflowError, MemoryError, OSError)
 }
-
-
-def _any(mpi_comm: MPI.Intracomm, flag: bool) -> bool:
-    found = np.array([flag], dtype=np.int32)
-    mpi_comm.Allreduce(MPI.IN_PLACE, found, op=MPI.MAX)
-    return bool(found[0])
-
-
-def _raise_first(mpi_comm: MPI.Intracomm, mine: Exception | None) -> None:
-    reports = mpi_comm.allgather(None if mine is None else (type(mine).__name__, str(mine)))
-    if mine is not None:
-        raise mine
-    rank, (kind, message) = next((rank, report) for rank, report in enumerate(reports) if report is not None)
-    raise remote_error(rank, kind, message)

@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import functools
+import math
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
-__all__ = ["divide", "is_half", "sum_dtype"]
+__all__ = ["add_up", "divide", "is_half", "sum_dtype"]
+
+_Array = np.ndarray[Any, Any]
 
 
+@functools.cache  # a dtype takes its time to say its name
 def is_half(dtype: np.dtype[Any]) -> bool:
     """Return whether values of ``dtype`` have half precision: float16, or the bfloat16 of ``ml_dtypes``."""
     return dtype == np.float16 or dtype.name == "bfloat16"
@@ -22,12 +28,36 @@ def sum_dtype(dtype: np.dtype[Any]) -> np.dtype[Any]:
     return np.dtype(np.float32) if is_half(dtype) else dtype
 
 
-def divide(array: np.ndarray[Any, Any], divisor: int) -> None:
-    """Divide an array of floats in place.
+def divide(array: _Array, divisor: float, out: _Array) -> None:
+    """Write an array of floats, divided, to another one of the same shape, of any floating dtype; it may be itself.
 
     Multiplying by the reciprocal of a power of two is exact, and several times faster than dividing.
     """
-    if divisor & (divisor - 1):
-        np.divide(array, divisor, out=array)
-    elif divisor > 1:
-        np.multiply(array, array.dtype.type(1 / divisor), out=array)
+    if divisor != 1:
+        operation, number = _division(divisor, array.dtype)
+        operation(array, number, out, casting="unsafe")  # as NumPy calls the way between bfloat16 and float16
+    elif out is not array:
+        out[...] = array
+
+
+@functools.cache
+def _division(divisor: float, dtype: np.dtype[Any]) -> tuple[Any, Any]:
+    if math.frexp(divisor)[0] == 0.5:
+        return np.multiply, dtype.type(1 / divisor)
+    return np.divide, dtype.type(divisor)
+
+
+def add_up(summands: Sequence[_Array], total: _Array) -> None:
+    """Write the sum of arrays, added up in their order, to another array.
+
+    Args:
+        summands: One-dimensional arrays of equal length and dtype.
+        total: Where the sum goes, of their length and their :func:`sum_dtype`. It must be none of them but, at most,
+            one of the first two.
+    """
+    if len(summands) == 1:
+        total[...] = summands[0]
+        return
+    np.add(summands[0], summands[1], total, dtype=total.dtype)
+    for other in summands[2:]:
+        np.add(total, other, total)

@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import warnings
 from abc import ABC, abstractmethod
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from mpi4py import MPI
 
-from mn_comm.gradients import BackgroundReducer
 from mn_comm.protocols import Model
+
+if TYPE_CHECKING:
+    from mpi4py import MPI
+
+    from mn_comm.gradients.reducer import GradientReducer
+    from mn_comm.gradients.reduction import CommunicationHook
 
 __all__ = ["DEFAULT_MAX_BUF_LEN", "CommunicatorBase"]
 
@@ -246,7 +250,7 @@ class CommunicatorBase(ABC):
         """
 
     @abstractmethod
-    def recv_obj(self, source: int, status: MPI.Status | None = None, tag: int = MPI.ANY_TAG) -> Any:
+    def recv_obj(self, source: int, status: MPI.Status | None = None, tag: int | None = None) -> Any:
         """Receive an object from another rank; point-to-point.
 
         Args:
@@ -259,7 +263,7 @@ class CommunicatorBase(ABC):
 
         Raises:
             ValueError: ``source`` or ``tag`` is out of range.
-            TypeError: What came was not sent by :meth:`send_obj`.
+            RuntimeError: What came was sent by :meth:`send`.
         """
 
     @abstractmethod
@@ -297,7 +301,9 @@ class CommunicatorBase(ABC):
 
     @abstractmethod
     def allreduce_obj(self, obj: Any) -> Any:
-        """Add up the objects of all ranks with ``+``, in the order of ranks; collective.
+        """Add up the objects of all ranks with ``+``; collective.
+
+        Neighbors are added up first, then their sums, along a binomial tree: no rank holds the objects of all.
 
         Args:
             obj: Anything that can be pickled and added.
@@ -324,8 +330,8 @@ class CommunicatorBase(ABC):
     def multi_node_mean_grad(self, model: Model, zero_fill: bool = False) -> None:
         """Replace every gradient of the model by its mean over all ranks; collective.
 
-        Afterwards ``param.grad`` is a view of a buffer that belongs to this communicator and is used again in
-        the next call: copy it to keep it.
+        It happens in place: the array that is ``param.grad`` holds the mean afterwards. Only a gradient that is
+        missing, must not be written to, or shares memory with another gradient gets a new array.
 
         Args:
             model: The model, after its backward pass.
@@ -336,22 +342,33 @@ class CommunicatorBase(ABC):
             ValueError: The ranks' gradients differ in names, shapes or dtypes (on every rank).
         """
 
-    def background_reducer(self, *, bucket_bytes: int | None = None, sets: int = 1) -> BackgroundReducer:
-        """Return a reducer that averages gradients while this thread goes on computing; collective.
+    def gradient_reducer(
+        self,
+        *,
+        background: bool = False,
+        comm_hook: CommunicationHook | None = None,
+        bucket_bytes: int | None = None,
+        sets: int = 1,
+    ) -> GradientReducer:
+        """Return what averages the gradients of one model in a way of its own; collective.
 
         Args:
-            bucket_bytes: Of how many bytes a bucket may be, if it holds more than one gradient; ``None`` for any
-                number.
-            sets: How many backward passes may be under way at a time.
+            background: Whether gradients are averaged by a thread, or on a stream, while this thread goes on computing.
+            comm_hook: Starts to average a bucket, exactly or less exactly with fewer bytes; ``None`` to average
+                exactly.
+            bucket_bytes: How many bytes a bucket holds at most, if it holds more than one gradient; ``None`` for what
+                suits.
+            sets: How many backward passes may be under way at a time, in the background.
 
         Returns:
-            The reducer, to be closed by the caller, on every rank.
+            The reducer. It needs no closing.
 
         Raises:
-            RuntimeError: MPI was initialised without ``MPI_THREAD_MULTIPLE``.
+            RuntimeError: MPI was initialised without ``MPI_THREAD_MULTIPLE``, and ``background`` asked for.
             NotImplementedError: This kind of communicator cannot do it.
+            ValueError: The ranks ask for different things (on every rank).
         """
-        raise NotImplementedError(f"{type(self).__name__} cannot average gradients in the background")
+        raise NotImplementedError(f"{type(self).__name__} cannot average gradients in the background or by a hook")
 
     def broadcast_data(self, model: Model) -> None:
         """Do what :meth:`bcast_data` does, by its old name."""

@@ -2,22 +2,23 @@
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 from weakref import WeakKeyDictionary
 
 import numpy as np
-from mpi4py import MPI
 
-from mn_comm import agreement, collectives, stall, strategies, timeline, wire
+from mn_comm import agreement, collectives, wire
 from mn_comm.base import DEFAULT_MAX_BUF_LEN, CommunicatorBase
 from mn_comm.config import Config
-from mn_comm.gradients import BackgroundReducer, GradientReducer
-from mn_comm.gradients.agree import Agreement, signature_of
-from mn_comm.gradients.select import sorted_parameters
-from mn_comm.last_words import speak_when_ended
+from mn_comm.gradients.agree import Agreement, signature_of, sorted_parameters
+from mn_comm.mpi import MPI
 from mn_comm.protocols import Model
-from mn_comm.stall import watched
-from mn_comm.topology import discover, split
+from mn_comm.watch import operation
+
+if TYPE_CHECKING:
+    from mn_comm.gradients.reducer import GradientReducer
+    from mn_comm.gradients.reduction import CommunicationHook
+    from mn_comm.ranks import Ranks
 
 __all__ = [
     "Communicator",
@@ -29,6 +30,7 @@ __all__ = [
     "PureNcclCommunicator",
     "SingleNodeCommunicator",
     "TwoDimensionalCommunicator",
+    "create_communicator",
 ]
 
 _Array = np.ndarray[Any, Any]
@@ -38,28 +40,41 @@ class Communicator(CommunicatorBase):
     """A communicator over the ranks of an MPI communicator; each subclass names a strategy.
 
     Collectives travel on a private duplicate of the MPI communicator, so that they cannot be mixed up with what the
-    caller sends himself; point-to-point messages travel on the caller's.
+    caller sends himself; point-to-point messages travel on the caller's. All communicators over one MPI communicator
+    share the
+    duplicate: to use two in two threads at the same time, give each a ``Dup()`` of its own.
 
     Args:
         mpi_comm: The ranks that take part. Creating a communicator is collective.
         config: Its settings.
-        owns_mpi_comm: Whether ``finalize`` frees ``mpi_comm`` as well.
     """
 
-    strategy: ClassVar[type[strategies.Strategy]]
+    strategy: ClassVar[str]
 
-    def __init__(self, mpi_comm: MPI.Intracomm, config: Config | None = None, *, owns_mpi_comm: bool = False) -> None:
+    def __init__(self, mpi_comm: MPI.Intracomm, config: Config | None = None) -> None:
+        # Not earlier: these need MPI, which starts with the first communicator.
+        from mn_comm import spans
+        from mn_comm.context import contexts_of
+        from mn_comm.last_words import speak_when_ended
+        from mn_comm.ranks import Ranks
+        from mn_comm.strategies import Strategy
+
         self._mpi_comm = mpi_comm
-        self._private = mpi_comm.Dup()
-        stall.join(self._private)
-        timeline.join(self._private)
+        self._peers = Ranks(mpi_comm)
+        self._contexts = contexts_of(mpi_comm)
+        context = self._contexts.foreground
+        spans.start(context.ranks)
         speak_when_ended()
-        self._owns_mpi_comm = owns_mpi_comm
-        self._topology = discover(self._private)
+        self._topology = context.topology
         self._config = config or Config()
-        self._strategy = self.strategy(self._private, self._topology)
-        self._parameters = Agreement(self._private, "bcast_data")
+        self._strategy = Strategy(self.strategy, context)
+        self._parameters = Agreement(context.ranks, "bcast_data")
         self._reducers: WeakKeyDictionary[Model, GradientReducer] = WeakKeyDictionary()
+
+    @property
+    def ranks(self) -> Ranks:
+        """The ranks, as collectives talk to them."""
+        return self._contexts.foreground.ranks
 
     @property
     def rank(self) -> int:
@@ -95,154 +110,229 @@ class Communicator(CommunicatorBase):
     def get_config(self, name: str | None = None) -> Any:
         return self._config.get(name)
 
+    @operation
     def split(self, color: int, key: int) -> Communicator:
-        with agreement.together(self._private):
+        with agreement.raise_on_all(self.ranks):
             color = wire.as_index(color, "color")
             key = wire.as_index(key, "key")
             if color < 0:
                 raise ValueError(f"expected a color of at least 0, got {color}")
-        part = split(self._private, color, key)
-        return type(self)(part, self._config, owns_mpi_comm=True)
+        return type(self)(self._contexts.split(color, key), self._config)
 
     def finalize(self) -> None:
-        if self._private != MPI.COMM_NULL:
-            self._strategy.close()
-            stall.leave(self._private)
-            self._private.Free()
-            if self._owns_mpi_comm:
-                self._mpi_comm.Free()
+        self._reducers.clear()
 
-    @watched
+    @operation
     def send(self, data: Any, dest: int, tag: int = 0) -> None:
-        collectives.send(self._mpi_comm, data, dest, tag)
+        collectives.send(self._peers, data, dest, tag)
 
-    @watched
+    @operation
     def recv(self, source: int, tag: int = 0) -> _Array | tuple[_Array, ...]:
-        return collectives.recv(self._mpi_comm, source, tag)
+        return collectives.recv(self._peers, source, tag)
 
-    @watched
+    @operation
     def bcast(self, data: Any, root: int = 0) -> _Array:
-        return collectives.bcast(self._private, data, root)
+        return collectives.bcast(self.ranks, data, root)
 
-    @watched
+    @operation
     def gather(self, data: Any, root: int = 0) -> tuple[_Array, ...] | None:
-        return collectives.gather(self._private, data, root)
+        return collectives.gather(self.ranks, data, root)
 
-    @watched
+    @operation
     def allgather(self, data: Any) -> tuple[_Array, ...]:
-        return collectives.allgather(self._private, data)
+        return collectives.allgather(self.ranks, data)
 
-    @watched
+    @operation
     def scatter(self, xs: Any, root: int = 0) -> _Array:
-        return collectives.scatter(self._private, xs, root)
+        return collectives.scatter(self.ranks, xs, root)
 
-    @watched
+    @operation
     def alltoall(self, xs: Any) -> tuple[_Array, ...]:
-        return collectives.alltoall(self._private, xs)
+        return collectives.alltoall(self.ranks, xs)
 
-    @watched
+    @operation
     def allreduce(self, data: Any) -> _Array:
-        return collectives.allreduce(self._private, data)
+        return collectives.allreduce(self.ranks, data)
 
-    @watched
+    @operation
     def send_obj(self, obj: Any, dest: int, tag: int = 0) -> None:
-        collectives.send_obj(self._mpi_comm, obj, dest, tag)
+        collectives.send_obj(self._peers, obj, dest, tag)
 
-    @watched
-    def recv_obj(self, source: int, status: MPI.Status | None = None, tag: int = MPI.ANY_TAG) -> Any:
-        return collectives.recv_obj(self._mpi_comm, source, tag, status)
+    @operation
+    def recv_obj(self, source: int, status: MPI.Status | None = None, tag: int | None = None) -> Any:
+        return collectives.recv_obj(self._peers, source, MPI.ANY_TAG if tag is None else tag, status)
 
-    @watched
+    @operation
     def bcast_obj(self, obj: Any, max_buf_len: int = DEFAULT_MAX_BUF_LEN, root: int = 0) -> Any:
-        return collectives.bcast_obj(self._private, obj, max_buf_len, root)
+        return collectives.bcast_obj(self.ranks, obj, max_buf_len, root)
 
-    @watched
+    @operation
     def gather_obj(self, obj: Any, root: int = 0) -> list[Any] | None:
-        return collectives.gather_obj(self._private, obj, root)
+        return collectives.gather_obj(self.ranks, obj, root)
 
-    @watched
+    @operation
     def allgather_obj(self, obj: Any) -> list[Any]:
-        return collectives.allgather_obj(self._private, obj)
+        return collectives.allgather_obj(self.ranks, obj)
 
-    @watched
+    @operation
     def scatter_obj(self, objs: Any, root: int = 0) -> Any:
-        return collectives.scatter_obj(self._private, objs, root)
+        return collectives.scatter_obj(self.ranks, objs, root)
 
-    @watched
+    @operation
     def allreduce_obj(self, obj: Any) -> Any:
-        return collectives.allreduce_obj(self._private, obj)
+        return collectives.allreduce_obj(self.ranks, obj)
 
-    @watched
+    @operation
     def bcast_data(self, model: Model) -> None:
         named = sorted_parameters(model)
-        self._parameters.start(signature_of([(name, param.data) for name, param in named]))
-        self._parameters.finish()
-        for _, param in named:
-            if param.data is not None:
-                collectives.bcast_in_place(self._private, param.data)
+        arrays = [param.data for _, param in named]
+        self._parameters.check(signature_of(zip([name for name, _ in named], arrays, strict=True)))
+        with agreement.raise_on_all(self.ranks):
+            for (name, _), array in zip(named, arrays, strict=True):
+                if isinstance(array, np.ndarray) and not array.flags.writeable:
+                    raise ValueError(
+                        f"bcast_data: expected arrays that can be written to, got a read-only one for {name}"
+                    )
+        for array in arrays:
+            if array is not None:
+                collectives.bcast_in_place(self.ranks, array)
 
-    @watched
+    @operation
     def multi_node_mean_grad(self, model: Model, zero_fill: bool = False) -> None:
         self._reducer_of(model).average(model, zero_fill)
 
     def _reducer_of(self, model: Model) -> GradientReducer:
         reducer = self._reducers.get(model)
         if reducer is None:
-            reducer = self._reducers[model] = GradientReducer(self._private, self._strategy, self._settings)
+            reducer = self._reducers[model] = self._make_reducer(self._strategy)
         return reducer
 
-    def background_reducer(self, *, bucket_bytes: int | None = None, sets: int = 1) -> BackgroundReducer:
-        return BackgroundReducer(
-            self._private, self._topology, self.strategy, self._settings, bucket_bytes=bucket_bytes, sets=sets
-        )
+    @operation
+    def gradient_reducer(
+        self,
+        *,
+        background: bool = False,
+        comm_hook: CommunicationHook | None = None,
+        bucket_bytes: int | None = None,
+        sets: int = 1,
+    ) -> GradientReducer:
+        from mn_comm.strategies import Strategy
 
-    def _settings(self) -> Config:
-        return self._config
+        options = {"bucket_bytes": bucket_bytes, "sets": sets}
+        agreement.expect_same(self.ranks, "background, bucket_bytes and sets", (background, bucket_bytes, sets))
+        if not background:
+            return self._make_reducer(self._strategy, comm_hook=comm_hook, **options)
+        if MPI.Query_thread() < MPI.THREAD_MULTIPLE:
+            raise RuntimeError(
+                "expected MPI to be initialised with MPI_THREAD_MULTIPLE, which averaging in the background needs; "
+                f"got thread level {MPI.Query_thread()}"
+            )
+        context, worker = self._contexts.background
+        strategy = Strategy(self.strategy, context)
+        return self._make_reducer(strategy, worker=worker, comm_hook=comm_hook, **options)
+
+    def _make_reducer(self, strategy: Any, **options: Any) -> GradientReducer:
+        from mn_comm.gradients.reducer import GradientReducer
+
+        return GradientReducer(strategy, lambda: self._config, **options)
 
 
 class NaiveCommunicator(Communicator):
     """``naive``: gradients travel one by one; works everywhere, and every other one is tested against it."""
 
-    strategy = strategies.Naive
+    strategy = "naive"
 
 
 class FlatCommunicator(Communicator):
-    """``flat``: gradients travel together, in one MPI allreduce."""
+    """``flat``: gradients travel together, by MPI among all ranks."""
 
-    strategy = strategies.Flat
+    strategy = "flat"
 
 
 class HierarchicalCommunicator(Communicator):
-    """``hierarchical``: added up on each node, then among the nodes' leaders; for nodes with one network card."""
+    """``hierarchical``: added up on each node, then among the nodes' first ranks; for nodes with one network card."""
 
-    strategy = strategies.Hierarchical
+    strategy = "hierarchical"
 
 
 class TwoDimensionalCommunicator(Communicator):
-    """``two_dimensional``: each rank of a node adds up a shard and talks to its peers; for nodes with several cards."""
+    """``two_dimensional``: each rank of a node has a share, and talks to its peers; for nodes with several cards."""
 
-    strategy = strategies.TwoDimensional
+    strategy = "two_dimensional"
 
 
 class SingleNodeCommunicator(Communicator):
     """``single_node``: as ``two_dimensional`` without the network; refuses several nodes."""
 
-    strategy = strategies.SingleNode
+    strategy = "single_node"
 
 
 class NonCudaAwareCommunicator(Communicator):
-    """``non_cuda_aware``: as ``two_dimensional``; for MPI libraries that know nothing of devices."""
+    """``non_cuda_aware``: as ``two_dimensional``; arrays on devices always pass through host memory."""
 
-    strategy = strategies.NonCudaAware
+    strategy = "non_cuda_aware"
 
 
 class PureNcclCommunicator(Communicator):
-    """``pure_nccl``: gradients on devices travel together, in one NCCL all-reduce; refuses those in host memory."""
+    """``pure_nccl``: gradients on devices travel together, by NCCL among all ranks; refuses those in host memory."""
 
-    strategy = strategies.PureNccl
+    strategy = "pure_nccl"
 
 
 class DummyCommunicator(Communicator):
     """``dummy``: packs and unpacks but does not communicate, to measure what the packing costs."""
 
-    strategy = strategies.Dummy
+    strategy = "dummy"
+
+
+_KINDS: dict[str, type[Communicator]] = {
+    kind.strategy: kind
+    for kind in (
+        NaiveCommunicator,
+        FlatCommunicator,
+        HierarchicalCommunicator,
+        TwoDimensionalCommunicator,
+        SingleNodeCommunicator,
+        NonCudaAwareCommunicator,
+        PureNcclCommunicator,
+        DummyCommunicator,
+    )
+}
+
+
+def create_communicator(
+    communicator_name: str = "hierarchical",
+    mpi_comm: MPI.Intracomm | None = None,
+    allreduce_grad_dtype: Any = None,
+    batched_copy: bool = True,
+) -> Communicator:
+    """Create a communicator; collective.
+
+    Args:
+        communicator_name: How gradients are averaged: ``naive``, ``flat``, ``hierarchical``, ``two_dimensional``,
+            ``single_node``, ``non_cuda_aware``, ``pure_nccl`` or ``dummy``. All but ``dummy`` compute the same;
+            ``pure_nccl`` takes gradients on devices only, the others take them anywhere.
+        mpi_comm: The ranks that take part; by default all that ``mpiexec`` started.
+        allreduce_grad_dtype: The dtype in which gradients travel: float16, bfloat16 (as the string or the dtype of
+            ``ml_dtypes``), float32 or float64; ``None`` for their own. Half precision is added up in float32 within a
+            host, and as it is between hosts and by NCCL. (The old software took it for ``pure_nccl`` only, and raised
+            ValueError for the others.)
+        batched_copy: Whether gradients on a device are packed by one kernel for all of them.
+
+    Returns:
+        The communicator.
+
+    Raises:
+        ValueError: There is no communicator of that name, it cannot have these settings, or it cannot work on these
+            hosts.
+        RuntimeError: ``pure_nccl`` was asked for and CuPy or NCCL is missing on some rank (on every rank).
+        TypeError: ``mpi_comm`` or a setting is of the wrong type.
+    """
+    if communicator_name not in _KINDS:
+        raise ValueError(f"expected a communicator's name, one of {', '.join(_KINDS)}; got {communicator_name!r}")
+    if mpi_comm is None:
+        mpi_comm = MPI.COMM_WORLD
+    if not isinstance(mpi_comm, MPI.Intracomm):
+        raise TypeError(f"expected an mpi4py intracommunicator for mpi_comm, got {type(mpi_comm).__name__}")
+    config = Config().with_value("allreduce_grad_dtype", allreduce_grad_dtype)
+    return _KINDS[communicator_name](mpi_comm, config.with_value("batched_copy", batched_copy))

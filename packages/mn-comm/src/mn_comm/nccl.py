@@ -20,6 +20,7 @@ __all__ = ["NcclCommunicator", "get_build_version", "get_unique_id", "get_versio
 
 _available = all(importlib.util.find_spec(name) is not None for name in ("nccl", "cupy"))
 
+_SUCCESS, _IN_PROGRESS = 0, 7  # of ncclResult_t
 _INSTALL = "pip install 'mn-comm[cuda13]', or [cuda12] for a driver of CUDA 12"
 _DTYPES = frozenset(
     ("int8", "uint8", "int32", "uint32", "int64", "uint64", "float16", "bfloat16", "float32", "float64")
@@ -90,34 +91,35 @@ class NcclCommunicator:
 
     def __init__(self, size: int, unique_id: bytes, rank: int) -> None:
         core = _binding()
-        self._sum = core.SUM
+        self._sum, self._avg = core.SUM, core.AVG
         self._rank = rank
         self._core = core.Communicator.init(size, rank, core.UniqueId.from_bytes(unique_id))
         _alive.add(self)
 
-    def all_reduce(self, array: Any) -> None:
-        """Overwrite an array, of equal length and dtype on every rank, with its sum over all ranks; collective."""
-        self._core.allreduce(_checked(array), array, self._sum, stream=_stream())
+    def all_reduce(self, array: Any, *, mean: bool = False) -> None:
+        """Overwrite an array, of equal length and dtype on every rank, with its sum or mean; collective."""
+        self._core.allreduce(_checked(array), array, self._avg if mean else self._sum, stream=_stream())
 
-    def reduce(self, array: Any, root: int) -> None:
-        """Overwrite the root's array with the sum over all ranks; collective. The others' stay as they are."""
-        self._core.reduce(_checked(array), array, self._sum, root, stream=_stream())
+    def reduce(self, array: Any, root: int, *, mean: bool = False) -> None:
+        """Overwrite the root's array with the sum or mean over all ranks; collective. The others' stay as they are."""
+        self._core.reduce(_checked(array), array, self._avg if mean else self._sum, root, stream=_stream())
 
     def broadcast(self, array: Any, root: int) -> None:
         """Overwrite every rank's array with the root's; collective."""
         self._core.broadcast(_checked(array), array, root, stream=_stream())
 
-    def reduce_scatter(self, array: Any) -> Any:
-        """Add up this rank's share of an array over all ranks; collective.
+    def reduce_scatter(self, array: Any, *, mean: bool = False) -> Any:
+        """Add up this rank's share of an array over all ranks, or average it; collective.
 
         Args:
             array: One-dimensional, its length a multiple of the number of ranks.
+            mean: Whether it is averaged.
 
         Returns:
             The share, a view; the rest of the array is lost.
         """
         share = self._share(array)
-        self._core.reduce_scatter(_checked(array), share, self._sum, stream=_stream())
+        self._core.reduce_scatter(_checked(array), share, self._avg if mean else self._sum, stream=_stream())
         return share
 
     def all_gather(self, array: Any) -> None:
@@ -131,6 +133,11 @@ class NcclCommunicator:
     def recv(self, array: Any, peer: int) -> None:
         """Receive an array from another rank, which must be sending one."""
         self._core.recv(_checked(array), peer, stream=_stream())
+
+    def problem(self) -> str | None:
+        """Return what has gone wrong with an operation that was put on a stream; ``None`` if nothing has, as yet."""
+        result = self._core.get_async_error()
+        return None if int(result) in (_SUCCESS, _IN_PROGRESS) else f"{result.name}: {self._core.get_last_error()}"
 
     def destroy(self) -> None:
         """Finish what is under way and give everything back; collective. Twice is harmless."""

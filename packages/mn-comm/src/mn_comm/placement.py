@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-__all__ = ["deliver", "is_device_array", "make_room", "to_host"]
+__all__ = ["deliver", "is_device_array", "make_room", "to_host", "zeros_beside"]
 
 _Array = np.ndarray[Any, Any]
 
@@ -49,3 +49,13 @@ def deliver(received: _Array, on_device: bool) -> Any:
 
         return staging.to_device(received)
     return received
+
+
+def zeros_beside(like: Any, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Any:
+    """Return an array of zeros that lies where another one does."""
+    if is_device_array(like):
+        import cupy
+
+        with like.device:
+            return cupy.zeros(shape, dtype)
+    return np.zeros(shape, dtype)

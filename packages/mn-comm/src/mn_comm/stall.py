@@ -1,45 +1,45 @@
-"""The stall monitor: a rank that has waited too long makes every rank say what it is waiting for.
+"""The stall monitor: a rank that has waited too long makes every rank say what it is doing.
 
 A mistake in a program of several ranks shows as silence: all wait, for each other or for what never comes. A thread of
-each process looks after the operations that are under way. Once one has taken longer than ``CHAINERMN_STALL_SECONDS``
-(default 60; 0 switches the monitor off) the rank writes to stderr what it waits for and where, and asks the other ranks
-of that communicator to do the same. With ``CHAINERMN_STALL_ABORT=1`` the job then ends.
+each process looks after :data:`mn_comm.watch.activities`. Once a rank has waited for others for longer than
+``CHAINERMN_STALL_SECONDS`` (default 60; 0 switches the monitor off) it writes to stderr what it waits for and where,
+and asks its neighbor to do the same, who asks the next one if it was not waiting itself. With
+``CHAINERMN_STALL_ABORT=1`` the job then ends; with ``CHAINERMN_STALL_STACKS=1`` the stacks are written as well.
 
-While nothing stalls, an operation costs one object and two entries in a dictionary, and the thread wakes up to look for
-questions at most ten times within the limit. It talks on the communicators' private duplicates, under a tag of its own,
-which needs MPI_THREAD_MULTIPLE; without that each rank speaks for itself only.
+While nothing stalls, the thread wakes up to look for questions at most ten times within the limit. It talks on the
+private duplicates, under a tag of its own, which needs MPI_THREAD_MULTIPLE; without that each rank speaks for itself
+only.
 """
 
 from __future__ import annotations
 
 import atexit
-import functools
 import inspect
 import os
 import sys
 import threading
 import time
 import traceback
-from collections import deque
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
-from typing import Any, ParamSpec, TypeVar
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from mpi4py import MPI
 
-from mn_comm.timeline import record
+from mn_comm.mpi import MPI
+from mn_comm.watch import Activity, Call, activities, polled
 
-__all__ = ["Monitor", "explain_stalls", "join", "leave", "waiting_for", "watched"]
+if TYPE_CHECKING:
+    from mn_comm.ranks import Ranks
+
+__all__ = ["Monitor", "explain_stalls", "join", "leave"]
 
 _QUESTION_TAG = 32767 - 1  # on the private duplicates; collectives use 0
 _SLOWEST_POLL = 1.0
-
-_P = ParamSpec("_P")
-_R = TypeVar("_R")
+_NOT_THE_SCRIPT = (
+    *("mn_comm", "mn_compat", "mn_data", "mn_extensions", "mn_modelpar", "mn_optim", "chainermn_meta", "chainer"),
+)
 
 _explanations: list[Callable[[], Sequence[str]]] = []
-_thread = threading.local()
 
 
 def explain_stalls(explanation: Callable[[], Sequence[str]]) -> None:
@@ -51,64 +51,13 @@ def explain_stalls(explanation: Callable[[], Sequence[str]]) -> None:
     _explanations.append(explanation)
 
 
-@contextmanager
-def waiting_for(what: Callable[[], str]) -> Iterator[None]:
-    """Name what the operations in this block are for, in case one stalls.
-
-    Args:
-        what: Returns a few words; called only if it is needed.
-    """
-    outer = getattr(_thread, "purpose", None)
-    _thread.purpose = what
-    try:
-        yield
-    finally:
-        _thread.purpose = outer
-
-
-class Wait:
-    """One operation that is under way.
-
-    Args:
-        method: The communicator's method.
-        arguments: What it was called with, the communicator first.
-        keywords: What it was called with by name.
-    """
-
-    __slots__ = ("arguments", "began", "keywords", "method", "purpose", "reported", "thread")
-
-    def __init__(self, method: Callable[..., Any], arguments: tuple[Any, ...], keywords: dict[str, Any]) -> None:
-        self.method = method
-        self.arguments = arguments
-        self.keywords = keywords
-        self.began = time.monotonic()
-        self.thread = threading.get_ident()
-        self.purpose: Callable[[], str] | None = getattr(_thread, "purpose", None)
-        self.reported = 0.0
-
-    @property
-    def communicator(self) -> Any:
-        """The communicator that waits."""
-        return self.arguments[0]
-
-    def named(self) -> dict[str, Any]:
-        """Return the arguments by name, those left to their defaults included."""
-        bound = inspect.signature(self.method).bind(*self.arguments, **self.keywords)
-        bound.apply_defaults()
-        return dict(list(bound.arguments.items())[1:])
-
-    def __str__(self) -> str:
-        arguments = ", ".join(f"{name}={_describe(value)}" for name, value in self.named().items())
-        purpose = f" for {self.purpose()}" if self.purpose else ""
-        return f"{self.method.__name__}({arguments}){purpose}"
-
-
 class Monitor:
-    """Looks after the operations of one process.
+    """Looks after the waiting of one process.
 
     Args:
-        limit: Seconds after which an operation counts as stalled, above 0.
+        limit: Seconds after which a wait counts as stalled, above 0.
         abort: Whether the job then ends.
+        stacks: Whether stacks are written as well.
         write: Takes what is to be said; called in the monitor's thread.
         end: Ends the job.
     """
@@ -116,21 +65,22 @@ class Monitor:
     def __init__(
         self,
         limit: float,
+        *,
         abort: bool,
+        stacks: bool = False,
         write: Callable[[str], object] = lambda text: (sys.stderr.write(text), sys.stderr.flush()),
         end: Callable[[], object] = lambda: MPI.COMM_WORLD.Abort(1),
     ) -> None:
         self.limit = limit
         self.abort = abort
         self.interval = min(limit / 10, _SLOWEST_POLL)
-        self.waits: dict[int, Wait] = {}
-        self.finished: deque[str] = deque(maxlen=5)
-        self.total = 0
+        self._stacks = stacks
         self._write = write
         self._end = end
-        self._communicators: list[MPI.Intracomm] = []
+        self._joined: list[Ranks] = []
         self._can_ask = MPI.Query_thread() >= MPI.THREAD_MULTIPLE
         self._questions: list[MPI.Request] = []
+        self._reported: dict[int, tuple[int, float]] = {}
         self._said: object = None
         self._lock = threading.Lock()
         self._stop = threading.Event()
@@ -149,27 +99,32 @@ class Monitor:
             self._runner.join()
             self._runner = None
 
-    def join(self, mpi_comm: MPI.Intracomm) -> None:
+    def join(self, ranks: Ranks) -> None:
         """Answer, from now on, what is asked on a private communicator."""
         with self._lock:
-            self._communicators.append(mpi_comm)
+            if not any(ranks == other for other in self._joined):
+                self._joined.append(ranks)
 
-    def leave(self, mpi_comm: MPI.Intracomm) -> None:
+    def leave(self, ranks: Ranks) -> None:
         """Stop answering on a communicator, which is about to be freed."""
         with self._lock:
-            self._communicators = [other for other in self._communicators if other != mpi_comm]
+            self._joined = [other for other in self._joined if other != ranks]
 
     def poll(self) -> None:
         """Look once for what has stalled, and for what others ask."""
         with self._lock:
-            now = time.monotonic()
-            for wait in list(self.waits.values()):
-                if not wait.reported and now - wait.began > self.limit:
-                    wait.reported = now
-                    self._say(f"has waited for more than {self.limit:g} s")
-                    self._ask(wait.communicator)
+            for reference in polled:
+                look = reference()
+                if look is not None:
+                    look()
+            stalled = self._stalled()
+            for activity, since in stalled:
+                if self._reported.get(activity.thread, (0, 0.0))[0] != since:
+                    self._reported[activity.thread] = (since, time.monotonic())
+                    self._say("")
+                    self._ask_neighbor(activity)
             self._answer()
-            if self.abort and any(self._is_hopeless(wait, now) for wait in list(self.waits.values())):
+            if self.abort and any(self._is_hopeless(*each) for each in stalled):
                 self._write(f"[chainermn] rank {MPI.COMM_WORLD.rank} ends the job: CHAINERMN_STALL_ABORT is set\n")
                 self._end()
 
@@ -177,69 +132,133 @@ class Monitor:
         while not self._stop.wait(self.interval):
             self.poll()
 
-    def _is_hopeless(self, wait: Wait, now: float) -> bool:
-        """Whether an operation still waits, long enough after it was reported for all ranks to have spoken."""
-        return wait.reported > 0 and now - wait.reported > 3 * self.interval + 0.5
+    def _stalled(self) -> list[tuple[Activity, int]]:
+        """Return who has waited too long, and since when."""
+        now = time.monotonic_ns()
+        waits = [(activity, activity.wait) for activity in list(activities.values())]
+        return [(activity, wait[2]) for activity, wait in waits if wait and now - wait[2] > self.limit * 1e9]
 
-    def _ask(self, communicator: Any) -> None:
-        private = communicator._private  # noqa: SLF001 - the same package
-        if self._can_ask and any(private == other for other in self._communicators):
-            others = [rank for rank in range(private.size) if rank != private.rank]
-            self._questions += [private.Isend(np.zeros(1, np.uint8), rank, _QUESTION_TAG) for rank in others]
+    def _is_hopeless(self, activity: Activity, since: int) -> bool:
+        """Whether a wait still lasts, long enough after it was reported for all ranks to have spoken."""
+        reported_for, reported_at = self._reported.get(activity.thread, (0, 0.0))
+        return reported_for == since and time.monotonic() - reported_at > 3 * self.interval + 0.5
+
+    def _ask_neighbor(self, activity: Activity) -> None:
+        for call in activity.calls:
+            self._ask(getattr(call.arguments[0] if call.arguments else None, "ranks", None))
+        if not activity.calls and activity.wait is not None:
+            self._ask(activity.wait[1])
+
+    def _ask(self, ranks: Ranks | None, about: int | None = None) -> None:
+        """Ask the next rank what it is doing, unless it is the one that wants to know."""
+        if ranks is None or not self._can_ask or not any(ranks == other for other in self._joined):
+            return
+        about = ranks.rank if about is None else about
+        neighbor = (ranks.rank + 1) % ranks.size
+        if neighbor != about:
+            self._questions.append(ranks.Isend(np.array([about], np.int64), neighbor, _QUESTION_TAG))
 
     def _answer(self) -> None:
         if not self._can_ask:
             return
-        for mpi_comm in self._communicators:
-            status = MPI.Status()
-            while mpi_comm.Iprobe(MPI.ANY_SOURCE, _QUESTION_TAG, status):
-                mpi_comm.Recv(np.zeros(1, np.uint8), status.source, _QUESTION_TAG)
-                asking = mpi_comm.group.Translate_ranks([status.source], MPI.COMM_WORLD.group)[0]
-                self._say(f"is asked by rank {asking}, which has waited for more than {self.limit:g} s")
+        for ranks in self._joined:
+            while ranks.Iprobe(MPI.ANY_SOURCE, _QUESTION_TAG):
+                about = np.zeros(1, np.int64)
+                MPI.Intracomm.Recv(ranks, about, MPI.ANY_SOURCE, _QUESTION_TAG)
+                asking = ranks.group.Translate_ranks([int(about[0])], MPI.COMM_WORLD.group)[0]
+                if not self._stalled():  # one that has stalled asks by itself
+                    self._say(f", asked by rank {asking},")
+                    self._ask(ranks, int(about[0]))
 
     def _say(self, occasion: str) -> None:
         """Write what this rank is doing, unless it has written just that already."""
-        waits = list(self.waits.values())
-        doing = ([id(wait) for wait in waits], self.total)
-        if doing == self._said:
+        doing = list(activities.values())
+        said = [(activity.wait, activity.count) for activity in doing]
+        if said == self._said:
             return
-        self._said = doing
+        self._said = said
         world = MPI.COMM_WORLD
-        lines = [f"rank {world.rank} of {world.size} on {MPI.Get_processor_name()} {occasion}"]
-        for wait in waits:
-            lines += _report(wait)
-        if not waits:
-            lines += ["  it is not communicating; it is at", *_stack(threading.main_thread().ident)]
-        lines.append(f"  operations it has finished last: {', '.join(self.finished) or 'none'}")
+        place = f"rank {world.rank} of {world.size} ({MPI.Get_processor_name()}){occasion}"
+        waiting = [activity for activity in doing if activity.wait is not None]
+        lines = [f"{place} {_describe_wait(activity)}" for activity in waiting] or [f"{place} {_describe_idle()}"]
+        for activity in waiting:
+            lines += _other_messages(activity)
         for explanation in _explanations:
             lines += [f"  {line}" for line in explanation()]
+        if self._stacks:
+            for activity in waiting:
+                lines += ["  its stack:", *_stack(activity.thread)]
         self._write("".join(f"[chainermn] {line}\n" for line in lines))
 
 
-def _report(wait: Wait) -> list[str]:
-    communicator = wait.communicator
-    lines = [
-        f"  for {time.monotonic() - wait.began:.1f} s it has been waiting in {wait}",
-        f"  as rank {communicator.rank} of a communicator of {communicator.size}; called at",
-        *_stack(wait.thread),
-    ]
-    if wait.method.__name__ == "recv" and MPI.Query_thread() >= MPI.THREAD_MULTIPLE:
-        lines += _other_messages(communicator.mpi_comm, wait.named()["source"])
-    return lines
+def _describe_wait(activity: Activity) -> str:
+    assert activity.wait is not None
+    what, ranks, since = activity.wait
+    calls = list(activity.calls)
+    purpose = f" for {activity.purpose()}" if activity.purpose else ""
+    seconds = f"has waited for {(time.monotonic_ns() - since) / 1e9:.1f} s"
+    if not calls:
+        return f"{seconds} in {what}{purpose}, {_place(activity.thread)}"
+    group = getattr(calls[-1].arguments[0] if calls[-1].arguments else None, "ranks", ranks)
+    group_of = (
+        f" as rank {group.rank} of {group.size}" if group is not None and group.size != MPI.COMM_WORLD.size else ""
+    )
+    return f"{seconds} in {_describe_call(calls[0])}{group_of}{purpose}, {_place(activity.thread)}"
 
 
-def _other_messages(mpi_comm: MPI.Intracomm, source: int) -> list[str]:
+def _describe_idle() -> str:
+    main = threading.main_thread().ident or 0
+    finished = activities[main].finished if main in activities else ()
+    return f"is not waiting for other ranks; {_place(main)}; it finished last: {', '.join(finished) or 'nothing'}"
+
+
+def _describe_call(call: Call) -> str:
+    bound = inspect.signature(call.function).bind(*call.arguments, **call.keywords)
+    bound.apply_defaults()
+    shown = {name: value for name, value in bound.arguments.items() if name != "self"}
+    return f"{call.function.__name__}({', '.join(f'{name}={_describe(value)}' for name, value in shown.items())})"
+
+
+def _place(thread: int) -> str:
+    """Return where in the script a thread is: the main thread's place for one that works for it."""
+    frames = _frames(thread)
+    if not any(map(_is_script, frames)):
+        frames = _frames(threading.main_thread().ident or 0)
+    found = [frame for frame in frames if _is_script(frame)] or frames
+    if not found:
+        return "at an unknown place"
+    frame = found[-1]
+    line = f": {frame.line}" if frame.line else ""  # there is none for python -c
+    return f"at {frame.filename}:{frame.lineno} in {frame.name}{line}"
+
+
+def _frames(thread: int) -> list[traceback.FrameSummary]:
+    frame = sys._current_frames().get(thread)  # noqa: SLF001 - the documented way to another thread's stack
+    return list(traceback.extract_stack(frame)) if frame is not None else []
+
+
+def _is_script(frame: traceback.FrameSummary) -> bool:
+    """Return whether a frame is neither of these packages nor of Python's library."""
+    loaded = [sys.modules.get(name) for name in _NOT_THE_SCRIPT]
+    folders = [os.path.dirname(module.__file__) + os.sep for module in loaded if module and module.__file__]
+    is_library = os.path.dirname(frame.filename) == os.path.dirname(threading.__file__)
+    return not is_library and not frame.filename.startswith(("<frozen", *folders))
+
+
+def _other_messages(activity: Activity) -> list[str]:
     """Say what has arrived under another tag than the one that a ``recv`` waits for."""
+    call = activity.calls[-1] if activity.calls else None
+    if call is None or call.function.__name__ != "recv" or MPI.Query_thread() < MPI.THREAD_MULTIPLE:
+        return []
+    bound = inspect.signature(call.function).bind(*call.arguments, **call.keywords)
     status = MPI.Status()
-    if not mpi_comm.Iprobe(source, MPI.ANY_TAG, status):
+    if not call.arguments[0].mpi_comm.Iprobe(bound.arguments["source"], MPI.ANY_TAG, status):
         return []
     return [f"  a message from rank {status.source} has arrived, but with tag {status.tag}, which nobody receives"]
 
 
-def _stack(thread: int | None) -> list[str]:
-    frame = sys._current_frames().get(thread or 0)  # noqa: SLF001 - the documented way to another thread's stack
-    entries = [entry for entry in traceback.extract_stack(frame) if entry.filename != __file__]
-    return [f"    {entry.filename}:{entry.lineno} in {entry.name}: {entry.line}" for entry in entries]
+def _stack(thread: int) -> list[str]:
+    return [f"    {entry.filename}:{entry.lineno} in {entry.name}: {entry.line}" for entry in _frames(thread)]
 
 
 def _describe(value: Any) -> str:
@@ -255,32 +274,11 @@ def _describe(value: Any) -> str:
 _monitor: Monitor | None = None
 
 
-def watched(method: Callable[_P, _R]) -> Callable[_P, _R]:
-    """Let the monitor look after a method of a communicator."""
-
-    @functools.wraps(method)
-    def call(*args: _P.args, **kwargs: _P.kwargs) -> _R:
-        monitor = _monitor
-        run = method if record.active is None else record.recorded(method.__name__, method)
-        if monitor is None:
-            return run(*args, **kwargs)
-        wait = Wait(method, args, kwargs)
-        monitor.waits[id(wait)] = wait
-        try:
-            return run(*args, **kwargs)
-        finally:
-            del monitor.waits[id(wait)]
-            monitor.finished.append(method.__name__)
-            monitor.total += 1
-
-    return call
-
-
-def join(mpi_comm: MPI.Intracomm) -> None:
+def join(ranks: Ranks) -> None:
     """Watch over a new communicator, and start the monitor with the first one.
 
     Args:
-        mpi_comm: Its private duplicate.
+        ranks: Its private duplicate.
 
     Raises:
         ValueError: ``CHAINERMN_STALL_SECONDS`` is not a number of seconds.
@@ -290,24 +288,28 @@ def join(mpi_comm: MPI.Intracomm) -> None:
     if not limit:
         return
     if _monitor is None:
-        _monitor = Monitor(limit, os.environ.get("CHAINERMN_STALL_ABORT", "") not in ("", "0"))
+        _monitor = Monitor(limit, abort=_is_set("CHAINERMN_STALL_ABORT"), stacks=_is_set("CHAINERMN_STALL_STACKS"))
         _monitor.start()
         # The thread must not be inside MPI when that is finalised; that happens after this.
         atexit.register(_monitor.stop)
         # Since 3.12 Python warns of a fork while threads run, and rightly: the child would not have them.
         os.register_at_fork(before=_monitor.stop, after_in_parent=_monitor.start, after_in_child=_forget)
-    _monitor.join(mpi_comm)
+    _monitor.join(ranks)
 
 
-def leave(mpi_comm: MPI.Intracomm) -> None:
+def leave(ranks: Ranks) -> None:
     """Stop watching over a communicator, before it is freed."""
     if _monitor is not None:
-        _monitor.leave(mpi_comm)
+        _monitor.leave(ranks)
 
 
 def _forget() -> None:
     global _monitor
     _monitor = None
+
+
+def _is_set(variable: str) -> bool:
+    return os.environ.get(variable, "") not in ("", "0")
 
 
 def _limit() -> float:

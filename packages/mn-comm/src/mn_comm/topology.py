@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import cast
+from typing import TYPE_CHECKING
 
-from mpi4py import MPI
+from mn_comm.mpi import MPI
 
-__all__ = ["Topology", "discover", "place", "split"]
+if TYPE_CHECKING:
+    from mn_comm.ranks import Ranks
+
+__all__ = ["Topology", "discover", "place"]
 
 
 @dataclass(frozen=True)
@@ -22,6 +26,8 @@ class Topology:
         intra_size: How many processes run on this host.
         inter_rank: This host among all hosts, numbered in the order of their lowest ranks.
         inter_size: How many hosts there are.
+        least_intra_size: How many processes run on the host that has fewest.
+        most_intra_size: How many processes run on the host that has most.
     """
 
     rank: int
@@ -30,18 +36,20 @@ class Topology:
     intra_size: int
     inter_rank: int
     inter_size: int
+    least_intra_size: int
+    most_intra_size: int
 
 
-def discover(mpi_comm: MPI.Intracomm) -> Topology:
+def discover(ranks: Ranks) -> Topology:
     """Find out where each rank runs, by host name; collective: every rank must call.
 
     Args:
-        mpi_comm: The communicator whose ranks are placed.
+        ranks: The ranks to place.
 
     Returns:
         The topology as seen from the calling rank.
     """
-    return place(mpi_comm.allgather(MPI.Get_processor_name()), mpi_comm.rank)
+    return place(ranks.allgather(MPI.Get_processor_name()), ranks.rank)
 
 
 def place(hosts: Sequence[str], rank: int) -> Topology:
@@ -63,9 +71,6 @@ def place(hosts: Sequence[str], rank: int) -> Topology:
         intra_size=len(neighbours),
         inter_rank=nodes.index(hosts[rank]),
         inter_size=len(nodes),
+        least_intra_size=min(Counter(hosts).values()),
+        most_intra_size=max(Counter(hosts).values()),
     )
-
-
-def split(mpi_comm: MPI.Intracomm, color: int, key: int) -> MPI.Intracomm:
-    """Split an MPI communicator into groups of equal color, ordered by key; collective."""
-    return cast(MPI.Intracomm, mpi_comm.Split(color, key))  # the stubs promise less than MPI does

@@ -6,10 +6,9 @@ import operator
 from typing import Any
 
 import numpy as np
-from mpi4py import MPI
-from mpi4py.util import dtlib
 
 from mn_comm.arithmetic import sum_dtype
+from mn_comm.mpi import MPI
 from mn_comm.placement import is_device_array
 
 __all__ = ["as_index", "check_array", "check_rank", "check_sum", "check_tag", "mpi_datatype"]
@@ -66,6 +65,8 @@ def mpi_datatype(dtype: np.dtype) -> MPI.Datatype | None:
     Returns:
         The datatype. Null handles are never returned: MPICH aborts the process when it is given one.
     """
+    from mpi4py.util import dtlib
+
     try:
         datatype = dtlib.from_numpy_dtype(dtype)
     except (ValueError, TypeError):

@@ -14,6 +14,12 @@ import numpy as np
 int64, uint8 = np.int64, np.uint8
 DEVICES = 4
 calls = []  # the names of what would have gone to the driver, in order
+log = []  # of each also the thread, and the stream that was current
+
+
+def _call(name):
+    calls.append(name)
+    log.append((name, threading.current_thread().name, get_current_stream()))
 
 
 class _Current(threading.local):
@@ -38,7 +44,7 @@ class Device:
         _current.device = self.id
 
     def synchronize(self):
-        calls.append("Device.synchronize")
+        _call("Device.synchronize")
 
     def __enter__(self):
         self._outer.append(_current.device)
@@ -50,8 +56,10 @@ class Device:
 
 
 class Event:
+    done = True  # whatever was launched is finished at once
+
     def synchronize(self):
-        calls.append("Event.synchronize")
+        _call("Event.synchronize")
 
 
 class Stream:
@@ -64,9 +72,10 @@ class Stream:
 
     def wait_event(self, event):
         assert isinstance(event, Event)
+        _call("wait_event")
 
     def synchronize(self):
-        calls.append("Stream.synchronize")
+        _call("Stream.synchronize")
 
     def __enter__(self):
         self._outer.append(_current.stream)
@@ -87,6 +96,7 @@ def get_current_stream():
 class ndarray:
     def __init__(self, memory, device=None):
         self._memory = memory
+        self.base = None
         self.device = device or Device()
 
     def __getattr__(self, name):
@@ -96,7 +106,8 @@ class ndarray:
 
     @property
     def data(self):
-        return types.SimpleNamespace(ptr=self._memory.ctypes.data)
+        owner = self._memory if self._memory.base is None else self._memory.base
+        return types.SimpleNamespace(ptr=self._memory.ctypes.data, mem=owner)
 
     @property
     def __cuda_array_interface__(self):
@@ -115,7 +126,7 @@ class ndarray:
         self._memory[key] = value._memory if isinstance(value, ndarray) else value
 
     def get(self, out=None):
-        calls.append("get")
+        _call("get")
         if out is None:
             return self._memory.copy()
         assert (out.shape, out.dtype) == (self.shape, self.dtype)
@@ -123,11 +134,24 @@ class ndarray:
         return out
 
     def set(self, array):
-        calls.append("set")
+        _call("set")
         assert type(array) is np.ndarray
         assert (array.shape, array.dtype) == (self.shape, self.dtype)
         assert self.flags.c_contiguous or self.flags.f_contiguous
         self._memory[...] = array
+
+    def __itruediv__(self, number):
+        self._memory /= number
+        return self
+
+    def __sub__(self, other):
+        return ndarray(self._memory - other._memory, self.device)
+
+    def __eq__(self, other):
+        return ndarray(np.asarray(self._memory == other), self.device)
+
+    def all(self):
+        return bool(self._memory.all())
 
     def copy(self):
         return ndarray(self._memory.copy(), self.device)
@@ -150,6 +174,10 @@ def empty(shape, dtype=float):
     return ndarray(memory)
 
 
+def zeros(shape, dtype=float):
+    return ndarray(np.zeros(shape, dtype))
+
+
 def asarray(array):
     return ndarray(np.array(array, order="K"))
 
@@ -161,33 +189,39 @@ def ascontiguousarray(array):
 
 
 class RawKernel:
-    """Does what the kernel ``pack`` does, as its comment describes the table."""
+    """Does what the kernels ``pack`` and ``unpack`` do, as their comment describes the table."""
 
     names = types.MappingProxyType({"float": "f4", "double": "f8", "__half": "f2"})
 
     def __init__(self, source, name):
-        assert name == "pack"
-        self.grad, self.wire, self.sum = (
+        assert f" {name}(" in source
+        self.name = name
+        self.grad, self.wire, self.between = (
             np.dtype(self.names[re.search(rf"typedef (\S+) {which};", source)[1]])
-            for which in ("grad_t", "wire_t", "sum_t")
+            for which in ("grad_t", "wire_t", "between_t")
         )
 
     def __call__(self, grid, block, arguments):
-        calls.append("pack")
-        table, members, packed, divisor = arguments
-        assert [type(a) for a in arguments] == [ndarray, np.int32, ndarray, np.float64]
+        _call(self.name)
+        table, members, packed = arguments
+        assert [type(a) for a in arguments] == [ndarray, np.int32, ndarray]
         assert (table.dtype, packed.dtype) == (np.int64, self.wire)
         assert table.device.id == packed.device.id == _current.device
         addresses, begins = np.split(table._memory, [members])
         assert (np.diff(begins) > 0).all()
         assert (grid[0] - 1) * block[0] * 8 < begins[-1] <= grid[0] * block[0] * 8
-        values = np.zeros(begins[-1], self.sum)
         for address, begin, end in zip(addresses, begins[:-1], begins[1:], strict=True):
-            if address:
-                nbytes = int(end - begin) * self.grad.itemsize
-                raw = np.frombuffer((ctypes.c_char * nbytes).from_address(int(address)), self.grad)
-                values[begin:end] = raw.astype(self.sum) / self.sum.type(divisor)
-        packed._memory[: begins[-1]] = values
+            part = packed._memory[begin:end]
+            if not address:
+                if self.name == "pack":
+                    part[...] = 0
+                continue
+            nbytes = int(end - begin) * self.grad.itemsize
+            grad = np.frombuffer((ctypes.c_char * nbytes).from_address(int(address)), self.grad)
+            if self.name == "pack":
+                part[...] = grad.astype(self.between)
+            else:
+                grad[...] = part.astype(self.between)
 
 
 class CUDARuntimeError(RuntimeError):

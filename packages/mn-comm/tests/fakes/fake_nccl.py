@@ -4,14 +4,17 @@ It insists on what NCCL needs but does not check: C-contiguous arrays, and CuPy'
 """
 
 import contextlib
+import enum
 import itertools
 import json
+import threading
 import types
 
 import numpy as np
 from mpi4py import MPI
 
 calls = []
+log = []  # name, thread, stream
 _serial = itertools.count(1)
 _version = types.SimpleNamespace(major=2, minor=32, micro=3)
 _current_stream = None  # set by the fixture that puts the stand-ins in place
@@ -21,7 +24,8 @@ def get_version():
     return types.SimpleNamespace(libnccl=types.SimpleNamespace(version=_version), nccl_bindings=_version)
 
 
-SUM = "sum"
+SUM, AVG = "sum", "avg"
+Result = enum.IntEnum("Result", {"Success": 0, "RemoteError": 6, "InProgress": 7})
 
 
 class UniqueId:
@@ -63,26 +67,38 @@ class Communicator:
         self.rank = rank
         return self
 
+    state = Result.Success
+
+    def get_async_error(self):
+        return self.state
+
+    def get_last_error(self):
+        return "connection closed by the peer"
+
     def _take(self, name, array, stream):
         calls.append(name)
+        log.append((name, threading.current_thread().name, stream))
         assert stream == _current_stream(), "expected CuPy's current stream"
         assert array.flags.c_contiguous
         assert array.size > 0
         return array._memory
 
-    def _sum(self, name, array, stream):
-        return np.sum(self.comm.allgather(self._take(name, array, stream)), axis=0, dtype=array.dtype)
+    def _sum(self, name, array, op, stream):
+        summands = self.comm.allgather(self._take(name, array, stream))
+        # As NCCL does, which divides first.
+        divisor = array.dtype.type(len(summands) if op == AVG else 1)
+        return np.sum([summand / divisor for summand in summands], axis=0, dtype=array.dtype)
 
     def allreduce(self, send, recv, op, *, stream=None):
-        recv[...] = self._sum("allreduce", send, stream)
+        recv[...] = self._sum("allreduce", send, op, stream)
 
     def reduce(self, send, recv, op, root, *, stream=None):
-        total = self._sum("reduce", send, stream)
+        total = self._sum("reduce", send, op, stream)
         if self.rank == root:
             recv[...] = total
 
     def reduce_scatter(self, send, recv, op, *, stream=None):
-        total = self._sum("reduce_scatter", send, stream).reshape(self.nranks, -1)
+        total = self._sum("reduce_scatter", send, op, stream).reshape(self.nranks, -1)
         send[...] = 77  # but for the share, it is lost
         recv[...] = total[self.rank]
 

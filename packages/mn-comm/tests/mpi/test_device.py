@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from mpi4py import MPI
 
 from mn_comm import create_communicator
-from mn_comm.device.clique import clique_of
+from mn_comm.device.nccl_ranks import nccl_ranks_of
 
 WORLD = MPI.COMM_WORLD
 RANK, SIZE = WORLD.rank, WORLD.size
@@ -48,16 +48,6 @@ def make(cupy):
     yield make
     for comm in made:
         comm.finalize()
-
-
-@pytest.fixture
-def nodes(monkeypatch):
-    """Return a function that puts the ranks on as many nodes, in turns."""
-
-    def nodes(count):
-        monkeypatch.setattr(MPI, "Get_processor_name", lambda: f"node{RANK % count}")
-
-    return nodes
 
 
 def on_device(cupy, array, layout="c"):
@@ -115,11 +105,10 @@ def test_every_strategy_computes_the_mean(cupy, comms, name, parameters, batched
 
 @pytest.mark.parametrize("count", [2, 3])
 @pytest.mark.parametrize("name", ["hierarchical", "two_dimensional", "pure_nccl", "flat", "non_cuda_aware"])
-def test_several_nodes(cupy, make, nodes, name, count):
+def test_several_nodes(cupy, on_nodes, name, count):
     if count > SIZE:
         pytest.skip("fewer ranks than nodes")
-    nodes(count)
-    comm = make(name)
+    comm = on_nodes(name, count)
     assert comm.inter_size == count
     shapes = {"a": (7, 3), "b": (1,), "c": (), "d": (0,), "e": (101,)}
     for step in range(3):
@@ -144,33 +133,38 @@ def test_wire_dtypes(cupy, make, name, wire):
 
 
 @pytest.mark.parametrize(("batched", "launches"), [(True, 1), (False, 3)])
-def test_one_launch_packs_all_parameters_or_one_each(cupy, make, batched, launches):
-    comm = make("flat", batched_copy=batched)
+def test_one_launch_for_all_parameters_or_one_each(cupy, make, batched, launches):
+    comm = make("flat")
+    comm.set_config("batched_copy", not batched)
     model = Model(**{name: Param(None, on_device(cupy, np.full(4, RANK, "f4"))) for name in "abc"})
+    comm.multi_node_mean_grad(model)
+    comm.set_config("batched_copy", batched)
     counts = []
-    for _ in range(3):
+    for _ in range(2):
         del cupy.calls[:]
         comm.multi_node_mean_grad(model)
-        counts.append((cupy.calls.count("pack"), cupy.calls.count("set")))
-    # Beside the buffer, a table for each launch, until the gradients stay where they are.
-    tables = launches
-    assert counts == [(launches, 1 + tables), (launches, 1 + tables), (launches, 1)]
+        counts.append([cupy.calls.count(name) for name in ("pack", "unpack", "set")])
+    # Beside the buffer, a table for each launch, once: the gradients stay where they are.
+    staged = int(SIZE > 1)
+    assert counts == [[launches, launches, staged + launches], [launches, launches, staged]]
 
 
+@pytest.mark.parametrize("layout", ["c", "fortran", "strided"])
 @pytest.mark.parametrize("name", NAMES)
-def test_gradients_are_views_of_one_buffer_and_may_be_missing(cupy, comms, name):
-    grad = on_device(cupy, np.full(3, RANK, "f4"))
-    zeros = [on_device(cupy, np.zeros(3, "f4")) for _ in "abc"]
+def test_gradients_keep_their_arrays_and_may_be_missing_or_shared(cupy, comms, name, layout):
+    grad = on_device(cupy, np.full((2, 3), RANK, "f4"), layout)
+    zeros = [on_device(cupy, np.zeros((2, 3), "f4")) for _ in "abc"]
     model = Model(a=Param(zeros[0], grad), b=Param(zeros[1]), c=Param(None), d=Param(zeros[2]))
-    comms[name].multi_node_mean_grad(model, zero_fill=True)
-    np.testing.assert_allclose(model.params["a"].grad.get(), MEAN)
-    np.testing.assert_allclose(model.params["b"].grad.get(), np.zeros(3))
-    assert model.params["c"].grad is None
-    # Nobody has taken the gradients away: they are where they are packed to, and are averaged again.
-    model.params["d"].grad = model.params["a"].grad
-    comms[name].multi_node_mean_grad(model, zero_fill=True)
-    np.testing.assert_allclose(model.params["a"].grad.get(), MEAN)
-    np.testing.assert_allclose(model.params["d"].grad.get(), MEAN)
+    for value in range(3):
+        grad[...] = np.full((2, 3), RANK + value, "f4")
+        model.params["d"].grad = model.params["a"].grad if RANK == 0 else on_device(cupy, np.full((2, 3), 5, "f4"))
+        comms[name].multi_node_mean_grad(model, zero_fill=True)
+        assert model.params["a"].grad is grad
+        np.testing.assert_allclose(grad.get(), np.full((2, 3), MEAN[0] + value))
+        np.testing.assert_allclose(model.params["b"].grad.get(), np.zeros((2, 3)))
+        assert model.params["c"].grad is None
+        shared = (value + 5 * (SIZE - 1)) / SIZE
+        np.testing.assert_allclose(model.params["d"].grad.get(), np.full((2, 3), shared), rtol=1e-6)
 
 
 @pytest.mark.parametrize("name", NAMES[:-1])
@@ -196,7 +190,8 @@ def test_dummy(cupy, make):
 def test_pure_nccl_refuses_host_arrays(comms):
     model = Model(a=Param(None, np.full(3, RANK, "f4")))
     with pytest.raises(
-        TypeError, match="pure_nccl: expected gradients in CuPy arrays, got 3 elements of float32 in NumPy"
+        TypeError,
+        match=r"pure_nccl: expected gradients in CuPy arrays, got a NumPy array of shape \(3,\) and dtype float32",
     ):
         comms["pure_nccl"].multi_node_mean_grad(model)
 
@@ -258,10 +253,10 @@ def test_nccl_missing_on_one_rank(cupy, make, monkeypatch):
         monkeypatch.setitem(sys.modules, "nccl", None)
     with pytest.raises(RuntimeError, match=r"CuPy and nccl4py, which NCCL needs: .*pip install 'mn-comm\[cuda13\]'"):
         create_communicator("pure_nccl")
-    comm = make("naive")
+    comm = make("naive", WORLD.Dup())
     total = comm.allreduce(on_device(cupy, np.full(3, RANK, "f4")))
     np.testing.assert_allclose(total.get(), MEAN * SIZE)
-    assert "NCCL cannot be used on rank" in str(clique_of(comm._private).obstacle)
+    assert "NCCL cannot be used on rank" in str(nccl_ranks_of(comm.ranks).obstacle)
 
 
 def test_mpi_that_is_cuda_aware(cupy, make, monkeypatch):
@@ -274,8 +269,8 @@ def test_mpi_that_is_cuda_aware(cupy, make, monkeypatch):
     del cupy.calls[:]
     model.params["a"].grad = on_device(cupy, np.full(3, RANK, "f4"))
     comm.multi_node_mean_grad(model)
-    assert cupy.calls.count("get") == 1  # MPI cannot add up halves
-    assert "Stream.synchronize" in cupy.calls
+    assert cupy.calls.count("get") == (SIZE > 1)  # MPI cannot add up halves
+    assert ("Stream.synchronize" in cupy.calls) == (SIZE > 1)
     np.testing.assert_allclose(model.params["a"].grad.get(), MEAN)
     np.testing.assert_allclose(model.params["b"].grad.get(), np.ones(2))
 
@@ -290,25 +285,125 @@ def test_a_wrong_setting_raises_on_every_rank(cupy, make, monkeypatch):
 
 def test_the_mpi_of_the_tests_is_not_cuda_aware():
     from mn_comm.device.awareness import is_cuda_aware
+    from mn_comm.ranks import Ranks
 
-    assert "MN_COMM_CUDA_AWARE_MPI" in os.environ or not is_cuda_aware(WORLD)
+    assert "MN_COMM_CUDA_AWARE_MPI" in os.environ or not is_cuda_aware(Ranks(WORLD))
 
 
-@pytest.mark.parametrize("name", ["flat", "hierarchical", "pure_nccl"])
-def test_in_the_background(cupy, make, name):
-    comm = make(name)
-    reducer = comm.background_reducer(bucket_bytes=16, sets=2)
+def in_background(reducer, model):
+    reduction = reducer.start(model)
+    reduction.ready_all()
+    return reduction
+
+
+@pytest.mark.parametrize("sets", [1, 2])
+@pytest.mark.parametrize("name", NAMES)
+def test_in_the_background(cupy, make, name, sets):
+    reducer = make(name).gradient_reducer(background=True, bucket_bytes=16, sets=sets)
     model = Model(**{key: Param(None) for key in "abc"})
-    rounds = []
     for step in range(4):
         for param in model.params.values():
             param.grad = on_device(cupy, np.full(3, RANK + step, "f4"))
-        rounds.append(reducer.start(model, zero_fill=False))
-        rounds[-1].ready_all()
-        rounds[-1].wait()
+        in_background(reducer, model).wait()
         for param in model.params.values():
             np.testing.assert_allclose(param.grad.get(), MEAN + step)
-    reducer.close()
+
+
+@several
+@pytest.mark.parametrize("count", [1, 2])
+@pytest.mark.parametrize("name", ["pure_nccl", "hierarchical", "two_dimensional"])
+def test_nccl_is_called_by_the_main_thread_on_a_stream_beside(cupy, on_nodes, name, count):
+    """So two communicators are never given work in different orders on different ranks."""
+    import sys
+
+    log = sys.modules["nccl"].core.log
+    reducer = on_nodes(name, count).gradient_reducer(background=True, bucket_bytes=16)
+    model = Model(**{key: Param(None, on_device(cupy, np.full(3, RANK, "f4"))) for key in "abc"})
+    in_background(reducer, model).wait()
+    del log[:], cupy.log[:]
+    reduction = in_background(reducer, model)
+    launched = [what for what, *_ in log]
+    reduction.wait()
+    assert {thread for _, thread, _ in log} == {"MainThread"}
+    assert len({stream for *_, stream in log}) == 1
+    assert cupy.get_current_stream().ptr not in {stream for *_, stream in log}
+    if name == "pure_nccl" or count == 1:
+        assert launched == ["allreduce"] * 3 == [what for what, *_ in log]
+    else:
+        assert len(launched) >= 3
+        assert not {"allgather", "broadcast"} & set(launched)  # these follow when the worker has done its part
+        assert {thread for what, thread, _ in cupy.log if what in ("get", "set")} <= {"mn_comm", "MainThread"}
+    # What the side stream does begins when the gradients are packed, and is waited for before they are unpacked.
+    names = [what for what, *_ in cupy.log]
+    assert names.index("pack") < names.index("wait_event") < names.index("unpack")
+    assert "Stream.synchronize" not in [what for what, thread, _ in cupy.log if thread == "MainThread"]
+
+
+@several
+@pytest.mark.parametrize("name", ["naive", "flat", "non_cuda_aware"])
+def test_what_is_staged_is_copied_by_the_worker_which_waits_for_the_copies(cupy, make, name):
+    reducer = make(name).gradient_reducer(background=True, bucket_bytes=16)
+    model = Model(**{key: Param(None, on_device(cupy, np.full(3, RANK, "f4"))) for key in "abc"})
+    in_background(reducer, model).wait()
+    del cupy.log[:]
+    in_background(reducer, model).wait()
+    worker = [(what, stream) for what, thread, stream in cupy.log if thread == "mn_comm"]
+    assert [what for what, _ in worker] == ["wait_event", "get", "set", "Stream.synchronize"] * 3
+    assert cupy.get_current_stream() not in {stream for what, stream in worker if what != "wait_event"}
+    assert {what for what, thread, _ in cupy.log if thread == "MainThread"} <= {"pack", "unpack", "set"}  # set: tables
+
+
+@several
+def test_a_cuda_aware_mpi_is_never_given_a_device_in_a_nonblocking_call(cupy, make, monkeypatch):
+    monkeypatch.setenv("MN_COMM_CUDA_AWARE_MPI", "1")
+    reducer = make("flat").gradient_reducer(background=True)
+    model = Model(a=Param(None, on_device(cupy, np.full(3, RANK, "f4"))))
+
+    def refuse(self, send, recv, *args):
+        assert not isinstance(recv, cupy.ndarray)
+        return real(self, send, recv, *args)
+
+    real = MPI.Intracomm.Iallreduce
+    monkeypatch.setattr("mn_comm.ranks.Ranks.Iallreduce", refuse, raising=False)
+    in_background(reducer, model).wait()
+    np.testing.assert_allclose(model.params["a"].grad.get(), MEAN)
+
+
+@several
+def test_a_lost_peer_becomes_an_exception_that_names_the_operation(cupy, on_nodes, monkeypatch):
+    import sys
+
+    core = sys.modules["nccl"].core
+    comm = on_nodes("pure_nccl", 1)
+    model = Model(a=Param(None, on_device(cupy, np.full(3, RANK, "f4"))))
+    comm.multi_node_mean_grad(model)
+    monkeypatch.setattr(cupy.Event, "done", False)
+    comm.multi_node_mean_grad(model)  # was given to the device; there nobody has come to an end yet
+    monkeypatch.setattr(core.Communicator, "state", core.Result.RemoteError)
+    del core.calls[:]
+    for _ in range(2):
+        with pytest.raises(
+            RuntimeError, match=rf"all_reduce of gradients: NCCL has failed on rank {RANK}, .*: RemoteError: connection"
+        ):
+            comm.multi_node_mean_grad(model)
+    assert core.calls == ["abort"]
+
+
+@pytest.mark.parametrize("name", ["flat", "hierarchical", "pure_nccl"])
+def test_hooks(cupy, make, name):
+    for background in (False, True):
+        reducer = make(name).gradient_reducer(background=background, comm_hook=lambda bucket: bucket.average())
+        other = make(name).gradient_reducer(
+            background=background,
+            comm_hook=lambda bucket: bucket.average(bucket.flat.astype("f8")).then(lambda m: m - m),
+        )
+        for each, expected in ((reducer, MEAN), (other, MEAN * 0)):
+            model = Model(a=Param(None, on_device(cupy, np.full(3, RANK, "f4"))))
+            if background:
+                in_background(each, model).wait()
+            else:
+                each.average(model)
+            np.testing.assert_allclose(model.params["a"].grad.get(), expected)
 
 
 @pytest.mark.parametrize("name", ["naive", "pure_nccl"])
@@ -401,20 +496,23 @@ def test_communicators_go_with_the_mpi_communicator(cupy):
     from mn_comm import nccl
 
     calls = sys.modules["nccl"].core.calls
-    comm = create_communicator("pure_nccl")
+    own = WORLD.Dup()
+    comm = create_communicator("pure_nccl", own)
     comm.multi_node_mean_grad(Model(a=Param(None, on_device(cupy, np.ones(3, "f4")))))
     before = len(nccl._alive)
     del calls[:]
-    comm.finalize()
+    own.Free()
     assert calls == (["destroy"] if SIZE > 1 else [])
     assert len(nccl._alive) == before - (SIZE > 1)
 
 
-def test_shared_memory_is_pinned_for_as_long_as_it_is_used(cupy, make):
+def test_host_memory_is_pinned_for_as_long_as_it_is_used(cupy, make):
     gc.collect()
     before = len(cupy.registered)
+    comm = make("non_cuda_aware")
     model = Model(a=Param(None, on_device(cupy, np.ones(3, "f4"))))
-    make("non_cuda_aware").multi_node_mean_grad(model)
+    comm.multi_node_mean_grad(model)
     assert len(cupy.registered) == before + (SIZE > 1)
     del model
+    gc.collect()
     assert len(cupy.registered) == before

@@ -48,11 +48,47 @@ def test_allreduce_obj_adds_up_in_the_order_of_ranks():
 
 
 @pytest.mark.parametrize("culprit", [0, SIZE - 1])
-@pytest.mark.parametrize("call", [COMM.gather_obj, COMM.allgather_obj, COMM.allreduce_obj])
+@pytest.mark.parametrize("call", [COMM.gather_obj, COMM.allgather_obj])
 def test_an_object_that_cannot_be_pickled_raises_on_every_rank(call, culprit):
     with pytest.raises(Exception, match=r"lambda|local object") as caught:
         call((lambda: None) if culprit == RANK else 1)
     assert (f"on rank {culprit}" in str(caught.value)) == (culprit != RANK)
+
+
+class Unpicklable(int):
+    def __add__(self, other):
+        return self
+
+    __radd__ = __add__
+
+    def __reduce_ex__(self, protocol):
+        raise TypeError("this one stays here")
+
+
+@pytest.mark.skipif(SIZE < 2, reason="needs somebody to add to")
+@pytest.mark.parametrize("culprit", range(SIZE))
+@pytest.mark.parametrize(
+    ("wrong", "message"), [("x", "unsupported operand|concatenate"), (Unpicklable(), "stays here")]
+)
+def test_objects_that_cannot_be_added_up_raise_on_every_rank(culprit, wrong, message):
+    with pytest.raises(TypeError, match=message):
+        COMM.allreduce_obj(wrong if culprit == RANK else 1)
+    assert COMM.allreduce_obj(1) == SIZE
+
+
+def test_objects_from_and_to_mpi4py():
+    """Scripts mix the methods with those of ``comm.mpi_comm``."""
+    thing = {"a": np.arange(3), "b": [1, "x"]}
+    for send, recv in (
+        (COMM.send_obj, lambda source: COMM.mpi_comm.recv(source=source)),
+        (COMM.mpi_comm.send, COMM.recv_obj),
+    ):
+        if RANK == 0 and SIZE > 1:
+            send(thing, 1)
+        elif RANK == 1:
+            received = recv(0)
+            np.testing.assert_array_equal(received["a"], thing["a"])
+            assert received["b"] == thing["b"]
 
 
 def test_bcast_obj_of_what_cannot_be_pickled_raises_on_every_rank():

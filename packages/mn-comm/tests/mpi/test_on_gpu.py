@@ -87,7 +87,7 @@ def test_on_another_stream_and_in_the_background(make, name):
     import cupy
 
     comm = make(name)
-    reducer = comm.background_reducer(bucket_bytes=1 << 16, sets=2)
+    reducer = comm.gradient_reducer(background=True, bucket_bytes=1 << 16, sets=2)
     model = Model(**{key: Param(None) for key in SHAPES})
     with cupy.cuda.Stream(non_blocking=True):
         for step in range(5):
@@ -98,7 +98,6 @@ def test_on_another_stream_and_in_the_background(make, name):
             current.ready_all()
             current.wait()
             check(model, grads)
-    reducer.close()
 
 
 @pytest.mark.skipif(SIZE < 2, reason="needs two ranks")

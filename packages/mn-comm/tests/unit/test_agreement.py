@@ -24,8 +24,14 @@ def test_errors_of_other_ranks_keep_a_common_type_and_name_the_rank():
     assert str(other) == "on rank 3: PicklingError: bad"
 
 
-def test_together_raises_the_own_exception_unchanged():
+def test_an_error_is_described_by_the_nearest_type_that_every_rank_knows():
+    assert agreement.describe(PermissionError("no")) == ("OSError", "no")
+    assert agreement.describe(UnicodeError("no")) == ("ValueError", "no")
+    assert agreement.describe(LookupError("no")) == ("LookupError", "no")
+
+
+def test_a_rank_raises_its_own_exception_unchanged():
     error = LookupError("mine")
-    with pytest.raises(LookupError) as caught, agreement.together(MPI.COMM_SELF):
+    with pytest.raises(LookupError) as caught, agreement.raise_on_all(MPI.COMM_SELF):
         raise error
     assert caught.value is error

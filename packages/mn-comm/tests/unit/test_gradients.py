@@ -1,3 +1,5 @@
+"""Selecting, filling buckets, cutting them, and finding out where means may be written; all without communication."""
+
 import itertools
 
 import numpy as np
@@ -5,77 +7,186 @@ import pytest
 from fake_model import Model, Param
 from hypothesis import given
 from hypothesis import strategies as st
-from mpi4py import MPI
 
-from mn_comm.gradients.agree import Agreement, first_difference, signature_of
-from mn_comm.gradients.bucket import make_buckets, split
-from mn_comm.gradients.select import select
-from mn_comm.intra import Buffer, shard_bounds
+from mn_comm.gradients.agree import _explain as explain
+from mn_comm.gradients.agree import first_difference, select
+from mn_comm.gradients.bucket import bounds, cut
+from mn_comm.gradients.layout import fill_buckets
+from mn_comm.gradients.pace import SHARE_BYTES, Pace
+from mn_comm.gradients.targets import Targets
 
 
-def test_select_sorts_by_name_and_leaves_out_what_has_no_gradient():
+def test_select_sorts_by_name_and_omits_what_has_no_gradient():
     model = Model(b=Param(np.zeros(2), np.ones(2)), c=Param(np.zeros(1)), a=Param(np.zeros(3), np.ones(3)))
-    assert [name for name, _ in select(model, zero_fill=False)[0]] == ["/a", "/b"]
+    assert [name for name, _ in select(model, zero_fill=False).params] == ["/a", "/b"]
 
 
 def test_select_takes_initialised_parameters_without_a_gradient_if_asked_for():
-    model = Model(a=Param(np.ones(2, "f2")), b=Param(None))
-    ((name, param),), (like,), (grad,) = select(model, zero_fill=True)
-    assert name == "/a"
-    assert param.grad is grad is None
-    assert like is param.data
+    model = Model(b=Param(np.zeros(2)), c=Param(None), a=Param(np.zeros(3), np.ones(3)))
+    params, likes, grads = select(model, zero_fill=True)
+    assert [name for name, _ in params] == ["/a", "/b"]
+    assert [like.shape for like in likes] == [(3,), (2,)]
+    assert [grad is None for grad in grads] == [False, True]
 
 
-shapes = st.lists(st.lists(st.integers(0, 4), max_size=3).map(tuple), min_size=1, max_size=6)
+class Uninitialised:
+    """As Chainer's parameter before it is initialised and before its gradient was cleared."""
+
+    data = None
+
+    @property
+    def grad(self):
+        raise RuntimeError("Cannot retrieve Variable.grad.")
 
 
-@given(shapes)
-def test_split_yields_views_that_lie_one_after_another(shapes):
-    flat = np.arange(sum(int(np.prod(shape)) for shape in shapes))
-    views = list(split(flat, shapes))
-    assert [view.shape for view in views] == shapes
-    np.testing.assert_array_equal(np.concatenate([view.reshape(-1) for view in views]), flat)
-    assert all(view.size == 0 or np.shares_memory(view, flat) for view in views)
+def test_an_uninitialised_parameter_that_has_no_gradient_to_ask_for_takes_no_part():
+    model = Model(a=Uninitialised(), b=Param(np.zeros(2), np.ones(2)))
+    assert [name for name, _ in select(model, zero_fill=True).params] == ["/b"]
+    model = Model(a=Uninitialised())
+    model.params["a"].__class__.data = np.zeros(3)
+    try:
+        with pytest.raises(RuntimeError, match="Cannot retrieve"):
+            select(model, zero_fill=True)
+    finally:
+        Uninitialised.data = None
 
 
-@given(shapes, st.booleans(), st.data())
-def test_packing_and_viewing_gives_the_gradients_back(shapes, one_each, data):
-    dtypes = [data.draw(st.sampled_from(["f2", "f4", "f8"])) for _ in shapes]
-    grads = [
-        np.asarray(np.random.RandomState(0).uniform(size=shape), dtype)
-        for shape, dtype in zip(shapes, dtypes, strict=True)
-    ]
-    params = [(str(i), Param(grad, np.asfortranarray(grad))) for i, grad in enumerate(map(np.asarray, grads))]
-    specs = [(param.grad.shape, param.grad.dtype) for _, param in params]
-    buckets = make_buckets(specs, range(len(specs)), 0 if one_each else None, None, Buffer.private)
-    assert len(buckets) >= len(set(dtypes))
-    for bucket in buckets:
-        bucket.pack(params)
-    for bucket in buckets:
-        bucket.view(params)
-    for (_, param), grad in zip(params, grads, strict=True):
-        np.testing.assert_array_equal(param.grad, grad)
-        assert param.grad.dtype == grad.dtype
-        assert any(np.shares_memory(param.grad, bucket.buffer.array) for bucket in buckets) or grad.size == 0
+@given(st.integers(0, 100), st.integers(1, 12))
+def test_shares_cover_everything_almost_evenly(length, shares):
+    points = bounds(length, shares)
+    assert (points[0], points[-1], len(points)) == (0, length, shares + 1)
+    sizes = [end - begin for begin, end in itertools.pairwise(points)]
+    assert max(sizes) - min(sizes) <= 1
 
 
-def test_gradients_averaged_in_another_dtype_keep_theirs():
-    params = [("a", Param(None, np.array([1, 2], "f2")))]
-    (bucket,) = make_buckets([((2,), np.dtype("f2"))], [0], None, np.dtype("f4"), Buffer.private)
-    assert bucket.buffer.array.dtype == np.float32
-    bucket.pack(params)
-    np.divide(bucket.buffer.array, 2, out=bucket.buffer.array)
-    bucket.view(params)
-    assert params[0][1].grad.dtype == np.float16
-    np.testing.assert_array_equal(params[0][1].grad, [0.5, 1])
+specs = st.lists(
+    st.tuples(st.lists(st.integers(0, 6), max_size=3).map(tuple), st.sampled_from(["f4", "f8"])), max_size=12
+).map(lambda found: [(f"/{i}", shape, np.dtype(dtype)) for i, (shape, dtype) in enumerate(found)])
+
+
+@given(specs, st.sampled_from([0, 7, 24, 100, None]), st.booleans(), st.randoms(use_true_random=False))
+def test_buckets_hold_every_element_once(specs, most_bytes, whole, random):
+    order = list(range(len(specs)))
+    random.shuffle(order)
+    seen = {i: [] for i in order}
+    for parts in fill_buckets(specs, order, most_bytes, whole=whole):
+        dtype = specs[parts[0].member][2]
+        assert all(specs[part.member][2] == dtype for part in parts)
+        assert parts[0].begin == 0
+        assert all(a.end == b.begin for a, b in itertools.pairwise(parts))
+        if most_bytes is not None and not (whole and len(parts) == 1):
+            assert parts[-1].end <= max(1, most_bytes // dtype.itemsize)
+        for part in parts:
+            length = int(np.prod(specs[part.member][1]))
+            elements = range(length)[part.within] if part.within is not ... else range(length)
+            assert len(elements) == part.end - part.begin > 0
+            assert not whole or part.within is ...
+            seen[part.member] += elements
+    for member, elements in seen.items():
+        assert elements == list(range(int(np.prod(specs[member][1]))))
+
+
+@given(specs, st.lists(st.integers(1, 200), max_size=6))
+def test_cutting_a_bucket_keeps_its_elements_in_order(specs, points):
+    for parts in fill_buckets(specs, range(len(specs)), None, whole=True):
+        length = parts[-1].end
+        found = []
+        for begin, end, inside in cut(parts, sorted({0, length, *(point for point in points if point < length)})):
+            assert (inside[0].begin, inside[-1].end) == (begin, end)
+            for part in inside:
+                size = int(np.prod(specs[part.member][1]))
+                found += [(part.member, i) for i in (range(size) if part.within is ... else range(size)[part.within])]
+        assert found == [(p.member, i) for p in parts for i in range(int(np.prod(specs[p.member][1])))]
+
+
+def test_dtypes_do_not_share_a_bucket_and_order_is_kept():
+    specs = [(f"/{i}", (10,), np.dtype(dtype)) for i, dtype in enumerate(["f4", "f8", "f4", "f8", "f4"])]
+    found = [[part.member for part in parts] for parts in fill_buckets(specs, [4, 3, 2, 1, 0], 90, whole=True)]
+    assert found == [[3], [4, 2], [1], [0]]
+
+
+def targets_of(*grads, flattened=()):
+    params = [(f"/{i}", Param(np.zeros(3), grad)) for i, grad in enumerate(grads)]
+    specs = [(name, (3,) if p.grad is None else p.grad.shape, np.dtype("f8")) for name, p in params]
+    return params, Targets(params, list(grads), specs, flattened)
+
+
+def test_arrays_that_can_hold_the_mean_are_kept():
+    grads = [np.arange(6.0), np.arange(6.0).reshape(2, 3).T, np.arange(12.0)[::2], np.array(3.0), np.zeros((0, 2))]
+    params, targets = targets_of(*grads)
+    targets.finish()
+    assert all(array is grad for array, grad in zip(targets.arrays, grads, strict=True))
+    assert all(param.grad is grad for (_, param), grad in zip(params, grads, strict=True))
+
+
+def test_arrays_that_cannot_are_replaced():
+    read_only = np.arange(3.0)
+    read_only.flags.writeable = False
+    repeated = np.lib.stride_tricks.as_strided(np.zeros(3), (2, 3), (8, 8), writeable=True)
+    grads = [None, read_only, np.broadcast_to(np.arange(3.0), (2, 3)), repeated]
+    params, targets = targets_of(*grads)
+    for array in targets.arrays:
+        array[...] = 7
+    targets.finish()
+    assert all((param.grad == 7).all() for _, param in params)
+    np.testing.assert_array_equal(read_only, np.arange(3.0))
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda base: (base, base),
+        lambda base: (base[:6], base[3:]),
+        lambda base: (base[3:7], base),
+        lambda base: (base[::3], base[::2]),
+        lambda base: (base.reshape(3, 4)[:, 1], base.reshape(3, 4)[1]),
+        lambda base: (np.frombuffer(base.data)[:4], np.frombuffer(base.data)[3:]),
+    ],
+)
+def test_of_arrays_that_share_memory_one_keeps_it(make):
+    one, other = make(np.arange(12.0))
+    _, targets = targets_of(one, other)
+    assert sum(array is grad for array, grad in zip(targets.arrays, (one, other), strict=True)) == 1
+    np.testing.assert_array_equal(targets.arrays[0], one)
+    np.testing.assert_array_equal(targets.arrays[1], other)
+    assert not np.shares_memory(*targets.arrays)
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda base: (base[:6], base[6:]),
+        lambda base: (base[::2], base[1::2]),
+        lambda base: (base.reshape(3, 4)[:, 1], base.reshape(3, 4)[:, 2]),
+        lambda base: (base[::-1][:6], base[:6]),
+    ],
+)
+def test_views_of_one_array_that_do_not_overlap_are_kept(make):
+    one, other = make(np.arange(12.0))
+    _, targets = targets_of(one, other)
+    assert targets.arrays[0] is one
+    assert targets.arrays[1] is other
+
+
+def test_flattened_ones_are_written_back():
+    fortran, plain = np.asfortranarray(np.arange(6.0).reshape(2, 3)), np.arange(6.0).reshape(2, 3)
+    params, targets = targets_of(fortran, plain, flattened=(0, 1))
+    for array in targets.arrays:
+        np.testing.assert_array_equal(array, np.arange(6.0))
+        array += 1
+    targets.finish()
+    assert params[0][1].grad is fortran
+    assert params[1][1].grad is plain
+    for array in (fortran, plain):
+        np.testing.assert_array_equal(array, np.arange(1.0, 7.0).reshape(2, 3))
 
 
 @pytest.mark.parametrize(
     ("one", "other", "expected"),
     [
-        ((("a", (1,), "f"),), (), (("a", (1,), "f"), None)),
-        ((("a", (1,), "f"), ("b", (1,), "f")), (("b", (1,), "f"),), (("a", (1,), "f"), ("b", (1,), "f"))),
-        ((("a", (1,), "f"),), (("a", (2,), "f"),), (("a", (1,), "f"), ("a", (2,), "f"))),
+        ((("a", (1,), "f4"),), (), (("a", (1,), "f4"), None)),
+        ((("a", (1,), "f4"),), (("b", (1,), "f4"),), (("a", (1,), "f4"), ("b", (1,), "f4"))),
+        ((("a", (1,), "f4"), ("b", (), "f4")), (("a", (1,), "f4"),), (("b", (), "f4"), None)),
     ],
 )
 def test_first_difference(one, other, expected):
@@ -86,60 +197,48 @@ def test_first_difference(one, other, expected):
     ("one", "other", "message"),
     [
         (
-            [("/a", np.zeros((2, 3), "f4"))],
-            [],
-            "first at /a: shape (2, 3) and dtype float32 on rank 0, missing on rank 1",
+            (("/a", (1,), "f4"),),
+            (("/b", (1,), "f4"),),
+            "first at /a: shape (1,) and dtype f4 on rank 0, missing on rank 1",
         ),
         (
-            [("/a", np.zeros(1)), ("/b", np.zeros(1))],
-            [("/b", np.zeros(1))],
-            "first at /a: shape (1,) and dtype float64 on rank 0, missing on rank 1",
+            (("/b", (1,), "f4"),),
+            (("/a", (1,), "f4"), ("/b", (1,), "f4")),
+            "first at /a: missing on rank 0, shape (1,) and dtype f4 on rank 1",
         ),
-        ([("/a", None)], [("/a", np.zeros(1))], "first at /a: not initialised on rank 0, shape (1,) and dtype float64"),
+        ((("/a", None, None),), (("/a", (2,), "f4"),), "not initialised on rank 0, shape (2,) and dtype f4 on rank 1"),
+        ((("dtype", "f2"),), (("dtype", None),), "the same dtype on every rank, got f2 on rank 0 and None on rank 1"),
+        ((("/a", (1,), "f4"),), (("failure", "TypeError", "bad"),), "on rank 1: bad"),
     ],
 )
-def test_the_message_names_the_first_parameter_that_differs(one, other, message):
-    explain = Agreement(MPI.COMM_SELF, "bcast_data")._explain
-    assert message in str(explain([signature_of(one), signature_of(other)]))
+def test_the_message_names_the_first_difference(one, other, message):
+    assert message in str(explain("multi_node_mean_grad", [one, other]))
 
 
-@given(length=st.integers(0, 1000), shards=st.integers(1, 9))
-def test_shards_cover_everything_almost_evenly(length, shards):
-    bounds = shard_bounds(length, shards)
-    assert bounds[0][0] == 0
-    assert bounds[-1][1] == length
-    assert all(end == begin for (_, end), (begin, _) in itertools.pairwise(bounds))
-    sizes = [end - begin for begin, end in bounds]
-    assert max(sizes) - min(sizes) <= 1
+def run(pace, seconds, waited=lambda share: 0.0, times=60):
+    used = []
+    for _ in range(times):
+        used.append(pace.share_bytes)
+        pace.record(seconds(used[-1]), waited(used[-1]))
+    return used
 
 
-def test_a_missing_gradient_is_packed_as_zeros():
-    params = [("a", Param(np.ones(3)))]
-    (bucket,) = make_buckets([((3,), np.dtype("f8"))], [0], None, None, Buffer.private)
-    bucket.buffer.array.fill(7)
-    bucket.pack(params)
-    bucket.view(params)
-    np.testing.assert_array_equal(params[0][1].grad, np.zeros(3))
+def test_nothing_is_tried_while_nobody_waits():
+    assert set(run(Pace(), lambda share: 1.0)) == {SHARE_BYTES[0]}
 
 
-F4, F8 = np.dtype("f4"), np.dtype("f8")
+def test_where_waiting_dominates_the_larger_shares_are_tried_and_kept_if_they_are_better():
+    small, large = SHARE_BYTES
+    pace = Pace()
+    used = run(pace, lambda share: 10.0 if share == small else 3.0, lambda share: 8.0)
+    assert used[0] == small
+    assert used.index(large) < 12
+    assert used[-25:].count(large) >= 23
+    # When the cores are free again, small shares are back soon.
+    used = run(pace, lambda share: 1.0 if share == small else 2.0, times=150)
+    assert used[-20:].count(small) == 20
 
 
-@pytest.mark.parametrize(
-    ("sizes", "order", "most_bytes", "expected"),
-    [
-        ([1, 1, 1], [2, 0, 1], None, [[2, 0, 1]]),
-        ([1, 1, 1], [2, 0, 1], 8, [[2, 0], [1]]),
-        ([9, 1, 1], [0, 1, 2], 8, [[0], [1, 2]]),
-        ([1, 1, 1], [0, 1, 2], 0, [[0], [1], [2]]),
-        ([], [], None, []),
-    ],
-)
-def test_buckets_in_the_order_given(sizes, order, most_bytes, expected):
-    buckets = make_buckets([((n,), F4) for n in sizes], order, most_bytes, None, Buffer.private)
-    assert [bucket.members for bucket in buckets] == expected
-
-
-def test_dtypes_do_not_share_a_bucket():
-    specs = [((1,), F4), ((1,), F8), ((1,), F4)]
-    assert [b.members for b in make_buckets(specs, [0, 1, 2], None, None, Buffer.private)] == [[0, 2], [1]]
+def test_if_the_larger_shares_are_no_better_they_are_seldom_tried():
+    used = run(Pace(), lambda share: 5.0, lambda share: 4.0, times=90)
+    assert 5 <= used.count(SHARE_BYTES[1]) <= 12

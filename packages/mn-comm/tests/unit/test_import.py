@@ -26,6 +26,11 @@ def test_the_package_alone_loads_nothing():
     assert not {name.partition(".")[0] for name in loaded("import mn_comm")} & {"numpy", "mpi4py"}
 
 
+def test_mpi_starts_with_the_first_communicator():
+    assert "mpi4py.MPI" not in loaded("from mn_comm import *")
+    assert "mpi4py.MPI" in loaded("import mn_comm; mn_comm.create_communicator('naive')")
+
+
 def test_every_public_name_is_there():
     assert all(hasattr(mn_comm, name) for name in mn_comm.__all__)
     assert set(mn_comm.__all__) == set(mn_comm._HOME_OF) <= set(dir(mn_comm))

@@ -8,7 +8,7 @@ import pytest
 from fake_model import Model, Param
 
 from mn_comm import create_communicator
-from mn_comm.gradients.bucket import make_buckets
+from mn_comm.gradients.layout import fill_buckets
 
 pytestmark = pytest.mark.gpu
 
@@ -35,40 +35,28 @@ def laid_out(array, which):
 @pytest.mark.parametrize("layout", ["c", "fortran", "reversed"])
 @pytest.mark.parametrize("batched", [True, False])
 @pytest.mark.parametrize(("grad", "wire"), list(itertools.product(FLOATS, FLOATS)))
-def test_packing_and_viewing(grad, wire, batched, layout):
+def test_packing_and_unpacking(grad, wire, batched, layout):
     import cupy
 
+    from mn_comm.config import Config
     from mn_comm.device.bucket import DeviceBucket
-    from mn_comm.device.buffer import DeviceBuffer
+    from mn_comm.device.strategies import Alone
 
     grad, wire = dtype_of(grad), dtype_of(wire)
     random = np.random.RandomState(0)
     values = [np.asarray(random.uniform(-1, 1, shape)).astype(grad) for shape in SHAPES]
-    params = [(str(i), Param(None, laid_out(cupy.asarray(value), layout))) for i, value in enumerate(values)]
-    params[3][1].grad = None
-    values[3] = np.zeros_like(values[3])
-
-    def kind(*args):
-        return DeviceBucket(*args, batched=lambda: batched)
-
-    def allocate(length, dtype):
-        return DeviceBuffer(cupy.empty(length, dtype), None, divisor=3)
-
-    (bucket,) = make_buckets([(v.shape, grad) for v in values], range(len(values)), None, wire, allocate, kind)
-    bucket.pack(params)
-    bucket.view(params)
-    wide = np.dtype("f8" if np.dtype("f8") in (grad, wire) else "f4")
-    for (_, param), value in zip(params, values, strict=True):
-        expected = (value.astype(wide) / wide.type(3)).astype(wire).astype(grad)
-        np.testing.assert_array_equal(param.grad.get().astype("f8"), expected.astype("f8"))
-        assert param.grad.dtype == grad
-    if grad == wire:
-        assert params[0][1].grad.data.ptr == bucket.buffer.array.data.ptr
-    # Again, from where they are now.
-    bucket.pack(params)
-    bucket.view(params)
-    again = (expected.astype(wide) / wide.type(3)).astype(wire).astype(grad)
-    np.testing.assert_array_equal(params[-1][1].grad.get().astype("f8"), again.astype("f8"))
+    arrays = [laid_out(cupy.asarray(value), layout) for value in values]
+    specs = [(str(i), value.shape, grad) for i, value in enumerate(values)]
+    (parts,) = fill_buckets(specs, range(len(specs)), None, whole=True)
+    whole, config = cupy.empty(parts[-1].end, wire), Config(batched_copy=batched)
+    bucket = DeviceBucket(0, parts, specs, whole, Alone(), config, mean_of=None, host=None, side=None)
+    bucket.pack([None if i == 3 else array for i, array in enumerate(arrays)])
+    bucket.flat *= wire.type(2)
+    bucket.unpack(arrays, bucket.flat)
+    for i, (array, value) in enumerate(zip(arrays, values, strict=True)):
+        expected = np.zeros_like(value) if i == 3 else (value.astype(wire) * wire.type(2)).astype(grad)
+        np.testing.assert_array_equal(array.get().astype("f8"), expected.astype("f8"))
+        assert array.dtype == grad
 
 
 def test_on_another_stream():

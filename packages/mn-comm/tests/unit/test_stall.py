@@ -6,31 +6,33 @@ import time
 import numpy as np
 import pytest
 
-from mn_comm import create_communicator, explain_stalls, stall, waiting_for
-from mn_comm.stall import Monitor, watched
+from mn_comm import create_communicator, explain_stalls, operation, stall, waiting_for, watch
+from mn_comm.stall import Monitor
 
 
 class Fake:
     """A communicator whose operations take as long as the test likes."""
 
-    rank, size, _private = 0, 1, None
-
     def __init__(self):
         self.entered, self.release = threading.Event(), threading.Event()
 
-    @watched
+    @operation
     def bcast(self, data, root=0):
+        watch.activity().wait_for(self._wait, "Bcast", None)
+        return data
+
+    def _wait(self):
         self.entered.set()
         self.release.wait(10)
-        return data
 
 
 @pytest.fixture
 def monitor(monkeypatch):
     said, ended = [], []
+    monkeypatch.setattr(watch, "activities", activities := {})
+    monkeypatch.setattr(stall, "activities", activities)
     found = Monitor(0.05, abort=True, write=said.append, end=lambda: ended.append(True))
     found.interval = 0.01
-    monkeypatch.setattr(stall, "_monitor", found)
     found.said, found.ended = said, ended
     return found
 
@@ -51,14 +53,26 @@ def test_an_operation_that_stalls_is_described_once(monitor):
     monitor.poll()
     monitor.poll()
     (text,) = monitor.said
-    assert "has waited for more than 0.05 s" in text
-    assert "waiting in bcast(data=<float32 array of shape (2, 3)>, root=0)" in text
+    assert "s in bcast(data=<float32 array of shape (2, 3)>, root=0), at " in text
     assert "test_stall.py" in text
-    assert "in bcast: self.release.wait(10)" in text
+    assert "self.release.wait(10)" in text  # the innermost line that is not of these packages
+    assert text.count("\n") == 1
     comm.release.set()
     thread.join()
-    assert monitor.waits == {}
-    assert list(monitor.finished) == ["bcast"]
+    (activity,) = watch.activities.values()
+    assert (activity.wait, activity.calls, list(activity.finished)) == (None, [], ["bcast"])
+
+
+def test_stacks_are_written_if_asked_for(monitor):
+    monitor._stacks = True
+    comm = Fake()
+    thread = in_thread(lambda: comm.bcast(None))
+    comm.entered.wait()
+    time.sleep(0.06)
+    monitor.poll()
+    comm.release.set()
+    thread.join()
+    assert "in wait_for: " in monitor.said[0]
 
 
 def test_the_job_is_ended_once_all_had_time_to_speak(monitor):
@@ -104,26 +118,30 @@ def test_purposes_and_explanations_are_added(monitor, monkeypatch):
     monitor.poll()
     comm.release.set()
     thread.join()
-    assert "bcast(data=None, root=0) for the gradient of x\n" in monitor.said[0]
+    assert "bcast(data=None, root=0) for the gradient of x, at" in monitor.said[0]
     assert "  three of them are open\n" in monitor.said[0]
 
 
 def test_an_exception_passes_through(monitor):
     class Failing(Fake):
-        @watched
+        @operation
         def send(self, data, dest):
             raise ValueError("no such rank")
 
     with pytest.raises(ValueError, match="no such rank"):
         Failing().send(1, dest=3)
-    assert monitor.waits == {}
+    assert all(activity.calls == [] for activity in watch.activities.values())
 
 
 @pytest.mark.parametrize("text", ["-1", "soon", "inf", "nan", ""])
 def test_a_limit_that_is_no_number_of_seconds(monkeypatch, text):
+    from mpi4py import MPI
+
     monkeypatch.setenv("CHAINERMN_STALL_SECONDS", text)
+    own = MPI.COMM_SELF.Dup()
     with pytest.raises(ValueError, match="expected a number of seconds, 0 or more, in CHAINERMN_STALL_SECONDS"):
-        create_communicator("naive")
+        create_communicator("naive", own)
+    own.Free()
 
 
 def test_watching_costs_next_to_nothing(monitor):
@@ -131,7 +149,7 @@ def test_watching_costs_next_to_nothing(monitor):
         def plain(self, data):
             return data
 
-        @watched
+        @operation
         def watched(self, data):
             return data
 

@@ -7,9 +7,10 @@ from mn_comm.topology import Topology, place
 
 def test_two_nodes_of_different_size():
     hosts = ["a", "b", "a"]
-    assert place(hosts, 0) == Topology(rank=0, size=3, intra_rank=0, intra_size=2, inter_rank=0, inter_size=2)
-    assert place(hosts, 1) == Topology(rank=1, size=3, intra_rank=0, intra_size=1, inter_rank=1, inter_size=2)
-    assert place(hosts, 2) == Topology(rank=2, size=3, intra_rank=1, intra_size=2, inter_rank=0, inter_size=2)
+    same = {"size": 3, "inter_size": 2, "least_intra_size": 1, "most_intra_size": 2}
+    assert place(hosts, 0) == Topology(rank=0, intra_rank=0, intra_size=2, inter_rank=0, **same)
+    assert place(hosts, 1) == Topology(rank=1, intra_rank=0, intra_size=1, inter_rank=1, **same)
+    assert place(hosts, 2) == Topology(rank=2, intra_rank=1, intra_size=2, inter_rank=0, **same)
 
 
 @pytest.mark.parametrize("hosts", [["b", "a"], ["z", "y", "x"]])

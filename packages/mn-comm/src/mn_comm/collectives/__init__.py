@@ -1,6 +1,6 @@
-"""One collective, one file, on arrays in host memory or on a device; all of them take mpi4py communicators."""
+"""One collective, one file, on arrays in host memory or on a device; all of them take :class:`~mn_comm.ranks.Ranks`."""
 
-from mn_comm.collectives.allreduce import allreduce, mean_in_place, reduce_in_place, sum_in_place
+from mn_comm.collectives.allreduce import allreduce, mean_in_place, sum_in_place
 from mn_comm.collectives.alltoall import alltoall
 from mn_comm.collectives.bcast import bcast, bcast_in_place
 from mn_comm.collectives.gather import allgather, gather
@@ -30,7 +30,6 @@ __all__ = [
     "mean_in_place",
     "recv",
     "recv_obj",
-    "reduce_in_place",
     "scatter",
     "scatter_obj",
     "send",

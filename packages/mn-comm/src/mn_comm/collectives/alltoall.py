@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from mpi4py import MPI
 
 from mn_comm import agreement, placement, wire
 from mn_comm.collectives import header, pieces
+
+if TYPE_CHECKING:
+    from mn_comm.ranks import Ranks
 
 __all__ = ["alltoall"]
 
@@ -16,20 +18,20 @@ _Array = np.ndarray[Any, Any]
 _TAG = 0  # on the private communicator nothing else is under way
 
 
-def alltoall(mpi_comm: MPI.Intracomm, xs: Any) -> tuple[_Array, ...]:
+def alltoall(ranks: Ranks, xs: Any) -> tuple[_Array, ...]:
     """Exchange arrays between all ranks; see :meth:`mn_comm.CommunicatorBase.alltoall`."""
-    with agreement.together(mpi_comm):
-        outgoing = _check(xs, mpi_comm.size)
-    announced: list[header.Header] = mpi_comm.alltoall([header.describe([array]) for array in outgoing])
+    with agreement.raise_on_all(ranks):
+        outgoing = _check(xs, ranks.size)
+    announced: list[header.Header] = ranks.alltoall([header.describe([array]) for array in outgoing])
     outgoing = [placement.to_host(array) for array in outgoing]
     incoming: list[_Array] = [other.make_room()[0] for other in announced]
-    rank = mpi_comm.rank
+    rank = ranks.rank
     incoming[rank][...] = outgoing[rank]
     # Start with the next neighbour, so that not all ranks crowd upon rank 0 first.
-    others = [(rank + step) % mpi_comm.size for step in range(1, mpi_comm.size)]
-    requests = [r for other in others for r in pieces.irecv(mpi_comm, incoming[other], other, _TAG)]
-    requests += [r for other in others for r in pieces.isend(mpi_comm, outgoing[other], other, _TAG)]
-    MPI.Request.Waitall(requests)
+    others = [(rank + step) % ranks.size for step in range(1, ranks.size)]
+    requests = [r for other in others for r in pieces.irecv(ranks, incoming[other], other, _TAG)]
+    requests += [r for other in others for r in pieces.isend(ranks, outgoing[other], other, _TAG)]
+    ranks.wait_all(requests)
     return tuple(other.deliver([array])[0] for array, other in zip(incoming, announced, strict=True))
 
 

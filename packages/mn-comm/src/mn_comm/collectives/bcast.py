@@ -2,56 +2,58 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from mpi4py import MPI
 
 from mn_comm import placement, wire
 from mn_comm.collectives import header, pieces
 
+if TYPE_CHECKING:
+    from mn_comm.ranks import Ranks
+
 __all__ = ["bcast", "bcast_in_place"]
 
 
-def bcast(mpi_comm: MPI.Intracomm, data: Any, root: int = 0) -> np.ndarray[Any, Any]:
+def bcast(ranks: Ranks, data: Any, root: int = 0) -> np.ndarray[Any, Any]:
     """Broadcast an array; see :meth:`mn_comm.CommunicatorBase.bcast`."""
-    root = wire.check_rank(root, mpi_comm.size, "root")
-    if mpi_comm.rank == root:
+    root = wire.check_rank(root, ranks.size, "root")
+    if ranks.rank == root:
         announced, error = header.attempt(lambda: header.describe([wire.check_array(data, "bcast")]))
-        header.bcast(mpi_comm, announced, root)
+        header.bcast(ranks, announced, root)
         header.raise_failure(announced, root, error)
         if announced.on_device:
             from mn_comm.device import collectives as on_device
 
-            on_device.bcast(mpi_comm, data, root)
+            on_device.bcast(ranks, data, root)
         else:
-            pieces.bcast(mpi_comm, np.asarray(data, order="C"), root)
+            pieces.bcast(ranks, np.asarray(data, order="C"), root)
         return data  # type: ignore[no-any-return]
-    announced = header.bcast(mpi_comm, None, root)
+    announced = header.bcast(ranks, None, root)
     header.raise_failure(announced, root)
     if announced.on_device:
         from mn_comm.device import collectives as on_device
 
-        return on_device.bcast_new(mpi_comm, announced.shapes[0], announced.dtypes[0], root)  # type: ignore[no-any-return]
+        return on_device.bcast_new(ranks, announced.shapes[0], announced.dtypes[0], root)  # type: ignore[no-any-return]
     received: np.ndarray[Any, Any] = np.empty(announced.shapes[0], announced.dtypes[0])
-    pieces.bcast(mpi_comm, received, root)
+    pieces.bcast(ranks, received, root)
     return received
 
 
-def bcast_in_place(mpi_comm: MPI.Intracomm, array: Any, root: int = 0) -> None:
+def bcast_in_place(ranks: Ranks, array: Any, root: int = 0) -> None:
     """Overwrite every rank's array with the root's; collective.
 
     Args:
-        mpi_comm: The communicator.
+        ranks: The ranks.
         array: Of the same shape and dtype on every rank, of any memory layout; on a device on all ranks or on none.
         root: The rank that has the values.
     """
     if placement.is_device_array(array):
         from mn_comm.device import collectives as on_device
 
-        on_device.bcast(mpi_comm, array, root)
+        on_device.bcast(ranks, array, root)
         return
     contiguous = np.asarray(array, order="C")
-    pieces.bcast(mpi_comm, contiguous, root)
+    pieces.bcast(ranks, contiguous, root)
     if contiguous is not array:
         array[...] = contiguous

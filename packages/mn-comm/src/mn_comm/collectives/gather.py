@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from mpi4py import MPI
 
 from mn_comm import placement, wire
 from mn_comm.collectives import header, pieces
+
+if TYPE_CHECKING:
+    from mn_comm.ranks import Ranks
 
 __all__ = ["allgather", "gather"]
 
@@ -16,13 +18,13 @@ _Array = np.ndarray[Any, Any]
 _TAG = 0  # on the private communicator nothing else is under way
 
 
-def gather(mpi_comm: MPI.Intracomm, data: Any, root: int = 0) -> tuple[_Array, ...] | None:
+def gather(ranks: Ranks, data: Any, root: int = 0) -> tuple[_Array, ...] | None:
     """Gather arrays at one rank; see :meth:`mn_comm.CommunicatorBase.gather`."""
-    root = wire.check_rank(root, mpi_comm.size, "root")
-    announced = _announce(mpi_comm, data, "gather")
+    root = wire.check_rank(root, ranks.size, "root")
+    announced = _announce(ranks, data, "gather")
     array = placement.to_host(data)
-    if mpi_comm.rank != root:
-        MPI.Request.Waitall(pieces.isend(mpi_comm, array, root, _TAG))
+    if ranks.rank != root:
+        ranks.wait_all(pieces.isend(ranks, array, root, _TAG))
         return None
     gathered = _make_room(announced)
     gathered[root][...] = array
@@ -30,36 +32,34 @@ def gather(mpi_comm: MPI.Intracomm, data: Any, root: int = 0) -> tuple[_Array, .
         request
         for source, room in enumerate(gathered)
         if source != root
-        for request in pieces.irecv(mpi_comm, room, source, _TAG)
+        for request in pieces.irecv(ranks, room, source, _TAG)
     ]
-    MPI.Request.Waitall(requests)
+    ranks.wait_all(requests)
     return _deliver(gathered, announced)
 
 
-def allgather(mpi_comm: MPI.Intracomm, data: Any) -> tuple[_Array, ...]:
+def allgather(ranks: Ranks, data: Any) -> tuple[_Array, ...]:
     """Gather arrays at every rank; see :meth:`mn_comm.CommunicatorBase.allgather`."""
-    announced = _announce(mpi_comm, data, "allgather")
+    announced = _announce(ranks, data, "allgather")
     array = placement.to_host(data)
     counts = [int(np.prod(other.shapes[0], dtype=np.int64)) * other.dtypes[0].itemsize for other in announced]
     if sum(counts) > pieces.PIECE_BYTES:
-        return _allgather_by_broadcasts(mpi_comm, array, announced)
-    together = np.empty(sum(counts), dtype=np.uint8)
-    mpi_comm.Allgatherv(pieces.as_bytes(array), [together, counts])
+        return _allgather_by_broadcasts(ranks, array, announced)
+    gathered_bytes = np.empty(sum(counts), dtype=np.uint8)
+    ranks.Allgatherv(pieces.as_bytes(array), [gathered_bytes, counts])
     ends = np.cumsum(counts)
     gathered = [
-        together[end - count : end].view(other.dtypes[0]).reshape(other.shapes[0])
+        gathered_bytes[end - count : end].view(other.dtypes[0]).reshape(other.shapes[0])
         for end, count, other in zip(ends, counts, announced, strict=True)
     ]
     return _deliver(gathered, announced)
 
 
-def _allgather_by_broadcasts(
-    mpi_comm: MPI.Intracomm, array: _Array, announced: list[header.Header]
-) -> tuple[_Array, ...]:
+def _allgather_by_broadcasts(ranks: Ranks, array: _Array, announced: list[header.Header]) -> tuple[_Array, ...]:
     gathered = _make_room(announced)
-    gathered[mpi_comm.rank][...] = array
+    gathered[ranks.rank][...] = array
     for root, room in enumerate(gathered):
-        pieces.bcast(mpi_comm, room, root)
+        pieces.bcast(ranks, room, root)
     return _deliver(gathered, announced)
 
 
@@ -71,10 +71,10 @@ def _deliver(gathered: list[_Array], announced: list[header.Header]) -> tuple[_A
     return tuple(other.deliver([array])[0] for array, other in zip(gathered, announced, strict=True))
 
 
-def _announce(mpi_comm: MPI.Intracomm, data: Any, operation: str) -> list[header.Header]:
+def _announce(ranks: Ranks, data: Any, operation: str) -> list[header.Header]:
     """Exchange the headers of all ranks; all ranks raise if one has no array, or the dtypes differ."""
     own, error = header.attempt(lambda: header.describe([wire.check_array(data, operation)]))
-    announced = header.allgather(mpi_comm, own)
+    announced = header.allgather(ranks, own)
     if error is not None:
         raise error
     for rank, other in enumerate(announced):

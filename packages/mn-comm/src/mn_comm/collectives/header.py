@@ -8,12 +8,15 @@ from __future__ import annotations
 
 import pickle
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
-from mpi4py import MPI
 
 from mn_comm import agreement, placement
+from mn_comm.mpi import MPI
+
+if TYPE_CHECKING:
+    from mn_comm.ranks import Ranks
 
 __all__ = ["Header", "allgather", "attempt", "bcast", "describe", "raise_failure", "recv", "send"]
 
@@ -62,7 +65,7 @@ def attempt(check: Callable[[], Header]) -> tuple[Header, Exception | None]:
     try:
         return check(), None
     except Exception as error:
-        return Header(failure=(type(error).__name__, str(error))), error
+        return Header(failure=agreement.describe(error)), error
 
 
 def raise_failure(header: Header, rank: int, own: Exception | None = None) -> None:
@@ -73,36 +76,36 @@ def raise_failure(header: Header, rank: int, own: Exception | None = None) -> No
         raise agreement.remote_error(rank, *header.failure)
 
 
-def bcast(mpi_comm: MPI.Intracomm, header: Header | None, root: int) -> Header:
+def bcast(ranks: Ranks, header: Header | None, root: int) -> Header:
     """Give the root's header to every rank; collective."""
     payload = b"" if header is None else pickle.dumps(tuple(header))
     frame = _frame(payload)
-    mpi_comm.Bcast(frame, root)
+    ranks.Bcast(frame, root)
     if _fits(frame):
         return _open(frame)
-    return _loads(mpi_comm.bcast(payload, root))
+    return _loads(ranks.bcast(payload, root))
 
 
-def allgather(mpi_comm: MPI.Intracomm, header: Header) -> list[Header]:
+def allgather(ranks: Ranks, header: Header) -> list[Header]:
     """Give every rank's header to every rank, by rank; collective."""
     payload = pickle.dumps(tuple(header))
-    frames = np.empty((mpi_comm.size, _FRAME_BYTES), dtype=np.uint8)
-    mpi_comm.Allgather(_frame(payload), frames)
+    frames = np.empty((ranks.size, _FRAME_BYTES), dtype=np.uint8)
+    ranks.Allgather(_frame(payload), frames)
     if all(_fits(frame) for frame in frames):
         return [_open(frame) for frame in frames]
-    return [_loads(other) for other in mpi_comm.allgather(payload)]
+    return [_loads(other) for other in ranks.allgather(payload)]
 
 
-def send(mpi_comm: MPI.Intracomm, header: Header, dest: int, tag: int) -> None:
+def send(ranks: Ranks, header: Header, dest: int, tag: int) -> None:
     """Send a header to one rank."""
     payload = pickle.dumps(tuple(header))
     frame = _frame(payload)
-    mpi_comm.Send(frame, dest, tag)
+    ranks.Send(frame, dest, tag)
     if not _fits(frame):
-        mpi_comm.Send(np.frombuffer(payload, dtype=np.uint8), dest, tag)
+        ranks.Send(np.frombuffer(payload, dtype=np.uint8), dest, tag)
 
 
-def recv(mpi_comm: MPI.Intracomm, source: int, tag: int) -> tuple[Header, int, int]:
+def recv(ranks: Ranks, source: int, tag: int) -> tuple[Header, int, int]:
     """Receive a header; ``source`` and ``tag`` may be MPI's wildcards.
 
     Returns:
@@ -112,7 +115,7 @@ def recv(mpi_comm: MPI.Intracomm, source: int, tag: int) -> tuple[Header, int, i
         RuntimeError: What came is not a header: the peer used another kind of send.
     """
     status = MPI.Status()
-    message = mpi_comm.Mprobe(source, tag, status)
+    message = ranks.Mprobe(source, tag, status)
     nbytes = status.Get_count(MPI.BYTE)
     frame = np.zeros(max(nbytes, _PREFIX_BYTES), dtype=np.uint8)
     message.Recv([frame, nbytes, MPI.BYTE])
@@ -125,7 +128,7 @@ def recv(mpi_comm: MPI.Intracomm, source: int, tag: int) -> tuple[Header, int, i
     if _fits(frame):
         return _open(frame), source, tag
     payload = np.empty(_length(frame), dtype=np.uint8)
-    mpi_comm.Recv(payload, source, tag)
+    ranks.Recv(payload, source, tag)
     return _loads(payload.tobytes()), source, tag
 
 

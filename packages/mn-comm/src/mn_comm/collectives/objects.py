@@ -1,4 +1,4 @@
-"""Python objects: pickled once, with large buffers kept out of the pickle (PEP 574), of any size.
+"""Python objects of any size, pickled once.
 
 Pickling is tried before anything is sent, so that an object which cannot be pickled is an error on every rank instead
 of a hang.
@@ -6,23 +6,25 @@ of a hang.
 
 from __future__ import annotations
 
-import functools
-import operator
 import pickle
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
-from mpi4py import MPI
-from mpi4py.util import pkl5
 
 from mn_comm import agreement, wire
 from mn_comm.collectives import pieces
+from mn_comm.mpi import MPI
+
+if TYPE_CHECKING:
+    from mn_comm.ranks import Ranks
 
 __all__ = ["allgather_obj", "allreduce_obj", "bcast_obj", "gather_obj", "recv_obj", "scatter_obj", "send_obj"]
 
+_TAG = 0  # on the private communicator nothing else is under way
+
 
 class _Sealed:
-    """A pickled object on its way: pickling it again moves its frames without copying them."""
+    """A pickled object on its way: pickling it again moves its frames without copying them (PEP 574)."""
 
     __slots__ = ("frames",)
 
@@ -34,10 +36,155 @@ class _Sealed:
 
 
 class _Failed(NamedTuple):
-    """Instead of an object: the sender could not pickle it."""
+    """Instead of an object: what was raised, and where."""
 
+    rank: int
     kind: str
     message: str
+
+
+class _Long(NamedTuple):
+    """Instead of an object that is too long for one message: how long it is, pickled; it follows in pieces."""
+
+    nbytes: int
+
+
+def send_obj(ranks: Ranks, obj: Any, dest: int, tag: int = 0) -> None:
+    """Send an object to one rank; see :meth:`mn_comm.CommunicatorBase.send_obj`."""
+    dest = wire.check_rank(dest, ranks.size, "dest")
+    tag = wire.check_tag(tag)
+    try:
+        pickled = pickle.dumps(obj, pickle.HIGHEST_PROTOCOL)
+    except Exception as error:
+        # The receiver is waiting already, or will be: it must hear of it.
+        ranks.send(_Failed(ranks.rank, *agreement.describe(error)), dest, tag)
+        raise
+    content = np.frombuffer(pickled, np.uint8)
+    if content.size <= pieces.PIECE_BYTES:
+        ranks.Send(content, dest, tag)  # as ``send`` of mpi4py would, so that its ``recv`` understands it
+    else:
+        ranks.send(_Long(content.size), dest, tag)
+        ranks.wait_all(pieces.isend(ranks, content, dest, tag))
+
+
+def recv_obj(ranks: Ranks, source: int, tag: int, status: MPI.Status | None) -> Any:
+    """Receive an object; see :meth:`mn_comm.CommunicatorBase.recv_obj`."""
+    if source != MPI.ANY_SOURCE:
+        source = wire.check_rank(source, ranks.size, "source")
+    if tag != MPI.ANY_TAG:
+        tag = wire.check_tag(tag)
+    status = MPI.Status() if status is None else status
+    message = ranks.Mprobe(source, tag, status)
+    content = np.empty(status.Get_count(MPI.BYTE), np.uint8)
+    ranks.wait_for(message.Recv, [content, MPI.BYTE])
+    try:
+        received = pickle.loads(content.data)
+    except pickle.UnpicklingError:
+        raise RuntimeError(
+            f"recv_obj: expected an object, got another message of {content.size} bytes from rank {status.source} with "
+            f"tag {status.tag}: what send() sends is received by recv()"
+        ) from None
+    if isinstance(received, _Long):
+        content = np.empty(received.nbytes, np.uint8)
+        ranks.wait_all(pieces.irecv(ranks, content, status.source, status.tag))
+        received = pickle.loads(content.data)
+    if isinstance(received, _Failed):
+        raise agreement.remote_error(*received)
+    return received
+
+
+def bcast_obj(ranks: Ranks, obj: Any, max_buf_len: int, root: int = 0) -> Any:
+    """Broadcast an object; see :meth:`mn_comm.CommunicatorBase.bcast_obj`."""
+    root = wire.check_rank(root, ranks.size, "root")
+    frames: list[Any] = []
+    with agreement.raise_on_all(ranks):
+        limit = wire.as_index(max_buf_len, "max_buf_len")
+        if limit < 1:
+            raise ValueError(f"expected max_buf_len of at least 1 byte, got {limit}")
+        if ranks.rank == root:
+            frames = [np.frombuffer(frame, dtype=np.uint8) for frame in _seal(obj).frames]
+    lengths = ranks.bcast([frame.size for frame in frames], root)
+    if ranks.rank != root:
+        frames = [np.empty(length, dtype=np.uint8) for length in lengths]
+    for frame in frames:
+        for piece in pieces.pieces(frame, min(limit, pieces.PIECE_BYTES)):
+            ranks.Bcast(piece, root)
+    return obj if ranks.rank == root else _unseal(_Sealed(frames))
+
+
+def gather_obj(ranks: Ranks, obj: Any, root: int = 0) -> list[Any] | None:
+    """Gather objects at one rank; see :meth:`mn_comm.CommunicatorBase.gather_obj`."""
+    root = wire.check_rank(root, ranks.size, "root")
+    with agreement.raise_on_all(ranks):
+        sealed = _seal(obj)
+    gathered = ranks.wait_for(_of_any_size(ranks).gather, sealed, root)
+    return None if gathered is None else [_unseal(other) for other in gathered]
+
+
+def allgather_obj(ranks: Ranks, obj: Any) -> list[Any]:
+    """Gather objects at every rank; see :meth:`mn_comm.CommunicatorBase.allgather_obj`."""
+    with agreement.raise_on_all(ranks):
+        sealed = _seal(obj)
+    return [_unseal(other) for other in ranks.wait_for(_of_any_size(ranks).allgather, sealed)]
+
+
+def scatter_obj(ranks: Ranks, objs: Any, root: int = 0) -> Any:
+    """Scatter objects; see :meth:`mn_comm.CommunicatorBase.scatter_obj`."""
+    root = wire.check_rank(root, ranks.size, "root")
+    sealed = None
+    with agreement.raise_on_all(ranks):
+        if ranks.rank == root:
+            if len(objs) != ranks.size:
+                raise ValueError(f"scatter_obj: expected {ranks.size} objects, one for each rank, got {len(objs)}")
+            sealed = [_seal(obj) for obj in objs]
+    return _unseal(ranks.wait_for(_of_any_size(ranks).scatter, sealed, root))
+
+
+def allreduce_obj(ranks: Ranks, obj: Any) -> Any:
+    """Add up objects along a binomial tree; see :meth:`mn_comm.CommunicatorBase.allreduce_obj`."""
+    total, mine = obj, None
+    step = 1
+    while step < ranks.size and not ranks.rank & step:
+        other = ranks.rank + step
+        if other < ranks.size:
+            try:
+                total = total + recv_obj(ranks, other, _TAG, None)
+            except Exception as error:
+                mine = mine or error
+        step *= 2
+    if ranks.rank:
+        mine = _report(ranks, mine, total, ranks.rank - step)
+    failure = ranks.bcast(_failed(ranks, mine))
+    if failure is not None:
+        raise mine or agreement.remote_error(*failure)
+    return bcast_obj(ranks, total, pieces.PIECE_BYTES)
+
+
+def _report(ranks: Ranks, mine: Exception | None, total: Any, dest: int) -> Exception | None:
+    """Send a partial sum, or what went wrong on the way to it; return what has gone wrong."""
+    if mine is not None:
+        ranks.send(_failed(ranks, mine), dest, _TAG)
+        return mine
+    try:
+        send_obj(ranks, total, dest, _TAG)
+    except Exception as error:  # it cannot be pickled, and send_obj has told the other rank
+        return error
+    return None
+
+
+def _failed(ranks: Ranks, error: Exception | None) -> _Failed | None:
+    if error is None:
+        return None
+    kind, message = agreement.describe(error)
+    rank = getattr(error, "raised_on_rank", None)
+    return _Failed(ranks.rank, kind, message) if rank is None else _Failed(rank, kind, message.partition(": ")[2])
+
+
+def _of_any_size(ranks: Ranks) -> Any:
+    """Return a communicator of mpi4py's that moves objects above 2 GiB as well."""
+    from mpi4py.util import pkl5
+
+    return pkl5.Intracomm(ranks)
 
 
 def _seal(obj: Any) -> _Sealed:
@@ -49,86 +196,3 @@ def _seal(obj: Any) -> _Sealed:
 def _unseal(sealed: _Sealed) -> Any:
     head, *buffers = sealed.frames
     return pickle.loads(head, buffers=buffers)
-
-
-def send_obj(mpi_comm: MPI.Intracomm, obj: Any, dest: int, tag: int = 0) -> None:
-    """Send an object to one rank; see :meth:`mn_comm.CommunicatorBase.send_obj`."""
-    dest = wire.check_rank(dest, mpi_comm.size, "dest")
-    tag = wire.check_tag(tag)
-    try:
-        sealed: _Sealed | _Failed = _seal(obj)
-    except Exception as error:
-        # The receiver is waiting already, or will be: it must hear of it.
-        pkl5.Intracomm(mpi_comm).send(_Failed(type(error).__name__, str(error)), dest, tag)
-        raise
-    pkl5.Intracomm(mpi_comm).send(sealed, dest, tag)
-
-
-def recv_obj(mpi_comm: MPI.Intracomm, source: int, tag: int, status: MPI.Status | None) -> Any:
-    """Receive an object; see :meth:`mn_comm.CommunicatorBase.recv_obj`."""
-    if source != MPI.ANY_SOURCE:
-        source = wire.check_rank(source, mpi_comm.size, "source")
-    if tag != MPI.ANY_TAG:
-        tag = wire.check_tag(tag)
-    status = MPI.Status() if status is None else status
-    received = pkl5.Intracomm(mpi_comm).recv(source=source, tag=tag, status=status)
-    if isinstance(received, _Failed):
-        raise agreement.remote_error(status.source, received.kind, received.message)
-    if not isinstance(received, _Sealed):
-        raise TypeError(
-            f"recv_obj: expected an object sent by send_obj(), got one of type {type(received).__name__} that rank "
-            f"{status.source} sent by other means (tag {status.tag})"
-        )
-    return _unseal(received)
-
-
-def bcast_obj(mpi_comm: MPI.Intracomm, obj: Any, max_buf_len: int, root: int = 0) -> Any:
-    """Broadcast an object; see :meth:`mn_comm.CommunicatorBase.bcast_obj`."""
-    root = wire.check_rank(root, mpi_comm.size, "root")
-    frames: list[Any] = []
-    with agreement.together(mpi_comm):
-        limit = wire.as_index(max_buf_len, "max_buf_len")
-        if limit < 1:
-            raise ValueError(f"expected max_buf_len of at least 1 byte, got {limit}")
-        if mpi_comm.rank == root:
-            frames = [np.frombuffer(frame, dtype=np.uint8) for frame in _seal(obj).frames]
-    lengths = mpi_comm.bcast([frame.size for frame in frames], root)
-    if mpi_comm.rank != root:
-        frames = [np.empty(length, dtype=np.uint8) for length in lengths]
-    for frame in frames:
-        for piece in pieces.pieces(frame, min(limit, pieces.PIECE_BYTES)):
-            mpi_comm.Bcast(piece, root)
-    return obj if mpi_comm.rank == root else _unseal(_Sealed(frames))
-
-
-def gather_obj(mpi_comm: MPI.Intracomm, obj: Any, root: int = 0) -> list[Any] | None:
-    """Gather objects at one rank; see :meth:`mn_comm.CommunicatorBase.gather_obj`."""
-    root = wire.check_rank(root, mpi_comm.size, "root")
-    with agreement.together(mpi_comm):
-        sealed = _seal(obj)
-    gathered = pkl5.Intracomm(mpi_comm).gather(sealed, root)
-    return None if gathered is None else [_unseal(other) for other in gathered]
-
-
-def allgather_obj(mpi_comm: MPI.Intracomm, obj: Any) -> list[Any]:
-    """Gather objects at every rank; see :meth:`mn_comm.CommunicatorBase.allgather_obj`."""
-    with agreement.together(mpi_comm):
-        sealed = _seal(obj)
-    return [_unseal(other) for other in pkl5.Intracomm(mpi_comm).allgather(sealed)]
-
-
-def scatter_obj(mpi_comm: MPI.Intracomm, objs: Any, root: int = 0) -> Any:
-    """Scatter objects; see :meth:`mn_comm.CommunicatorBase.scatter_obj`."""
-    root = wire.check_rank(root, mpi_comm.size, "root")
-    sealed = None
-    with agreement.together(mpi_comm):
-        if mpi_comm.rank == root:
-            if len(objs) != mpi_comm.size:
-                raise ValueError(f"scatter_obj: expected {mpi_comm.size} objects, one for each rank, got {len(objs)}")
-            sealed = [_seal(obj) for obj in objs]
-    return _unseal(pkl5.Intracomm(mpi_comm).scatter(sealed, root))
-
-
-def allreduce_obj(mpi_comm: MPI.Intracomm, obj: Any) -> Any:
-    """Add up objects of all ranks; see :meth:`mn_comm.CommunicatorBase.allreduce_obj`."""
-    return functools.reduce(operator.add, allgather_obj(mpi_comm, obj))

@@ -2,24 +2,27 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from mpi4py import MPI
 
 from mn_comm import placement, wire
 from mn_comm.collectives import header, pieces
+from mn_comm.mpi import MPI
+
+if TYPE_CHECKING:
+    from mn_comm.ranks import Ranks
 
 __all__ = ["recv", "send"]
 
 _Array = np.ndarray[Any, Any]
 
 
-def send(mpi_comm: MPI.Intracomm, data: Any, dest: int, tag: int = 0) -> None:
+def send(ranks: Ranks, data: Any, dest: int, tag: int = 0) -> None:
     """Send an array or a tuple of arrays to one rank; see :meth:`mn_comm.CommunicatorBase.send`."""
-    dest = wire.check_rank(dest, mpi_comm.size, "dest")
+    dest = wire.check_rank(dest, ranks.size, "dest")
     tag = wire.check_tag(tag)
-    if dest == mpi_comm.rank:
+    if dest == ranks.rank:
         raise ValueError(f"send: expected another rank than this one for dest, got {dest}")
     is_tuple = isinstance(data, (tuple, list))
     arrays = list(data) if is_tuple else [data]
@@ -27,24 +30,24 @@ def send(mpi_comm: MPI.Intracomm, data: Any, dest: int, tag: int = 0) -> None:
     announced, error = header.attempt(
         lambda: header.describe([wire.check_array(array, "send") for array in arrays], is_tuple)
     )
-    header.send(mpi_comm, announced, dest, tag)
-    header.raise_failure(announced, mpi_comm.rank, error)
+    header.send(ranks, announced, dest, tag)
+    header.raise_failure(announced, ranks.rank, error)
     for array in arrays:
-        MPI.Request.Waitall(pieces.isend(mpi_comm, placement.to_host(array), dest, tag))
+        ranks.wait_all(pieces.isend(ranks, placement.to_host(array), dest, tag))
 
 
-def recv(mpi_comm: MPI.Intracomm, source: int, tag: int = 0) -> _Array | tuple[_Array, ...]:
+def recv(ranks: Ranks, source: int, tag: int = 0) -> _Array | tuple[_Array, ...]:
     """Receive what :func:`send` sent; see :meth:`mn_comm.CommunicatorBase.recv`."""
     if source != MPI.ANY_SOURCE:
-        source = wire.check_rank(source, mpi_comm.size, "source")
-        if source == mpi_comm.rank:
+        source = wire.check_rank(source, ranks.size, "source")
+        if source == ranks.rank:
             raise ValueError(f"recv: expected another rank than this one for source, got {source}")
     if tag != MPI.ANY_TAG:
         tag = wire.check_tag(tag)
-    announced, source, tag = header.recv(mpi_comm, source, tag)
+    announced, source, tag = header.recv(ranks, source, tag)
     header.raise_failure(announced, source)
     rooms = announced.make_room()
     for room in rooms:
-        MPI.Request.Waitall(pieces.irecv(mpi_comm, room, source, tag))
+        ranks.wait_all(pieces.irecv(ranks, room, source, tag))
     arrays: list[_Array] = announced.deliver(rooms)
     return tuple(arrays) if announced.is_tuple else arrays[0]

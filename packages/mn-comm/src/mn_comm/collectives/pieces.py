@@ -7,12 +7,14 @@ at once. All that only moves data moves bytes: any dtype travels, also those for
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from mpi4py import MPI
 
-from mn_comm import patience
+from mn_comm.mpi import MPI
+
+if TYPE_CHECKING:
+    from mn_comm.ranks import Ranks
 
 __all__ = ["PIECE_BYTES", "as_bytes", "bcast", "irecv", "isend", "pieces"]
 
@@ -33,17 +35,17 @@ def pieces(flat: _Array, nbytes: int | None = None) -> Iterator[_Array]:
         yield flat[begin : begin + step]
 
 
-def isend(mpi_comm: MPI.Intracomm, array: _Array, dest: int, tag: int) -> list[MPI.Request]:
+def isend(ranks: Ranks, array: _Array, dest: int, tag: int) -> list[MPI.Request]:
     """Start sending the elements of a C-contiguous array; it must stay as it is until the requests are done."""
-    return [mpi_comm.Isend(piece, dest, tag) for piece in pieces(as_bytes(array))]
+    return [ranks.Isend(piece, dest, tag) for piece in pieces(as_bytes(array))]
 
 
-def irecv(mpi_comm: MPI.Intracomm, array: _Array, source: int, tag: int) -> list[MPI.Request]:
+def irecv(ranks: Ranks, array: _Array, source: int, tag: int) -> list[MPI.Request]:
     """Start receiving into a C-contiguous array what :func:`isend` sends from one of the same size."""
-    return [mpi_comm.Irecv(piece, source, tag) for piece in pieces(as_bytes(array))]
+    return [ranks.Irecv(piece, source, tag) for piece in pieces(as_bytes(array))]
 
 
-def bcast(mpi_comm: MPI.Intracomm, array: _Array, root: int) -> None:
+def bcast(ranks: Ranks, array: _Array, root: int) -> None:
     """Overwrite a C-contiguous array on every rank with the root's; collective."""
     for piece in pieces(as_bytes(array)):
-        patience.call(mpi_comm.Bcast, mpi_comm.Ibcast, piece, root)
+        ranks.Bcast(piece, root)

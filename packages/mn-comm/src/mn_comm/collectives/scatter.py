@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from mpi4py import MPI
 
 from mn_comm import agreement, placement, wire
 from mn_comm.collectives import header, pieces
+
+if TYPE_CHECKING:
+    from mn_comm.ranks import Ranks
 
 __all__ = ["scatter"]
 
@@ -16,28 +18,28 @@ _Array = np.ndarray[Any, Any]
 _TAG = 0  # on the private communicator nothing else is under way
 
 
-def scatter(mpi_comm: MPI.Intracomm, xs: Any, root: int = 0) -> _Array:
+def scatter(ranks: Ranks, xs: Any, root: int = 0) -> _Array:
     """Scatter arrays; see :meth:`mn_comm.CommunicatorBase.scatter`."""
-    root = wire.check_rank(root, mpi_comm.size, "root")
+    root = wire.check_rank(root, ranks.size, "root")
     parts: list[_Array] = []
-    with agreement.together(mpi_comm):
-        if mpi_comm.rank == root:
-            parts = split_parts(xs, mpi_comm.size)
+    with agreement.raise_on_all(ranks):
+        if ranks.rank == root:
+            parts = split_parts(xs, ranks.size)
     headers = [header.describe([part]) for part in parts] if parts else None
-    announced: header.Header = mpi_comm.scatter(headers, root)
-    if mpi_comm.rank == root:
+    announced: header.Header = ranks.scatter(headers, root)
+    if ranks.rank == root:
         hosts = [placement.to_host(part) for dest, part in enumerate(parts) if dest != root]
-        others = [dest for dest in range(mpi_comm.size) if dest != root]
+        others = [dest for dest in range(ranks.size) if dest != root]
         sends = [
             request
             for dest, part in zip(others, hosts, strict=True)
-            for request in pieces.isend(mpi_comm, part, dest, _TAG)
+            for request in pieces.isend(ranks, part, dest, _TAG)
         ]
-        MPI.Request.Waitall(sends)
+        ranks.wait_all(sends)
         own: _Array = parts[root].copy()
         return own
     (received,) = announced.make_room()
-    MPI.Request.Waitall(pieces.irecv(mpi_comm, received, root, _TAG))
+    ranks.wait_all(pieces.irecv(ranks, received, root, _TAG))
     return announced.deliver([received])[0]  # type: ignore[no-any-return]
 
 

@@ -9,10 +9,13 @@ from __future__ import annotations
 import ctypes
 import os
 from pathlib import Path
-
-from mpi4py import MPI
+from typing import TYPE_CHECKING
 
 from mn_comm import agreement
+from mn_comm.mpi import MPI
+
+if TYPE_CHECKING:
+    from mn_comm.ranks import Ranks
 
 __all__ = ["SETTING", "is_cuda_aware"]
 
@@ -20,16 +23,16 @@ SETTING = "MN_COMM_CUDA_AWARE_MPI"
 """The environment variable: 1 for an MPI library that is CUDA-aware, 0 for one that is not; unset to ask it."""
 
 
-def is_cuda_aware(mpi_comm: MPI.Intracomm) -> bool:
+def is_cuda_aware(ranks: Ranks) -> bool:
     """Return whether MPI is CUDA-aware on every rank; collective.
 
     Raises:
         ValueError: On some rank the environment variable is neither 0 nor 1 (on every rank).
     """
     aware = False
-    with agreement.together(mpi_comm):
+    with agreement.raise_on_all(ranks):
         aware = _here()
-    return bool(mpi_comm.allreduce(aware, op=MPI.LAND))
+    return bool(ranks.allreduce(aware, op=MPI.LAND))
 
 
 def _here() -> bool:

@@ -1,100 +1,223 @@
-"""Gradients on a device that travel together: packed by one launch, and afterwards views of the averaged buffer."""
+"""Gradients on a device that travel together: packed by one launch, and unpacked by one."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Any
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager
+from typing import TYPE_CHECKING, Any
 
-import numpy as np
+from mn_comm import agreement
+from mn_comm.config import Config
+from mn_comm.device import staging
+from mn_comm.device.kernels import Table, pack, unpack
+from mn_comm.device.strategies import DeviceStrategy
+from mn_comm.gradients.bucket import Arrays, Bucket, Part, Spec
+from mn_comm.worker import Future
 
-from mn_comm.device.buffer import DeviceBuffer
-from mn_comm.device.kernels import Table, pack
-from mn_comm.gradients.bucket import assign, gradients_of, split
-from mn_comm.gradients.select import Named
+if TYPE_CHECKING:
+    from mn_comm.strategies import Strategy
 
-__all__ = ["DeviceBucket"]
+__all__ = ["DeviceBucket", "lay_out"]
 
 
 class DeviceBucket:
     """Gradients of one dtype, on one device, that travel together.
 
     Args:
-        members: The positions of its parameters among those that take part.
-        shapes: The shapes of their gradients.
-        dtype: The dtype of their gradients.
-        buffer: The memory in which they are averaged, in the dtype in which they travel.
-        batched: Returns whether they are packed by one launch, rather than by one for each.
+        index: Its number; buckets travel in this order.
+        parts: What it consists of: whole gradients.
+        specs: The names, shapes and dtypes of all gradients that take part.
+        whole: Its memory on the device, in the dtype in which it travels, in equal shares.
+        strategy: How it is averaged.
+        config: The communicator's settings.
+        mean_of: Returns the mean over all ranks of an array in host memory; collective.
+        host: Where it passes through host memory; ``None`` where it need not.
+        side: The stream beside the current one; ``None`` for the current one itself.
+
+    Attributes:
+        flat: The memory of the gradients.
+        pinned: Where a share of it passes through host memory, if one does.
+        nccl: NCCL's communicator, if it is used.
+        names: The names of their parameters.
+        shapes: Their shapes.
+        submit: Starts a function, at once or in the thread that communicates, and returns its result-to-be.
     """
+
+    flattened: Sequence[int] = ()
 
     def __init__(
         self,
-        members: Sequence[int],
-        shapes: Sequence[tuple[int, ...]],
-        dtype: np.dtype[Any],
-        buffer: DeviceBuffer,
-        batched: Callable[[], bool],
+        index: int,
+        parts: Sequence[Part],
+        specs: Sequence[Spec],
+        whole: Any,
+        strategy: DeviceStrategy,
+        config: Config,
+        *,
+        mean_of: Callable[[Any], Any],
+        host: Bucket | None,
+        side: Any,
     ) -> None:
-        import cupy
+        self.index = index
+        self.whole = whole
+        self.flat = whole[: parts[-1].end]
+        self.host = host
+        self.pinned: Any = None
+        self.nccl: Any = None
+        self.members = [part.member for part in parts]
+        self.names = [specs[member][0] for member in self.members]
+        self.shapes = [specs[member][1] for member in self.members]
+        self.submit: Callable[[Callable[[], Any]], Future[Any]] = Future
+        self._parts = parts
+        self._dtype = specs[parts[0].member][2]
+        self.needs_agreement = strategy.uses_nccl
+        self._strategy = strategy
+        self._side = side
+        self._mean_of = mean_of
+        groups = [parts] if config.batched_copy else [[part] for part in parts]
+        self._tables = [(group, Table([p.begin - group[0].begin for p in group], _length(group))) for group in groups]
 
-        self.members = members
-        self.buffer = buffer
-        self._dtype = dtype
-        self._batched = batched
-        wire = buffer.array
-        self._packed = list(split(wire, shapes))
-        # Only where the gradients travel in another dtype than theirs do they need a memory of their own.
-        self._grads = wire if wire.dtype == dtype else cupy.empty(wire.size, dtype)
-        self._views = list(split(self._grads, shapes))
-        self._tables: dict[bool, list[tuple[list[int], int, Table]]] = {}
+    @property
+    def nbytes(self) -> int:
+        """How many bytes it holds."""
+        return int(self.flat.nbytes)
 
-    def pack(self, params: Sequence[Named], grads: Sequence[Any] | None = None) -> None:
-        """Copy the gradients, of any memory layout, into the buffer, in its dtype and divided; a missing one as zeros.
+    def average_in_place(self, arrays: Arrays) -> None:
+        """Overwrite gradients with their means over all ranks; collective."""
+        self.pack(arrays)
+        self.unpack(arrays, self.launch().wait())
+
+    def launch(self) -> Any:
+        """Start to average what was packed; collective. Returns ``flat``, to be waited for."""
+        return self._strategy.average(self)
+
+    def average(self, array: Any = None) -> Any:
+        """Start to average an array over all ranks; collective. For a communication hook.
+
+        Args:
+            array: One-dimensional, of floats, on the same device, of equal length and dtype on every rank; by default
+                ``flat``.
+
+        Returns:
+            The mean, to be waited for: for ``flat``, that itself, overwritten; else a new array.
+        """
+        if array is None:
+            return self.launch()
+        on_side = self.on_side_stream()
+
+        def average() -> Any:
+            with on_side() as stream:
+                mean = staging.to_device(self._mean_of(staging.to_host(array)))
+                stream.synchronize()
+            return mean
+
+        return self.submit(average)
+
+    def pack(self, arrays: Arrays) -> None:
+        """Copy gradients, of any memory layout, into the bucket; ``None`` counts as zeros.
 
         Raises:
-            ValueError: A gradient has moved to another device than the one that the buffer is on.
+            ValueError: A gradient has moved to another device than the one that the bucket is on.
         """
-        with self.buffer.array.device:
-            gradients = [self._source(grad, i) for i, grad in enumerate(gradients_of(self.members, params, grads))]
-            for chosen, begin, table in self._tables_for(self._batched()):
-                sources = [gradients[i] for i in chosen]
-                pack(table, sources, self._dtype, self.buffer.array[begin:], self.buffer.divisor)
+        with self.flat.device:
+            for group, table in self._tables:
+                sources = [self._contiguous(arrays[part.member]) for part in group]
+                pack(table, sources, self._dtype, self.flat[group[0].begin :])
 
-    def view(self, params: Sequence[Named]) -> None:
-        """Make the gradients views of the averaged buffer, in their own dtype."""
-        if self._grads is not self.buffer.array:
-            with self.buffer.array.device:
-                self._grads[...] = self.buffer.array
-        assign(params, self.members, self._views)
+    def unpack(self, arrays: Arrays, means: Any) -> None:
+        """Write means, as they lie in the bucket, to the gradients."""
+        with self.flat.device:
+            for group, table in self._tables:
+                grads = [arrays[part.member] for part in group]
+                plain = [grad if grad.flags.c_contiguous else None for grad in grads]
+                if any(grad is not None for grad in plain):
+                    unpack(table, plain, self._dtype, means[group[0].begin :])
+                for part, grad, other in zip(group, grads, plain, strict=True):
+                    if other is None:
+                        grad[...] = means[part.begin : part.end].reshape(grad.shape)
 
-    def _source(self, grad: Any, i: int) -> Any:
-        """Return what the kernel can read a gradient from."""
+    def on_side_stream(self, after_current: bool = True) -> Callable[[], AbstractContextManager[Any]]:
+        """Return what makes the bucket's device and side stream the current ones.
+
+        Args:
+            after_current: Whether the side stream first waits for what the current stream has been given by now.
+        """
+        import cupy
+
+        packed = cupy.cuda.get_current_stream().record() if self._side is not None and after_current else None
+
+        @contextlib.contextmanager
+        def on_side() -> Iterator[Any]:
+            with self.flat.device:
+                stream = self._side or cupy.cuda.get_current_stream()
+                if packed is not None:
+                    stream.wait_event(packed)
+                with stream:
+                    yield stream
+
+        return on_side
+
+    def _contiguous(self, grad: Any) -> Any:
         import cupy
 
         if grad is None:
             return None
-        wire: Any = self.buffer.array
-        place: Any = self._packed[i]
-        if grad.device.id != wire.device.id:
-            raise ValueError(f"expected gradients on device {wire.device.id}, got one on device {grad.device.id}")
-        begin = wire.data.ptr
-        if begin <= grad.data.ptr < begin + wire.nbytes and grad.data.ptr != place.data.ptr:
-            return grad.copy()  # another parameter's place, which may be overwritten before it is read
+        if grad.device.id != self.flat.device.id:
+            raise ValueError(f"expected gradients on device {self.flat.device.id}, got one on device {grad.device.id}")
         return cupy.ascontiguousarray(grad)
 
-    def _tables_for(self, batched: bool) -> list[tuple[list[int], int, Table]]:
-        """Return, for each launch, which members it packs, from where on, and its table."""
-        if batched not in self._tables:
-            sizes = [view.size for view in self._packed]
-            begins = [int(end) - size for end, size in zip(np.cumsum(sizes), sizes, strict=True)]
-            filled = [i for i, size in enumerate(sizes) if size]
-            groups = [filled] if batched else [[i] for i in filled]
-            self._tables[batched] = [
-                (
-                    group,
-                    begins[group[0]],
-                    Table([begins[i] - begins[group[0]] for i in group], sum(sizes[i] for i in group)),
-                )
-                for group in groups
-                if group
-            ]
-        return self._tables[batched]
+
+def _length(parts: Sequence[Part]) -> int:
+    return parts[-1].end - parts[0].begin
+
+
+def lay_out(
+    strategy: Strategy,
+    filled: Sequence[Sequence[Part]],
+    specs: Sequence[Spec],
+    likes: Sequence[Any],
+    config: Config,
+    host_buckets: Callable[[Sequence[Sequence[Part]]], list[Bucket]],
+    in_background: bool,
+) -> list[DeviceBucket]:
+    """Make the buckets that gradients on devices travel in; collective.
+
+    Args:
+        strategy: How they are averaged, on the host.
+        filled: The parts of each bucket.
+        specs: The names, shapes and dtypes of all gradients that take part.
+        likes: An array on the device for each of those that are on one.
+        config: The communicator's settings.
+        host_buckets: Returns buckets in host memory of such parts; collective.
+        in_background: Whether the program goes on while they are averaged.
+
+    Raises:
+        ValueError: The arrays of some rank are on several devices (on every rank).
+    """
+    import cupy
+
+    devices = {array.device.id: array.device for array in likes}
+    with agreement.raise_on_all(strategy.context.ranks):
+        if len(devices) > 1:
+            raise ValueError(f"multi_node_mean_grad: expected gradients on one device, got {sorted(devices)}")
+    buckets = []
+    with next(iter(devices.values())):
+        way = strategy.on_device  # chosen here, not earlier: which devices the ranks use is known only now
+        communicator = way.connect()
+        side = cupy.cuda.Stream(non_blocking=True) if in_background else None
+        dtypes = [config.allreduce_grad_dtype or specs[parts[0].member][2] for parts in filled]
+        staged = iter(
+            host_buckets([parts for parts, dtype in zip(filled, dtypes, strict=True) if way.is_staged(dtype)])
+        )
+        for index, (parts, dtype) in enumerate(zip(filled, dtypes, strict=True)):
+            whole = cupy.empty(-(-parts[-1].end // way.shares) * way.shares, dtype)
+            whole[parts[-1].end :] = 0
+            host = next(staged) if way.is_staged(dtype) else None
+            if host is not None:
+                staging.register(host.flat)
+            mean_of = strategy.mean_of
+            bucket = DeviceBucket(index, parts, specs, whole, way, config, mean_of=mean_of, host=host, side=side)
+            bucket.nccl = communicator
+            buckets.append(bucket)
+    return buckets

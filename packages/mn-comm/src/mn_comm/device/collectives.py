@@ -2,24 +2,26 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from mpi4py import MPI
 
 from mn_comm import nccl
 from mn_comm.collectives import pieces, sum_in_place
 from mn_comm.device import staging
-from mn_comm.device.clique import clique_of
+from mn_comm.device.nccl_ranks import nccl_ranks_of
+
+if TYPE_CHECKING:
+    from mn_comm.ranks import Ranks
 
 __all__ = ["allreduce", "bcast", "bcast_new"]
 
 
-def allreduce(mpi_comm: MPI.Intracomm, array: Any, total_dtype: np.dtype[Any]) -> Any:
+def allreduce(ranks: Ranks, array: Any, total_dtype: np.dtype[Any]) -> Any:
     """Add up arrays on devices, of the same shape and dtype on every rank, checked; collective.
 
     Args:
-        mpi_comm: The ranks.
+        ranks: The ranks.
         array: The summand, of any memory layout.
         total_dtype: The dtype in which they are added up.
 
@@ -28,17 +30,17 @@ def allreduce(mpi_comm: MPI.Intracomm, array: Any, total_dtype: np.dtype[Any]) -
     """
     with array.device:
         total = array.astype(total_dtype, order="C", copy=True)
-        if _by_nccl(mpi_comm) and nccl.supports(total_dtype):
+        if _by_nccl(ranks) and nccl.supports(total_dtype):
             if total.size:
-                clique_of(mpi_comm).communicator().all_reduce(total)
+                nccl_ranks_of(ranks).connect().all_reduce(total)
         else:
             host = staging.to_host(total)
-            sum_in_place(mpi_comm, host.reshape(-1))
+            sum_in_place(ranks, host.reshape(-1))
             total = staging.to_device(host)
         return total.astype(array.dtype, copy=False)
 
 
-def bcast(mpi_comm: MPI.Intracomm, array: Any, root: int) -> None:
+def bcast(ranks: Ranks, array: Any, root: int) -> None:
     """Overwrite an array on every rank's device with the root's, of the same shape and dtype; collective."""
     import cupy
 
@@ -46,25 +48,25 @@ def bcast(mpi_comm: MPI.Intracomm, array: Any, root: int) -> None:
         contiguous = cupy.ascontiguousarray(array)
         if not array.size:
             return
-        if _by_nccl(mpi_comm):
-            clique_of(mpi_comm).communicator().broadcast(contiguous.reshape(-1).view(np.uint8), root)
+        if _by_nccl(ranks):
+            nccl_ranks_of(ranks).connect().broadcast(contiguous.reshape(-1).view(np.uint8), root)
         else:
             host = staging.to_host(contiguous)
-            pieces.bcast(mpi_comm, host, root)
-            if mpi_comm.rank != root:
+            pieces.bcast(ranks, host, root)
+            if ranks.rank != root:
                 contiguous = staging.to_device(host)
-        if contiguous is not array and mpi_comm.rank != root:
+        if contiguous is not array and ranks.rank != root:
             array[...] = contiguous.reshape(array.shape)
 
 
-def bcast_new(mpi_comm: MPI.Intracomm, shape: tuple[int, ...], dtype: np.dtype[Any], root: int) -> Any:
+def bcast_new(ranks: Ranks, shape: tuple[int, ...], dtype: np.dtype[Any], root: int) -> Any:
     """Return what the root hands to :func:`bcast`, on the current device, on any other rank; collective."""
     import cupy
 
     received = cupy.empty(shape, dtype)
-    bcast(mpi_comm, received, root)
+    bcast(ranks, received, root)
     return received
 
 
-def _by_nccl(mpi_comm: MPI.Intracomm) -> bool:
-    return mpi_comm.size > 1 and clique_of(mpi_comm).obstacle is None
+def _by_nccl(ranks: Ranks) -> bool:
+    return ranks.size > 1 and nccl_ranks_of(ranks).obstacle is None

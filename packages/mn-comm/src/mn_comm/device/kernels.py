@@ -1,4 +1,4 @@
-"""Packing in one launch: every gradient, wherever it lies, is divided, converted and written to its place."""
+"""Packing in one launch: every gradient, wherever it lies, is converted and written to its place; and the way back."""
 
 from __future__ import annotations
 
@@ -10,20 +10,20 @@ import numpy as np
 
 from mn_comm.device import staging
 
-__all__ = ["Table", "pack", "source"]
+__all__ = ["Table", "pack", "source", "unpack"]
 
 _THREADS = 256
 _PER_THREAD = 8
 
-# Reads come before writes: they are then all under way together, and a gradient may be the very place it is packed to.
 _SOURCE = """\
 {includes}
 typedef {grad} grad_t;
 typedef {wire} wire_t;
-typedef {sum} sum_t;
+typedef {between} between_t;
 
-// table: the address of each gradient, 0 for one of zeros; then where each begins; then the buffer's length.
-extern "C" __global__ void pack(const long long* table, int members, wire_t* packed, double divisor) {{
+// table: the address of each gradient, 0 for none; then where each begins; then the length of all.
+// Every thread moves a few elements: those of its block are neighbors, and its reads are all under way together.
+extern "C" __global__ void {name}(const long long* table, int members, {const}wire_t* packed) {{
     const long long* begin = table + members;
     const long long length = begin[members];
     const long long first = (long long)blockIdx.x * {threads} * {per_thread} + threadIdx.x;
@@ -33,45 +33,59 @@ extern "C" __global__ void pack(const long long* table, int members, wire_t* pac
         const int middle = member + (end - member) / 2;
         if (begin[middle] <= first) member = middle; else end = middle;
     }}
-    sum_t value[{per_thread}];
+    between_t value[{per_thread}];
+    grad_t* place[{per_thread}];
     #pragma unroll
     for (int k = 0; k < {per_thread}; ++k) {{
         const long long i = first + k * {threads};
         if (i < length) {{
             while (begin[member + 1] <= i) ++member;
-            const grad_t* grad = (const grad_t*)table[member];
-            value[k] = grad ? (sum_t)grad[i - begin[member]] / (sum_t)divisor : (sum_t)0;
+            grad_t* grad = (grad_t*)table[member];
+            place[k] = grad ? grad + (i - begin[member]) : 0;
+            value[k] = {read};
         }}
     }}
     #pragma unroll
     for (int k = 0; k < {per_thread}; ++k) {{
         const long long i = first + k * {threads};
-        if (i < length) packed[i] = (wire_t)value[k];
+        if (i < length) {write};
     }}
 }}
 """
+_PACK = {
+    "const": "",
+    "read": "place[k] ? (between_t)*place[k] : (between_t)0",
+    "write": "packed[i] = (wire_t)value[k]",
+}
+_UNPACK = {
+    "const": "const ",
+    "read": "(between_t)packed[i]",
+    "write": "if (place[k]) *place[k] = (grad_t)value[k]",
+}
 _TYPES = {"float16": "__half", "bfloat16": "__nv_bfloat16", "float32": "float", "float64": "double"}
 _HEADERS = {"float16": "cuda_fp16.h", "bfloat16": "cuda_bf16.h"}
 
 
-def source(grad: np.dtype[Any], wire: np.dtype[Any]) -> str:
-    """Return the CUDA source of the kernel for gradients of one floating dtype that travel in another."""
-    headers = sorted({_HEADERS[name] for name in (grad.name, wire.name) if name in _HEADERS})
+def source(name: str, grad: np.dtype[Any], wire: np.dtype[Any]) -> str:
+    """Return the CUDA source of the kernel ``pack`` or ``unpack`` for gradients of one dtype that travel in another."""
+    headers = sorted({_HEADERS[dtype.name] for dtype in (grad, wire) if dtype.name in _HEADERS})
     return _SOURCE.format(
+        name=name,
         includes="\n".join(f"#include <{header}>" for header in headers),
         grad=_TYPES[grad.name],
         wire=_TYPES[wire.name],
-        sum="double" if np.float64 in (grad, wire) else "float",
+        between="double" if np.float64 in (grad, wire) else "float",
         threads=_THREADS,
         per_thread=_PER_THREAD,
+        **(_PACK if name == "pack" else _UNPACK),
     )
 
 
 @functools.cache
-def _kernel(grad: np.dtype[Any], wire: np.dtype[Any]) -> Any:
+def _kernel(name: str, grad: np.dtype[Any], wire: np.dtype[Any]) -> Any:
     import cupy
 
-    return cupy.RawKernel(source(grad, wire), "pack")
+    return cupy.RawKernel(source(name, grad, wire), name)
 
 
 class Table:
@@ -107,19 +121,25 @@ class Table:
         return self._device
 
 
-def pack(table: Table, gradients: Sequence[Any], dtype: np.dtype[Any], packed: Any, divisor: int) -> None:
-    """Copy gradients into one buffer, divided and converted, by one launch on the current stream.
+def pack(table: Table, gradients: Sequence[Any], dtype: np.dtype[Any], packed: Any) -> None:
+    """Copy gradients into one buffer, converted, by one launch on the current stream.
 
     Args:
         table: Where they go.
         gradients: C-contiguous CuPy arrays of ``dtype``; ``None`` for one of zeros.
         dtype: Their dtype.
         packed: The buffer, from the first of them on; of any of the four dtypes.
-        divisor: What they are divided by.
     """
-    if not table.length:
-        return
+    _launch("pack", table, gradients, dtype, packed)
+
+
+def unpack(table: Table, gradients: Sequence[Any], dtype: np.dtype[Any], packed: Any) -> None:
+    """Copy a buffer to the gradients, converted, by one launch; as :func:`pack`, but ``None`` for none."""
+    _launch("unpack", table, gradients, dtype, packed)
+
+
+def _launch(name: str, table: Table, gradients: Sequence[Any], dtype: np.dtype[Any], packed: Any) -> None:
     addresses = [0 if gradient is None else gradient.data.ptr for gradient in gradients]
     blocks = -(-table.length // (_THREADS * _PER_THREAD))
-    arguments = (table.on_device(addresses), np.int32(table.members), packed, np.float64(divisor))
-    _kernel(dtype, packed.dtype)((blocks,), (_THREADS,), arguments)
+    arguments = (table.on_device(addresses), np.int32(table.members), packed)
+    _kernel(name, dtype, packed.dtype)((blocks,), (_THREADS,), arguments)

@@ -1,237 +1,301 @@
-"""How the mean of a buffer on a device is computed: staged through host memory, by NCCL, or by both.
+"""How the mean of a bucket on a device is computed: staged through host memory, by NCCL, or by both.
 
-Each strategy of :mod:`mn_comm.strategies` names its counterpart here by ``on_device()``.
+Each strategy of :mod:`mn_comm.strategies` names its counterpart here as ``on_device``.
+
+NCCL is always called by the thread of the program, on a stream beside the current one where the program goes on
+meanwhile: so two communicators are never given work in different orders on different ranks. Only what passes through
+host memory is done by the worker.
 """
 
 from __future__ import annotations
 
 import warnings
-from typing import Any
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
-from mpi4py import MPI
 
-from mn_comm.arithmetic import is_half
-from mn_comm.collectives import mean_in_place, sum_in_place
+from mn_comm.arithmetic import divide, is_half
+from mn_comm.collectives.allreduce import mean_in_place
 from mn_comm.device import staging
 from mn_comm.device.awareness import is_cuda_aware
-from mn_comm.device.buffer import DeviceBuffer, DeviceStrategy
-from mn_comm.device.clique import Clique, clique_of
-from mn_comm.intra import Buffer, shard_bounds
-from mn_comm.strategies.strategy import Strategy
-from mn_comm.topology import Topology
+from mn_comm.device.nccl_ranks import NcclRanks, nccl_ranks_of
+from mn_comm.gradients.bucket import bounds
+from mn_comm.worker import Future
 
-__all__ = ["Alone", "Direct", "EverywhereNccl", "NodeNccl", "Staged", "by_mpi", "by_nccl", "within_nodes"]
+if TYPE_CHECKING:
+    from mn_comm import nccl
+    from mn_comm.device.bucket import DeviceBucket
+    from mn_comm.strategies import Strategy
 
-_Dtype = np.dtype[Any]
-
-
-def by_mpi(host: Strategy, mpi_comm: MPI.Intracomm) -> DeviceStrategy:
-    """Return the counterpart of a strategy that is nothing but MPI; collective."""
-    return Direct(host, mpi_comm) if is_cuda_aware(mpi_comm) else Staged(host)
+__all__ = ["Alone", "DeviceStrategy", "Direct", "Nccl", "NodeNccl", "Staged", "on_device"]
 
 
-def by_nccl(mpi_comm: MPI.Intracomm) -> DeviceStrategy:
-    """Return NCCL among all ranks; collective.
+class DeviceStrategy(Protocol):
+    """A way to average buckets on devices.
+
+    Attributes:
+        shares: Of how many equal shares a bucket's memory must consist.
+        uses_nccl: Whether NCCL is called, so that all ranks must have agreed on what they have before.
+    """
+
+    shares: int
+    uses_nccl: bool
+
+    def is_staged(self, dtype: np.dtype[Any]) -> bool:
+        """Return whether a bucket of this dtype needs memory of the host's strategy as well."""
+        ...
+
+    def connect(self) -> nccl.NcclCommunicator | None:
+        """Return NCCL's communicator for the current devices of all ranks, if it is used; collective."""
+        ...
+
+    def average(self, bucket: DeviceBucket) -> Any:
+        """Start to average a packed bucket; collective.
+
+        Returns:
+            A future of the mean, an array like ``bucket.flat``.
+        """
+        ...
+
+
+def on_device(strategy: Strategy) -> DeviceStrategy:
+    """Return the counterpart of a strategy, once the ranks have chosen their devices; collective.
 
     Raises:
-        RuntimeError: NCCL or CuPy is missing on some rank (on every rank).
-        ValueError: Two ranks share a device, which NCCL has not been told to allow (on every rank).
+        RuntimeError: It needs NCCL, and that or CuPy is missing on some rank (on every rank).
+        ValueError: It needs a device for each rank, and two share one (on every rank).
     """
-    return EverywhereNccl(mpi_comm) if mpi_comm.size > 1 else Alone()
-
-
-def within_nodes(
-    host: Strategy,
-    mpi_comm: MPI.Intracomm,
-    topology: Topology,
-    shards: int,
-    nodes: tuple[MPI.Intracomm, MPI.Intracomm],
-) -> DeviceStrategy:
-    """Return NCCL within each node and MPI across them, or the host's strategy where NCCL cannot be used; collective.
-
-    Args:
-        host: The strategy for host arrays.
-        mpi_comm: The ranks.
-        topology: Where they run.
-        shards: How many processes of each node talk to other nodes.
-        nodes: The processes of this node, and those of the same ``intra_rank`` on all nodes.
-    """
-    if mpi_comm.size == 1:
+    context, way = strategy.context, strategy.traits.on_device
+    if way == "alone" or strategy.size == 1:
         return Alone()
-    clique = clique_of(nodes[0])
-    reasons = [reason for reason in mpi_comm.allgather(clique.obstacle and str(clique.obstacle)) if reason]
-    if not reasons:
-        return NodeNccl(topology, shards, clique, nodes[1])
-    if mpi_comm.rank == 0:
-        warnings.warn(f"gradients on devices are averaged through host memory: {reasons[0]}", stacklevel=2)
-    return Staged(host)
+    if way == "mpi" and is_cuda_aware(context.ranks):
+        return Direct(strategy)
+    if way == "nccl":
+        return Nccl(nccl_ranks_of(context.ranks).look_again())
+    if way == "nodes":
+        within = nccl_ranks_of(context.within).look_again()
+        reasons = [reason for reason in context.ranks.allgather(within.obstacle and str(within.obstacle)) if reason]
+        if not reasons and context.topology.inter_size == 1:
+            return Nccl(within)
+        if not reasons:
+            return NodeNccl(strategy, within)
+        if context.ranks.rank == 0:
+            warnings.warn(f"gradients on devices are averaged through host memory: {reasons[0]}", stacklevel=2)
+    return Staged(strategy)
 
 
 class Alone:
-    """Leave the packed buffer as it is."""
+    """Leave the packed bucket as it is."""
 
-    def allocate(self, length: int, dtype: _Dtype) -> DeviceBuffer:
-        """Return memory on the current device."""
-        return DeviceBuffer(_empty(length, dtype), self, divisor=1)
+    shares, uses_nccl = 1, False
 
-    def average(self, buffer: DeviceBuffer) -> None:
+    def is_staged(self, dtype: np.dtype[Any]) -> bool:
+        """Return False."""
+        return False
+
+    def connect(self) -> None:
+        """Do without."""
+
+    def average(self, bucket: DeviceBucket) -> Future[Any]:
         """Do nothing."""
+        return Future(lambda: bucket.flat)
 
 
 class Staged:
-    """Average through pinned host memory, by a strategy for host arrays.
+    """Average through pinned host memory, by the strategy for host arrays.
 
     Args:
         host: That strategy.
     """
 
+    shares, uses_nccl = 1, False
+
     def __init__(self, host: Strategy) -> None:
         self._host = host
 
-    def allocate(self, length: int, dtype: _Dtype) -> DeviceBuffer:
-        """Return memory on the current device, and pinned memory beside it; collective."""
-        buffer = self._host.allocate(length, dtype)
-        if len(buffer.segments) > 1:
-            staging.register(buffer.array)  # shared with other processes: it must stay where it is
-        else:
-            buffer = _pinned(length, dtype)
-        return DeviceBuffer(_empty(length, dtype), self, divisor=1, host=buffer)
+    def is_staged(self, dtype: np.dtype[Any]) -> bool:
+        """Return True."""
+        return True
 
-    def average(self, buffer: DeviceBuffer) -> None:
-        """Overwrite a buffer with its mean over all ranks; collective."""
-        assert buffer.host is not None
-        if buffer.array.size:
-            buffer.array.get(out=buffer.host.array)
-        self._host.average(buffer.host)
-        if buffer.array.size:
-            buffer.array.set(buffer.host.array)
+    def connect(self) -> None:
+        """Do without."""
+
+    def average(self, bucket: DeviceBucket) -> Future[Any]:
+        """Start to average a packed bucket; collective."""
+        on_side = bucket.on_side_stream()
+
+        def average() -> Any:
+            assert bucket.host is not None
+            with on_side() as stream:
+                bucket.flat.get(out=bucket.host.flat)
+                self._host.average(bucket.host, self._host.size)
+                bucket.flat.set(bucket.host.flat)
+                # The pinned memory is used again, maybe by other ranks, as soon as this is over.
+                stream.synchronize()
+            return bucket.flat
+
+        return bucket.submit(average)
 
 
 class Direct(Staged):
     """Hand the device's memory to a CUDA-aware MPI; half precision, which MPI cannot add up, is staged.
 
     Args:
-        host: The strategy for what is staged.
-        mpi_comm: The ranks.
+        host: The strategy for host arrays.
     """
 
-    def __init__(self, host: Strategy, mpi_comm: MPI.Intracomm) -> None:
-        super().__init__(host)
-        self._mpi_comm = mpi_comm
+    def is_staged(self, dtype: np.dtype[Any]) -> bool:
+        """Return whether the dtype is one of half precision."""
+        return is_half(dtype)
 
-    def allocate(self, length: int, dtype: _Dtype) -> DeviceBuffer:
-        """Return memory on the current device; collective."""
-        if is_half(dtype):
-            return super().allocate(length, dtype)
-        return DeviceBuffer(_empty(length, dtype), self, divisor=self._mpi_comm.size)
+    def average(self, bucket: DeviceBucket) -> Future[Any]:
+        """Start to average a packed bucket; collective."""
+        if bucket.host is not None:
+            return super().average(bucket)
+        on_side = bucket.on_side_stream()
 
-    def average(self, buffer: DeviceBuffer) -> None:
-        """Overwrite a buffer with its mean over all ranks; collective."""
-        if buffer.host is not None:
-            super().average(buffer)
-            return
-        _synchronize()  # MPI knows nothing of streams: the gradients must be packed
-        sum_in_place(self._mpi_comm, buffer.array)
+        def average() -> Any:
+            with on_side() as stream:
+                stream.synchronize()  # MPI is independent of streams: the gradients must be packed
+                self._host.context.ranks.allreduce_blocking(bucket.flat)
+                bucket.flat /= self._host.size
+            return bucket.flat
+
+        return bucket.submit(average)
 
 
-class EverywhereNccl:
-    """One NCCL all-reduce over all ranks.
+class Nccl:
+    """One NCCL all-reduce over some ranks, in the dtype in which the bucket travels.
 
     Args:
-        mpi_comm: The ranks.
+        ranks: The ranks.
     """
 
-    def __init__(self, mpi_comm: MPI.Intracomm) -> None:
-        self._mpi_comm = mpi_comm
-        self._clique = clique_of(mpi_comm)
-        self._clique.require()
+    shares, uses_nccl = 1, True
 
-    def allocate(self, length: int, dtype: _Dtype) -> DeviceBuffer:
-        """Return memory on the current device; collective."""
-        self._clique.communicator()  # made here, where all ranks are, rather than in a thread
-        return DeviceBuffer(_empty(length, dtype), self, divisor=self._mpi_comm.size)
+    def __init__(self, ranks: NcclRanks) -> None:
+        ranks.require()
+        self._ranks = ranks
 
-    def average(self, buffer: DeviceBuffer) -> None:
-        """Overwrite a buffer with its mean over all ranks, added up in its own dtype; collective."""
-        if buffer.array.size:
-            self._clique.communicator().all_reduce(buffer.array)
+    def is_staged(self, dtype: np.dtype[Any]) -> bool:
+        """Return False."""
+        return False
+
+    def connect(self) -> nccl.NcclCommunicator:
+        """Return the communicator of all devices."""
+        return self._ranks.connect()
+
+    def average(self, bucket: DeviceBucket) -> _OnStream:
+        """Start to average a packed bucket; collective."""
+        with bucket.on_side_stream()():
+            self._ranks.raise_failure()
+            bucket.nccl.all_reduce(bucket.flat, mean=True)
+            done = self._ranks.launched(bucket.nccl, "all_reduce of gradients")
+        return _OnStream(bucket, lambda: bucket.flat, done)
 
 
 class NodeNccl:
-    """NCCL within each node; each shard is staged for the MPI allreduce across nodes.
+    """NCCL within each node; each share is staged for the MPI allreduce across nodes.
 
     Args:
-        topology: Where the ranks run.
-        shards: How many processes of each node own a shard and talk to other nodes.
-        clique: NCCL among the processes of this node.
-        inter: The processes of the same ``intra_rank`` on all nodes that have one.
+        host: The strategy for host arrays.
+        within: The ranks of this node.
     """
 
-    def __init__(self, topology: Topology, shards: int, clique: Clique, inter: MPI.Intracomm) -> None:
-        self._topology = topology
-        self._shards = shards
-        self._clique = clique
-        self._inter = inter
+    uses_nccl = True
 
-    def allocate(self, length: int, dtype: _Dtype) -> DeviceBuffer:
-        """Return memory on the current device, in shards of equal length, and pinned memory for this rank's."""
-        self._clique.communicator()  # made here, where all ranks are, rather than in a thread
-        shard = -(-length // self._shards)
-        whole = _empty(shard * self._shards, dtype)
-        whole[length:] = 0
-        crosses = self._topology.inter_size > 1 and self._topology.intra_rank < self._shards
-        host = _pinned(shard, dtype) if crosses else None
-        return DeviceBuffer(whole[:length], self, divisor=self._topology.size, host=host, whole=whole)
+    def __init__(self, host: Strategy, within: NcclRanks) -> None:
+        within.require()
+        self._context = host.context
+        self._within = within
+        self.shares = host.traits.talkers or host.context.topology.least_intra_size
 
-    def average(self, buffer: DeviceBuffer) -> None:
-        """Overwrite a buffer with its mean over all ranks; collective."""
-        if not buffer.array.size:
+    def is_staged(self, dtype: np.dtype[Any]) -> bool:
+        """Return False: only a share of a bucket is, in memory of its own."""
+        return False
+
+    def average(self, bucket: DeviceBucket) -> _OnStream:
+        """Start to average a packed bucket; collective."""
+        topology, on_side = self._context.topology, bucket.on_side_stream()
+        with on_side():
+            self._within.raise_failure()
+            self._reduce_scatter(bucket)
+            done = self._within.launched(bucket.nccl, "reduce_scatter of gradients")
+        if topology.intra_rank >= self.shares:
+            return _OnStream(bucket, lambda: self._all_gather(bucket), done)
+        share = self._share(bucket.whole, topology.intra_rank)
+        if bucket.pinned is None:
+            bucket.pinned = staging.empty_pinned(share.shape, share.dtype)
+
+        def average_across() -> None:
+            with on_side() as stream:
+                pinned = bucket.pinned
+                share.get(out=pinned)
+                # It is the mean over this node, which may have more ranks than another one.
+                divide(pinned, topology.size / topology.inter_size / topology.intra_size, pinned)
+                mean_in_place(self._context.across, pinned)
+                share.set(pinned)
+                stream.synchronize()
+
+        return _OnStream(bucket, lambda: self._all_gather(bucket), done, bucket.submit(average_across))
+
+    def connect(self) -> nccl.NcclCommunicator:
+        """Return the communicator of this node's devices."""
+        return self._within.connect()
+
+    def _reduce_scatter(self, bucket: DeviceBucket) -> None:
+        if self.shares == self._context.topology.intra_size:
+            bucket.nccl.reduce_scatter(bucket.whole, mean=True)
             return
-        if self._topology.inter_size == 1:
-            self._clique.communicator().all_reduce(buffer.whole)
-            return
-        self._reduce_scatter(buffer.whole)
-        if buffer.host is not None:
-            shard = self._shard(buffer.whole, self._topology.intra_rank)
-            shard.get(out=buffer.host.array)
-            mean_in_place(self._inter, buffer.host.array, 1)
-            shard.set(buffer.host.array)
-        self._all_gather(buffer.whole)
+        for owner in range(self.shares):
+            bucket.nccl.reduce(self._share(bucket.whole, owner), owner, mean=True)
 
-    def _reduce_scatter(self, whole: Any) -> None:
-        communicator = self._clique.communicator()
-        if self._shards == self._topology.intra_size:
-            communicator.reduce_scatter(whole)
-            return
-        for owner in range(self._shards):
-            communicator.reduce(self._shard(whole, owner), owner)
+    def _all_gather(self, bucket: DeviceBucket) -> Any:
+        if self.shares == self._context.topology.intra_size:
+            bucket.nccl.all_gather(bucket.whole)
+        else:
+            for owner in range(self.shares):
+                bucket.nccl.broadcast(self._share(bucket.whole, owner), owner)
+        self._within.launched(bucket.nccl, "all_gather of gradients")
+        return bucket.flat
 
-    def _all_gather(self, whole: Any) -> None:
-        communicator = self._clique.communicator()
-        if self._shards == self._topology.intra_size:
-            communicator.all_gather(whole)
-            return
-        for owner in range(self._shards):
-            communicator.broadcast(self._shard(whole, owner), owner)
-
-    def _shard(self, whole: Any, owner: int) -> Any:
-        begin, end = shard_bounds(whole.size, self._shards)[owner]
+    def _share(self, whole: Any, owner: int) -> Any:
+        begin, end = bounds(whole.size, self.shares)[owner : owner + 2]
         return whole[begin:end]
 
 
-def _empty(length: int, dtype: _Dtype) -> Any:
-    import cupy
+class _OnStream:
+    """A mean that is computed on a bucket's side stream.
 
-    return cupy.empty(length, dtype)
+    Args:
+        bucket: The bucket.
+        finish: What is left to be done by the thread of the program, on that stream; returns the mean.
+        done: The event behind what was launched already.
+        host_part: What the worker does in between, if anything.
+    """
 
+    def __init__(
+        self, bucket: DeviceBucket, finish: Callable[[], Any], done: Any, host_part: Future[None] | None = None
+    ) -> None:
+        self._bucket = bucket
+        self._finish = finish
+        self._done = done
+        self._host_part = host_part
 
-def _pinned(length: int, dtype: _Dtype) -> Buffer:
-    array = staging.empty_pinned((length,), dtype)
-    return Buffer(array, (array,))
+    def wait(self) -> Any:
+        """Let the current stream wait for the mean, and return it."""
+        import cupy
 
+        if self._host_part is not None:
+            self._host_part.wait()
+        with self._bucket.on_side_stream(after_current=False)() as stream:
+            stream.wait_event(self._done)
+            mean = self._finish()
+            done = stream.record()
+        cupy.cuda.get_current_stream().wait_event(done)
+        return mean
 
-def _synchronize() -> None:
-    import cupy
-
-    cupy.cuda.get_current_stream().synchronize()
+    def then(self, function: Callable[[Any], Any]) -> _OnStream:
+        """Return what a function makes of the mean, on the side stream."""
+        return _OnStream(self._bucket, lambda: function(self._finish()), self._done, self._host_part)

@@ -1,13 +1,8 @@
-"""The gradient's way through a communicator: select, agree, pack, average, view.
+"""The gradient's way through a communicator: select, agree, pack, average, unpack.
 
-Read the modules in that order: :mod:`~mn_comm.gradients.select`, :mod:`~mn_comm.gradients.agree`,
-:mod:`~mn_comm.gradients.bucket` for packing and viewing, :mod:`~mn_comm.gradients.round`, which launches one bucket
-after another, and :mod:`mn_comm.strategies` for the ways to average; :mod:`~mn_comm.gradients.reducer` keeps what lasts
-from one backward pass to the next.
+Read the modules in this order: :mod:`~mn_comm.gradients.reducer`, whose ``average`` names the steps;
+:mod:`~mn_comm.gradients.agree`, for which gradients take part and whether all ranks have the same;
+:mod:`~mn_comm.gradients.targets` for the arrays that are read and written; :mod:`~mn_comm.gradients.bucket` for packing
+and unpacking; and :mod:`mn_comm.strategies` for the ways to average. :mod:`~mn_comm.gradients.layout` makes buckets
+when gradients are first seen, and :mod:`~mn_comm.gradients.reduction` averages while the program goes on.
 """
-
-from mn_comm.gradients.background import BackgroundReducer
-from mn_comm.gradients.reducer import GradientReducer
-from mn_comm.gradients.round import Round
-
-__all__ = ["BackgroundReducer", "GradientReducer", "Round"]

@@ -1,25 +1,84 @@
-"""Step 2: do all ranks have the same arrays? Otherwise all raise, before anything is mixed up or hangs."""
+"""Steps 1 and 2: which gradients take part, and do all ranks have the same? Otherwise all raise, before any is lost."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from itertools import zip_longest
-from typing import Any
+from operator import itemgetter
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
-from mpi4py import MPI
 
-from mn_comm import agreement
+from mn_comm.agreement import digest, remote_error
+from mn_comm.mpi import MPI
 from mn_comm.placement import is_device_array
-from mn_comm.timeline import record
+from mn_comm.protocols import Model, Parameter
 
-__all__ = ["ON_DEVICE", "Agreement", "Signature", "signature_of"]
+if TYPE_CHECKING:
+    from mn_comm.ranks import Ranks
 
-Signature = tuple[tuple[Any, ...], ...]
-"""Name, shape and dtype of each array, in order; both are ``None`` for an array that is missing, and ``ON_DEVICE``
-follows for one on a device."""
+__all__ = [
+    "FAILURE",
+    "ON_DEVICE",
+    "Agreement",
+    "Named",
+    "Selection",
+    "Signature",
+    "select",
+    "signature_of",
+    "sorted_parameters",
+]
+
+Named = tuple[str, Parameter]
+Entry = tuple[Any, ...]
+"""Name, shape and dtype of an array; both are ``None`` for one that is missing, and ``ON_DEVICE`` follows for one on a
+device. For a setting its name and value; for an exception that was raised instead, ``FAILURE``, its type and its
+text."""
+Signature = tuple[Entry, ...]
 
 ON_DEVICE = "on a device"
+FAILURE = "failure"
+
+
+class Selection(NamedTuple):
+    """The gradients that take part, sorted by name.
+
+    Attributes:
+        params: Names and parameters.
+        likes: For each an array that has the shape and dtype of its gradient, be that there or not.
+        grads: The gradients that there are now, or ``None``.
+    """
+
+    params: list[Named]
+    likes: list[Any]
+    grads: list[Any]
+
+
+def sorted_parameters(model: Model) -> list[Named]:
+    """Return the model's parameters with their names, sorted by name."""
+    return sorted(model.namedparams(), key=itemgetter(0))
+
+
+def select(model: Model, zero_fill: bool) -> Selection:
+    """Return the gradients that are to be averaged.
+
+    Args:
+        model: The model; a parameter that is not initialised takes no part.
+        zero_fill: Whether an initialised parameter without a gradient takes part, with one of zeros.
+    """
+    params = sorted_parameters(model)
+    try:
+        grads = [param.grad for _, param in params]
+    except (
+        RuntimeError
+    ):  # Chainer has no gradient of a parameter that is not initialised, before cleargrad() was called
+        params = [named for named in params if named[1].data is not None]
+        grads = [param.grad for _, param in params]
+    if all(grad is not None for grad in grads):
+        return Selection(params, grads, grads)
+    likes = [param.data if grad is None and zero_fill else grad for (_, param), grad in zip(params, grads, strict=True)]
+    chosen = [i for i, like in enumerate(likes) if like is not None]
+    return Selection([params[i] for i in chosen], [likes[i] for i in chosen], [grads[i] for i in chosen])
 
 
 def signature_of(named_arrays: Iterable[tuple[str, Any]]) -> Signature:
@@ -33,61 +92,80 @@ def signature_of(named_arrays: Iterable[tuple[str, Any]]) -> Signature:
     )
 
 
-def _entry(name: str, array: Any) -> tuple[Any, ...]:
+def _entry(name: str, array: Any) -> Entry:
     if array is None:
         return (name, None, None)
     return (name, array.shape, array.dtype, *([ON_DEVICE] if is_device_array(array) else []))
 
 
 class Agreement:
-    """The check that all ranks hold the same arrays, remembering the last one to be cheap when nothing changed.
+    """The check that all ranks have the same arrays and settings, cheap while they stay what they were.
 
     Args:
-        mpi_comm: The communicator whose ranks must agree.
+        ranks: The ranks that must agree.
         operation: The name of the operation, for the message.
     """
 
-    def __init__(self, mpi_comm: MPI.Intracomm, operation: str) -> None:
-        self._mpi_comm = mpi_comm
+    def __init__(self, ranks: Ranks, operation: str) -> None:
+        self._ranks = ranks
         self._operation = operation
         self._signature: Signature = ()
-        self._digest = agreement.digest(())
-        self._pending: agreement.Pending | None = None
+        self._digest = digest(())
+        self._numbers = np.zeros(4, np.int64)
+        self._request: MPI.Request | None = None
 
-    def start(self, signature: Signature) -> Signature:
+    def start(self, signature: Signature, notes: tuple[int, int] = (0, 0)) -> None:
         """Start the check, to do something else while it is under way; collective.
 
         Args:
-            signature: This rank's.
+            signature: This rank's; quickest if it is the same object as before.
+            notes: Two numbers of which every rank is to know the greatest.
+        """
+        if signature is not self._signature:
+            self._signature, self._digest = signature, digest(signature)
+        self._numbers[:] = (self._digest, -self._digest, *notes)
+        self._request = self._ranks.Iallreduce(MPI.IN_PLACE, self._numbers, MPI.MAX)
+
+    def finish(self) -> tuple[int, int]:
+        """Raise on every rank if the ranks' signatures differ; collective.
 
         Returns:
-            The signature; the same object for as long as it is equal to the one before, to be quickly compared.
-        """
-        if signature != self._signature:
-            self._signature = signature
-            self._digest = agreement.digest(signature)
-        self._pending = agreement.Pending(self._mpi_comm, self._digest)
-        return self._signature
-
-    def finish(self) -> None:
-        """Raise on every rank if the ranks' signatures differ; collective.
+            The greatest notes of all ranks.
 
         Raises:
             ValueError: The ranks differ; the same message on all of them.
+            Exception: Like the one that another rank has announced instead of a signature.
         """
-        pending, self._pending = self._pending, None
-        if pending is not None:
-            finish = pending.finish if record.active is None else record.recorded("agree", pending.finish)
-            finish(self._signature, self._explain)
+        assert self._request is not None
+        self._ranks.wait(self._request, "Iallreduce")
+        highest, negative_of_lowest, *notes = self._numbers.tolist()
+        if highest != -negative_of_lowest:
+            raise _explain(self._operation, self._ranks.allgather(self._signature))
+        return notes[0], notes[1]
 
-    def _explain(self, signatures: Sequence[Signature]) -> ValueError:
-        rank = next(rank for rank, other in enumerate(signatures) if other != signatures[0])
-        expected, got = first_difference(signatures[0], signatures[rank])
-        name = min(entry[0] for entry in (expected, got) if entry is not None)
+    def check(self, signature: Signature) -> None:
+        """Start and finish the check at once; collective."""
+        self.start(signature)
+        self.finish()
+
+
+def _explain(operation: str, signatures: Sequence[Signature]) -> Exception:
+    for rank, signature in enumerate(signatures):
+        if signature and signature[0][0] == FAILURE:
+            return remote_error(rank, *signature[0][1:])
+    rank = next(rank for rank, other in enumerate(signatures) if other != signatures[0])
+    expected, got = first_difference(signatures[0], signatures[rank])
+    if expected is not None and got is not None and len(expected) == len(got) == 2:
+        name, value = got
         return ValueError(
-            f"{self._operation}: expected the same parameters on every rank, but rank {rank} differs from rank 0, "
-            f"first at {name}: {_describe(expected, name)} on rank 0, {_describe(got, name)} on rank {rank}"
+            f"{operation}: expected the same {name} on every rank, got {expected[1]} on rank 0 and {value} on rank "
+            f"{rank}: set_config must be called on every rank alike"
         )
+    name = min(entry[0] for entry in (expected, got) if entry is not None)
+    return ValueError(
+        f"{operation}: expected the same parameters on every rank, but rank {rank} differs from rank 0, "
+        f"first at {name}: {_describe(expected, name)} on rank 0, {_describe(got, name)} on rank {rank}"
+    )
 
 
 def first_difference(one: Signature, other: Signature) -> tuple[Any, Any]:
@@ -95,7 +173,7 @@ def first_difference(one: Signature, other: Signature) -> tuple[Any, Any]:
     return next((a, b) for a, b in zip_longest(one, other) if a != b)
 
 
-def _describe(entry: tuple[Any, ...] | None, name: str) -> str:
+def _describe(entry: Entry | None, name: str) -> str:
     if entry is None or entry[0] != name:
         return "missing"
     _, shape, dtype, *place = entry

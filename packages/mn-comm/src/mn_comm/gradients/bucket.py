@@ -1,162 +1,313 @@
-"""Steps 3 and 5: gradients are copied into one buffer, and afterwards they *are* that buffer, as views of it."""
+"""Steps 3 and 5: buckets, the memory that gradients travel in, and the way between the two."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any, Protocol, TypeVar
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import pairwise
+from operator import itemgetter
+from types import EllipsisType
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import numpy as np
 
-from mn_comm.gradients.select import Named
-from mn_comm.intra import Buffer
+from mn_comm.arithmetic import divide, is_half
+from mn_comm.worker import Future
 
-__all__ = ["AnyBucket", "Bucket", "Spec", "assign", "count", "gradients_of", "make_buckets", "split"]
+if TYPE_CHECKING:
+    from mn_comm.strategies import Strategy
+
+__all__ = ["AnyBucket", "Block", "Bucket", "Part", "Spec", "bounds", "count", "cut", "taker"]
 
 _Array = np.ndarray[Any, Any]
 _Dtype = np.dtype[Any]
-_B = TypeVar("_B")
-_K = TypeVar("_K")
-Spec = tuple[tuple[int, ...], _Dtype]
-"""The shape and dtype of a gradient."""
+Spec = tuple[str, tuple[int, ...], _Dtype]
+"""The name, shape and dtype of a gradient."""
+Arrays = Sequence[Any] | Mapping[int, Any]
+"""Gradients by their positions among those that take part."""
 
 
-def split(flat: _Array, shapes: Iterable[tuple[int, ...]]) -> Iterator[_Array]:
-    """Yield one view of a one-dimensional array after another, of the given shapes."""
-    begin = 0
-    for shape in shapes:
-        end = begin + count(shape)
-        yield flat[begin:end].reshape(shape)
-        begin = end
+class Part(NamedTuple):
+    """A gradient, or consecutive elements of one, in a bucket.
+
+    Attributes:
+        member: The position of the gradient among those that take part.
+        within: Which elements of the flattened gradient it is; ``...`` for all of the gradient, as it is.
+        begin: Where it begins in the bucket, in elements.
+        end: Where it ends.
+    """
+
+    member: int
+    within: slice | EllipsisType
+    begin: int
+    end: int
+
+
+class Block(NamedTuple):
+    """Consecutive elements of a bucket that are worked on at once, while they are in the cache.
+
+    Where they are one gradient, or a part of one, all memory has the shape of that; otherwise it is one-dimensional.
+
+    Attributes:
+        take: Returns, of all gradients, what the block consists of: a list or tuple of arrays, or, if it is one, that.
+        adder: Which rank of the node adds it up.
+        owner: In which rank's memory the sum is.
+        segments: The memory of every rank of the node for it, or only this rank's.
+        mine: This rank's.
+        sum: The owner's.
+        room: Scratch memory of the bucket's dtype.
+        total: Scratch memory of the dtype in which it is added up.
+        pieces: Views of ``room`` that have the shapes of the arrays; empty if there is only one.
+    """
+
+    take: Callable[[Arrays], Any]
+    adder: int
+    owner: int
+    segments: list[_Array]
+    mine: _Array
+    sum: _Array
+    room: _Array
+    total: _Array
+    pieces: list[_Array]
 
 
 class AnyBucket(Protocol):
-    """What buckets in host memory and on a device have in common.
+    """What buckets in host memory and on a device have in common, and what a communication hook is given.
 
     Attributes:
-        members: The positions of its parameters among those that take part.
-        buffer: The memory in which they are averaged.
+        index: Its number; buckets travel in this order.
+        members: The positions of the gradients that it holds, or holds parts of, among those that take part.
+        names: The names of their parameters.
+        shapes: The shapes of these.
+        flat: The gradients, one after the other: one-dimensional, of the dtype in which they travel.
+        submit: Starts a function, at once or in the thread that communicates, and returns its result-to-be.
+        needs_agreement: Whether ranks must have agreed on what they have before it is averaged.
     """
 
-    members: Sequence[int]
-    buffer: Any
+    index: int
+    names: list[str]
+    shapes: list[tuple[int, ...]]
+    flat: Any
+    submit: Callable[[Callable[[], Any]], Future[Any]]
 
-    def pack(self, params: Sequence[Named], grads: Sequence[Any] | None) -> None:
-        """Copy the gradients into the buffer.
+    members: list[int]
+    needs_agreement: bool
 
-        Args:
-            params: Names and parameters that take part.
-            grads: Their gradients, if they were asked for theirs before.
-        """
-        ...
-
-    def view(self, params: Sequence[Named]) -> None:
-        """Make the gradients views of the averaged buffer, in their own dtype."""
-        ...
+    @property
+    def nbytes(self) -> int: ...  # noqa: D102
+    def pack(self, arrays: Arrays) -> None: ...  # noqa: D102
+    def unpack(self, arrays: Arrays, means: Any) -> None: ...  # noqa: D102
+    def average_in_place(self, arrays: Arrays) -> None: ...  # noqa: D102
+    def launch(self) -> Future[Any]: ...  # noqa: D102
+    def average(self, array: Any = None) -> Future[Any]: ...  # noqa: D102
 
 
 class Bucket:
-    """Gradients of one dtype that travel together, in host memory.
+    """Gradients of one dtype, in host memory, that travel together.
+
+    While a bucket averages *in place*, its elements are read from the gradients when they are needed, and the means are
+    written there when they are known; otherwise both are in its own memory.
 
     Args:
-        members: The positions of its parameters among those that take part.
-        shapes: The shapes of their gradients.
-        dtype: The dtype of their gradients.
-        buffer: The memory in which they are averaged, in the dtype in which they travel.
+        index: Its number; buckets travel in this order.
+        parts: What it consists of.
+        specs: The names, shapes and dtypes of all gradients that take part.
+        flat: This rank's memory for it, one-dimensional, of the dtype in which it travels.
+        share: The part of ``flat`` that this rank owns.
+        blocks: All of it, in blocks.
+        mine: Which rank of the node this one is, for the blocks.
+        strategy: How it is averaged.
+
+    Attributes:
+        names: The names of the parameters whose gradients, or parts of them, it holds.
+        shapes: The shapes of these.
+        own: The blocks that this rank adds up.
+        others: The blocks that other ranks of the node add up.
+        flattened: The positions of the gradients that blocks hold parts of, so that they are needed flattened.
+        submit: Starts a function, at once or in the thread that communicates, and returns its result-to-be.
     """
+
+    needs_agreement = False  # the worker that averages it sees to that
 
     def __init__(
-        self, members: Sequence[int], shapes: Sequence[tuple[int, ...]], dtype: _Dtype, buffer: Buffer
+        self,
+        index: int,
+        parts: Sequence[Part],
+        specs: Sequence[Spec],
+        flat: _Array,
+        share: _Array,
+        blocks: Sequence[Block],
+        mine: int,
+        strategy: Strategy,
     ) -> None:
-        self.members = members
-        self.buffer = buffer
-        self._shapes = shapes
-        # Only where the gradients travel in another dtype than theirs do they need a memory of their own.
-        self._grads = buffer.array if buffer.array.dtype == dtype else np.empty(buffer.array.size, dtype)
-        self._views = list(split(self._grads, shapes))
+        self.index = index
+        self.parts = parts
+        self.flat = flat
+        self.share = share
+        self.blocks = blocks
+        self.strategy = strategy
+        self.own = [block for block in blocks if block.adder == mine]
+        self.others = [block for block in blocks if block.adder != mine]
+        self.members = [part.member for part in parts]
+        self.names = [specs[member][0] for member in self.members]
+        self.shapes = [specs[member][1] for member in self.members]
+        self.is_half = is_half(flat.dtype)
+        self.flattened: set[int] = set()
+        self.submit: Callable[[Callable[[], Any]], Future[Any]] = Future
+        self._specs = specs
+        self._arrays: Arrays | None = None
 
-    def pack(self, params: Sequence[Named], grads: Sequence[Any] | None = None) -> None:
-        """Copy the gradients, of any memory layout, into the buffer, in its dtype; a missing one as zeros."""
-        mine = gradients_of(self.members, params, grads)
-        for i, grad in enumerate(mine):
-            if grad is None:
-                mine[i] = np.zeros(self._shapes[i], self.buffer.array.dtype)
-        # One call, since thousands take longer than the copying itself. All are floats; "unsafe" is what NumPy calls it
-        # to go between bfloat16 and float16.
-        np.concatenate(mine, axis=None, out=self.buffer.array, casting="unsafe")
+    @property
+    def nbytes(self) -> int:
+        """How many bytes it holds."""
+        return self.flat.nbytes
 
-    def view(self, params: Sequence[Named]) -> None:
-        """Make the gradients views of the averaged buffer, in their own dtype."""
-        if self._grads is not self.buffer.array:
-            np.copyto(self._grads, self.buffer.array, casting="unsafe")
-        assign(params, self.members, self._views)
+    @property
+    def divides_at_end(self) -> bool:
+        """Whether a sum in it may be divided when it is written to the gradients, and has no need to fit before."""
+        return self._arrays is not None and not self.is_half
 
+    def average_in_place(self, arrays: Arrays) -> None:
+        """Overwrite gradients with their means over all ranks; collective.
 
-def gradients_of(members: Sequence[int], params: Sequence[Named], grads: Sequence[Any] | None) -> list[Any]:
-    """Return the gradients of some parameters; from ``grads`` if given, since a parameter takes its time to answer."""
-    return [params[member][1].grad for member in members] if grads is None else [grads[member] for member in members]
+        Args:
+            arrays: For each gradient that takes part, one to read and write; flattened if a block holds only a part of
+                it.
+        """
+        self._arrays = arrays
+        try:
+            self.strategy.average(self, self.strategy.size)
+        finally:
+            self._arrays = None
 
+    def launch(self) -> Future[Any]:
+        """Start to average what was packed; collective.
 
-def assign(params: Sequence[Named], members: Sequence[int], grads: Sequence[_Array]) -> None:
-    """Make arrays, of the shapes and dtypes of the gradients that they replace, the gradients of some parameters."""
-    for member, grad in zip(members, grads, strict=True):
-        param = params[member][1]
-        # Chainer's parameters check every gradient they are given, which takes longer than to average a small one. They
-        # offer to leave that out, and here the shape and dtype are known to be right.
-        unchecked = getattr(param, "_set_grad_without_check", None)
-        if unchecked is None:
-            param.grad = grad
+        Returns:
+            ``flat``, to be waited for: it then holds the means, and other ranks may still be reading it.
+        """
+
+        def average() -> _Array:
+            self.strategy.average(self, self.strategy.size)
+            return self.flat
+
+        return self.submit(average)
+
+    def average(self, array: Any = None) -> Future[Any]:
+        """Start to average an array over all ranks; collective. For a communication hook.
+
+        Args:
+            array: One-dimensional, of floats, of equal length and dtype on every rank; by default ``flat``.
+
+        Returns:
+            The mean, to be waited for: for ``flat``, that itself, overwritten; else a new array. It may be changed.
+        """
+        if array is not None:
+            return self.submit(lambda: self.strategy.mean_of(array))
+
+        def average() -> _Array:
+            self.strategy.average(self, self.strategy.size)
+            self.strategy.settle()
+            return self.flat
+
+        return self.submit(average)
+
+    def pack(self, arrays: Arrays) -> None:
+        """Copy gradients, of any memory layout, into the bucket; ``None`` counts as zeros."""
+        if any(arrays[member] is None for member in self.members):
+            found = {member: arrays[member] for member in self.members}
+            arrays = {i: np.zeros(*self._specs[i][1:]) if grad is None else grad for i, grad in found.items()}
+        _concatenate([arrays[part.member][part.within] for part in self.parts], self.flat)
+
+    def unpack(self, arrays: Arrays, means: _Array) -> None:
+        """Write means, as they lie in the bucket, to the gradients."""
+        for part in self.parts:
+            out = arrays[part.member][part.within]
+            out[...] = means[part.begin : part.end].reshape(out.shape)
+
+    def put(self, blocks: Sequence[Block]) -> None:
+        """Have the elements of blocks in the bucket's own memory."""
+        if self._arrays is None:
+            return
+        for block in blocks:
+            if block.pieces:
+                _concatenate(block.take(self._arrays), block.mine)
+            else:
+                block.mine[...] = block.take(self._arrays)
+
+    def read(self, block: Block) -> _Array:
+        """Return the elements of a block: from where they are if that can be, else from its scratch memory."""
+        if self._arrays is None:
+            block.room[...] = block.mine
+        elif block.pieces:
+            _concatenate(block.take(self._arrays), block.room)
         else:
-            unchecked(grad)
+            array: _Array = block.take(self._arrays)
+            if array.dtype == block.room.dtype:
+                return array
+            block.room[...] = array
+        return block.room
+
+    def store(self, blocks: Sequence[Block], divisor: int) -> None:
+        """Write the sums of blocks from their owners' memory to where they belong, divided."""
+        for block in blocks:
+            if self._arrays is None:
+                divide(block.sum, divisor, block.mine)
+            elif block.pieces:
+                divide(block.sum, divisor, block.room)
+                for array, piece in zip(block.take(self._arrays), block.pieces, strict=True):
+                    array[...] = piece
+            else:
+                divide(block.sum, divisor, block.take(self._arrays))
 
 
-def make_buckets(
-    specs: Sequence[Spec],
-    order: Iterable[int],
-    most_bytes: int | None,
-    wire_dtype: _Dtype | None,
-    allocate: Callable[[int, _Dtype], _B],
-    kind: Callable[[Sequence[int], Sequence[tuple[int, ...]], _Dtype, _B], _K] = Bucket,  # type: ignore[assignment]
-) -> list[_K]:
-    """Share gradients out among buckets.
-
-    Args:
-        specs: The shapes and dtypes of the gradients.
-        order: Their positions, in the order in which they are to travel; the same on every rank.
-        most_bytes: Of how many bytes a bucket may be, if it holds more than one gradient; ``None`` for any number.
-        wire_dtype: The dtype in which they travel; ``None`` for their own.
-        allocate: Returns a buffer of a length and dtype; collective.
-        kind: Makes a bucket of members, shapes, dtype and buffer.
-
-    Returns:
-        The buckets, in the order in which their last members appear.
-    """
-    groups = _groups(specs, order, most_bytes)
-    return [
-        kind(
-            group,
-            [specs[member][0] for member in group],
-            specs[group[0]][1],
-            allocate(sum(count(specs[member][0]) for member in group), wire_dtype or specs[group[0]][1]),
-        )
-        for group in groups
-    ]
+def _concatenate(arrays: Sequence[_Array], out: _Array) -> None:
+    # One call, since thousands take longer than the copying itself. All are floats; "unsafe" is what NumPy calls it to
+    # go between bfloat16 and float16.
+    np.concatenate(arrays, axis=None, out=out, casting="unsafe")
 
 
-def _groups(specs: Sequence[Spec], order: Iterable[int], most_bytes: int | None) -> list[list[int]]:
-    closed: list[list[int]] = []
-    filling: dict[_Dtype, tuple[list[int], int]] = {}
-    for position in order:
-        shape, dtype = specs[position]
-        nbytes = count(shape) * dtype.itemsize
-        group, held = filling.get(dtype, ([], 0))
-        if group and most_bytes is not None and held + nbytes > most_bytes:
-            closed.append(group)
-            group, held = [], 0
-        group.append(position)
-        filling[dtype] = (group, held + nbytes)
-    return closed + [group for group, _ in filling.values()]
+def taker(parts: Sequence[Part]) -> Callable[[Arrays], Any]:
+    """Return what takes parts out of all gradients; a single part as it is, several in a sequence."""
+    if all(part.within is ... for part in parts):
+        return itemgetter(*(part.member for part in parts))  # much faster than a list comprehension
+    if len(parts) == 1:
+        (member, within, *_) = parts[0]
+        return lambda arrays: arrays[member][within]
+    return lambda arrays: [arrays[part.member][part.within] for part in parts]
 
 
 def count(shape: tuple[int, ...]) -> int:
     """Return how many elements an array of this shape has."""
     return int(np.prod(shape, dtype=np.int64))
+
+
+def bounds(length: int, shares: int) -> list[int]:
+    """Return where each of almost equal shares of ``length`` elements begins, and where the last one ends."""
+    return [length * i // shares for i in range(shares + 1)]
+
+
+def cut(parts: Sequence[Part], points: Sequence[int]) -> Iterator[tuple[int, int, tuple[Part, ...]]]:
+    """Cut a bucket at some points.
+
+    Args:
+        parts: What it consists of.
+        points: Where to cut, ascending, beginning with 0 and ending with its length.
+
+    Yields:
+        Where each piece begins and ends, and the parts in it.
+    """
+    first = 0
+    for begin, end in pairwise(points):
+        while first < len(parts) and parts[first].end <= begin:
+            first += 1
+        inside = []
+        for part in parts[first:]:
+            if part.begin >= end:
+                break
+            low, high = max(begin, part.begin), min(end, part.end)
+            if (low, high) == (part.begin, part.end):
+                inside.append(part)
+            elif low < high:
+                start = (part.within.start if isinstance(part.within, slice) else 0) - part.begin
+                inside.append(Part(part.member, slice(start + low, start + high), low, high))
+        yield begin, end, tuple(inside)

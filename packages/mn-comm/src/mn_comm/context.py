@@ -1,0 +1,111 @@
+"""The MPI communicators that are derived from a caller's: few, made once, kept with it and used again.
+
+Every communicator and every optimizer over the same MPI communicator shares them, so that their number does not grow:
+an MPI library has only some thousands. They are kept as an attribute of the MPI communicator, and go when it is freed.
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+from mpi4py import MPI
+
+from mn_comm import stall
+from mn_comm.ranks import Ranks
+from mn_comm.shared_memory import SharedMemory
+from mn_comm.topology import Topology, discover
+from mn_comm.worker import Worker
+
+__all__ = ["Context", "Contexts", "contexts_of"]
+
+
+class Context:
+    """What one thread communicates with: a private duplicate of an MPI communicator, and what is derived from that.
+
+    Args:
+        mpi_comm: The caller's communicator. Creating a context is collective.
+
+    Attributes:
+        ranks: The duplicate.
+        topology: Where its ranks run.
+        within: The ranks of this node.
+        across: The ranks of the same ``intra_rank`` on all nodes that have one.
+        memory: The memory that the ranks of this node share.
+    """
+
+    def __init__(self, mpi_comm: MPI.Intracomm) -> None:
+        self.ranks = Ranks(Ranks(mpi_comm).Dup())
+        stall.join(self.ranks)
+        self.topology: Topology = discover(self.ranks)
+        self.within = self.ranks.split(self.topology.inter_rank, self.topology.intra_rank)
+        self.across = self.ranks.split(self.topology.intra_rank, self.topology.inter_rank)
+        self.memory = SharedMemory(self.within)
+
+    def free(self) -> None:
+        """Free the communicators; collective."""
+        stall.leave(self.ranks)
+        for ranks in (self.within, self.across, self.ranks):
+            if ranks.on_devices is not None:
+                ranks.on_devices.destroy()
+            ranks.Free()
+
+
+class Contexts:
+    """What is derived from one MPI communicator.
+
+    Args:
+        mpi_comm: The communicator.
+
+    Attributes:
+        foreground: What the thread of the program communicates with.
+    """
+
+    def __init__(self, mpi_comm: MPI.Intracomm) -> None:
+        self.foreground = Context(mpi_comm)
+        self._splits: dict[tuple[tuple[int, int], ...], Ranks] = {}
+        self._mpi_comm = mpi_comm
+        self._background: tuple[Context, Worker] | None = None
+
+    @property
+    def background(self) -> tuple[Context, Worker]:
+        """What a thread communicates with that averages gradients, and that thread; collective when first asked for."""
+        if self._background is None:
+            self._background = Context(self._mpi_comm), Worker()
+        return self._background
+
+    def split(self, color: int, key: int) -> Ranks:
+        """Return the ranks of equal color, ordered by key; collective.
+
+        Where the ranks were split just so before, it is the same communicator as then.
+        """
+        ranks = self.foreground.ranks
+        colors_and_keys = tuple(ranks.allgather((color, key)))
+        if colors_and_keys not in self._splits:
+            self._splits[colors_and_keys] = ranks.split(color, key)
+        return self._splits[colors_and_keys]
+
+    def free(self) -> None:
+        """End the thread and free all communicators; collective."""
+        if self._background is not None:
+            context, worker = self._background
+            worker.close()
+            context.free()
+            self._background = None
+        for ranks in self._splits.values():
+            ranks.Free()
+        self.foreground.free()
+
+
+def contexts_of(mpi_comm: MPI.Intracomm) -> Contexts:
+    """Return what is derived from an MPI communicator; collective when first asked for."""
+    found: Any = mpi_comm.Get_attr(_keyval())
+    contexts: Contexts = found or Contexts(mpi_comm)
+    if found is None:
+        mpi_comm.Set_attr(_keyval(), contexts)
+    return contexts
+
+
+@functools.cache
+def _keyval() -> int:
+    return MPI.Comm.Create_keyval(delete_fn=lambda _comm, _keyval, contexts: contexts.free())

@@ -1,0 +1,177 @@
+"""The ranks of an MPI communicator as NCCL sees them: whether it can be used among them, and its communicators.
+
+Both are kept with the ranks, so that whoever has these has them, and they go when the ranks are freed.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+import weakref
+from collections import deque
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from mn_comm import agreement, nccl, watch
+from mn_comm.mpi import MPI
+
+if TYPE_CHECKING:
+    from mn_comm.ranks import Ranks
+
+__all__ = ["NcclRanks", "nccl_ranks_of"]
+
+_SHARED = "NCCL_MULTI_RANK_GPU_ENABLE"
+
+
+class _Launched(NamedTuple):
+    """An operation that a device was given.
+
+    Attributes:
+        event: Recorded behind it.
+        communicator: Whose it is.
+        what: Its name.
+        since: When, in nanoseconds of the monotonic clock.
+    """
+
+    event: Any
+    communicator: nccl.NcclCommunicator
+    what: str
+    since: int
+
+
+class NcclRanks:
+    """What NCCL can do among some ranks; creating one is collective.
+
+    Args:
+        ranks: The ranks; their current devices are what NCCL is going to use.
+
+    Attributes:
+        obstacle: Why NCCL cannot be used, the same on every rank; ``None`` if it can.
+    """
+
+    def __init__(self, ranks: Ranks) -> None:
+        self._ranks = ranks
+        # By the number of a device; each with a number of its own, the same on all ranks.
+        self._communicators: dict[int, tuple[int, nccl.NcclCommunicator]] = {}
+        self._made: list[nccl.NcclCommunicator] = []
+        self._count = 0
+        self._launched: deque[_Launched] = deque()
+        self._failure: str | None = None
+        self._activity = watch.Activity()  # the device's
+        self.obstacle = _find_obstacle(ranks)
+        watch.activities[id(self)] = self._activity
+        watch.polled.append(weakref.WeakMethod(self.poll))
+
+    def look_again(self) -> NcclRanks:
+        """Find out anew, for the devices that are now the current ones, whether NCCL can be used; collective."""
+        self.obstacle = _find_obstacle(self._ranks)
+        return self
+
+    def require(self) -> None:
+        """Raise, on every rank, what keeps NCCL from being used, if anything does."""
+        if self.obstacle is not None:
+            raise self.obstacle
+
+    def connect(self) -> nccl.NcclCommunicator:
+        """Return a communicator for the current devices of all ranks: that which was made for just these; collective.
+
+        Raises:
+            RuntimeError: NCCL or CuPy is missing on some rank (on every rank).
+            ValueError: Two ranks share a device, which NCCL has not been told to allow (on every rank).
+        """
+        import cupy
+
+        self.require()
+        device = int(cupy.cuda.Device().id)
+        number, communicator = self._communicators.get(device, (0, None))
+        if self._ranks.differ(number) or communicator is None:
+            self._count += 1
+            self.look_again().require()
+            communicator = self._make()
+            self._communicators[device] = self._count, communicator
+            self._made.append(communicator)
+        return communicator
+
+    def launched(self, communicator: nccl.NcclCommunicator, what: str) -> Any:
+        """Have an operation watched that was just put on the current stream; return an event recorded behind it."""
+        import cupy
+
+        event = cupy.cuda.get_current_stream().record()
+        self._launched.append(_Launched(event, communicator, what, time.monotonic_ns()))
+        return event
+
+    def poll(self) -> None:
+        """Look for operations that have failed, and abort what they wait in; called by the stall monitor as well."""
+        while self._launched and self._launched[0].event.done:
+            self._launched.popleft()
+        if not self._launched:
+            self._activity.wait = None
+            return
+        _, communicator, what, since = self._launched[0]
+        self._activity.wait = (f"NCCL's {what}", self._ranks, since)
+        problem = communicator.problem()
+        if problem is not None:
+            self._failure = f"{what}: NCCL has failed on rank {self._ranks.rank}, a peer may be lost: {problem}"
+            self._launched.clear()
+            self._made.clear()
+            communicator.abort()
+
+    def raise_failure(self) -> None:
+        """Raise what an operation has failed of since it was launched."""
+        self.poll()
+        if self._failure is not None:
+            raise RuntimeError(self._failure)
+
+    def destroy(self) -> None:
+        """Destroy the communicators; collective."""
+        watch.activities.pop(id(self), None)
+        while self._made:
+            self._made.pop().destroy()
+
+    def _make(self) -> nccl.NcclCommunicator:
+        unique_id = b""
+        with agreement.raise_on_all(self._ranks):
+            if self._ranks.rank == 0:
+                unique_id = nccl.get_unique_id()
+        unique_id = self._ranks.bcast(unique_id)
+        # Not in a block that all ranks leave together: NCCL itself waits for all of them.
+        connected: nccl.NcclCommunicator = self._ranks.wait_for(
+            nccl.NcclCommunicator, self._ranks.size, unique_id, self._ranks.rank
+        )
+        return connected
+
+
+def nccl_ranks_of(ranks: Ranks) -> NcclRanks:
+    """Return ranks as NCCL sees them; collective when first asked for."""
+    if ranks.on_devices is None:
+        ranks.on_devices = NcclRanks(ranks)
+    found: NcclRanks = ranks.on_devices
+    return found
+
+
+def _find_obstacle(ranks: Ranks) -> Exception | None:
+    problem, device = _look()
+    allowed = os.environ.get(_SHARED, "") not in ("", "0")
+    reports = ranks.allgather((problem, MPI.Get_processor_name(), device, allowed))
+    for rank, (report, *_) in enumerate(reports):
+        if report is not None:
+            return RuntimeError(f"NCCL cannot be used on rank {rank}: {report}")
+    first_on: dict[tuple[str, str], int] = {}
+    for rank, (_, host, used, may_share) in enumerate(reports):
+        other = first_on.setdefault((host, used), rank)
+        if other != rank and not may_share:
+            return ValueError(
+                f"expected a GPU for each rank, got ranks {other} and {rank} both on {used} of {host}: choose the "
+                f"device by intra_rank before the first use, or set {_SHARED}=1 to let NCCL 2.30 or later share it"
+            )
+    return None
+
+
+def _look() -> tuple[str | None, str]:
+    """Return what is missing on this rank, and the PCI address of its device, by which NCCL tells devices apart."""
+    try:
+        nccl.require()
+    except RuntimeError as error:
+        return str(error), ""
+    import cupy
+
+    return None, str(cupy.cuda.Device().pci_bus_id)

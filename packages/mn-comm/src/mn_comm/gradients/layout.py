@@ -1,0 +1,263 @@
+"""The layout of gradients in buckets, and of buckets in memory: made when gradients are first seen, and kept."""
+
+from __future__ import annotations
+
+import itertools
+from bisect import bisect_right
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from mn_comm.arithmetic import is_half, sum_dtype
+from mn_comm.config import Config
+from mn_comm.gradients.agree import ON_DEVICE, Entry
+from mn_comm.gradients.bucket import AnyBucket, Block, Bucket, Part, Spec, bounds, count, cut, taker
+from mn_comm.gradients.pace import Pace
+from mn_comm.strategies import Strategy
+
+__all__ = ["Layout", "fill_buckets"]
+
+_Array = np.ndarray[Any, Any]
+_Dtype = np.dtype[Any]
+
+# Where nodes play no role: small enough for the cache. Across nodes and in the background: large enough for the
+# network.
+_BUCKET_BYTES = 4 * 1024 * 1024
+_BUCKET_BYTES_ACROSS = 16 * 1024 * 1024
+# What a rank adds up at a time: with as much of a few neighbors it stays in a core's second-level cache.
+_BLOCK_BYTES = 256 * 1024
+# Smaller parts of gradients are packed and unpacked together; others are read and written where they are.
+_LARGE_BYTES = 16 * 1024
+# A bucket's memory is used again two buckets later: by then all ranks have met in the one between.
+_SLOTS = 2
+_ALIGNMENT = 64
+
+
+class BucketSet(NamedTuple):
+    """Buckets that hold each gradient once.
+
+    Attributes:
+        buckets: The buckets, in the order in which they travel.
+        flattened: The positions of the gradients that they need flattened to average them in place.
+    """
+
+    buckets: list[AnyBucket]
+    flattened: list[int]
+
+
+class Layout:
+    """How gradients of certain names, shapes, dtypes and places lie in buckets.
+
+    Args:
+        strategy: How the buckets are averaged.
+        signature: What the gradients are, the same on every rank.
+        likes: For each gradient an array like it.
+        order: The names of parameters in the order in which their gradients are to travel; the others follow.
+        config: The communicator's settings.
+        bucket_bytes: How many bytes a bucket holds at most; ``None`` for what suits the strategy.
+        whole: Whether every gradient stays in one piece; then a bucket may hold a single larger one.
+        lasting: Whether buckets keep their memory; otherwise the next ones use it again at once.
+
+    Attributes:
+        specs: The gradients' names, shapes and dtypes.
+        nbytes: How many bytes they are, all together.
+        pace: How often ranks meet, where that can be chosen.
+
+    Raises:
+        TypeError: There are gradients that are not of floats, or that the strategy does not take.
+    """
+
+    def __init__(
+        self,
+        strategy: Strategy,
+        signature: Sequence[Entry],
+        likes: Sequence[Any],
+        order: Sequence[str],
+        config: Config,
+        *,
+        bucket_bytes: int | None,
+        whole: bool,
+        lasting: bool,
+    ) -> None:
+        self.specs: list[Spec] = [(name, shape, dtype) for name, shape, dtype, *_ in signature]
+        self.nbytes = sum(count(shape) * dtype.itemsize for _, shape, dtype in self.specs)
+        self.pace = Pace()
+        self._strategy = strategy
+        self._config = config
+        self._bucket_bytes = bucket_bytes
+        self._whole = whole or strategy.traits.one_bucket_each
+        self._lasting = lasting
+        self._made: dict[int, BucketSet] = {}
+        position_of = {spec[0]: position for position, spec in enumerate(self.specs)}
+        first = [position_of[name] for name in order if name in position_of]
+        everything = dict.fromkeys([*first, *range(len(self.specs))])
+        device = {position for position, entry in enumerate(signature) if ON_DEVICE in entry[3:]}
+        self._on_host = [position for position in everything if position not in device]
+        self._on_device = [position for position in everything if position in device]
+        self._like_on_device = [likes[position] for position in self._on_device]
+        self._check()
+
+    def buckets(self, turn: int = 0) -> BucketSet:
+        """Return the buckets; collective when they are made.
+
+        Args:
+            turn: Which set of them, where they keep their memory.
+        """
+        key = self.pace.share_bytes if self._has_pace else turn
+        found = self._made.get(key)
+        if found is None:
+            on_host = self._lay_out_on_host()
+            flattened = sorted({member for bucket in on_host for member in bucket.flattened})
+            found = self._made[key] = BucketSet([*on_host, *self._lay_out_on_device()], flattened)
+        return found
+
+    def _check(self) -> None:
+        for name, _, dtype in self.specs:
+            if not (dtype.kind == "f" or is_half(dtype)):
+                raise TypeError(f"multi_node_mean_grad: expected gradients of floats, got dtype {dtype} for {name}")
+        if self._on_host and not self._strategy.traits.on_host:
+            name, shape, dtype = self.specs[self._on_host[0]]
+            raise TypeError(
+                f"{self._strategy.name}: expected gradients in CuPy arrays, got a NumPy array of shape {shape} and "
+                f"dtype {dtype} for {name}; every other communicator takes both"
+            )
+
+    def _lay_out_on_host(self) -> list[Bucket]:
+        filled = list(fill_buckets(self.specs, self._on_host, self._limit(), whole=self._whole))
+        buckets = self._make_buckets(filled)
+        return self._lay_out_on_host() if buckets is None else buckets
+
+    def _lay_out_on_device(self) -> list[Any]:
+        if not self._on_device:
+            return []
+        from mn_comm.device.bucket import lay_out
+
+        limit = 0 if self._strategy.traits.one_bucket_each else self._bucket_bytes
+        filled = list(fill_buckets(self.specs, self._on_device, limit, whole=True))
+        return lay_out(
+            self._strategy,
+            filled,
+            self.specs,
+            self._like_on_device,
+            self._config,
+            lambda staged: self._make_buckets(staged) or self._make_buckets(staged) or [],
+            in_background=self._lasting,
+        )
+
+    def _make_buckets(self, filled: Sequence[Sequence[Part]]) -> list[Bucket] | None:
+        """Return buckets in host memory, or ``None`` if it turns out that memory cannot be shared; collective."""
+        strategy, specs = self._strategy, self.specs
+        shares_memory = strategy.shares_memory
+        dtypes = [self._config.allreduce_grad_dtype or specs[parts[0].member][2] for parts in filled]
+        nbytes = [parts[-1].end * dtype.itemsize for parts, dtype in zip(filled, dtypes, strict=True)]
+        places = _places(nbytes, len(filled) if self._lasting else _SLOTS if shares_memory else 1)
+        segments = strategy.allocate(max((end for _, end in places), default=0), self._lasting)
+        if strategy.shares_memory != shares_memory:
+            return None
+        mine = strategy.context.topology.intra_rank if shares_memory else 0
+        room: _Array = np.empty(3 * _BLOCK_BYTES if shares_memory else 0, np.uint8)
+        buckets: list[Bucket] = []
+        for parts, dtype, (begin, end) in zip(filled, dtypes, places, strict=True):
+            views = [segment[begin:end].view(dtype) for segment in segments]
+            blocks, flattened = self._cut_into_blocks(parts, views, mine, room)
+            owners = bounds(views[mine].size, strategy.talkers if shares_memory else 1)
+            share = views[mine][owners[mine] : owners[mine + 1]] if mine < len(owners) - 1 else views[mine][:0]
+            bucket = Bucket(len(buckets), parts, specs, views[mine], share, blocks, mine, strategy)
+            bucket.flattened = flattened
+            buckets.append(bucket)
+        return buckets
+
+    def _cut_into_blocks(
+        self, parts: Sequence[Part], segments: Sequence[_Array], mine: int, room: _Array
+    ) -> tuple[list[Block], set[int]]:
+        """Cut a bucket into the blocks that each rank of the node adds up; return also which gradients are cut."""
+        length, dtype = segments[0].size, segments[0].dtype
+        adders, owners, points = [0], [0], [0, length]
+        if self._strategy.shares_memory:
+            adders = bounds(length, self._strategy.context.topology.intra_size)
+            owners = bounds(length, self._strategy.talkers)
+            step = _BLOCK_BYTES // dtype.itemsize
+            steps = [point for begin, end in itertools.pairwise(adders) for point in range(begin, end, step)]
+            large = [part for part in parts if (part.end - part.begin) * dtype.itemsize >= _LARGE_BYTES]
+            points = sorted({*adders, *owners, *steps, *(p.begin for p in large), *(p.end for p in large)})
+        blocks: list[Block] = []
+        flattened: set[int] = set()
+        for begin, end, inside in cut(parts, points):
+            views = [segment[begin:end] for segment in segments]
+            if self._strategy.shares_memory:
+                views += [room[:_BLOCK_BYTES].view(dtype), room[_BLOCK_BYTES:].view(sum_dtype(dtype))]
+            else:  # nobody else reads its memory
+                views += [views[mine], views[mine]]
+            pieces = [views[-2][part.begin - begin : part.end - begin].reshape(self._shape_of(part)) for part in inside]
+            shape = self._shape_of(inside[0]) if len(inside) == 1 else (end - begin,)
+            *memory, scratch, total = [view[: end - begin].reshape(shape) for view in views]
+            adder, owner = bisect_right(adders, begin) - 1, bisect_right(owners, begin) - 1
+            pieces = pieces if len(inside) > 1 else []
+            blocks.append(
+                Block(taker(inside), adder, owner, memory, memory[mine], memory[owner], scratch, total, pieces)
+            )
+            flattened.update(part.member for part in inside if part.within is not ...)
+        return blocks, flattened
+
+    def _shape_of(self, part: Part) -> tuple[int, ...]:
+        return self.specs[part.member][1] if part.within is ... else (part.end - part.begin,)
+
+    @property
+    def _has_pace(self) -> bool:
+        """Whether ranks may meet more or less often: where all is added up at once, in shared memory."""
+        strategy = self._strategy
+        is_free = self._bucket_bytes is None and not self._lasting
+        return is_free and strategy.shares_memory and strategy.context.topology.inter_size == 1
+
+    def _limit(self) -> int | None:
+        """Return how many bytes a bucket in host memory holds at most."""
+        if self._strategy.traits.one_bucket_each:
+            return 0
+        if self._has_pace:
+            return self.pace.share_bytes * self._strategy.context.topology.intra_size
+        if self._bucket_bytes is not None:
+            return self._bucket_bytes
+        return _BUCKET_BYTES_ACROSS if self._strategy.shares_memory or self._lasting else _BUCKET_BYTES
+
+
+def fill_buckets(
+    specs: Sequence[Spec], order: Sequence[int], most_bytes: int | None, *, whole: bool
+) -> Iterator[list[Part]]:
+    """Share gradients out among buckets.
+
+    Args:
+        specs: Their names, shapes and dtypes.
+        order: Their positions, in the order in which they are to travel; the same on every rank.
+        most_bytes: How many bytes a bucket holds at most; ``None`` for any number.
+        whole: Whether every gradient stays in one piece; then a bucket may hold a single larger one.
+
+    Yields:
+        The parts of each bucket, in the order in which the last of them appear. Gradients without elements are in none.
+    """
+    filling: dict[_Dtype, list[Part]] = {}
+    for member in order:
+        _, shape, dtype = specs[member]
+        length, done = count(shape), 0
+        while done < length:
+            parts = filling.setdefault(dtype, [])
+            held = parts[-1].end if parts else 0
+            room = length if most_bytes is None else max(1, most_bytes // dtype.itemsize) - held
+            taken = length if whole else min(length - done, room)
+            if not taken or (parts and taken > room):
+                yield filling.pop(dtype)
+                continue
+            within = ... if taken == length else slice(done, done + taken)
+            parts.append(Part(member, within, held, held + taken))
+            done += taken
+    yield from filling.values()
+
+
+def _places(nbytes: Sequence[int], slots: int) -> list[tuple[int, int]]:
+    """Return where each bucket of so many bytes begins and ends in memory for so many of them."""
+    rounded = [-(-n // _ALIGNMENT) * _ALIGNMENT for n in nbytes]
+    if slots == len(nbytes):
+        begins = [0, *itertools.accumulate(rounded)]
+    else:
+        begins = [i % slots * max(rounded) for i in range(len(rounded))]
+    return [(begin, begin + n) for begin, n in zip(begins, nbytes, strict=False)]

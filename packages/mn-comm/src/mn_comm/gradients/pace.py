@@ -1,0 +1,57 @@
+"""How often the ranks of a node meet while they average: as often as the caches like, as rarely as busy cores demand.
+
+Small shares stay in the caches, but the ranks wait for each other at each. That costs a microsecond while every rank
+has a core to itself, and a time slice of the scheduler where another process (a data loader, a BLAS thread, a neighbor)
+holds one of the cores. So both are measured while gradients are averaged, and the better one is used.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+
+__all__ = ["Pace"]
+
+SHARE_BYTES = (256 * 1024, 4 * 1024 * 1024)
+"""How many bytes of a bucket each rank adds up: where cores are free, and where they are contended."""
+
+_FREE, _CONTENDED = range(2)
+# More of the time than this is spent waiting only if a rank has to wait for its core.
+_SUSPICIOUS = 0.25
+# How many averages go by before the choice that is not used is tried again.
+_PATIENCE = (8, 32)
+
+
+class Pace:
+    """Chooses the shares for gradients of one layout; alike on all ranks, since all are told the same times."""
+
+    def __init__(self) -> None:
+        self._choice = _FREE
+        self._tries = False
+        self._since_try = 0
+        self._seconds: tuple[deque[float], deque[float]] = (deque(maxlen=5), deque(maxlen=5))
+
+    @property
+    def share_bytes(self) -> int:
+        """How many bytes each rank adds up in the next average."""
+        return SHARE_BYTES[1 - self._choice if self._tries else self._choice]
+
+    def record(self, seconds: float, waited: float) -> None:
+        """Take note of the last average.
+
+        Args:
+            seconds: How long it took the slowest rank.
+            waited: How long the rank that waited most waited for others.
+        """
+        used = 1 - self._choice if self._tries else self._choice
+        self._seconds[used].append(seconds)
+        self._since_try = 0 if self._tries else self._since_try + 1
+        other = 1 - self._choice
+        if self._seconds[other] and _median(self._seconds[other]) < _median(self._seconds[self._choice]):
+            self._choice = other
+        is_doubtful = self._choice == _CONTENDED or waited > _SUSPICIOUS * seconds
+        self._tries = is_doubtful and self._since_try >= _PATIENCE[self._choice]
+
+
+def _median(values: Sequence[float]) -> float:  # the library's brings along much else
+    return sorted(values)[len(values) // 2]

@@ -1,0 +1,182 @@
+"""The averaging of the gradients of one backward pass while the program goes on, bucket after bucket."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from mn_comm.gradients.agree import Selection
+from mn_comm.gradients.bucket import AnyBucket, Spec
+from mn_comm.gradients.targets import Targets
+from mn_comm.mpi import MPI
+from mn_comm.spans import span
+from mn_comm.worker import Future, Worker
+
+if TYPE_CHECKING:
+    from mn_comm.ranks import Ranks
+
+__all__ = ["CommunicationHook", "Reduction", "average_exactly"]
+
+CommunicationHook = Callable[[AnyBucket], Future[Any]]
+"""Starts to average a bucket, and returns what will be the mean of its ``flat``."""
+
+
+def average_exactly(bucket: AnyBucket) -> Future[Any]:
+    """Average a bucket as it is: the communication hook that is used without another."""
+    return bucket.launch()
+
+
+class Reduction:
+    """The averaging of the gradients of one backward pass.
+
+    Every parameter is marked once, when its gradient will not change any more. Buckets travel in one fixed order on all
+    ranks, each as soon as all its gradients, and all buckets before it, are ready. A worker communicates, in the same
+    order on all ranks: first the check that all have the same gradients, then the buckets, and at the end whether a
+    rank has abandoned its backward pass; so that whatever happens on one rank, the others hear of it in :meth:`wait`.
+
+    Args:
+        ranks: The ranks that the worker communicates with.
+        worker: The worker.
+        agreed: The check under way that all ranks have the same gradients.
+        selection: The gradients that take part.
+        specs: Their names, shapes and dtypes.
+        buckets: Their buckets.
+        comm_hook: Starts to average a bucket.
+
+    Attributes:
+        is_over: Whether it was waited for.
+    """
+
+    def __init__(
+        self,
+        ranks: Ranks,
+        worker: Worker,
+        agreed: Future[None],
+        selection: Selection,
+        specs: Sequence[Spec],
+        buckets: Sequence[AnyBucket],
+        comm_hook: CommunicationHook,
+    ) -> None:
+        self._ranks = ranks
+        self._worker = worker
+        self._agreed = agreed
+        self._params = selection.params
+        self._specs = specs
+        self._buckets = buckets
+        self._hook = comm_hook
+        self._missing = [len(bucket.members) for bucket in buckets]
+        self._bucket_of = {selection.params[m][0]: bucket.index for bucket in buckets for m in bucket.members}
+        self._means: list[Future[Any]] = []
+        self._ended: Future[None] | None = None
+        self._is_abandoned = False
+        self.is_over = False
+
+    @property
+    def has_left(self) -> bool:
+        """Whether all buckets are on their way."""
+        return self._ended is not None
+
+    def ready(self, name: str) -> None:
+        """Mark the gradient of the parameter of that name as final."""
+        index = self._bucket_of.get(name)
+        if index is not None:  # gradients without elements are in none
+            self._missing[index] -= 1
+            self._launch()
+
+    def ready_all(self) -> None:
+        """Mark all gradients as final, those that were marked already and those that are missing as well."""
+        self._missing = [0] * len(self._buckets)
+        self._launch()
+
+    def abandon(self) -> None:
+        """Have the other ranks told that this one's backward pass has failed; their :meth:`wait` then raises.
+
+        What has not left yet travels all the same, whatever it holds: the other ranks may be waiting for it.
+        """
+        if self._ended is None:
+            self._is_abandoned = True
+            with contextlib.suppress(Exception):  # a hook may fail on what is not there; then nobody can be told
+                self.ready_all()
+
+    def agree(self) -> None:
+        """Wait until it is known that all ranks have the same gradients.
+
+        Raises:
+            ValueError: They have not (on every rank).
+        """
+        self._agreed.wait()
+
+    def wait(self) -> None:
+        """Wait until all buckets are averaged, and write the means to the gradients.
+
+        Raises:
+            ValueError: The ranks have different gradients (on every rank).
+            RuntimeError: A rank has abandoned its backward pass (on every other rank).
+        """
+        self.is_over = True
+        self.agree()
+        means = []
+        for bucket, mean in zip(self._buckets, self._means, strict=True):
+            with span("wait", bucket=bucket.index):
+                means.append(mean.wait())
+        assert self._ended is not None
+        self._ended.wait()
+        grads = [param.grad for _, param in self._params]
+        for i, (grad, (_, *spec)) in enumerate(zip(grads, self._specs, strict=True)):
+            if grad is not None and [grad.shape, grad.dtype] != spec:
+                grads[i] = None  # it has changed since it was packed, one backward pass ago
+        targets = Targets(self._params, grads, self._specs)
+        for bucket, mean in zip(self._buckets, means, strict=True):
+            with span("unpack", bucket=bucket.index, bytes=bucket.nbytes):
+                bucket.unpack(targets.arrays, mean)
+        targets.finish()
+
+    def drain(self) -> None:
+        """Let what is under way arrive, and forget it, whatever has become of it."""
+        self.is_over = True
+        self.abandon()
+        for future in (self._agreed, *self._means, self._ended):
+            if future is not None:
+                with contextlib.suppress(Exception):
+                    future.wait()
+
+    def _launch(self) -> None:
+        while len(self._means) < len(self._buckets) and not self._missing[len(self._means)]:
+            bucket = self._buckets[len(self._means)]
+            if bucket.needs_agreement and not self._agreed.succeeds():
+                return  # wait() will say why
+            if not self._is_abandoned:
+                with span("pack", bucket=bucket.index, bytes=bucket.nbytes):
+                    bucket.pack({member: self._params[member][1].grad for member in bucket.members})
+            bucket.submit = functools.partial(self._submit, bucket)
+            try:
+                with span("launch", bucket=bucket.index):
+                    self._means.append(self._hook(bucket))
+            finally:
+                bucket.submit = Future  # what the hook still does, it does in the worker
+        if self._ended is None and len(self._means) == len(self._buckets):
+            self._ended = Future(self._end, self._worker)
+
+    def _submit(self, bucket: AnyBucket, function: Callable[[], Any]) -> Future[Any]:
+        """Have the worker call a function, unless the ranks have different gradients."""
+
+        def call() -> Any:
+            self.agree()
+            with span("communicate", bucket=bucket.index, bytes=bucket.nbytes):
+                return function()
+
+        return Future(call, self._worker)
+
+    def _end(self) -> None:
+        """Find out whether a rank has abandoned its backward pass; collective."""
+        self.agree()
+        abandoned_by = np.array([self._ranks.rank + 1 if self._is_abandoned else 0], np.int32)
+        self._ranks.Allreduce(MPI.IN_PLACE, abandoned_by, MPI.MAX)
+        if abandoned_by[0]:
+            raise RuntimeError(
+                f"rank {abandoned_by[0] - 1} has abandoned its backward pass, by an exception: this one has no means"
+            )

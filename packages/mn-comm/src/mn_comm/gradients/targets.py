@@ -1,0 +1,163 @@
+"""Where means are written to: the very arrays that are the gradients, wherever that can be."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Sequence
+from operator import attrgetter
+from typing import Any
+
+import numpy as np
+
+from mn_comm.gradients.agree import Named
+from mn_comm.gradients.bucket import Spec
+from mn_comm.placement import is_device_array, zeros_beside
+
+__all__ = ["Targets", "check_in_debug_mode"]
+
+_Array = np.ndarray[Any, Any]
+_IS_PLAIN, _OWNS_MEMORY = attrgetter("flags.carray"), attrgetter("flags.owndata")  # called thousands of times
+
+_is_debug: Callable[[], bool] = bool  # called without arguments it returns False
+
+
+def check_in_debug_mode(is_debug: Callable[[], bool]) -> None:
+    """Have means checked for values that are not finite.
+
+    Args:
+        is_debug: Returns whether that is wanted now, as ``chainer.is_debug`` does.
+    """
+    global _is_debug
+    _is_debug = is_debug
+
+
+class Targets:
+    """The arrays that the gradients of one average are read from, and their means written to.
+
+    A gradient keeps its array, except where that cannot hold the mean: it is missing, must not be written to, or shares
+    memory with another gradient, or with itself. A backward pass may well bring that about, on one rank and not on
+    another.
+
+    Args:
+        params: The names and parameters that take part.
+        grads: Their gradients, or ``None``.
+        specs: Their names, shapes and dtypes.
+        flattened: The positions of those that are wanted flattened, because blocks hold only parts of them.
+
+    Attributes:
+        arrays: For each gradient the array to read and to write.
+    """
+
+    def __init__(
+        self, params: Sequence[Named], grads: Sequence[Any], specs: Sequence[Spec], flattened: Collection[int] = ()
+    ) -> None:
+        self._params = params
+        self._new: list[int] = []
+        self._borrowed: list[tuple[_Array, _Array]] = []
+        self.arrays: list[Any] = list(grads)
+        are_on_host = set(map(type, self.arrays)) <= {np.ndarray}
+        if not (are_on_host and all(map(_IS_PLAIN, self.arrays))):
+            for i, grad in enumerate(grads):
+                if grad is None:
+                    self._replace(i, zeros_beside(self._params[i][1].data, *specs[i][1:]))
+                elif not _can_be_written_to(grad):
+                    self._replace(i, grad.copy())
+        for i in _overlapping(self.arrays):
+            self._replace(i, self.arrays[i].copy())
+        self._whole = self.arrays
+        if flattened:
+            self.arrays = list(self.arrays)
+            for i in flattened:
+                self.arrays[i] = self._flatten(self.arrays[i])
+
+    def finish(self) -> None:
+        """Make the arrays the gradients, now that they hold the means, where they are not yet.
+
+        Raises:
+            ValueError: A mean is not finite, in debug mode; the same on every rank.
+        """
+        for array, contiguous in self._borrowed:
+            array[...] = contiguous
+        for i in self._new:
+            param = self._params[i][1]
+            # Chainer's parameters check every gradient they are given. They offer to omit that, and here the shape and
+            # dtype are known to be right.
+            unchecked = getattr(param, "_set_grad_without_check", None)
+            if unchecked is None:
+                param.grad = self._whole[i]
+            else:
+                unchecked(self._whole[i])
+
+        if _is_debug():
+            self._check()
+
+    def _check(self) -> None:
+        for (name, _), array in zip(self._params, self._whole, strict=True):
+            if not bool((array - array == 0).all()):  # true of what is finite, on a device too
+                raise ValueError(
+                    f"multi_node_mean_grad: expected finite gradients in debug mode, got others for {name}"
+                )
+
+    def _replace(self, i: int, array: Any) -> None:
+        self.arrays[i] = array
+        self._new.append(i)
+
+    def _flatten(self, array: _Array) -> _Array:
+        if not array.flags.c_contiguous:
+            contiguous = np.ascontiguousarray(array)
+            self._borrowed.append((array, contiguous))
+            array = contiguous
+        return array.reshape(-1)
+
+
+def _can_be_written_to(array: Any) -> bool:
+    """Return whether an array may be written to, and no two of its elements lie in the same place."""
+    if not is_device_array(array) and not array.flags.writeable:
+        return False
+    if not array.size:
+        return True
+    reach = array.itemsize  # as long as strides grow, elements lie apart; ``np.broadcast_to`` makes strides of 0
+    for stride, length in sorted((abs(s), n) for s, n in zip(array.strides, array.shape, strict=True) if n > 1):
+        if stride < reach:
+            return False
+        reach += stride * (length - 1)
+    return True
+
+
+def _overlapping(arrays: Sequence[Any]) -> list[int]:
+    """Return the positions of arrays that share memory with one before them."""
+    # Arrays that own their memory, or are views of different ones that do, do not overlap. To look at addresses takes
+    # longer.
+    owners: Sequence[Any] = arrays
+    if not all(map(_OWNS_MEMORY, arrays)):
+        owners = [array if (base := array.base) is None else base for array in arrays]
+    are_arrays = set(map(type, owners)) <= {np.ndarray}
+    if are_arrays and len(set(map(id, owners))) == len(owners) and all(map(_OWNS_MEMORY, owners)):
+        return []
+    limits = [_limits(array) for array in arrays]
+    found: list[int] = []
+    kept: list[int] = []
+    for i in sorted(range(len(arrays)), key=limits.__getitem__):
+        kept = [k for k in kept if limits[k][1] > limits[i][0]]
+        if arrays[i].size and any(_share_memory(arrays[k], arrays[i]) for k in kept):
+            found.append(i)
+        else:
+            kept.append(i)
+    return found
+
+
+def _limits(array: Any) -> tuple[int, int]:
+    """Return the addresses between which the elements of an array lie."""
+    low = array.data.ptr if is_device_array(array) else array.ctypes.data
+    reaches = [stride * (length - 1) for stride, length in zip(array.strides, array.shape, strict=True) if length]
+    high = low + sum(reach for reach in reaches if reach > 0) + array.itemsize
+    return low + sum(reach for reach in reaches if reach < 0), high
+
+
+def _share_memory(one: Any, other: Any) -> bool:
+    """Return whether an element of both may lie in the same place; the places between which they lie overlap."""
+    if is_device_array(one) or is_device_array(other):
+        return is_device_array(one) and is_device_array(other) and bool(one.device.id == other.device.id)
+    try:
+        return bool(np.shares_memory(one, other, max_work=1000))  # type: ignore[arg-type]
+    except np.exceptions.TooHardError:
+        return True

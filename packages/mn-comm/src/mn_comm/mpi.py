@@ -1,0 +1,26 @@
+"""MPI, loaded when it is first used.
+
+Importing ``mpi4py.MPI`` starts MPI. Importing this package must not: a script may set ``mpi4py.rc`` first, a program
+that a rank starts is no rank, and a machine may have no MPI library. So every module here takes ``MPI`` from this one.
+"""
+
+from __future__ import annotations
+
+import types
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from mpi4py import MPI
+else:
+
+    class _LazyMPI(types.ModuleType):
+        """Stands for ``mpi4py.MPI``, which is imported when one of its names is first asked for."""
+
+        def __getattr__(self, name: str) -> Any:
+            from mpi4py import MPI
+
+            return getattr(MPI, name)
+
+    MPI = _LazyMPI("mpi4py.MPI")
+
+__all__ = ["MPI"]

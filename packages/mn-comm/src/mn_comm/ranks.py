@@ -1,0 +1,113 @@
+"""The ranks of one MPI communicator, and the one place where this package waits for them."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from typing import Any, cast
+
+import numpy as np
+from mpi4py import MPI
+
+from mn_comm.watch import activity
+
+__all__ = ["Ranks"]
+
+# Shorter pauses make more progress on a slow network, longer ones leave more of the core to the computation.
+_PAUSE_SECONDS = 50e-6
+_WITH_NONBLOCKING_FORM = (
+    *("Barrier", "Bcast", "Allgather", "Allgatherv", "Alltoallv", "Reduce_scatter", "Allreduce", "Send", "Recv"),
+)
+_BLOCKING_ONLY = (
+    *("Mprobe", "Dup", "Split", "Free"),
+    *("bcast", "gather", "allgather", "scatter", "alltoall", "allreduce", "send", "recv"),
+)
+
+
+class Ranks(MPI.Intracomm):
+    """An MPI communicator whose operations are watched while they wait.
+
+    Those that block do so in the fastest way, which is to spin; in a thread that works beside a computation they leave
+    the core to that, and ask now and then. ``Ranks(mpi_comm)`` is the same communicator as ``mpi_comm``.
+    """
+
+    on_devices: Any = None
+    """What NCCL can do among these ranks; see :mod:`mn_comm.device.nccl_ranks`."""
+
+    def wait_for(self, call: Callable[..., Any], *args: Any) -> Any:
+        """Return what a function returns that waits for these ranks by other means than the methods below."""
+        return activity().wait_for(call, getattr(call, "__name__", "wait"), self, args)
+
+    def split(self, color: int, key: int) -> Ranks:
+        """Split the ranks into groups of equal color, ordered by key; collective."""
+        return Ranks(cast(MPI.Intracomm, self.Split(color, key)))
+
+    def wait(self, request: MPI.Request, what: str) -> None:
+        """Wait for the end of a nonblocking operation among these ranks.
+
+        Args:
+            request: The operation.
+            what: Its name.
+        """
+        doing = activity()
+        doing.wait_for(_poll if doing.polls else MPI.Request.Wait, what, self, (request,))
+
+    def wait_all(self, requests: Sequence[MPI.Request]) -> None:
+        """Wait for the end of all of some nonblocking operations among these ranks."""
+        activity().wait_for(MPI.Request.Waitall, "Waitall", self, (requests,))
+
+    def allreduce_blocking(self, array: Any) -> None:
+        """Overwrite an array with its sum over all ranks, in a blocking call in any thread; collective."""
+        activity().wait_for(MPI.Intracomm.Allreduce, "Allreduce", self, (self, MPI.IN_PLACE, array, MPI.SUM))
+
+    def any(self, flag: bool) -> bool:
+        """Return whether a flag is set on any rank; collective."""
+        found = np.array([flag], np.int32)
+        self.Allreduce(MPI.IN_PLACE, found, MPI.MAX)
+        return bool(found[0])
+
+    def differ(self, number: int) -> bool:
+        """Return whether a number of at most 62 bits is not the same on all ranks; collective."""
+        extremes = np.array([number, -number], np.int64)
+        self.Allreduce(MPI.IN_PLACE, extremes, MPI.MAX)
+        return bool(extremes[0] != -extremes[1])
+
+
+def _poll(request: MPI.Request) -> None:
+    while not request.Test():
+        time.sleep(_PAUSE_SECONDS)
+
+
+def _watched(name: str) -> Callable[..., Any]:
+    """Return a blocking method of MPI's that is watched."""
+    method = getattr(MPI.Intracomm, name)
+
+    def call(self: Ranks, *args: Any, **kwargs: Any) -> Any:
+        return activity().wait_for(method, name, self, (self, *args), kwargs)
+
+    return _described(call, name)
+
+
+def _polled(name: str) -> Callable[..., Any]:
+    """Return a watched method that a thread which polls does by its nonblocking form."""
+    blocking, nonblocking = getattr(MPI.Intracomm, name), getattr(MPI.Intracomm, f"I{name.lower()}")
+
+    def call(self: Ranks, *args: Any, **kwargs: Any) -> Any:
+        doing = activity()
+        if doing.polls:
+            return self.wait(nonblocking(self, *args, **kwargs), name)
+        return doing.wait_for(blocking, name, self, (self, *args), kwargs)
+
+    return _described(call, name)
+
+
+def _described(method: Callable[..., Any], name: str) -> Callable[..., Any]:
+    method.__name__ = name
+    method.__doc__ = f"Do what ``{name}`` of an mpi4py communicator does."
+    return method
+
+
+for _name in _BLOCKING_ONLY:
+    setattr(Ranks, _name, _watched(_name))
+for _name in _WITH_NONBLOCKING_FORM:
+    setattr(Ranks, _name, _polled(_name))

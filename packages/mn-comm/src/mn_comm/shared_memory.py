@@ -1,0 +1,115 @@
+"""Memory that the ranks of one node share, and nobody else can see.
+
+One rank makes an anonymous file (``memfd_create(2)``) with a part for each; the others open it through ``/proc``. It
+has no name, so nothing is left behind however the processes end; it does not lie in ``/dev/shm``, so the size of that
+does not matter; and every rank reserves the pages of its part, so that there is an error then, rather than a SIGBUS at
+first touch.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+import sys
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from mn_comm import agreement
+
+if TYPE_CHECKING:
+    from mn_comm.ranks import Ranks
+
+__all__ = ["SharedMemory", "share"]
+
+_Bytes = np.ndarray[Any, np.dtype[np.uint8]]
+
+_TOKEN_BYTES = 16
+# Where Python can do without, a mapping does not keep a file descriptor to itself.
+_UNTRACKED: dict[str, Any] = {"trackfd": False} if sys.version_info >= (3, 13) else {}
+
+
+class SharedMemory:
+    """Memory for what is averaged at once and forgotten, made larger when more is needed.
+
+    Args:
+        ranks: The ranks, all of one node.
+    """
+
+    def __init__(self, ranks: Ranks) -> None:
+        self._ranks = ranks
+        self._parts: list[_Bytes] = []
+
+    def require(self, nbytes: int) -> list[_Bytes]:
+        """Return memory of every rank; collective, and the same memory as before if it is large enough.
+
+        Args:
+            nbytes: How many bytes each rank needs.
+
+        Raises:
+            OSError: As :func:`share`.
+        """
+        if not self._parts or self._parts[0].nbytes < nbytes:
+            self._parts = []  # first: the memory may be needed for the new one
+            self._parts = share(self._ranks, nbytes)
+        return self._parts
+
+
+def share(ranks: Ranks, nbytes: int) -> list[_Bytes]:
+    """Make ``nbytes`` of memory for every rank and let all ranks see all of it; collective.
+
+    Args:
+        ranks: The ranks, all of one node.
+        nbytes: How many bytes each of them has.
+
+    Returns:
+        The memory of every rank, by rank, as one-dimensional arrays; it lives until the last array that uses it is
+        gone.
+
+    Raises:
+        OSError: Memory cannot be made or seen, for instance because the ranks run in containers of their own or as
+            different users; the same on every rank.
+    """
+    length = -(-nbytes // mmap.PAGESIZE) * mmap.PAGESIZE
+    token = os.urandom(_TOKEN_BYTES)
+    made = -1
+    try:
+        with agreement.raise_on_all(ranks):
+            if ranks.rank == 0:
+                made = _make(token, length * ranks.size)
+        place = ranks.bcast((os.getpid(), made, token))
+        with agreement.raise_on_all(ranks):
+            whole = _open(place, length, ranks)
+        return [whole[length * rank :][:nbytes] for rank in range(ranks.size)]
+    finally:
+        if made >= 0:
+            os.close(made)
+
+
+def _make(token: bytes, nbytes: int) -> int:
+    if not hasattr(os, "memfd_create"):
+        raise OSError("this system has no memfd_create(2)")
+    fd = os.memfd_create("mn_comm", os.MFD_CLOEXEC)
+    try:
+        os.ftruncate(fd, nbytes + mmap.PAGESIZE)  # the last page has the token
+        os.pwrite(fd, token, nbytes)
+    except OSError:
+        os.close(fd)
+        raise
+    return fd
+
+
+def _open(place: tuple[int, int, bytes], length: int, ranks: Ranks) -> _Bytes:
+    """Map the file; the token tells it from one of another process of the same number."""
+    pid, fd, token = place
+    opened = os.open(f"/proc/{pid}/fd/{fd}", os.O_RDWR | os.O_CLOEXEC)
+    try:
+        if os.pread(opened, _TOKEN_BYTES, length * ranks.size) != token:
+            raise OSError(f"process {pid} is not the neighbor of that number: the two cannot see each other")
+        # By its owner, so that the pages are of the memory near its core.
+        if length:
+            os.posix_fallocate(opened, length * ranks.rank, length)
+        mapped = mmap.mmap(opened, length * ranks.size + mmap.PAGESIZE, **_UNTRACKED)
+    finally:
+        os.close(opened)
+    return np.frombuffer(mapped, dtype=np.uint8)

@@ -1,0 +1,94 @@
+"""The spans of a training step, for a timeline: nothing happens here unless somebody records them."""
+
+from __future__ import annotations
+
+import os
+import warnings
+from contextlib import AbstractContextManager
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Protocol
+
+if TYPE_CHECKING:
+    from mn_comm.ranks import Ranks
+
+__all__ = ["VARIABLE", "Recorder", "is_recording", "record", "span", "start"]
+
+VARIABLE = "CHAINERMN_TIMELINE"
+"""The environment variable that names the file for a timeline."""
+ENTRY_POINT = "mn_comm.timeline"
+"""The entry point by which an installed package offers to keep one: a function of communicator and file."""
+
+
+class Recorder(Protocol):
+    """Whoever keeps a timeline."""
+
+    def span(self, name: str, details: dict[str, Any]) -> AbstractContextManager[None]:
+        """Return a context whose duration is kept."""
+        ...
+
+
+class _Nothing:
+    __slots__ = ()
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        pass
+
+
+_NOTHING = _Nothing()
+_recorder: Recorder | None = None
+
+
+def span(name: str, **details: Any) -> AbstractContextManager[None]:
+    """Return a context whose duration is recorded in the timeline, if one is kept; not collective.
+
+    ::
+
+        with mn_comm.span("augment", images=len(batch)):
+            ...
+
+    Args:
+        name: What it is called there.
+        details: What is shown when it is selected: anything that ``json`` can write.
+    """
+    return _NOTHING if _recorder is None else _recorder.span(name, details)
+
+
+def is_recording() -> bool:
+    """Return whether a timeline is kept."""
+    return _recorder is not None
+
+
+def record(recorder: Recorder | None) -> None:
+    """Have spans recorded from now on.
+
+    Args:
+        recorder: Keeps them; ``None`` to record no longer.
+    """
+    global _recorder
+    _recorder = recorder
+
+
+def start(ranks: Ranks) -> None:
+    """Keep a timeline from now on, if rank 0 is told to by the environment; collective.
+
+    Args:
+        ranks: The ranks of a communicator that is being created.
+    """
+    # Not each rank by its own environment: Open MPI's launcher passes a variable to the ranks of its own host only.
+    file = ranks.bcast(os.environ.get(VARIABLE) if ranks.rank == 0 else None)
+    if not file:
+        return
+    from importlib.metadata import entry_points
+
+    found = list(entry_points(group=ENTRY_POINT))
+    if found:
+        found[0].load()(ranks, file)
+    elif ranks.rank == 0:
+        warnings.warn(
+            f"no timeline is kept: {VARIABLE} is set, but the package mn-tools is not installed", stacklevel=2
+        )

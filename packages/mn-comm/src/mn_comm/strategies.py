@@ -1,0 +1,224 @@
+"""Step 4: how the mean of a bucket over all ranks is computed. The name of a communicator chooses the strategy.
+
+================  =====================================  ==============================================
+name              within a node                          across nodes
+================  =====================================  ==============================================
+naive             none                                      MPI allreduce among all ranks, gradient by gradient
+flat              none                                      MPI allreduce among all ranks, packed
+hierarchical      shared memory: every rank adds a part  MPI allreduce among the nodes' first ranks
+two_dimensional   shared memory: every rank adds a part  MPI allreduce of each part among its owners
+single_node       shared memory: every rank adds a part  none: several nodes are refused
+non_cuda_aware    as two_dimensional; never NCCL         as two_dimensional
+pure_nccl         NCCL among all ranks; device arrays only
+dummy             none at all, to measure what packing costs
+================  =====================================  ==============================================
+
+For arrays on devices see :mod:`mn_comm.device.strategies`.
+"""
+
+from __future__ import annotations
+
+import functools
+import warnings
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+
+from mn_comm import agreement
+from mn_comm.arithmetic import add_up, divide
+from mn_comm.collectives.allreduce import mean_in_place
+from mn_comm.gradients.bucket import Block, Bucket
+from mn_comm.shared_memory import share
+
+if TYPE_CHECKING:
+    from mn_comm.context import Context
+    from mn_comm.device.strategies import DeviceStrategy
+
+__all__ = ["TRAITS", "Strategy", "Traits"]
+
+_Array = np.ndarray[Any, Any]
+
+
+class Traits(NamedTuple):
+    """What tells one strategy from another.
+
+    Attributes:
+        talkers: How many ranks of a node talk to other nodes, each about its share: 1, or ``None`` for all; 0 if the
+            node plays no role.
+        one_node: Whether several nodes are refused.
+        one_bucket_each: Whether each gradient is averaged by itself.
+        communicates: Whether there is any communication.
+        on_host: Whether it takes gradients in host memory.
+        on_device: How gradients on devices are averaged: by ``"mpi"``, ``"nccl"`` among all ranks, ``"nodes"`` for NCCL
+            within nodes and MPI across, ``"staged"`` through host memory, or ``"alone"`` for not at all.
+    """
+
+    talkers: int | None = 0
+    one_node: bool = False
+    one_bucket_each: bool = False
+    communicates: bool = True
+    on_host: bool = True
+    on_device: str = "nodes"
+
+
+TRAITS = {
+    "naive": Traits(one_bucket_each=True, on_device="mpi"),
+    "flat": Traits(on_device="mpi"),
+    "hierarchical": Traits(talkers=1),
+    "two_dimensional": Traits(talkers=None),
+    "single_node": Traits(talkers=None, one_node=True),
+    "non_cuda_aware": Traits(talkers=None, on_device="staged"),
+    "pure_nccl": Traits(on_host=False, on_device="nccl"),
+    "dummy": Traits(communicates=False, on_device="alone"),
+}
+
+
+class Strategy:
+    """A way to average buckets over all ranks of a communicator; creating one is collective.
+
+    Args:
+        name: One of :data:`TRAITS`.
+        context: The ranks, and the communicators derived from them.
+
+    Attributes:
+        traits: What tells it from the others.
+        size: How many ranks there are.
+        shares_memory: Whether the ranks of a node add up in memory that they share.
+        talkers: How many ranks of each node own a share of a bucket, and talk to other nodes about it.
+
+    Raises:
+        ValueError: The strategy cannot work on these nodes (on every rank).
+    """
+
+    def __init__(self, name: str, context: Context) -> None:
+        self.name = name
+        self.traits = TRAITS[name]
+        self.context = context
+        topology = context.topology
+        self.size = topology.size
+        if self.traits.one_node and topology.inter_size != 1:
+            raise ValueError(f"{name}: expected all ranks on one node, got {topology.inter_size} nodes")
+        if self.traits.on_device == "nccl":
+            with agreement.raise_on_all(context.ranks):  # NCCL itself starts with the first gradients, on their device
+                from mn_comm import nccl
+
+                nccl.require()
+        # On nodes of one rank each there is nobody to share it with.
+        self.shares_memory = self.traits.talkers != 0 and topology.most_intra_size > 1
+        # On a single node nobody talks, and every rank keeps what it adds up.
+        self.talkers = (
+            topology.least_intra_size if topology.inter_size == 1 else self.traits.talkers or topology.least_intra_size
+        )
+
+    @functools.cached_property
+    def on_device(self) -> DeviceStrategy:
+        """The counterpart for buckets on devices; collective when first asked for, on the devices then current."""
+        from mn_comm.device.strategies import on_device
+
+        return on_device(self)
+
+    def average(self, bucket: Bucket, divisor: int) -> None:
+        """Overwrite a bucket, or the gradients that it holds, with their sum over all ranks, divided; collective.
+
+        Args:
+            bucket: Of the same length and dtype on every rank.
+            divisor: What the sum is divided by: the number of ranks, for the mean.
+        """
+        at_end = divisor if bucket.divides_at_end else 1
+        if self.shares_memory and self.context.topology.inter_size == 1:
+            self.reduce_scatter(bucket, divisor / at_end, at_end)
+            self.all_gather(bucket, at_end, bucket.others)
+        else:
+            groups = self.context.topology.inter_size if self.shares_memory else self.size
+            # The mean over the groups follows: before, each is divided by as many as there are ranks for a group.
+            share = self.reduce_scatter(bucket, divisor / groups if self.traits.communicates else 1)
+            self.average_across(share)
+            self.all_gather(bucket)
+
+    def reduce_scatter(self, bucket: Bucket, divisor: float = 1, at_end: int | None = None) -> _Array:
+        """Add up, over this node, the share of a bucket that belongs to this rank; collective within the node.
+
+        Args:
+            bucket: As for :meth:`average`.
+            divisor: What the sum is divided by.
+            at_end: If the sum is final, what :meth:`all_gather` is going to divide it by: this rank's share is then
+                stored at once, while it is in the cache.
+
+        Returns:
+            The share, a view of memory that the other ranks of the node see; empty on a rank that has none.
+        """
+        bucket.put(bucket.others if self.shares_memory else bucket.blocks)
+        if not self.shares_memory:
+            divide(bucket.share, divisor, bucket.share)
+            return bucket.share
+        self.context.within.Barrier()
+        mine = self.context.topology.intra_rank
+        for block in bucket.own:
+            summands = list(block.segments)
+            summands[mine] = bucket.read(block)
+            # Another owner's memory holds the owner's summand.
+            is_direct = block.owner == mine and divisor == 1 and not bucket.is_half
+            total = block.sum if is_direct else block.total
+            add_up(summands, total)
+            if not is_direct:
+                divide(total, divisor, block.sum)
+            if at_end is not None:
+                bucket.store((block,), at_end)
+        if self.talkers < self.context.topology.intra_size:
+            self.context.within.Barrier()  # others have written parts of the share
+        return bucket.share
+
+    def average_across(self, share: _Array) -> None:
+        """Average a share over the nodes, or a whole bucket over all ranks where nodes play no role; collective."""
+        if not self.shares_memory and self.traits.communicates:
+            mean_in_place(self.context.ranks, share)
+        elif share.size and self.shares_memory:
+            mean_in_place(self.context.across, share)
+
+    def all_gather(self, bucket: Bucket, divisor: int = 1, blocks: Sequence[Block] | None = None) -> None:
+        """Write a bucket whose shares are final to where its elements belong; collective within the node.
+
+        Args:
+            bucket: After :meth:`reduce_scatter`.
+            divisor: What the elements are still to be divided by.
+            blocks: Those of its blocks that are not stored yet, if not all.
+        """
+        if self.shares_memory:
+            self.context.within.Barrier()
+        bucket.store(bucket.blocks if blocks is None else blocks, divisor)
+
+    def settle(self) -> None:
+        """Wait until no rank reads another one's memory any more; collective within the node."""
+        if self.shares_memory:
+            self.context.within.Barrier()
+
+    def mean_of(self, array: _Array) -> _Array:
+        """Return the mean over all ranks of arrays in memory of their own; collective.
+
+        Args:
+            array: One-dimensional, of floats, of the same length and dtype on every rank.
+        """
+        mean = np.array(array)
+        if self.traits.communicates:
+            mean_in_place(self.context.ranks, mean)
+        return mean
+
+    def allocate(self, nbytes: int, lasting: bool) -> list[_Array]:
+        """Return memory for buckets, that of every rank of the node by ``intra_rank`` where they share it; collective.
+
+        Where they cannot, all ranks use messages from then on, and rank 0 warns.
+
+        Args:
+            nbytes: How many bytes.
+            lasting: Whether it is wanted for longer than one average.
+        """
+        if self.shares_memory:
+            try:
+                with agreement.raise_on_all(self.context.ranks):
+                    return share(self.context.within, nbytes) if lasting else self.context.memory.require(nbytes)
+            except OSError as error:
+                self.shares_memory = False
+                if self.context.topology.rank == 0:
+                    warnings.warn(f"gradients are averaged by messages, not in shared memory: {error}", stacklevel=2)
+        return [np.empty(nbytes, np.uint8)]

@@ -1,0 +1,152 @@
+"""What every thread of this process is doing, for the stall monitor, which speaks when a rank waits too long.
+
+All waiting for other ranks passes :meth:`Activity.wait_for`; there is no other place. :func:`operation` gives a wait
+the name of what the script called.
+"""
+
+from __future__ import annotations
+
+import functools
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, NamedTuple, ParamSpec, TypeVar
+
+from mn_comm.spans import span
+
+if TYPE_CHECKING:
+    from mpi4py import MPI
+
+    from mn_comm.ranks import Ranks
+
+__all__ = ["Activity", "Call", "activities", "activity", "operation", "polled", "waiting_for", "watched"]
+
+_P = ParamSpec("_P")
+_R = TypeVar("_R")
+_NONE: dict[str, Any] = {}
+
+
+class Call(NamedTuple):
+    """An operation that the script called.
+
+    Attributes:
+        function: The function.
+        arguments: What it was called with.
+        keywords: What it was called with by name.
+    """
+
+    function: Callable[..., Any]
+    arguments: tuple[Any, ...]
+    keywords: dict[str, Any]
+
+
+class Activity:
+    """What one thread is doing.
+
+    Attributes:
+        thread: The thread's number, as :func:`threading.get_ident` gives it.
+        calls: The operations that it is in, the outermost first.
+        finished: The names of the last operations that it has finished.
+        count: How many it has finished.
+        purpose: Says in a few words what it waits for, if somebody does.
+        wait: The MPI call that it waits in, the ranks it waits for, and since when in nanoseconds of
+            the monotonic clock; ``None`` while it does not wait.
+        waited: How many nanoseconds it has waited for other ranks, all together.
+        polls: Whether it should wait with pauses, and leave its core to the computation that it runs beside.
+    """
+
+    __slots__ = ("calls", "count", "finished", "polls", "purpose", "thread", "wait", "waited")
+
+    def __init__(self) -> None:
+        self.thread = threading.get_ident()
+        self.calls: list[Call] = []
+        self.finished: deque[str] = deque(maxlen=5)
+        self.count = 0
+        self.purpose: Callable[[], str] | None = None
+        self.wait: tuple[str, Ranks | None, int] | None = None
+        self.polls = False
+        self.waited = 0
+
+    def wait_for(
+        self, call: Callable[..., _R], what: str, ranks: Ranks | None, args: Any = (), kwargs: Any = _NONE
+    ) -> _R:
+        """Call what waits for other ranks, and return its result.
+
+        Args:
+            call: The function.
+            what: The name of the MPI operation.
+            ranks: Those that it waits for.
+            args: What it is called with.
+            kwargs: What it is called with by name.
+        """
+        began = time.monotonic_ns()
+        self.wait = (what, ranks, began)
+        try:
+            return call(*args, **kwargs)
+        finally:
+            self.wait = None
+            self.waited += time.monotonic_ns() - began
+
+
+_local = threading.local()
+activities: dict[int, Activity] = {}
+"""The activity of every thread that ever waited, by the thread's number; and of devices, by numbers of their own."""
+polled: list[Callable[[], Callable[[], None] | None]] = []
+"""Weak references to what brings the activities of devices up to date."""
+
+
+def activity() -> Activity:
+    """Return the activity of the calling thread."""
+    try:
+        return _local.activity  # type: ignore[no-any-return]
+    except AttributeError:
+        made = _local.activity = activities[threading.get_ident()] = Activity()
+        return made
+
+
+def operation(function: Callable[_P, _R]) -> Callable[_P, _R]:
+    """Make a function one of those that a stalled rank is said to be in, and a span of the timeline."""
+
+    @functools.wraps(function)
+    def call(*args: _P.args, **kwargs: _P.kwargs) -> _R:
+        doing = activity()
+        doing.calls.append(Call(function, args, kwargs))
+        try:
+            with span(function.__name__):
+                return function(*args, **kwargs)
+        finally:
+            doing.calls.pop()
+            if not doing.calls:
+                doing.finished.append(function.__name__)
+                doing.count += 1
+
+    return call
+
+
+@contextmanager
+def waiting_for(what: Callable[[], str]) -> Iterator[None]:
+    """Name what the operations in this block are for, in case one stalls.
+
+    Args:
+        what: Returns a few words; called only if it is needed.
+    """
+    doing = activity()
+    outer, doing.purpose = doing.purpose, what
+    try:
+        yield
+    finally:
+        doing.purpose = outer
+
+
+def watched(mpi_comm: MPI.Intracomm) -> Ranks:
+    """Return the same MPI communicator, with its waits watched by the stall monitor; not collective.
+
+    Args:
+        mpi_comm: The communicator. Blocking operations, and the methods ``wait`` and ``wait_for`` of what is returned,
+            are watched.
+    """
+    from mn_comm.ranks import Ranks
+
+    return Ranks(mpi_comm)

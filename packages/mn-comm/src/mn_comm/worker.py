@@ -1,0 +1,132 @@
+"""The thread that communicates beside the computation, and what stands for the results that are still to come."""
+
+from __future__ import annotations
+
+import atexit
+import os
+import threading
+import weakref
+from collections.abc import Callable
+from queue import SimpleQueue
+from typing import Any, Generic, TypeVar
+
+from mn_comm.watch import activity
+
+__all__ = ["Future", "Worker"]
+
+_T = TypeVar("_T")
+_U = TypeVar("_U")
+_Task = Callable[[], None]
+
+
+class Future(Generic[_T]):
+    """A result that may still have to be computed, by a worker or when it is asked for.
+
+    Args:
+        compute: Returns the result.
+        worker: The thread that computes it; ``None`` to do so at once.
+    """
+
+    def __init__(self, compute: Callable[[], _T], worker: Worker | None = None) -> None:
+        self._compute: Callable[[], _T] | None = compute
+        self._worker = worker
+        self._value: Any = None
+        self._error: BaseException | None = None
+        self._done = None if worker is None else threading.Event()
+        if worker is None:
+            self._run()
+        else:
+            worker.put(self._run)
+
+    def wait(self) -> _T:
+        """Return the result when it is there.
+
+        Raises:
+            BaseException: What computing it raised.
+        """
+        if self._done is not None:
+            self._done.wait()
+        if self._error is not None:
+            raise self._error
+        return self._value  # type: ignore[no-any-return]
+
+    def succeeds(self) -> bool:
+        """Return, when that is known, whether there is a result rather than an exception."""
+        try:
+            self.wait()
+        except Exception:
+            return False
+        return True
+
+    def then(self, function: Callable[[_T], _U]) -> Future[_U]:
+        """Return what a function makes of the result; computed where the result is, after it."""
+        return Future(lambda: function(self.wait()), self._worker)
+
+    def _run(self) -> None:
+        compute, self._compute = self._compute, None
+        assert compute is not None
+        try:
+            self._value = compute()
+        except BaseException as error:
+            self._error = error
+        if self._done is not None:
+            self._done.set()
+
+
+class Worker:
+    """A thread that runs one task after another, in the order in which they were put; it starts with the first.
+
+    While it is idle it ends for a fork of the process, which must not have threads; the next task starts another.
+    """
+
+    def __init__(self) -> None:
+        self._tasks: SimpleQueue[_Task | None] = SimpleQueue()
+        self._thread: threading.Thread | None = None
+        self._unfinished = 0
+        self._lock = threading.Lock()
+        _workers.add(self)
+        # What is under way must end before MPI does, which happens after this.
+        atexit.register(self.close)
+
+    def put(self, task: _Task) -> None:
+        """Have a task run after all that were put before."""
+        with self._lock:
+            self._unfinished += 1
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._run, name="mn_comm", daemon=True)
+                self._thread.start()
+        self._tasks.put(task)
+
+    def close(self) -> None:
+        """Finish what was put, and end the thread."""
+        with self._lock:
+            thread, self._thread = self._thread, None
+        if thread is not None:
+            self._tasks.put(None)
+            thread.join()
+
+    def rest(self) -> None:
+        """End the thread if it has nothing to do."""
+        if not self._unfinished:
+            self.close()
+
+    def _run(self) -> None:
+        doing = activity()
+        doing.polls, doing.purpose = True, lambda: "gradients, in the background"
+        while (task := self._tasks.get()) is not None:
+            task()
+            del task  # it may hold arrays, and the next one may be long in coming
+            with self._lock:
+                self._unfinished -= 1
+
+
+_workers: weakref.WeakSet[Worker] = weakref.WeakSet()
+
+
+def _rest_all() -> None:
+    for worker in list(_workers):
+        worker.rest()
+
+
+# Since 3.12 Python warns of a fork while threads run, and rightly: the child would not have them.
+os.register_at_fork(before=_rest_all)

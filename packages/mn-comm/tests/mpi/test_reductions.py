@@ -1,0 +1,221 @@
+"""Averages that are under way while the program goes on: whatever happens on one rank, the others hear of it."""
+
+import os
+import threading
+
+import numpy as np
+import pytest
+from fake_model import Model, Param
+from mpi4py import MPI
+
+from mn_comm import Future, create_communicator
+
+WORLD = MPI.COMM_WORLD
+RANK, SIZE = WORLD.rank, WORLD.size
+NAMES = ["naive", "flat", "hierarchical", "two_dimensional", "single_node"]
+MEAN = (SIZE - 1) / 2
+several = pytest.mark.skipif(SIZE < 2, reason="needs two ranks that differ")
+
+
+@pytest.fixture(params=NAMES)
+def comm(request):
+    return create_communicator(request.param)
+
+
+def model_of(count=6, length=50, value=0.0):
+    return Model(
+        **{f"p{i}": Param(np.zeros(length, "f4"), np.full(length, RANK + i + value, "f4")) for i in range(count)}
+    )
+
+
+def fill(model, value):
+    for i, param in enumerate(model.params.values()):
+        param.grad[...] = RANK + i + value
+
+
+def check(model, value):
+    for i, param in enumerate(model.params.values()):
+        np.testing.assert_array_equal(param.grad, np.full_like(param.grad, MEAN + i + value))
+
+
+def test_buckets_leave_as_they_become_ready_and_means_arrive_in_place(comm):
+    reducer = comm.gradient_reducer(background=True, bucket_bytes=250)
+    model = model_of()
+    arrays = [param.grad for param in model.params.values()]
+    order = ["/p5", "/p4", "/p3", "/p2", "/p1", "/p0"]
+    for step in range(5):
+        fill(model, step)
+        reduction = reducer.start(model, order=order)
+        for name in order[:-1]:
+            reduction.ready(name)
+        assert not reduction.has_left
+        for i, array in enumerate(arrays):  # nobody has written to them: the backward pass may still read them
+            np.testing.assert_array_equal(array, np.full_like(array, RANK + i + step))
+        reduction.ready(order[-1])
+        assert reduction.has_left
+        reduction.wait()
+        check(model, step)
+        assert all(param.grad is array for param, array in zip(model.params.values(), arrays, strict=True))
+
+
+def test_two_at_a_time(comm):
+    reducer = comm.gradient_reducer(background=True, sets=2)
+    model = model_of()
+    previous = None
+    for step in range(6):
+        for i, param in enumerate(model.params.values()):
+            param.grad = np.full(50, RANK + i + step, "f4")
+        current = reducer.start(model)
+        current.ready_all()
+        if previous is not None:
+            previous.wait()
+            check(model, step - 1)
+        previous = current
+    previous.wait()
+    check(model, 5)
+
+
+def test_gradients_that_are_missing_or_changed_when_the_means_arrive(comm):
+    reducer = comm.gradient_reducer(background=True)
+    model = model_of()
+    reduction = reducer.start(model)
+    reduction.ready_all()
+    model.params["p0"].grad = None
+    model.params["p1"].grad = np.zeros(7, "f8")
+    reduction.wait()
+    check(model, 0)
+
+
+def test_what_an_exception_left_behind_does_not_get_into_the_next_mean(comm):
+    """On all ranks, after a different number of buckets has left."""
+    reducer = comm.gradient_reducer(background=True, bucket_bytes=250)
+    model = model_of(count=8, length=20_000)
+    for step in range(6):
+        fill(model, 1000 + step)
+        reduction = reducer.start(model)
+        for name in list(model.params)[: (RANK + step) % 8]:
+            reduction.ready(f"/{name}")
+        if step % 2:
+            reduction.abandon()
+        del reduction  # or the script just forgets it
+        fill(model, step)
+        reduction = reducer.start(model)
+        reduction.ready_all()
+        reduction.wait()
+        check(model, step)
+
+
+@several
+def test_a_rank_that_abandons_its_backward_pass_is_named_to_the_others(comm):
+    reducer = comm.gradient_reducer(background=True, bucket_bytes=250)
+    model = model_of()
+    for _ in range(2):
+        fill(model, 0)
+        reduction = reducer.start(model)
+        if RANK == SIZE - 1:
+            reduction.ready("/p0")
+            reduction.abandon()
+        else:
+            reduction.ready_all()
+            with pytest.raises(RuntimeError, match=f"rank {SIZE - 1} has abandoned its backward pass"):
+                reduction.wait()
+            for i, param in enumerate(model.params.values()):  # nothing was written
+                np.testing.assert_array_equal(param.grad, np.full(50, RANK + i))
+        reduction = reducer.start(model)
+        reduction.ready_all()
+        reduction.wait()
+        check(model, 0)
+
+
+@several
+def test_ranks_that_differ_raise_when_they_wait_not_before(comm):
+    """Not in the middle of the backward pass, in which other communication may be going on."""
+    reducer = comm.gradient_reducer(background=True, bucket_bytes=250)
+    model = model_of()
+    for step in range(2):
+        if step and RANK == SIZE - 1:
+            model.params["p3"] = Param(np.zeros(3, "f4"), np.zeros(3, "f4"))
+        reduction = reducer.start(model)
+        reduction.ready_all()
+        np.testing.assert_array_equal(comm.allreduce(np.ones(1)), [SIZE])
+        if step:
+            with pytest.raises(ValueError, match=r"first at /p3: shape \(50,\) .* on rank 0, shape \(3,\)"):
+                reduction.wait()
+        else:
+            reduction.wait()
+    model = model_of()
+    reduction = reducer.start(model)
+    reduction.ready_all()
+    reduction.wait()
+    check(model, 0)
+
+
+def test_one_slab_for_each_reducer(comm):
+    before = len(os.listdir("/proc/self/fd"))
+    reducers = [comm.gradient_reducer(background=True, bucket_bytes=200) for _ in range(3)]
+    model = model_of(count=100)
+    for reducer in reducers:
+        reduction = reducer.start(model)
+        reduction.ready_all()
+        reduction.wait()
+    assert len(os.listdir("/proc/self/fd")) - before <= 8
+    del reducers, reducer, reduction
+
+
+def test_any_number_of_reducers_and_communicators():
+    """An MPI library has only some thousand communicators, and a process some hundred files."""
+    threads = threading.active_count()
+    for i in range(3000):
+        comm = create_communicator("hierarchical")
+        if i % 30 == 0:
+            reducer = comm.gradient_reducer(background=True, sets=1 + i % 2)
+            model = model_of(count=2)
+            reduction = reducer.start(model)
+            reduction.ready_all()
+            reduction.wait()
+            check(model, 0)
+        comm.split(RANK % 2, RANK)
+    assert threading.active_count() <= threads + 1
+
+
+def test_a_hook_sees_and_changes_what_travels(comm):
+    seen = []
+
+    def hook(bucket):
+        seen.append((bucket.index, bucket.names, bucket.shapes, bucket.flat.copy()))
+        return bucket.average(bucket.flat.astype("f8") * 2).then(lambda mean: mean + 1)
+
+    for background in (False, True):
+        del seen[:]
+        reducer = comm.gradient_reducer(background=background, comm_hook=hook, bucket_bytes=450)
+        model = model_of(count=5)
+        if background:
+            reduction = reducer.start(model)
+            reduction.ready_all()
+            reduction.wait()
+        else:
+            reducer.average(model)
+        for i, param in enumerate(model.params.values()):
+            np.testing.assert_array_equal(param.grad, np.full(50, 2 * (MEAN + i) + 1))
+        assert [name for _, names, _, _ in seen for name in names] == [f"/p{i}" for i in range(5)]
+        assert all(shape == (50,) for _, _, shapes, _ in seen for shape in shapes)
+        flat = np.concatenate([flat for *_, flat in seen])
+        np.testing.assert_array_equal(flat, np.repeat(RANK + np.arange(5), 50))
+
+
+def test_a_hook_may_average_the_bucket_itself_or_not_at_all(comm):
+    for hook, expected in (
+        (lambda bucket: bucket.average(), MEAN),
+        (lambda bucket: Future(lambda: bucket.flat * 0 + 7), None),
+    ):
+        reducer = comm.gradient_reducer(comm_hook=hook)
+        model = model_of(count=3)
+        reducer.average(model)
+        for i, param in enumerate(model.params.values()):
+            np.testing.assert_array_equal(param.grad, np.full(50, 7 if expected is None else expected + i))
+
+
+@several
+def test_reducers_that_differ_between_ranks_raise_on_all(comm):
+    with pytest.raises(ValueError, match="expected the same background, bucket_bytes and sets on every rank"):
+        comm.gradient_reducer(background=RANK == 0)
