@@ -8,7 +8,7 @@ from typing import Any
 
 import chainer
 
-from mn_comm import CommunicatorBase, Model, is_recording
+from mn_comm import CommunicationHook, CommunicatorBase, Model, span
 from mn_optim.backward import backward as overlapping_backward
 from mn_optim.schemes import AfterBackward, Backward, DoubleBuffered, Overlapped, Scheme
 
@@ -25,34 +25,42 @@ def create_multi_node_optimizer(
     *,
     overlap: bool = False,
     bucket_bytes: int = _BUCKET_BYTES,
+    comm_hook: CommunicationHook | None = None,
 ) -> MultiNodeOptimizer:
     """Make an optimizer average its gradients over all ranks before each step.
 
-    With ``overlap`` or ``double_buffering`` it is collective: every rank must call it.
+    With ``overlap``, ``double_buffering`` or ``comm_hook`` it is collective: every rank must call it.
 
     Args:
-        actual_optimizer: A Chainer optimizer, set up already or not.
+        actual_optimizer: A Chainer optimizer, set up already or not; or anything that has its ``setup``, ``update`` and
+            ``target``.
         communicator: The ranks that train replicas of the same model.
         double_buffering: Whether each step applies the gradients of the one before, while its own travel.
-        zero_fill: Whether an initialised parameter that got no gradient counts as one of zeros; otherwise it is left
-            out of the average, and must be left out on every rank alike.
+        zero_fill: Whether an initialised parameter that got no gradient counts as one of zeros; otherwise it is omitted
+            from the average, and must be missing on every rank alike.
         overlap: Whether gradients travel during the backward pass, those of the last layers first, whenever ``update``
             is given the loss function. The result is that of the same buckets averaged after the backward pass, bit for
             bit.
         bucket_bytes: How many bytes of gradients travel together when they overlap, unless one alone is larger.
+        comm_hook: A function that is given each bucket of gradients (``index``, ``names``, ``shapes``, and ``flat``,
+            the gradients one after the other) and returns a :class:`mn_comm.Future` of their mean. By default that is
+            what
+            ``bucket.average()`` returns. The model is ``register_comm_hook`` of PyTorch's ``DistributedDataParallel``.
 
     Returns:
         The multi-node optimizer. Everything but its own methods is read from and written to ``actual_optimizer``.
 
     Raises:
-        TypeError: ``actual_optimizer`` is not a Chainer optimizer.
+        TypeError: ``actual_optimizer`` is not an optimizer.
         ValueError: ``overlap`` is asked for together with ``double_buffering``, or without ``zero_fill``.
         RuntimeError: Overlap or double buffering is asked for, but MPI was initialised without ``MPI_THREAD_MULTIPLE``.
     """
-    if not isinstance(actual_optimizer, chainer.Optimizer):
+    if isinstance(actual_optimizer, type) or not (
+        hasattr(actual_optimizer, "setup") and hasattr(actual_optimizer, "update")
+    ):
         raise TypeError(
-            f"expected a chainer.Optimizer for actual_optimizer, got {type(actual_optimizer).__name__}: "
-            f"{actual_optimizer!r:.80}"
+            "expected a chainer.Optimizer for actual_optimizer, or what has its setup, update and target; got "
+            f"{type(actual_optimizer).__name__}: {actual_optimizer!r:.80}"
         )
     if overlap and double_buffering:
         raise ValueError("expected one of overlap and double_buffering, got both")
@@ -61,15 +69,13 @@ def create_multi_node_optimizer(
         raise ValueError("expected zero_fill=True with overlap, got False")
     scheme: Scheme
     if overlap:
-        scheme = Overlapped(communicator, bucket_bytes)
+        reducer = communicator.gradient_reducer(background=True, comm_hook=comm_hook, bucket_bytes=bucket_bytes)
+        scheme = Overlapped(communicator, reducer)
     elif double_buffering:
-        scheme = DoubleBuffered(communicator, zero_fill)
+        scheme = DoubleBuffered(communicator.gradient_reducer(background=True, comm_hook=comm_hook, sets=2), zero_fill)
     else:
-        scheme = AfterBackward(communicator, zero_fill)
-    kind = MultiNodeOptimizer
-    if is_recording():
-        from mn_optim.recorded import RecordedOptimizer as kind
-    return kind(actual_optimizer, communicator, scheme)
+        scheme = AfterBackward(communicator, zero_fill, comm_hook)
+    return MultiNodeOptimizer(actual_optimizer, communicator, scheme)
 
 
 class MultiNodeOptimizer:
@@ -111,7 +117,16 @@ class MultiNodeOptimizer:
         model = self.actual_optimizer.target
         if model is None:
             raise RuntimeError("expected a model before the first update: call setup(model)")
-        backward = None if lossfun is None else self._forward(model, lossfun(*args, **kwds))
+        with span("step"):
+            backward = None
+            if lossfun is not None:
+                with span("forward"):
+                    loss = lossfun(*args, **kwds)
+                backward = self._backward_from(model, loss)
+                del loss  # the backward pass frees the graph before the gradients are averaged
+            self._average_and_step(model, backward)
+
+    def _average_and_step(self, model: chainer.Link, backward: Backward | None) -> None:
         if self._accumulates:
             _run(backward)
             self._has_part = True
@@ -122,7 +137,8 @@ class MultiNodeOptimizer:
             self._scheme.restart()
             self.communicator.bcast_data(model)
         elif self._scheme.average(model, backward):
-            self._step()
+            with span("update"):
+                self.actual_optimizer.update(None)
 
     @contextmanager
     def no_sync(self) -> Iterator[None]:
@@ -149,7 +165,7 @@ class MultiNodeOptimizer:
         """
         self._is_changed(self.actual_optimizer.target)
 
-    def _forward(self, model: chainer.Link, loss: chainer.Variable) -> Backward:
+    def _backward_from(self, model: chainer.Link, loss: chainer.Variable) -> Backward:
         """Clear the gradients, unless they are added up, and return the backward pass that starts from ``loss``."""
         if not self._has_part:
             if getattr(self.actual_optimizer, "_use_cleargrads", True):
@@ -157,21 +173,19 @@ class MultiNodeOptimizer:
             else:
                 model.zerograds()
         # Chainer keeps the loss scale that loss_scaling() and set_loss_scale() set in a private attribute only.
-        loss_scale = self.actual_optimizer._loss_scale  # noqa: SLF001
+        loss_scale = getattr(self.actual_optimizer, "_loss_scale", None)
 
         held = [loss]
 
         def backward(on_final: Callable[[chainer.Variable], None] | None) -> None:
             taken = held.pop()  # so that the graph is freed before the gradients are averaged
-            if on_final is None:
-                taken.backward(loss_scale=loss_scale)
-            else:
-                overlapping_backward(taken, loss_scale, on_final)
+            with span("backward"):
+                if on_final is None:
+                    taken.backward(loss_scale=loss_scale)
+                else:
+                    overlapping_backward(taken, loss_scale, on_final)
 
         return backward
-
-    def _step(self) -> None:
-        self.actual_optimizer.update(None)
 
     def _is_changed(self, model: Model) -> bool:
         seen = [(name, param.data is not None) for name, param in sorted(model.namedparams())]

@@ -1,7 +1,4 @@
-"""When gradients are averaged: after the backward pass, during it, or while the next one runs.
-
-All three tell the same gradient reducer what is ready, and wait for it at different times.
-"""
+"""When gradients are averaged: after the backward pass, during it, or while the next one runs."""
 
 from __future__ import annotations
 
@@ -10,7 +7,7 @@ from typing import Protocol
 
 import chainer
 
-from mn_comm import CommunicatorBase, Round
+from mn_comm import CommunicationHook, CommunicatorBase, GradientReducer, Reduction
 
 __all__ = ["AfterBackward", "Backward", "DoubleBuffered", "Overlapped", "Scheme"]
 
@@ -19,7 +16,13 @@ Backward = Callable[[Callable[[chainer.Variable], None] | None], None]
 
 
 class Scheme(Protocol):
-    """A time to average gradients at."""
+    """A time to average gradients at.
+
+    Attributes:
+        zero_fill: Whether an initialised parameter without a gradient counts as one of zeros.
+    """
+
+    zero_fill: bool
 
     def average(self, model: chainer.Link, backward: Backward | None) -> bool:
         """Compute gradients and average them; collective.
@@ -44,17 +47,19 @@ class AfterBackward:
     Args:
         communicator: The ranks that train together.
         zero_fill: Whether an initialised parameter without a gradient counts as one of zeros.
+        comm_hook: Starts to average a bucket; ``None`` to have the communicator average.
     """
 
-    def __init__(self, communicator: CommunicatorBase, zero_fill: bool) -> None:
-        self._communicator = communicator
-        self._zero_fill = zero_fill
+    def __init__(self, communicator: CommunicatorBase, zero_fill: bool, comm_hook: CommunicationHook | None) -> None:
+        self.zero_fill = zero_fill
+        reducer = communicator.gradient_reducer(comm_hook=comm_hook) if comm_hook is not None else None
+        self._average = communicator.multi_node_mean_grad if reducer is None else reducer.average
 
     def average(self, model: chainer.Link, backward: Backward | None) -> bool:
         """Compute gradients, then average them; collective."""
         if backward is not None:
             backward(None)
-        self._communicator.multi_node_mean_grad(model, self._zero_fill)
+        self._average(model, self.zero_fill)
         return True
 
     def restart(self) -> None:
@@ -68,68 +73,66 @@ class Overlapped:
 
     Args:
         communicator: The ranks that train together.
-        bucket_bytes: Of how many bytes a bucket may be, if it holds more than one gradient.
+        reducer: What averages their gradients in the background.
     """
 
-    def __init__(self, communicator: CommunicatorBase, bucket_bytes: int) -> None:
+    zero_fill = True
+
+    def __init__(self, communicator: CommunicatorBase, reducer: GradientReducer) -> None:
         self._communicator = communicator
-        self._reducer = communicator.background_reducer(bucket_bytes=bucket_bytes)
+        self._reducer = reducer
         self._order: list[str] | None = None
 
     def average(self, model: chainer.Link, backward: Backward | None) -> bool:
         """Compute gradients and average them meanwhile; collective."""
-        if self._order is None or backward is None:
-            self._learn(model, backward)
-            current = self._reducer.start(model, zero_fill=True, order=self._order or ())
-        else:
-            current = self._reducer.start(model, zero_fill=True, order=self._order)
-            self._backward(model, backward, current.ready)
-        current.ready_all()
-        current.wait()
+        if backward is not None and self._order is None:
+            self._order = self._learn_order(model, backward)
+            backward = None
+        reduction = self._reducer.start(model, zero_fill=True, order=self._order or ())
+        try:
+            if backward is not None:
+                _run(backward, model, reduction.ready)
+            reduction.ready_all()
+        except BaseException:
+            reduction.abandon()
+            raise
+        reduction.wait()
         return True
 
     def restart(self) -> None:
         """Learn the order anew in the next step."""
         self._order = None
 
-    def _learn(self, model: chainer.Link, backward: Backward | None) -> None:
-        if backward is not None:
-            names: list[str] = []
-            self._backward(model, backward, names.append)
-            self._order = self._communicator.bcast_obj(names if self._communicator.rank == 0 else None)
-
-    @staticmethod
-    def _backward(model: chainer.Link, backward: Backward, on_final: Callable[[str], None]) -> None:
-        name_of = {id(param): name for name, param in model.namedparams() if param.data is not None}
-
-        def tell(variable: chainer.Variable) -> None:
-            name = name_of.get(id(variable))
-            if name is not None:
-                on_final(name)
-
-        backward(tell)
+    def _learn_order(self, model: chainer.Link, backward: Backward) -> list[str]:
+        names: list[str] = []
+        _run(backward, model, names.append)
+        order: list[str] = self._communicator.bcast_obj(names if self._communicator.rank == 0 else None)
+        return order
 
 
 class DoubleBuffered:
     """Average while the next forward and backward pass run: each step applies the gradients of the one before.
 
     Args:
-        communicator: The ranks that train together.
+        reducer: What averages gradients in the background.
         zero_fill: Whether an initialised parameter without a gradient counts as one of zeros.
     """
 
-    def __init__(self, communicator: CommunicatorBase, zero_fill: bool) -> None:
-        self._zero_fill = zero_fill
-        self._reducer = communicator.background_reducer(sets=2)
-        self._under_way: Round | None = None
+    def __init__(self, reducer: GradientReducer, zero_fill: bool) -> None:
+        self.zero_fill = zero_fill
+        self._reducer = reducer
+        self._under_way: Reduction | None = None
 
     def average(self, model: chainer.Link, backward: Backward | None) -> bool:
         """Compute gradients, send them on their way, and wait for those of the step before; collective."""
         if backward is not None:
             backward(None)
-        current = self._reducer.start(model, self._zero_fill)
+        current = self._reducer.start(model, self.zero_fill)
         current.ready_all()
-        previous, self._under_way = self._under_way, current
+        previous, self._under_way = self._under_way, None
+        # Before a step is taken, so that all ranks have taken the same ones when it raises.
+        current.agree()
+        self._under_way = current
         if previous is None:
             return False
         previous.wait()
@@ -138,5 +141,17 @@ class DoubleBuffered:
     def restart(self) -> None:
         """Let what is under way arrive, and forget it; collective."""
         if self._under_way is not None:
-            self._under_way.wait()
+            self._under_way.drain()
             self._under_way = None
+
+
+def _run(backward: Backward, model: chainer.Link, on_final: Callable[[str], None]) -> None:
+    """Compute gradients, and tell the names of the model's parameters as theirs become final."""
+    name_of = {id(param): name for name, param in model.namedparams() if param.data is not None}
+
+    def tell(variable: chainer.Variable) -> None:
+        name = name_of.get(id(variable))
+        if name is not None:
+            on_final(name)
+
+    backward(tell)

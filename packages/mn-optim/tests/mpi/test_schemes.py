@@ -8,6 +8,7 @@ import pytest
 
 import mn_optim  # noqa: F401 - before Chainer
 from mn_comm import create_communicator
+from mn_comm.gradients.bucket import Bucket
 from mn_optim import create_multi_node_optimizer
 from mn_optim.schemes import Overlapped
 
@@ -64,9 +65,9 @@ class AfterwardsInTheSameBuckets(Overlapped):
         if self._order is None:
             return super().average(model, backward)
         backward(None)
-        current = self._reducer.start(model, zero_fill=True, order=self._order)
-        current.ready_all()
-        current.wait()
+        reduction = self._reducer.start(model, zero_fill=True, order=self._order)
+        reduction.ready_all()
+        reduction.wait()
         return True
 
 
@@ -78,7 +79,8 @@ def test_overlapping_changes_no_bit(name, bucket_bytes):
         chainer.optimizers.MomentumSGD(0.1), comm, overlap=True, bucket_bytes=bucket_bytes
     )
     afterwards = create_multi_node_optimizer(chainer.optimizers.MomentumSGD(0.1), comm)
-    afterwards._scheme = AfterwardsInTheSameBuckets(comm, bucket_bytes)
+    reducer = comm.gradient_reducer(background=True, bucket_bytes=bucket_bytes)
+    afterwards._scheme = AfterwardsInTheSameBuckets(comm, reducer)
     expected = train(afterwards)
     actual = train(overlapped)
     same(actual, expected)
@@ -96,9 +98,8 @@ def test_buckets_travel_before_the_backward_pass_is_over(monkeypatch):
     optimizer.update(model, *batch(0))
     optimizer.update(model, *batch(1))
     launched = []
-    reducer = optimizer._scheme._reducer
-    launch = reducer._launch
-    monkeypatch.setattr(reducer, "_launch", lambda buffer: launched.append(buffer) or launch(buffer))
+    launch = Bucket.launch
+    monkeypatch.setattr(Bucket, "launch", lambda bucket: launched.append(bucket) or launch(bucket))
     seen = []
 
     class Hook(chainer.FunctionHook):

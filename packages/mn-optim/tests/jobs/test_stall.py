@@ -1,0 +1,47 @@
+"""A rank that makes a step less than the others, while gradients travel beside the computation."""
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+
+import pytest
+
+SCRIPT = """
+import sys
+import numpy as np
+import mn_optim
+import chainer, chainer.functions as F, chainer.links as L
+from mn_comm import create_communicator
+
+comm = create_communicator("flat")
+options = {"overlap": {"overlap": True}, "double_buffering": {"double_buffering": True}}[sys.argv[1]]
+optimizer = mn_optim.create_multi_node_optimizer(chainer.optimizers.SGD(), comm, **options)
+model = L.Linear(3, 2)
+optimizer.setup(model)
+for _ in range(5 - comm.rank):
+    optimizer.update(lambda: F.sum(model(np.ones((4, 3), "f4"))))
+if sys.argv[2] == "meet":
+    comm.allreduce_obj(1)
+"""
+
+
+@pytest.mark.parametrize("then", ["meet", "end"])
+@pytest.mark.parametrize("options", ["overlap", "double_buffering"])
+def test_a_step_less_is_not_waited_for_in_silence(options, then):
+    job = subprocess.run(
+        [
+            shutil.which("mpiexec", path=os.path.dirname(sys.executable)),
+            *("-n", "2", sys.executable, "-c", SCRIPT, options, then),
+        ],
+        env={**os.environ, "CHAINERMN_STALL_SECONDS": "1", "CHAINERMN_STALL_ABORT": "1"},
+        capture_output=True,
+        text=True,
+        timeout=40,
+    )
+    assert job.returncode != 0
+    assert re.search(
+        r"^\[chainermn\] rank 0 of 2 \(\S+\) has waited for \S+ s in Iallreduce for gradients, ", job.stderr, re.M
+    ), job.stderr
+    assert "ends the job: CHAINERMN_STALL_ABORT is set" in job.stderr
