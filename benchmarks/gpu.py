@@ -65,9 +65,9 @@ def main() -> None:
 def packing(shapes: list[tuple[int, ...]], rounds: int) -> None:
     """Print the bandwidths of a copy on the device and of packing: bytes read and written in a second of the device."""
     import cupy
+    from mn_comm.device.buffer import DeviceBuffer
 
     from mn_comm.device.bucket import DeviceBucket
-    from mn_comm.device.buffer import DeviceBuffer
 
     model = Model(shapes)
     dtype = np.dtype(np.float32)

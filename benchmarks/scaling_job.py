@@ -8,11 +8,11 @@ from typing import Any
 
 import numpy as np
 from common import interleave
+from mn_comm.gradients.in_place import is_streamed
+from mn_comm.intra import SharedStage
 from mpi4py import MPI
 
 import mn_comm
-from mn_comm.gradients.in_place import is_streamed
-from mn_comm.intra import SharedStage
 
 __all__ = ["run"]
 

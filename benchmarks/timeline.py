@@ -23,7 +23,7 @@ from mpi4py import MPI
 
 import mn_optim
 from mn_comm import create_communicator
-from mn_comm.timeline import record
+from mn_tools.timeline import record
 
 WORLD = MPI.COMM_WORLD
 SCHEMES = {"plain": {}, "overlap": {"overlap": True, "bucket_bytes": 1 << 20}, "double": {"double_buffering": True}}

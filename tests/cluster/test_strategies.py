@@ -1,6 +1,8 @@
 """Every strategy on several hosts; tests/jobs/test_virtual_cluster.py starts it and says how many ranks each has."""
 
 import os
+import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -8,24 +10,17 @@ from mpi4py import MPI
 
 from mn_comm import create_communicator
 
+sys.path.insert(0, str(Path(__file__).parents[2] / "packages" / "mn-comm" / "tests" / "fakes"))
+from fake_model import Model, Param
+
 WORLD = MPI.COMM_WORLD
 RANK, SIZE = WORLD.rank, WORLD.size
 RANKS = [int(n) for n in os.environ["RANKS_PER_HOST"].split(",")]
 NAMES = ["naive", "flat", "hierarchical", "two_dimensional", "non_cuda_aware"]
 
 
-class Param:
-    def __init__(self, grad):
-        self.data = grad
-        self.grad = grad
-
-
-class Model:
-    def __init__(self, grads):
-        self.params = [(f"/{i}", Param(grad)) for i, grad in enumerate(grads)]
-
-    def namedparams(self):
-        return iter(self.params)
+def make_model(grads):
+    return Model(**{f"p{i}": Param(None, grad) for i, grad in enumerate(grads)})
 
 
 def test_topology():
@@ -49,11 +44,11 @@ def test_every_strategy_computes_the_mean(name, wire):
             [np.asarray(np.random.RandomState(10 * seed + rank).uniform(-1, 1, s), "f4") for s in shapes]
             for rank in range(SIZE)
         ]
-        model = Model(grads[RANK])
+        expected = [np.mean([each[i].astype("f8") for each in grads], axis=0) for i in range(len(shapes))]
+        model = make_model(grads[RANK])
         comm.multi_node_mean_grad(model)
-        for i, (_, param) in enumerate(model.params):
-            expected = np.mean([each[i].astype("f8") for each in grads], axis=0)
-            np.testing.assert_allclose(param.grad, expected, rtol=0, atol=2e-3 if wire == "float16" else 5e-7)
+        for param, mean in zip(model.params.values(), expected, strict=True):
+            np.testing.assert_allclose(param.grad, mean, rtol=0, atol=2e-3 if wire == "float16" else 5e-7)
             for other in WORLD.allgather(param.grad.tobytes()):
                 assert other == param.grad.tobytes()
     comm.finalize()
@@ -64,23 +59,22 @@ def test_single_node_refuses_several():
         create_communicator("single_node")
     by_host = create_communicator("naive").split(next(i for i in range(len(RANKS)) if RANK < sum(RANKS[: i + 1])), RANK)
     comm = create_communicator("single_node", by_host.mpi_comm)
-    model = Model([np.full(5, comm.rank, "f4")])
+    model = make_model([np.full(5, comm.rank, "f4")])
     comm.multi_node_mean_grad(model)
-    np.testing.assert_array_equal(model.params[0][1].grad, np.full(5, (comm.size - 1) / 2))
+    np.testing.assert_array_equal(model.params["p0"].grad, np.full(5, (comm.size - 1) / 2))
     comm.finalize()
 
 
 def test_in_the_background():
     comm = create_communicator("two_dimensional")
-    reducer = comm.background_reducer(bucket_bytes=4000, sets=2)
-    rounds = []
+    reducer = comm.gradient_reducer(background=True, bucket_bytes=4000, sets=2)
+    under_way = []
     for factor in (1, 2):
-        model = Model([np.full(n, RANK * factor, "f4") for n in (500, 700, 900)])
-        rounds.append((model, factor, reducer.start(model, zero_fill=True)))
-        rounds[-1][2].ready_all()
-    for model, factor, current in rounds:
+        model = make_model([np.full(n, RANK * factor, "f4") for n in (500, 700, 900)])
+        under_way.append((model, factor, reducer.start(model)))
+        under_way[-1][2].ready_all()
+    for model, factor, current in under_way:
         current.wait()
-        for _, param in model.params:
+        for param in model.params.values():
             np.testing.assert_allclose(param.grad, factor * (SIZE - 1) / 2)
-    reducer.close()
     comm.finalize()

@@ -8,8 +8,8 @@ from hypothesis import settings
 settings.register_profile("ranks", derandomize=True, database=None, deadline=None, max_examples=25)
 settings.load_profile("ranks")
 
-# The doctor of this package is tested on the same broken machines as that of mn-comm.
-FAKES = Path(__file__).parents[2] / "mn-comm" / "tests" / "fakes" / "doctor_fakes.py"
+# The doctor of this package is tested on the same broken machines as that of mn-tools.
+FAKES = Path(__file__).parents[2] / "mn-tools" / "tests" / "fakes" / "doctor_fakes.py"
 
 
 @pytest.fixture

@@ -10,7 +10,7 @@ import warnings
 from collections.abc import Callable
 from typing import Any
 
-from mn_comm.doctor import emit, in_short
+from mn_tools.doctor import emit, in_short
 
 __all__: list[str] = []
 

@@ -1,4 +1,4 @@
-"""``python -m chainermn doctor``: what :mod:`mn_comm.doctor` looks at, and Chainer.
+"""``python -m chainermn doctor``: what :mod:`mn_tools.doctor` looks at, and Chainer.
 
 Options, output and exit status are those of ``python -m mn_comm doctor``. Beside its checks there are those of Chainer:
 which one is installed and whether it can be imported, whether it is mended by ``mn_compat`` and if not why, which fixes
@@ -16,12 +16,12 @@ from collections.abc import Iterator
 from typing import Any
 
 from chainermn_meta import chainer_probe
-from mn_comm.doctor import Catalogue, Check, Options, Status, main, ok, run_python
+from mn_tools.doctor import Catalogue, Check, Options, Status, main, ok, run_python
 
 __all__ = ["check", "problem", "run"]
 
 GROUP = "Chainer"
-USAGE = "usage: python -m chainermn doctor [OPTIONS]\n"
+USAGE = "usage: python -m chainermn {doctor,bench,timeline} [OPTIONS]\n"
 
 _W, _F = Status.WARNING, Status.FAILURE
 _CONSTRAINT = "pip install --build-constraint constraints.txt, with the line setuptools<81 in that file"
@@ -56,6 +56,14 @@ def run(arguments: list[str]) -> int:
     """Run the command that the first argument names, with the others; return the exit status."""
     if arguments[:1] == ["doctor"]:
         return main(arguments[1:], "chainermn", [check])
+    if arguments[:1] == ["bench"]:
+        from mn_tools import bench
+
+        return bench.main(arguments[1:])
+    if arguments[:1] == ["timeline"]:
+        from mn_tools.timeline import command
+
+        return command.main(arguments[1:])
     asked = arguments[:1] in (["-h"], ["--help"])
     (sys.stdout if asked else sys.stderr).write(USAGE)
     return 0 if asked else 2

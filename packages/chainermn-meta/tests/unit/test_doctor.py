@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from chainermn_meta import command, doctor
-from mn_comm.doctor import Options
+from mn_tools.doctor import Options
 
 IN_PROBE = "chainer_probe"
 NUMPY_2 = pytest.mark.skipif(

@@ -5,9 +5,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Sized
 
-from mpi4py import MPI
-
-from mn_comm import CommunicatorBase
+from mn_comm import MPI, CommunicatorBase, watched
 
 __all__ = ["get_epoch_trigger", "get_n_iterations_for_one_epoch"]
 
@@ -50,4 +48,4 @@ def get_epoch_trigger(
 def _n_iterations(dataset: Sized, local_batch_size: int, comm: CommunicatorBase | MPI.Intracomm) -> int:
     mine = -(-len(dataset) // local_batch_size) if comm.rank == 0 else None
     mpi_comm = comm if isinstance(comm, MPI.Intracomm) else comm.mpi_comm
-    return int(mpi_comm.bcast(mine))
+    return int(watched(mpi_comm).bcast(mine))

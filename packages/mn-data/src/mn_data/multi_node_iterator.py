@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from chainer.dataset import Iterator
 
-from mn_comm import CommunicatorBase, together
+from mn_comm import CommunicatorBase, raise_on_all
 from mn_data.wrapper import Wrapper
 
 __all__ = ["create_multi_node_iterator"]
@@ -35,7 +35,7 @@ def create_multi_node_iterator(actual_iterator: Any, communicator: CommunicatorB
         TypeError: ``actual_iterator`` at ``rank_master`` is not an iterator (on every rank).
         ValueError: ``rank_master`` is out of range.
     """
-    with together(communicator.mpi_comm):
+    with raise_on_all(communicator):
         if not 0 <= rank_master < communicator.size:
             raise ValueError(f"expected rank_master in 0..{communicator.size - 1}, got {rank_master}")
         if communicator.rank == rank_master and not hasattr(actual_iterator, "__next__"):
@@ -79,7 +79,7 @@ class _Master(Wrapper):
     def _share(self, action: Any) -> Any:
         """Do something with the actual iterator, and tell the followers what came of it."""
         result, is_over = None, False
-        with together(self.communicator.mpi_comm):
+        with raise_on_all(self.communicator):
             try:
                 result = None if action is None else action()
             except StopIteration:
@@ -150,7 +150,7 @@ class _Follower(Iterator):  # type: ignore[misc]  # Chainer has no types
         return self._state.previous_epoch_detail
 
     def _receive(self) -> Any:
-        with together(self.communicator.mpi_comm):
+        with raise_on_all(self.communicator):
             pass  # raises what the master's iterator raised
         message = self.communicator.bcast(None, root=self.rank_master)
         self._state, result, is_over = pickle.loads(message.data)

@@ -8,9 +8,8 @@ from typing import Any
 
 import chainer
 import numpy as np
-from mpi4py import MPI
 
-from mn_comm import CommunicatorBase, create_communicator, together
+from mn_comm import MPI, CommunicatorBase, create_communicator, raise_on_all, watched
 from mn_data.plan import part
 from mn_data.progress import progress
 from mn_data.take import ArrayLayout, assemble, can_take, columns_of, layout_of, leaves
@@ -64,7 +63,7 @@ def scatter_dataset(
     with _communicator(comm) as communicator:
         _check(communicator, root, max_buf_len)
         order = None
-        with together(communicator.mpi_comm):
+        with raise_on_all(communicator):
             if communicator.rank == root:
                 length = _length(dataset)
                 if shuffle:
@@ -100,7 +99,7 @@ def scatter_index(
     """
     with _communicator(comm) as communicator:
         _check(communicator, root, 1)
-        with together(communicator.mpi_comm):
+        with raise_on_all(communicator):
             if communicator.rank == root:
                 _check_count(n_total_samples)
         total = communicator.bcast_obj(n_total_samples, root=root)
@@ -115,7 +114,7 @@ def _scatter_samples(
     max_buf_len: int,
     force_equal_length: bool,
 ) -> chainer.datasets.SubDataset:
-    mpi_comm = communicator.mpi_comm
+    mpi_comm = watched(communicator.mpi_comm)
     is_root = communicator.rank == root
     layout, length = communicator.bcast_obj((layout_of(dataset), len(dataset)) if is_root else None, root=root)
     bounds = [part(length, communicator.size, rank, force_equal_length) for rank in range(communicator.size)]
@@ -154,7 +153,7 @@ def _communicator(comm: CommunicatorBase | MPI.Intracomm) -> Iterator[Communicat
 
 
 def _check(communicator: CommunicatorBase, root: int, max_buf_len: int) -> None:
-    with together(communicator.mpi_comm):
+    with raise_on_all(communicator):
         if not 0 <= root < communicator.size:
             raise ValueError(f"expected root in 0..{communicator.size - 1}, got {root}")
         if not 1 <= max_buf_len <= _INT_MAX:

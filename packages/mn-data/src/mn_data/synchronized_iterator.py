@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from chainer.iterators import OrderSampler
 
-from mn_comm import CommunicatorBase, expect_same, together
+from mn_comm import CommunicatorBase, expect_same, raise_on_all
 from mn_data.wrapper import Wrapper
 
 __all__ = ["create_synchronized_iterator"]
@@ -32,14 +32,14 @@ def create_synchronized_iterator(actual_iterator: Any, communicator: Communicato
     Raises:
         ValueError: It has no ``order_sampler``, or the ranks' datasets differ in length (on every rank).
     """
-    with together(communicator.mpi_comm):
+    with raise_on_all(communicator):
         if not hasattr(actual_iterator, "order_sampler"):
             raise ValueError(
                 f"expected an iterator with an order_sampler, got {type(actual_iterator).__name__}: "
                 f"{actual_iterator!r:.80}"
             )
         length = len(actual_iterator.dataset)
-    expect_same(communicator.mpi_comm, "number of samples", length)
+    expect_same(communicator, "number of samples", length)
     seed = communicator.bcast_obj(int(np.random.randint(2**31 - 1)) if communicator.rank == 0 else None)
     return _SynchronizedIterator(actual_iterator, seed)
 

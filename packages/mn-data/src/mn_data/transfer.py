@@ -11,13 +11,15 @@ import pickle
 import time
 from collections.abc import Callable, Iterator, Sequence
 from itertools import chain, zip_longest
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from mpi4py import MPI
 
-from mn_comm import together
+from mn_comm import raise_on_all
 from mn_data.take import ArrayLayout, Column
+
+if TYPE_CHECKING:
+    from mn_comm import Ranks
 
 __all__ = ["recv_array", "recv_objects", "send_array", "send_objects"]
 
@@ -34,12 +36,12 @@ _END, _FAILURE = 0, -1
 
 
 def send_array(
-    mpi_comm: MPI.Intracomm, parts: Sequence[Column], layout: ArrayLayout, max_buf_len: int, advance: Advance
+    ranks: Ranks, parts: Sequence[Column], layout: ArrayLayout, max_buf_len: int, advance: Advance
 ) -> _Array:
     """Send each rank its rows of an array.
 
     Args:
-        mpi_comm: The ranks; this one is the root.
+        ranks: The ranks; this one is the root.
         parts: Each rank's rows.
         layout: What a row is.
         max_buf_len: The most bytes handed to MPI at once.
@@ -49,37 +51,35 @@ def send_array(
         This rank's rows, in an array of their own.
     """
     for dest, part in enumerate(parts):
-        if dest != mpi_comm.rank:
+        if dest != ranks.rank:
             for begin, end in _row_pieces(len(part.positions), layout, max_buf_len):
                 rows = np.ascontiguousarray(part.select(range(begin, end)).rows())
                 for piece in _byte_pieces(rows, max_buf_len):
-                    mpi_comm.Send(piece, dest, _TAG)
+                    ranks.Send(piece, dest, _TAG)
                     advance(piece.size)
-    own = parts[mpi_comm.rank].rows()
+    own = parts[ranks.rank].rows()
     advance(own.nbytes)
     # A copy of a view: otherwise the whole array would stay in memory for as long as this part of it.
     return np.array(own, copy=True) if own.base is not None else own
 
 
-def recv_array(
-    mpi_comm: MPI.Intracomm, length: int, layout: ArrayLayout, max_buf_len: int, root: int, advance: Advance
-) -> _Array:
+def recv_array(ranks: Ranks, length: int, layout: ArrayLayout, max_buf_len: int, root: int, advance: Advance) -> _Array:
     """Receive ``length`` rows that the root sends by :func:`send_array`."""
     received: _Array = np.empty((length, *layout.row_shape), layout.dtype)
     if received.nbytes:
-        _wait_idly(mpi_comm, root)
+        _wait_idly(ranks, root)
     for begin, end in _row_pieces(length, layout, max_buf_len):
         for piece in _byte_pieces(received[begin:end], max_buf_len):
-            mpi_comm.Recv(piece, root, _TAG)
+            ranks.Recv(piece, root, _TAG)
             advance(piece.size)
     return received
 
 
-def send_objects(mpi_comm: MPI.Intracomm, parts: Sequence[Column], max_buf_len: int, advance: Advance) -> list[Any]:
+def send_objects(ranks: Ranks, parts: Sequence[Column], max_buf_len: int, advance: Advance) -> list[Any]:
     """Send each rank its objects; collective, with :func:`recv_objects` on the other ranks.
 
     Args:
-        mpi_comm: The ranks; this one is the root.
+        ranks: The ranks; this one is the root.
         parts: Each rank's objects.
         max_buf_len: The most bytes handed to MPI at once.
         advance: Told how many bytes were moved.
@@ -90,64 +90,68 @@ def send_objects(mpi_comm: MPI.Intracomm, parts: Sequence[Column], max_buf_len: 
     Raises:
         Exception: What pickling raised (on every rank).
     """
-    others = [dest for dest in range(mpi_comm.size) if dest != mpi_comm.rank]
-    with together(mpi_comm):
+    others = [dest for dest in range(ranks.size) if dest != ranks.rank]
+    with raise_on_all(ranks):
         verdict = _FAILURE
         try:
             # In turn, so that all ranks have something to unpickle.
             in_turn = zip_longest(*(_pickled(parts[dest], dest) for dest in others))
             for dest, pickled in filter(None, chain.from_iterable(in_turn)):
-                _send_pickled(mpi_comm, pickled, dest, max_buf_len)
+                _send_pickled(ranks, pickled, dest, max_buf_len)
                 advance(len(pickled))
             verdict = _END
         finally:
             for dest in others:
-                mpi_comm.Send(np.array([verdict], dtype=np.int64), dest, _TAG)
-    return list(parts[mpi_comm.rank].rows())
+                ranks.Send(np.array([verdict], dtype=np.int64), dest, _TAG)
+    return list(parts[ranks.rank].rows())
 
 
-def recv_objects(mpi_comm: MPI.Intracomm, max_buf_len: int, root: int, advance: Advance) -> list[Any]:
+def recv_objects(ranks: Ranks, max_buf_len: int, root: int, advance: Advance) -> list[Any]:
     """Receive the objects that the root sends by :func:`send_objects`; collective, raises what that raises."""
     received: list[Any] = []
-    with together(mpi_comm):
+    with raise_on_all(ranks):
         try:
-            for pickled in _recv_pickled(mpi_comm, max_buf_len, root, advance):
+            for pickled in _recv_pickled(ranks, max_buf_len, root, advance):
                 received.extend(pickle.loads(pickled.data))
         except Exception:
-            for _ in _recv_pickled(mpi_comm, max_buf_len, root, advance):
+            for _ in _recv_pickled(ranks, max_buf_len, root, advance):
                 pass  # the root goes on sending
             raise
     return received
 
 
-def _send_pickled(mpi_comm: MPI.Intracomm, pickled: bytes, dest: int, max_buf_len: int) -> None:
-    mpi_comm.Send(np.array([len(pickled)], dtype=np.int64), dest, _TAG)
+def _send_pickled(ranks: Ranks, pickled: bytes, dest: int, max_buf_len: int) -> None:
+    ranks.Send(np.array([len(pickled)], dtype=np.int64), dest, _TAG)
     for piece in _byte_pieces(np.frombuffer(pickled, dtype=np.uint8), max_buf_len):
-        mpi_comm.Send(piece, dest, _TAG)
+        ranks.Send(piece, dest, _TAG)
 
 
-def _recv_pickled(mpi_comm: MPI.Intracomm, max_buf_len: int, root: int, advance: Advance) -> Iterator[_Array]:
+def _recv_pickled(ranks: Ranks, max_buf_len: int, root: int, advance: Advance) -> Iterator[_Array]:
     length = np.empty(1, dtype=np.int64)
     while True:
-        _wait_idly(mpi_comm, root)
-        mpi_comm.Recv(length, root, _TAG)
+        _wait_idly(ranks, root)
+        ranks.Recv(length, root, _TAG)
         if length[0] in (_END, _FAILURE):
             return
         pickled: _Array = np.empty(int(length[0]), dtype=np.uint8)
         for piece in _byte_pieces(pickled, max_buf_len):
-            mpi_comm.Recv(piece, root, _TAG)
+            ranks.Recv(piece, root, _TAG)
             advance(piece.size)
         yield pickled
 
 
-def _wait_idly(mpi_comm: MPI.Intracomm, root: int) -> None:
+def _wait_idly(ranks: Ranks, root: int) -> None:
     """Wait for the root's next message without burning a core, as MPI would.
 
     The root serves one rank after another. Where there are fewer cores than ranks it is slowed down by those that wait,
     to a third of its speed on two cores with four ranks.
     """
-    while not mpi_comm.Iprobe(root, _TAG):
-        time.sleep(_NAP)
+
+    def recv() -> None:
+        while not ranks.Iprobe(root, _TAG):
+            time.sleep(_NAP)
+
+    ranks.wait_for(recv)
 
 
 def _pickled(part: Column, dest: int) -> Iterator[tuple[int, bytes]]:

@@ -42,7 +42,7 @@ class AllreducePersistent(Extension):  # type: ignore[misc]  # Chainer has no ty
                 rank).
         """
         found = list(_floating(self.model))
-        expect_same(self.comm.mpi_comm, "persistent values", [path for path, _, _ in found])
+        expect_same(self.comm, "persistent values", [path for path, _, _ in found])
         for _, link, name in found:
             _average(self.comm, link, name)
 

@@ -12,7 +12,7 @@ import numpy as np
 from chainer.backends import cuda
 from chainer.training.extensions import Evaluator
 
-from mn_comm import CommunicatorBase, together
+from mn_comm import CommunicatorBase, raise_on_all
 
 __all__ = ["batches_of", "call", "create_multi_node_evaluator", "plain_mean", "weighted_mean"]
 
@@ -65,7 +65,7 @@ class _MeanOverRanks:
         self._communicator = communicator
 
     def __call__(self) -> Results:
-        with together(self._communicator.mpi_comm):
+        with raise_on_all(self._communicator):
             results = {name: cuda.to_cpu(value) for name, value in self._evaluate().items()}
         return plain_mean(self._communicator.allgather_obj(results))
 
@@ -78,7 +78,7 @@ class _MeanOverSamples:
         self._communicator = communicator
 
     def __call__(self) -> Results:
-        with together(self._communicator.mpi_comm):
+        with raise_on_all(self._communicator):
             collected = self._collect()
         everywhere = self._communicator.allgather_obj(collected)
         names = sorted({name for each in everywhere for name in each})

@@ -10,7 +10,7 @@ import chainer
 from chainer.dataset import concat_examples
 from chainer.training import PRIORITY_WRITER, Extension
 
-from mn_comm import CommunicatorBase, together
+from mn_comm import CommunicatorBase, raise_on_all
 from mn_extensions.evaluator import batches_of, call
 
 __all__ = ["GenericMultiNodeEvaluator"]
@@ -73,11 +73,11 @@ class GenericMultiNodeEvaluator(Extension):  # type: ignore[misc]  # Chainer has
         Raises:
             Exception: What any of the methods raised, on any rank (on every rank).
         """
-        with together(self.comm.mpi_comm):
+        with raise_on_all(self.comm):
             results = [result for result in self._local_results() if result is not None]
         gathered = self.comm.gather_obj(results, root=self.root)
         total = None
-        with together(self.comm.mpi_comm):
+        with raise_on_all(self.comm):
             if gathered is not None:
                 # In turn: the first of each rank, in the order of ranks, then the second of each, and so on.
                 in_turn = chain.from_iterable(zip_longest(*gathered))

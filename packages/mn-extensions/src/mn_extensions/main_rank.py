@@ -5,9 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from chainer.training import Extension
-from mpi4py import MPI
 
-from mn_comm import CommunicatorBase
+from mn_comm import MPI, CommunicatorBase
 
 __all__ = ["main_rank_only"]
 

@@ -9,7 +9,7 @@ import chainer
 from chainer.backends import cuda
 from chainer.training import PRIORITY_EDITOR, Extension, get_trigger
 
-from mn_comm import CommunicatorBase, together
+from mn_comm import CommunicatorBase, raise_on_all
 
 __all__ = ["ObservationAggregator"]
 
@@ -69,7 +69,7 @@ class ObservationAggregator(Extension):  # type: ignore[misc]  # Chainer has no 
             return None
         gathered = self.comm.gather_obj(self.observation_history)
         self.observation_history = []
-        with together(self.comm.mpi_comm):
+        with raise_on_all(self.comm):
             summary = None if gathered is None else self.aggregator(gathered)
         return self.comm.bcast_obj(summary)
 

@@ -13,7 +13,7 @@ import numpy as np
 from chainer.serializers import npz
 from chainer.training import Extension
 
-from mn_comm import CommunicatorBase, together
+from mn_comm import CommunicatorBase, raise_on_all
 from mn_extensions.checkpoint.arrays import read_arrays
 from mn_extensions.checkpoint.replicas import assume_synchronized
 from mn_extensions.checkpoint.state import load_state
@@ -51,7 +51,7 @@ def multi_node_snapshot(
         ValueError: A rank is out of range or in two groups, or ``autoload`` is asked for with a function as the file
             name (on every rank).
     """
-    with together(comm.mpi_comm):
+    with raise_on_all(comm):
         sets = parse_replica_sets(replica_sets, comm.size)
         if snapshot.autoload and callable(snapshot.filename):
             raise ValueError("expected a string as the file name of a snapshot with autoload, got a function")
@@ -126,14 +126,14 @@ class MultiNodeSnapshot(Extension):  # type: ignore[misc]  # Chainer has no type
             if not problems:
                 self._spread(state, target)
                 return
-            with together(self.comm.mpi_comm):  # where warnings are errors, all ranks raise
+            with raise_on_all(self.comm):  # where warnings are errors, all ranks raise
                 if self.comm.rank == 0:
                     warnings.warn(f"{'; '.join(problems)}: trying the snapshot before it", RuntimeWarning, stacklevel=4)
 
     def _candidates(self, folder: Path) -> list[str]:
         """Return the names, less the rank, of snapshots of which every group has a file; newest first. Collective."""
         found: list[str] | None = None
-        with together(self.comm.mpi_comm):
+        with raise_on_all(self.comm):
             if self.is_master and folder.is_dir():
                 found = _snapshots(folder, self.snapshot.filename, self.comm.rank)
         everywhere = self.comm.allgather_obj((self.is_master, found or []))
@@ -153,7 +153,7 @@ class MultiNodeSnapshot(Extension):  # type: ignore[misc]  # Chainer has no type
             state = group.bcast_obj(state)
         finally:
             group.finalize()
-        with together(self.comm.mpi_comm):
+        with raise_on_all(self.comm):
             load_state(fit_iterators(state or {}, target), target)
         assume_synchronized(target)
 

@@ -65,7 +65,7 @@ CASES = {
     "extension": "where = 'extension'" + TRAINING,
     "thread": "where = 'thread'" + TRAINING,
     "worker": "where = 'worker'" + TRAINING,
-    "collective": "from mn_comm import together\nwith together(comm):\n    boom()\n",
+    "collective": "from mn_comm import raise_on_all\nwith raise_on_all(comm):\n    boom()\n",
     "import": "boom()\nMPI.COMM_WORLD.Barrier()\n",
 }
 

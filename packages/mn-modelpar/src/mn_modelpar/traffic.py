@@ -18,9 +18,8 @@ from typing import Any
 
 import chainer
 import numpy as np
-from mpi4py import MPI
 
-from mn_comm import CommunicatorBase, explain_stalls, waiting_for
+from mn_comm import MPI, CommunicatorBase, explain_stalls, waiting_for
 from mn_modelpar.callsite import CallSite, call_site
 from mn_modelpar.staging import empty_like
 

@@ -180,7 +180,7 @@ def test_wrong_input():
 @pytest.mark.skipif(SIZE < 2, reason="needs two ranks that differ")
 def test_wrong_input_on_one_rank_is_an_error_on_all():
     link = MultiNodeBatchNormalization(3, COMM)
-    with pytest.raises(TypeError, match="expected floats" if RANK == 0 else "on rank 0: allgather: expected"):
+    with pytest.raises(TypeError, match="expected floats" if RANK == 0 else "on rank 0: allreduce: expected"):
         link(np.zeros((4, 3), np.int32 if RANK == 0 else np.float32))
     assert link(np.ones((4, 3), np.float32)).shape == (4, 3)
 
@@ -192,18 +192,25 @@ def test_it_cannot_be_differentiated_twice():
         F.sum(x.grad_var).backward()
 
 
-def test_combining_parts():
+@pytest.mark.parametrize("offset", [0, 1e4])
+def test_combining_parts(offset):
     random = np.random.RandomState(3)
-    data = [random.randn(n, 2) + 100 for n in (3, 0, 1, 6)]
-    parts = np.zeros((4, 5))
-    for row, part in zip(parts, data, strict=True):
-        if len(part):
-            row[:] = [len(part), *part.mean(axis=0), *((part - part.mean(axis=0)) ** 2).sum(axis=0)]
-    whole = np.concatenate(data)
-    count, mean, squares = combine(parts)
-    assert count == 10
-    np.testing.assert_allclose(mean, whole.mean(axis=0))
-    np.testing.assert_allclose(squares / 10, whole.var(axis=0))
+    data = [random.randn(n, 2) + offset for n in (3, 0, 1, 6)[:SIZE]]
+    part, whole = data[RANK], np.concatenate(data)
+    mean = part.sum(axis=0) / max(len(part), 1)
+    count, means, squares = combine(COMM, len(part), mean, ((part - mean) ** 2).sum(axis=0))
+    assert count == len(whole)
+    np.testing.assert_allclose(means, whole.mean(axis=0))
+    np.testing.assert_allclose(squares / count, whole.var(axis=0), rtol=1e-10)
+
+
+def test_what_travels_is_independent_of_the_number_of_ranks(monkeypatch):
+    def refuse(data):
+        raise AssertionError("one part for each rank")
+
+    monkeypatch.setattr(type(COMM), "allgather", lambda self, data: refuse(data))
+    x = chainer.Variable(np.ones((4, 3), "f4"))
+    F.sum(MultiNodeBatchNormalization(3, COMM)(x)).backward()
 
 
 class Block(chainer.Chain):

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from chainer.training import Extension
 
-from mn_comm import CommunicatorBase, expect_same, together
+from mn_comm import CommunicatorBase, expect_same, raise_on_all
 from mn_extensions.checkpoint.arrays import read_arrays, write_arrays
 from mn_extensions.checkpoint.ending import Ending
 from mn_extensions.checkpoint.files import FileRecord, check_writable, read_record, write_file
@@ -87,9 +87,9 @@ class MultiNodeCheckpointer(Extension):  # type: ignore[misc]  # Chainer has no 
         gc_interval: int,
         path: str | os.PathLike[str] | None,
     ) -> None:
-        with together(comm.mpi_comm):
+        with raise_on_all(comm):
             _check_arguments(name, cp_interval, gc_interval)
-        expect_same(comm.mpi_comm, "name, cp_interval and gc_interval", (name, cp_interval, gc_interval))
+        expect_same(comm, "name, cp_interval and gc_interval", (name, cp_interval, gc_interval))
         self.name = name  # the trainer may rename the extension, but not the files
         self.comm = comm
         self.cp_interval = cp_interval
@@ -102,7 +102,7 @@ class MultiNodeCheckpointer(Extension):  # type: ignore[misc]  # Chainer has no 
         self._is_folder_checked = False
         self._has_failed = False
         self._n_saves = 0
-        self._ending = Ending(comm.mpi_comm)
+        self._ending: Ending | None = None
         if self.path is not None:
             self._check_folder()
 
@@ -127,13 +127,14 @@ class MultiNodeCheckpointer(Extension):  # type: ignore[misc]  # Chainer has no 
         """
         begin = time.monotonic()
         self._check_folder()
+        self._expect_ending()
         self._mine.add(iteration)
-        with together(self.comm.mpi_comm):
+        with raise_on_all(self.comm):
             report = self._write(state_of(target), iteration)
         outcome = self._complete_generation(iteration, self.comm.allgather_obj(report))
         self._remove(self._mine - outcome.kept)
         if outcome.failure is not None:
-            with together(self.comm.mpi_comm):  # where warnings are errors, all ranks raise
+            with raise_on_all(self.comm):  # where warnings are errors, all ranks raise
                 warnings.warn(
                     f"the checkpoint of iteration {iteration} was not saved: {outcome.failure}; the training goes on",
                     RuntimeWarning,
@@ -164,15 +165,16 @@ class MultiNodeCheckpointer(Extension):  # type: ignore[misc]  # Chainer has no 
         """
         self._use_folder(trainer, path)
         self._check_folder()
-        with together(self.comm.mpi_comm):
+        self._expect_ending()
+        with raise_on_all(self.comm):
             self._look_around()
         newest = self._newest_unharmed()
         if newest is None:
             return None
-        with together(self.comm.mpi_comm):
+        with raise_on_all(self.comm):
             state = read_arrays(self._folder / file_name(self._run, self.comm.rank, newest.iteration))
             check_fits(state, trainer)
-        with together(self.comm.mpi_comm):
+        with raise_on_all(self.comm):
             load_state(state, trainer)
         assume_synchronized(trainer, optimizer)
         logger.info("resumed %s at iteration %d", self._run, newest.iteration)
@@ -189,8 +191,13 @@ class MultiNodeCheckpointer(Extension):  # type: ignore[misc]  # Chainer has no 
         """
         # on_error is not called for a KeyboardInterrupt, but finalize is, while that is on its way.
         has_failed = self._has_failed or sys.exc_info()[0] is not None
-        if self._ending.is_well_on_all_ranks(not has_failed) and self.path is not None:
+        if self._ending is not None and self._ending.is_well_on_all_ranks(not has_failed) and self.path is not None:
             self._remove(set(self._mine))
+
+    def _expect_ending(self) -> None:
+        """Be ready for the end of the training; collective the first time."""
+        if self._ending is None:  # not earlier: there may be thousands that never save
+            self._ending = Ending(self.comm.mpi_comm)
 
     def get_stats(self) -> str:
         """Return how long saving took, as text: the mean, the shortest and the longest time in seconds."""
@@ -214,7 +221,7 @@ class MultiNodeCheckpointer(Extension):  # type: ignore[misc]  # Chainer has no 
 
     def _check_folder(self) -> None:
         if not self._is_folder_checked:
-            with together(self.comm.mpi_comm):
+            with raise_on_all(self.comm):
                 check_writable(self._folder)
             self._is_folder_checked = True
 
@@ -314,7 +321,7 @@ class MultiNodeCheckpointer(Extension):  # type: ignore[misc]  # Chainer has no 
         return None if found == expected else f"{path} is damaged: its checksum does not fit"
 
     def _warn(self, message: str) -> None:
-        with together(self.comm.mpi_comm):  # where warnings are errors, all ranks raise
+        with raise_on_all(self.comm):  # where warnings are errors, all ranks raise
             if self.comm.rank == 0:
                 warnings.warn(message, RuntimeWarning, stacklevel=5)
 

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from mpi4py import MPI
+
+from mn_comm import MPI, watched
+
+if TYPE_CHECKING:
+    from mn_comm import Ranks
 
 __all__ = ["Ending"]
 
@@ -18,20 +22,20 @@ class Ending:
     """
 
     def __init__(self, mpi_comm: MPI.Intracomm) -> None:
-        self._mpi_comm: MPI.Intracomm | None = mpi_comm.Dup()
+        self._ranks: Ranks | None = watched(watched(mpi_comm).Dup())
 
     def is_well_on_all_ranks(self, is_well: bool) -> bool:
         """Return whether all ranks have ended well; the second time ``False``. Collective only where it is well."""
-        if self._mpi_comm is None:
+        if self._ranks is None:
             return False
-        mpi_comm, self._mpi_comm = self._mpi_comm, None
+        ranks, self._ranks = self._ranks, None
         here, everywhere = np.array([is_well], dtype=np.int32), np.zeros(1, dtype=np.int32)
-        request = mpi_comm.Iallreduce(here, everywhere, op=MPI.MIN)
+        request = ranks.Iallreduce(here, everywhere, op=MPI.MIN)
         if not is_well:
             _UNDER_WAY.append((request, here, everywhere))
             return False
-        request.Wait()
-        mpi_comm.Free()
+        ranks.wait(request, "Iallreduce")
+        ranks.Free()
         return bool(everywhere[0])
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import chainer
 
-from mn_comm import CommunicatorBase, together
+from mn_comm import CommunicatorBase, raise_on_all
 from mn_modelpar.functions.collective import Collective, Outputs, communicate
 from mn_modelpar.functions.values import total
 from mn_modelpar.traffic import Record
@@ -33,7 +33,7 @@ class ReduceScatter(Collective):
     def exchange(self, arrays: Sequence[Any]) -> Sequence[Any]:
         """Give each rank its summands, and add them up there."""
         summands = self.communicator.alltoall(arrays)
-        with together(self.communicator.mpi_comm):  # shapes may differ at one rank only
+        with raise_on_all(self.communicator):  # shapes may differ at one rank only
             result = total(summands)
         return [result]
 

@@ -17,24 +17,26 @@ __all__ = ["MultiNodeBatchNormalizationFunction", "combine"]
 _Array = np.ndarray[Any, Any]
 
 
-def combine(parts: _Array) -> tuple[float, _Array, _Array]:
-    """Combine counts, means and squared deviations of parts into those of the whole.
+def combine(communicator: CommunicatorBase, count: int, mean: _Array, squares: _Array) -> tuple[float, _Array, _Array]:
+    """Combine count, means and squared deviations of all ranks' parts into those of the whole; collective.
 
     The squares that are added up are those of deviations, never of the values: nothing cancels. See Chan, Golub and
-    LeVeque, "Updating formulae and a pairwise algorithm for computing sample variances", 1979, equation 2.1.
+    LeVeque, "Updating formulae and a pairwise algorithm for computing sample variances", 1979, equation 2.1. It takes
+    two reductions, since the deviations are those from the mean of the whole; what travels is independent of the number
+    of ranks.
 
     Args:
-        parts: Float64 of shape ``(parts, 1 + 2 * channels)``: in each row the count, the means, and the sums of squared
-            deviations from these. A part may be empty: all zeros.
+        communicator: The ranks.
+        count: How many samples this rank has; maybe none.
+        mean: Their means, of shape ``(channels,)``.
+        squares: The sums of their squared deviations from these, likewise.
 
     Returns:
-        The count; the means, of shape ``(channels,)``; the sums of squared deviations, likewise.
+        The same, of the samples of all ranks, in float64.
     """
-    channels = parts.shape[1] // 2
-    counts, means, squares = parts[:, :1], parts[:, 1 : channels + 1], parts[:, channels + 1 :]
-    count = float(counts.sum())
-    mean = (counts * means).sum(axis=0) / max(count, 1.0)
-    return count, mean, squares.sum(axis=0) + (counts * (means - mean) ** 2).sum(axis=0)
+    total = communicator.allreduce(np.concatenate([[count], count * mean.astype(np.float64)]))
+    whole_count, whole_mean = float(total[0]), total[1:] / max(total[0], 1.0)
+    return whole_count, whole_mean, communicator.allreduce(squares + count * (mean - whole_mean) ** 2)
 
 
 class Layout:
@@ -91,16 +93,16 @@ class MultiNodeBatchNormalizationFunction(chainer.FunctionNode):  # type: ignore
         self.axis = axis
 
     def forward(self, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
-        """Normalise; collective, one reduction."""
+        """Normalise; collective, two reductions."""
         self.retain_inputs((0, 1))
         x, gamma, beta = inputs
         xp = backend.get_array_module(x)
         self.dtype = np.promote_types(np.promote_types(x.dtype, gamma.dtype), np.float32)
         self.layout = Layout(x.ndim, gamma.ndim, self.axis)
         count, local_mean, deviations, squares = self._local(xp, x)
-        packed = np.concatenate([[count], to_host(local_mean).ravel(), to_host(squares).ravel()], dtype=np.float64)
-        gathered = np.stack(self.communicator.allgather(packed))
-        self.count, mean, total_squares = combine(gathered)
+        self.count, mean, total_squares = combine(
+            self.communicator, count, to_host(local_mean).ravel(), to_host(squares).ravel()
+        )
         var = total_squares / max(self.count, 1.0)
         self._update_running(mean.reshape(gamma.shape), var.reshape(gamma.shape))
         self.mean = self._on_device(x, mean, gamma.shape)

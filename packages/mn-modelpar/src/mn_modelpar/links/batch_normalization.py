@@ -81,7 +81,7 @@ class MultiNodeBatchNormalization(chainer.links.BatchNormalization):  # type: ig
         except (TypeError, ValueError):
             # The others wait in the reduction, or will: this is an error there too.
             with suppress(TypeError):
-                self.comm.allgather(None)
+                self.comm.allreduce(None)
             raise
         if self.avg_mean is None:
             self._initialize_params(tuple(n for i, n in enumerate(x.shape) if i not in self.axis))

@@ -1,0 +1,12 @@
+"""``python -m mn_tools``: commands, each of which explains itself with ``--help``.
+
+``doctor`` finds out whether this machine, or a set of hosts, can run jobs, and says what to do where it cannot;
+``bench`` measures the communicators; ``timeline`` adds the parts of ranks that could not reach rank 0 to a trace.
+"""
+
+import sys
+
+from mn_comm.__main__ import main
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:], "mn_tools"))

@@ -1,0 +1,187 @@
+"""The command: read the arguments, measure, report."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from mpi4py import MPI
+
+from mn_comm import create_communicator
+from mn_tools.bench import measure
+from mn_tools.bench.contestants import Entrants, Gradients, use_device
+from mn_tools.bench.machines import look
+from mn_tools.bench.options import Options, parse
+from mn_tools.bench.report import GPU, HOST, Report, rows_of, to_json, to_lines
+
+__all__ = ["main"]
+
+_LATENCY_ROUNDS = 20
+_LATENCY_TOGETHER = 20
+_USAGE = 2
+
+_HOW = """\
+there is one process, so there is nothing to measure: start several, by
+    mpiexec -n 4 python -m mn_comm bench
+or let it start them itself, by
+    python -m mn_comm bench --ranks 4
+"""
+
+
+def main(argv: list[str]) -> int:
+    """Measure the communicators beside plain MPI; collective over all processes that ``mpiexec`` started.
+
+    Args:
+        argv: The arguments, without the program's name.
+
+    Returns:
+        The exit status, the same on every rank: 0, or 1 if a result was wrong, or 2 if it could not be run as it was
+        asked for.
+    """
+    world = MPI.COMM_WORLD
+    options = _agree_on_options(world, argv)
+    if isinstance(options, int):
+        return options
+    if world.size == 1:
+        return _start(options.ranks, argv)
+    try:
+        report = _run(world, options)
+    except _CannotRunError as error:
+        if world.rank == 0:
+            sys.stderr.write(f"mn_comm bench: {error}\n")
+        return _USAGE
+    if world.rank == 0:
+        _publish(report, options)
+    return 1 if report.wrong else 0
+
+
+class _CannotRunError(Exception):
+    """What was asked for is not to be had here; raised on every rank."""
+
+
+def _agree_on_options(world: MPI.Intracomm, argv: list[str]) -> Options | int:
+    """Let rank 0 read the arguments, so that there is one message; an exit status if they are wrong."""
+    found: Options | int = 0
+    if world.rank == 0:
+        try:
+            found = parse(argv)
+        except SystemExit as end:
+            found = end.code if isinstance(end.code, int) else _USAGE
+        if isinstance(found, Options) and found.ranks is not None and world.size > 1:
+            sys.stderr.write("mn_comm bench: --ranks starts mpiexec, but was given to what mpiexec has started\n")
+            found = _USAGE
+        sys.stderr.flush()
+    agreed: Options | int = world.bcast(found)
+    return agreed
+
+
+def _start(ranks: int | None, argv: list[str]) -> int:
+    """Start several processes, or say how to."""
+    beside = shutil.which("mpiexec", path=os.path.dirname(sys.executable))
+    mpiexec = beside or shutil.which("mpiexec")
+    if ranks is None:
+        sys.stderr.write(f"mn_comm bench: {_HOW}")
+        return _USAGE
+    if mpiexec is None:
+        sys.stderr.write("mn_comm bench: --ranks needs mpiexec, which is neither beside python nor on PATH\n")
+        return _USAGE
+    command = [mpiexec, "-n", str(ranks), sys.executable, "-m", "mn_comm", "bench", *_without_ranks(argv)]
+    # As it was when Python started: MPI may have added to the real environment what its processes must not inherit.
+    return subprocess.run(command, env=dict(os.environ), check=False).returncode
+
+
+def _without_ranks(argv: list[str]) -> list[str]:
+    kept: list[str] = []
+    skip = False
+    for argument in argv:
+        name, _, value = argument.partition("=")
+        if skip:
+            skip = False
+        elif name == "--ranks":
+            skip = not value
+        else:
+            kept.append(argument)
+    return kept
+
+
+def _run(world: MPI.Intracomm, options: Options) -> Report:
+    if options.device:
+        try:
+            use_device(world, create_communicator("naive", world).intra_rank)
+        except RuntimeError as error:
+            raise _CannotRunError(str(error)) from None
+    report = Report(look(world), GPU if options.device else HOST, options.arrays)
+    report.latencies = _latencies(world)
+    entrants = Entrants(world, options.strategies)
+    for nbytes in options.sizes:
+        gradients = Gradients(nbytes, options.arrays, options.device)
+        runs = entrants.runs(gradients, nbytes)
+        seconds = measure.interleave(world, runs, options.rounds, measure.repeats(nbytes))
+        report.rows += rows_of(nbytes, world.size, seconds)
+    report.refusals, report.wrong, report.notes = entrants.refusals, entrants.wrong, entrants.notes
+    entrants.close()
+    return report
+
+
+def _latencies(world: MPI.Intracomm) -> dict[str, float]:
+    """Return how long the shortest things take."""
+    last = world.size - 1
+    one_way: dict[str, Callable[[], Any]] = {
+        f"8 bytes between ranks 0 and {last}, one way": _ping_pong(world, last, _bytes_sender(world)),
+        f"a small object between ranks 0 and {last}": _ping_pong(world, last, _object_sender(world)),
+    }
+    found = {"barrier": measure.per_call(world, world.Barrier, _LATENCY_ROUNDS, _LATENCY_TOGETHER)}
+    for name, run in one_way.items():
+        found[name] = measure.per_call(world, run, _LATENCY_ROUNDS, _LATENCY_TOGETHER) / 2
+    return found
+
+
+_Pass = tuple[Callable[[int], object], Callable[[int], object]]
+
+
+def _ping_pong(world: MPI.Intracomm, last: int, how: _Pass) -> Callable[[], None]:
+    """Return what sends something there and back, on the two ranks."""
+    send, receive = how
+
+    def run() -> None:
+        if world.rank == 0:
+            send(last)
+            receive(last)
+        elif world.rank == last:
+            receive(0)
+            send(0)
+
+    return run
+
+
+def _bytes_sender(world: MPI.Intracomm) -> _Pass:
+    buffer: Any = np.zeros(8, np.uint8)
+    return lambda dest: world.Send(buffer, dest), lambda source: world.Recv(buffer, source)
+
+
+def _object_sender(world: MPI.Intracomm) -> _Pass:
+    comm = create_communicator("naive", world)
+    thing = {"iteration": 1, "loss": 0.5}
+    return lambda dest: comm.send_obj(thing, dest), comm.recv_obj
+
+
+def _publish(report: Report, options: Options) -> None:
+    text = json.dumps(to_json(report), indent=1, ensure_ascii=False) + "\n"
+    if options.json == "-":
+        sys.stdout.write(text)
+    else:
+        sys.stdout.write("".join(f"{line}\n" for line in to_lines(report)))
+    if options.json not in (None, "-"):
+        Path(options.json).write_text(text, encoding="utf-8")
+    if options.plot is not None:
+        from mn_tools.bench.plot import draw
+
+        draw(report, options.plot)
+    sys.stdout.flush()

@@ -1,0 +1,178 @@
+"""Who takes part: the communicators that can run here, on gradients of a given size, and ``MPI_Allreduce``."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+from mpi4py import MPI
+
+from mn_comm import Communicator, create_communicator, raise_on_all
+from mn_tools.bench.options import ITEM_BYTES
+
+__all__ = ["MPI_ALLREDUCE", "Entrants", "Gradients", "use_device"]
+
+MPI_ALLREDUCE = "MPI_Allreduce"
+
+# Every strategy that cannot do with a kind of array or a topology raises one of these, on every rank.
+_REFUSALS = (TypeError, ValueError, RuntimeError)
+
+
+class _Parameter:
+    def __init__(self, data: Any) -> None:
+        self.data = data
+        self.grad: Any = None
+
+
+class Gradients:
+    """A model of parameters with float32 gradients.
+
+    Args:
+        nbytes: Of how many bytes, all together.
+        count: How many parameters they are shared out among.
+        device: Whether they are CuPy arrays, on the current device.
+    """
+
+    def __init__(self, nbytes: int, count: int, device: bool) -> None:
+        length = nbytes // ITEM_BYTES
+        bounds = [length * i // count for i in range(count + 1)]
+        self._device = device
+        self._arrays = [_empty(end - begin, device) for begin, end in pairwise(bounds)]
+        self._params = [_Parameter(array) for array in self._arrays]
+        self._named = [(f"/{i:06}", param) for i, param in enumerate(self._params)]
+
+    def namedparams(self) -> Iterable[tuple[str, Any]]:
+        """Return names and parameters."""
+        return iter(self._named)
+
+    def fill(self, value: float) -> None:
+        """Set all elements of the arrays."""
+        for array in self._arrays:
+            if self._device:
+                array.set(np.full(array.shape, value, np.float32))
+            else:
+                array.fill(value)
+
+    def average(self, comm: Communicator) -> None:
+        """Average them, as after a backward pass: gradients in arrays of their own, and nobody's buffers."""
+        for param, array in zip(self._params, self._arrays, strict=True):
+            param.grad = array
+        comm.multi_node_mean_grad(self)
+        if self._device:
+            _synchronize()
+
+    def are(self, value: float) -> bool:
+        """Return whether all elements of the gradients have a value, up to rounding."""
+        grads = [param.grad.get() if self._device else param.grad for param in self._params]
+        return all(np.allclose(grad, value, rtol=1e-5, atol=0) for grad in grads)
+
+
+class Entrants:
+    """The communicators that can run here.
+
+    Args:
+        mpi_comm: The ranks. Entering is collective.
+        names: Who wants to take part.
+
+    Attributes:
+        communicators: Those that can, by name.
+        refusals: Why the others cannot, by name.
+        wrong: Whose result was wrong: the name, and the bytes.
+        notes: What they warned of, on any rank.
+    """
+
+    def __init__(self, mpi_comm: MPI.Intracomm, names: Sequence[str]) -> None:
+        self._mpi_comm = mpi_comm
+        self.communicators: dict[str, Communicator] = {}
+        self.refusals: dict[str, str] = {}
+        self.wrong: list[tuple[str, int]] = []
+        self.notes: list[str] = []
+        for name in names:
+            with self._noting():
+                try:
+                    self.communicators[name] = create_communicator(name, mpi_comm)
+                except _REFUSALS as error:
+                    self._refuse(name, error)
+
+    def runs(self, gradients: Gradients, nbytes: int) -> dict[str, Callable[[], object]]:
+        """Try each once and return, for those that can, what averages the gradients; collective."""
+        runs: dict[str, Callable[[], object]] = {MPI_ALLREDUCE: _raw(self._mpi_comm, nbytes)}
+        for name, comm in list(self.communicators.items()):
+            with self._noting():
+                try:
+                    self._try(name, comm, gradients, nbytes)
+                except _REFUSALS as error:
+                    self._refuse(name, error)
+                    self.communicators.pop(name).finalize()
+                else:
+                    runs[name] = lambda comm=comm: gradients.average(comm)  # type: ignore[misc]
+        return runs
+
+    def close(self) -> None:
+        """Finalize the communicators; collective."""
+        for comm in self.communicators.values():
+            comm.finalize()
+
+    def _try(self, name: str, comm: Communicator, gradients: Gradients, nbytes: int) -> None:
+        rank, size = self._mpi_comm.rank, self._mpi_comm.size
+        gradients.fill(rank + 1)
+        gradients.average(comm)
+        expected = rank + 1 if name == "dummy" else (size + 1) / 2
+        if not self._mpi_comm.allreduce(gradients.are(expected), MPI.LAND):
+            self.wrong.append((name, nbytes))
+
+    def _refuse(self, name: str, error: Exception) -> None:
+        self.refusals[name] = self._mpi_comm.bcast(str(error).removeprefix(f"{name}: "))
+
+    @contextmanager
+    def _noting(self) -> Iterator[None]:
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            yield
+        mine = [str(warning.message) for warning in caught]
+        for note in [note for each in self._mpi_comm.allgather(mine) for note in each]:
+            if note not in self.notes:
+                self.notes.append(note)
+
+
+def use_device(mpi_comm: MPI.Intracomm, intra_rank: int) -> None:
+    """Make the GPU of this rank the current one; collective.
+
+    Raises:
+        RuntimeError: CuPy is missing or there is no GPU, on some rank (on every rank).
+    """
+    with raise_on_all(mpi_comm):
+        try:
+            import cupy
+        except ImportError as error:
+            raise RuntimeError(f"--device needs CuPy: {error}: pip install 'mn-comm[cuda12]', or cuda13") from None
+        try:
+            count = cupy.cuda.runtime.getDeviceCount()
+        except cupy.cuda.runtime.CUDARuntimeError as error:
+            raise RuntimeError(f"--device needs a GPU on every rank: {error}") from None
+        cupy.cuda.Device(intra_rank % count).use()
+
+
+def _raw(mpi_comm: MPI.Intracomm, nbytes: int) -> Callable[[], object]:
+    # Not zeros(): all of that is one page, which stays in the cache.
+    summand = np.ones(nbytes // ITEM_BYTES, np.float32)
+    total = np.empty_like(summand)
+    return lambda: mpi_comm.Allreduce(summand, total, MPI.SUM)
+
+
+def _empty(length: int, device: bool) -> Any:
+    if device:
+        import cupy
+
+        return cupy.empty(length, np.float32)
+    return np.empty(length, np.float32)
+
+
+def _synchronize() -> None:
+    import cupy
+
+    cupy.cuda.get_current_stream().synchronize()

@@ -1,0 +1,162 @@
+"""The arguments of ``python -m mn_comm bench``."""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+__all__ = ["ITEM_BYTES", "STRATEGIES", "Options", "parse", "to_bytes"]
+
+ITEM_BYTES = 4  # of a float32
+
+# In the order in which they are recommended where they are equally fast.
+STRATEGIES = (
+    "hierarchical",
+    "two_dimensional",
+    "pure_nccl",
+    "flat",
+    "single_node",
+    "non_cuda_aware",
+    "naive",
+    "dummy",
+)
+_SMALLEST, _FACTOR = 8, 8
+_UNITS = {"K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
+_CHARTS = (".png", ".pdf", ".svg")
+_LARGEST = 4 << 30  # more elements than this has cannot be handed to every MPI library at once
+
+
+@dataclass(frozen=True)
+class Options:
+    """What is to be measured, and where the figures go.
+
+    Attributes:
+        sizes: Bytes of one rank's gradients, ascending.
+        strategies: Names of communicators.
+        rounds: How many rounds at most.
+        arrays: Into how many arrays the bytes are cut.
+        device: Whether the arrays are CuPy's.
+        json: A file for the figures; ``-`` for the standard output, ``None`` for none.
+        plot: A file for the chart; ``None`` for none.
+        ranks: How many ranks to start; ``None`` where they are started already.
+    """
+
+    sizes: tuple[int, ...]
+    strategies: tuple[str, ...]
+    rounds: int
+    arrays: int
+    device: bool
+    json: str | None
+    plot: str | None
+    ranks: int | None
+
+
+def parse(argv: Sequence[str]) -> Options:
+    """Read the arguments.
+
+    Raises:
+        SystemExit: They are wrong, with one message on stderr and the code 2; or help was asked for, with the code 0.
+    """
+    parser = _parser()
+    args = parser.parse_args(argv)
+    sizes = sorted(set(args.sizes)) if args.sizes else _default_sizes(args.max_bytes)
+    if args.arrays * ITEM_BYTES > sizes[0]:
+        parser.error(f"expected sizes of at least one element for each of {args.arrays} arrays, got {sizes[0]} bytes")
+    if args.plot is not None and importlib.util.find_spec("matplotlib") is None:
+        parser.error("--plot needs the package matplotlib: pip install 'mn-tools[plot]', or pip install matplotlib")
+    if args.plot is not None and not args.plot.endswith(_CHARTS):
+        parser.error(f"expected a file for --plot that ends in {', '.join(_CHARTS)}; got {args.plot}")
+    for file in (args.json, args.plot):
+        if file not in (None, "-") and not os.access(os.path.dirname(file) or ".", os.W_OK):
+            parser.error(f"cannot write to {file}: there is no folder {os.path.dirname(file) or '.'} to write to")
+    return Options(
+        sizes=tuple(sizes),
+        strategies=args.strategies,
+        rounds=args.rounds,
+        arrays=args.arrays,
+        device=args.device,
+        json=args.json,
+        plot=args.plot,
+        ranks=args.ranks,
+    )
+
+
+def to_bytes(text: str) -> int:
+    """Return a number of bytes, written as ``512``, ``4K``, ``64M``, ``64MiB`` or ``1G``.
+
+    Raises:
+        argparse.ArgumentTypeError: It is not a multiple of 4, from 4 to 4G.
+    """
+    short = text.removesuffix("iB")
+    digits, unit = (short[:-1], _UNITS[short[-1].upper()]) if short[-1:].upper() in _UNITS else (text, 1)
+    try:
+        nbytes = int(digits) * unit
+    except ValueError:
+        nbytes = 0
+    if not 0 < nbytes <= _LARGEST or nbytes % ITEM_BYTES:
+        raise argparse.ArgumentTypeError(
+            f"expected bytes, a multiple of {ITEM_BYTES} up to 4G, such as 512, 4K or 64M; got {text!r}"
+        )
+    return nbytes
+
+
+def _default_sizes(largest: int) -> list[int]:
+    sizes = []
+    size = _SMALLEST
+    while size < largest:
+        sizes.append(size)
+        size *= _FACTOR
+    return [*sizes, largest]
+
+
+def _strategies(text: str) -> tuple[str, ...]:
+    names = tuple(dict.fromkeys(text.split(",")))
+    for name in names:
+        if name not in STRATEGIES:
+            raise argparse.ArgumentTypeError(f"expected some of {', '.join(STRATEGIES)}; got {name!r}")
+    return names
+
+
+def _at_least(least: int) -> argparse._ActionType:
+    def number(text: str) -> int:
+        value = int(text) if text.isdecimal() else least - 1
+        if value < least:
+            raise argparse.ArgumentTypeError(f"expected a number of at least {least}, got {text!r}")
+        return value
+
+    return number
+
+
+def _list_of_bytes(text: str) -> list[int]:
+    return [to_bytes(part) for part in text.split(",")]
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="python -m mn_comm bench",
+        allow_abbrev=False,
+        description="Bandwidth and latency of each communicator beside MPI_Allreduce, on the machines at hand. "
+        "Start it as `mpiexec -n N python -m mn_comm bench`, or alone with --ranks N.",
+    )
+    sizes = parser.add_mutually_exclusive_group()
+    sizes.add_argument("--sizes", type=_list_of_bytes, help="bytes of gradients, such as 8,4K,64M")
+    sizes.add_argument("--max-bytes", type=to_bytes, default=64 << 20, help="the largest of the default sizes (64M)")
+    parser.add_argument(
+        "--strategies", type=_strategies, default=STRATEGIES, help=f"some of {','.join(STRATEGIES)} (all)"
+    )
+    parser.add_argument("--rounds", type=_at_least(1), default=20, help="how many rounds at most (20)")
+    parser.add_argument("--arrays", type=_at_least(1), default=1, help="how many arrays the bytes are cut into (1)")
+    parser.add_argument("--device", action="store_true", help="average CuPy arrays")
+    parser.add_argument(
+        "--json",
+        nargs="?",
+        const="-",
+        metavar="FILE",
+        help="write the figures to a file, or else in place of the table",
+    )
+    parser.add_argument("--plot", metavar="FILE.png", help="draw time and bus bandwidth; needs matplotlib")
+    parser.add_argument("--ranks", type=_at_least(2), metavar="N", help="start mpiexec -n N")
+    return parser

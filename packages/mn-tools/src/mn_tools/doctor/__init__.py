@@ -1,0 +1,138 @@
+"""``python -m mn_comm doctor``: whether jobs can run here, and what to do where they cannot.
+
+::
+
+    python -m mn_comm doctor
+    python -m mn_comm doctor --ranks 4
+    python -m mn_comm doctor --hosts node1,node2
+    python -m mn_comm doctor --hostfile hosts --json
+
+It is started alone, without ``mpiexec``: it looks at Python, at the MPI library that mpi4py runs against and at the
+``mpiexec`` that comes first on PATH, starts ranks by itself and has them exchange arrays, add some up and share memory,
+and looks at ``/dev/shm``, GPUs and InfiniBand. Given hosts, it also looks whether each can be found and reached without
+a password and has the same Python and packages, and then starts ranks on all of them.
+
+Nothing is done in the doctor's own process that a broken library could end, and nothing can keep it waiting: each step
+is a process of its own, with a limit of time (``--timeout``, in seconds). Hosts are reached by ``ssh``, or by what
+``--ssh`` names, in the place of it; Open MPI and MPICH are told to use that as well.
+
+Each line is OK, a warning or a failure; the last two with what to do, and with a code in brackets, which is the same
+in all releases. The exit status is 1 if there was a failure, else 0, and 2 if the command itself is wrong.
+
+``--json`` writes one object in the place of the lines::
+
+    {"format": 1, "status": "failure", "program": "mn_comm", "ranks": 2, "hosts": [], "checks": [
+      {"group": "MPI", "name": "mpiexec", "status": "failure", "found": "there is none on PATH",
+       "code": "mpiexec-missing", "advice": "install ..."}]}
+
+``status`` is ``ok``, ``warning`` or ``failure``; that of the whole is the worst of the checks. ``code`` and ``advice``
+are null where all is well. A later release may add names, groups, codes and keys; ``format`` goes up should one change
+its meaning.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import sys
+from collections.abc import Callable, Iterable, Iterator, Sequence
+
+from mn_tools.doctor import devices, hosts, launch, memory, mpi, network, software
+from mn_tools.doctor.commands import python as run_python
+from mn_tools.doctor.options import Options, parse
+from mn_tools.doctor.records import emit, in_short
+from mn_tools.doctor.report import Catalogue, Check, Status, as_json, as_text, ok, summary, worst
+
+__all__ = ["Catalogue", "Check", "Options", "Status", "emit", "examine", "in_short", "main", "ok", "run_python"]
+
+Examination = Callable[[Options], Iterable[Check]]
+
+# What launchers set for their ranks.
+_RANK_VARIABLES = "PMI_RANK", "PMIX_RANK", "OMPI_COMM_WORLD_RANK"
+
+
+def main(arguments: list[str], program: str = "mn_comm", more: Sequence[Examination] = ()) -> int:
+    """Find out whether this machine, or a set of hosts, can run jobs, and say what to do where it cannot.
+
+    Args:
+        arguments: The command line.
+        program: The package whose doctor this is.
+        more: Examinations of that package, done after those of this host.
+
+    Returns:
+        0, or 1 if there was a failure, or 2 if it was started as a rank.
+    """
+    options = parse(arguments, f"python -m {program} doctor", _summary(program))
+    rank_variable = next((name for name in _RANK_VARIABLES if name in os.environ), None)
+    if rank_variable:
+        sys.stderr.write(f"the doctor starts ranks by itself: run it without mpiexec ({rank_variable} is set)\n")
+        return 2
+    found: list[Check] = []
+    if not options.json:
+        sys.stdout.write(f"{program} doctor on {socket.gethostname()}\n")
+    for check in examine(options, more):
+        if not options.json:
+            _write(check, new_group=not found or found[-1].group != check.group)
+        found.append(check)
+    settings = {"program": program, "ranks": options.ranks, "hosts": list(options.hosts)}
+    sys.stdout.write(as_json(found, settings) if options.json else f"\n{summary(found)}")
+    return int(worst(found) is Status.FAILURE)
+
+
+def examine(options: Options, more: Sequence[Examination] = ()) -> Iterator[Check]:
+    """Do all checks, one after the other.
+
+    Args:
+        options: What was asked for.
+        more: Examinations beside those of this package.
+    """
+    broken = set()
+    for check in software.check(options):
+        broken |= {check.name} if check.status is Status.FAILURE else set()
+        yield check
+    library = None
+    if "mpi4py" not in broken:
+        library, about_library = mpi.check_library(options)
+        yield from about_library
+    launcher, about_launcher = mpi.find_launcher(options)
+    yield about_launcher
+    if launcher and library:
+        yield from mpi.check_match(launcher, library)
+    yield from memory.check(options)
+    job = None
+    # Ranks that cannot even import what they need would only repeat what has been said.
+    if launcher and library and not broken:
+        about_job, job = launch.check(launcher, library, options)
+        yield from about_job
+    yield from devices.check(options)
+    if job:
+        yield from devices.check_awareness(job)
+        yield from devices.check_sharing(job)
+    yield from network.check(options)
+    for examination in more:
+        yield from examination(options)
+    if options.hosts:
+        yield from _examine_hosts(options, launcher, library)
+
+
+def _examine_hosts(options: Options, launcher: mpi.Launcher | None, library: mpi.Library | None) -> Iterator[Check]:
+    reached = []
+    for check in hosts.check(options, launcher):
+        reached.append(check)
+        yield check
+    # Where a host cannot be reached the job would only repeat that, after a long wait.
+    if launcher and library and worst(reached) is not Status.FAILURE:
+        about_job, job = launch.check(launcher, library, options, options.hosts)
+        yield from about_job
+        yield from devices.check_sharing(job)
+
+
+def _write(check: Check, *, new_group: bool) -> None:
+    heading = f"\n{check.group}\n" if new_group else ""
+    sys.stdout.write(heading + as_text(check))
+    sys.stdout.flush()
+
+
+def _summary(program: str) -> str:
+    text = str(__doc__).partition("Nothing is done")[0].replace("::\n", "").replace("``", "").strip()
+    return text.replace("-m mn_comm", f"-m {program}")

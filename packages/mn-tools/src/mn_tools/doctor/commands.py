@@ -1,0 +1,121 @@
+"""Running other programs so that none of them can hang or break this one."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+__all__ = ["MARK", "Outcome", "python", "run"]
+
+MARK = "mn-doctor:"
+_PATIENCE = 3.0  # seconds between asking a program to end and ending it
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What became of a program.
+
+    Attributes:
+        status: Its exit status; negative for a signal, 127 if it could not be started, ``None`` if it took too long.
+        out: What it wrote to its standard output.
+        err: What it wrote to its standard error.
+    """
+
+    status: int | None
+    out: str
+    err: str
+
+    @property
+    def timed_out(self) -> bool:
+        """Whether it had to be ended."""
+        return self.status is None
+
+    @property
+    def ending(self) -> str:
+        """How it ended, in a few words."""
+        if self.status is None:
+            return "it did not end"
+        if self.status < 0:
+            return f"signal {signal.Signals(-self.status).name}"
+        return f"exit status {self.status}"
+
+    def said(self, lines: int = 4) -> str:
+        """Return the first and the last lines that it wrote for people, on either stream, so many at most."""
+        text = [line.rstrip() for line in (self.out + "\n" + self.err).splitlines()]
+        kept = [line for line in text if line.strip(" .-=*") and MARK not in line]
+        if len(kept) > lines:
+            kept[lines // 2 : len(kept) - (lines - lines // 2)] = ["..."]
+        return "\n".join(kept)
+
+    def records(self) -> list[dict[str, Any]]:
+        """Return the marked JSON objects in its standard output, wherever in a line they stand."""
+        decoder = json.JSONDecoder()
+        found = []
+        for part in self.out.split(MARK)[1:]:
+            with contextlib.suppress(ValueError):
+                found.append(decoder.raw_decode(part)[0])
+        return [record for record in found if isinstance(record, dict)]
+
+
+def run(command: Sequence[str], seconds: float, *, text: str = "", environ: Mapping[str, str] | None = None) -> Outcome:
+    """Run a program to its end, or until its time is over; then it and all that it started are ended.
+
+    Args:
+        command: The program and its arguments.
+        seconds: How long it may take.
+        text: What it reads from its standard input.
+        environ: Environment variables that it has beside those of this process.
+    """
+    # Files rather than pipes: a grandchild that outlives the program would keep a pipe open.
+    with tempfile.TemporaryFile() as into, tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err:
+        into.write(text.encode())
+        into.seek(0)
+        try:
+            process = subprocess.Popen(
+                command,
+                stdin=into,
+                stdout=out,
+                stderr=err,
+                env={**os.environ, "PYTHONUNBUFFERED": "1", **(environ or {})},
+                start_new_session=True,
+            )
+        except OSError as error:
+            return Outcome(127, "", str(error))
+        return Outcome(_wait(process, seconds), _read(out), _read(err))
+
+
+def python(module: str, seconds: float, *arguments: str, environ: Mapping[str, str] | None = None) -> Outcome:
+    """Run a module of ours in an interpreter of its own."""
+    return run([sys.executable, "-m", module, *arguments], seconds, environ=environ)
+
+
+def _wait(process: subprocess.Popen[bytes], seconds: float) -> int | None:
+    try:
+        return process.wait(seconds)
+    except subprocess.TimeoutExpired:
+        return None
+    finally:
+        _end(process)
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    if process.poll() is None:
+        process.terminate()  # mpiexec ends its ranks, wherever they are
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(_PATIENCE)
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
+
+
+def _read(file: Any) -> str:
+    file.seek(0)
+    return str(file.read().decode(errors="replace"))

@@ -1,0 +1,45 @@
+"""Asks CuPy and nccl4py what they find, and writes it; a process of its own."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from mn_tools.doctor.records import emit, in_short
+
+__all__: list[str] = []
+
+
+def main() -> None:
+    """Write versions and devices; each step is written when it is done, since any of them may end the process."""
+    try:
+        import cupy
+
+        runtime = cupy.cuda.runtime
+        emit(cupy=str(cupy.__version__), runtime=int(runtime.runtimeGetVersion()))
+    except Exception as error:
+        emit(cupy_error=in_short(error))
+        return
+    try:
+        emit(driver=int(runtime.driverGetVersion()), devices=_devices(cupy))
+    except Exception as error:
+        emit(device_error=in_short(error))
+    try:
+        from mn_comm import nccl
+
+        emit(nccl=nccl.get_version())
+    except Exception as error:
+        emit(nccl_error=in_short(error))
+
+
+def _devices(cupy: Any) -> list[str]:
+    runtime = cupy.cuda.runtime
+    found = []
+    for number in range(runtime.getDeviceCount()):
+        name = runtime.getDeviceProperties(number)["name"]
+        name = name.decode() if isinstance(name, bytes) else str(name)
+        found.append(f"{name} at {cupy.cuda.Device(number).pci_bus_id}")
+    return found
+
+
+if __name__ == "__main__":
+    main()

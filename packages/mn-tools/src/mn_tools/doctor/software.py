@@ -1,0 +1,55 @@
+"""Python, and the packages that everything needs."""
+
+from __future__ import annotations
+
+import os
+import platform
+import re
+import sys
+from collections.abc import Iterator
+
+from mn_tools.doctor import commands
+from mn_tools.doctor.options import Options
+from mn_tools.doctor.problems import problem
+from mn_tools.doctor.report import Check, ok
+
+__all__ = ["check"]
+
+GROUP = "Python"
+OLDEST_PYTHON = (3, 10)
+NEEDED = {"numpy": (1, 26), "mpi4py": (4, 1)}
+
+
+def check(options: Options) -> Iterator[Check]:
+    """Look at Python, and at NumPy and mpi4py as a program of its own imports them."""
+    yield check_python(sys.version_info[:2])
+    for name, oldest in NEEDED.items():
+        yield check_package(name, oldest, options.seconds)
+
+
+def check_python(version: tuple[int, ...]) -> Check:
+    """Judge the version of Python."""
+    found = f"{platform.python_version()}, {sys.executable}"
+    if version < OLDEST_PYTHON:
+        found = f"{'.'.join(map(str, version))}, {sys.executable}"
+        return problem("python-old", GROUP, "Python", found, oldest=".".join(map(str, OLDEST_PYTHON)))
+    return ok(GROUP, "Python", found)
+
+
+def check_package(name: str, oldest: tuple[int, ...], seconds: float) -> Check:
+    """Import a package in a process of its own, and judge its version."""
+    outcome = commands.python("mn_tools.doctor.import_probe", seconds, name)
+    record = next(iter(outcome.records()), {"error": f"{outcome.ending}\n{outcome.said()}".strip()})
+    requirement = f"{name}>={'.'.join(map(str, oldest))}"
+    values = {"python": sys.executable, "package": requirement}
+    if record.get("missing"):
+        return problem("package-missing", GROUP, name, "not installed", **values)
+    if "error" in record:
+        return problem("package-broken", GROUP, name, f"it cannot be imported: {record['error']}", **values)
+    if _numbers(record["version"]) < oldest:
+        return problem("package-old", GROUP, name, f"{record['version']}, older than {requirement}", **values)
+    return ok(GROUP, name, f"{record['version']}, {os.path.dirname(record['file'])}")
+
+
+def _numbers(version: str) -> tuple[int, ...]:
+    return tuple(int(number) for number in re.findall(r"\d+", version)[:2])

@@ -1,0 +1,182 @@
+"""The end: rank 0 gathers what all have recorded, without waiting for one that will never come.
+
+When a rank's program ends it says hello to rank 0. Rank 0, at its own end, compares clocks with each that says hello,
+and lets it go on and send. So nobody sends much before rank 0 is there to receive it, and nobody is waited for who has
+not shown that he is alive.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import os
+import sys
+import time
+import warnings
+from typing import Any
+
+import numpy as np
+from mpi4py import MPI
+
+from mn_tools.timeline import clock, trace
+from mn_tools.timeline.clock import Sample
+from mn_tools.timeline.record import Recorder
+from mn_tools.timeline.trace import Part
+
+__all__ = ["Collector"]
+
+_PATIENCE_SECONDS = 10.0
+_CLOCK_SECONDS = 2.0
+_PAUSE_SECONDS = 1e-3
+
+
+class Collector:
+    """Sees to it that what this rank records gets into the trace.
+
+    Args:
+        recorder: This rank's record.
+        file: Where the trace is to be.
+
+    Attributes:
+        is_aligned: Whether clocks have been compared; the same on all ranks.
+    """
+
+    def __init__(self, recorder: Recorder, file: str) -> None:
+        self._recorder = recorder
+        self._file = file
+        self._rank = MPI.COMM_WORLD.rank
+        self._size = MPI.COMM_WORLD.size
+        self._host = MPI.Get_processor_name()
+        self._mpi_comm: Any = MPI.COMM_NULL
+        self._samples: list[Sample] = []
+        self._pid = os.getpid()
+        self.is_aligned = False
+        _remove(trace.part_file(file, self._rank))  # of a former job
+        atexit.register(self.finish)  # MPI is finalised after this
+
+    def align(self, mpi_comm: MPI.Intracomm) -> None:
+        """Compare the clocks of all ranks with that of rank 0; collective.
+
+        Args:
+            mpi_comm: All ranks, in the order of ``COMM_WORLD``.
+        """
+        self._mpi_comm = mpi_comm.Dup()
+        self.is_aligned = True
+        if self._rank:
+            self._samples = clock.reply(self._mpi_comm, float("inf")) or []
+            return
+        self._samples = [Sample(time.perf_counter_ns(), 0, 0)]
+        for other in range(1, self._size):
+            clock.tell(self._mpi_comm, other, clock.measure(self._mpi_comm, other, float("inf")), float("inf"))
+
+    def finish(self) -> None:
+        """Bring what was recorded to rank 0, or, there, write what has come; when the program ends."""
+        if self._pid != os.getpid():
+            return
+        has_failed = hasattr(sys, "last_type")  # set when an exception has ended the program
+        can_talk = self.is_aligned and not has_failed and not MPI.Is_finalized()
+        if self._rank == 0:
+            parts = self._gather() if can_talk else []
+            self._write([self._part(), *parts])
+        elif not (can_talk and self._hand_over()):
+            self._write_part()
+
+    def _part(self) -> Part:
+        kept = self._recorder
+        return Part(
+            rank=self._rank,
+            host=self._host,
+            events=list(kept.events),
+            threads=dict(kept.threads),
+            dropped=kept.dropped,
+            full_at=kept.full_at,
+            started=kept.started,
+            samples=self._samples,
+        )
+
+    def _hand_over(self) -> bool:
+        """Send what was recorded to rank 0, and return whether it has taken it."""
+        try:
+            clock.send(self._mpi_comm, _empty(1), 0, clock.HELLO, _soon())
+            latest = clock.reply(self._mpi_comm, _PATIENCE_SECONDS)
+            if latest is None:
+                clock.send(self._mpi_comm, _empty(1), 0, clock.GAVE_UP, _soon())
+                return False
+            self._samples += latest
+            content = np.frombuffer(self._part().to_bytes(), np.uint8)
+            return clock.send(self._mpi_comm, content, 0, clock.EVENTS, _soon())
+        except MPI.Exception:  # rank 0 is dead, and the MPI library says so
+            return False
+
+    def _gather(self) -> list[Part]:
+        """Return what has come from other ranks."""
+        parts: list[Part] = []
+        waiting = set(range(1, self._size))
+        last = time.monotonic()
+        with contextlib.suppress(MPI.Exception):  # somebody is dead, and the MPI library says so
+            while waiting and time.monotonic() - last < _PATIENCE_SECONDS:
+                status = MPI.Status()
+                if self._mpi_comm.Iprobe(MPI.ANY_SOURCE, clock.HELLO, status):
+                    if not self._answer(status.source):
+                        waiting.discard(status.source)
+                elif self._mpi_comm.Iprobe(MPI.ANY_SOURCE, clock.EVENTS, status):
+                    waiting.discard(status.source)
+                    parts += self._receive(status)
+                else:
+                    time.sleep(_PAUSE_SECONDS)
+                    continue
+                last = time.monotonic()
+        return parts
+
+    def _answer(self, rank: int) -> bool:
+        """Let a rank that said hello send, unless it has given up meanwhile."""
+        clock.receive(self._mpi_comm, _empty(1), rank, clock.HELLO, _soon())
+        if self._mpi_comm.Iprobe(rank, clock.GAVE_UP):
+            clock.receive(self._mpi_comm, _empty(1), rank, clock.GAVE_UP, _soon())
+            return False
+        sample = clock.measure(self._mpi_comm, rank, _CLOCK_SECONDS)
+        return sample is not None and clock.tell(self._mpi_comm, rank, sample, _CLOCK_SECONDS)
+
+    def _receive(self, status: MPI.Status) -> list[Part]:
+        content = np.empty(status.Get_count(MPI.BYTE), np.uint8)
+        if clock.receive(self._mpi_comm, content, status.source, clock.EVENTS, _soon()) is None:
+            return []
+        return [Part.from_bytes(content.tobytes())]
+
+    def _write(self, parts: list[Part]) -> None:
+        """Write the trace, with those parts that are there as files."""
+        known = {part.rank for part in parts}
+        files = [trace.part_file(self._file, rank) for rank in range(self._size) if rank not in known]
+        for file in files:
+            with contextlib.suppress(OSError):
+                parts.append(trace.load(file))
+        missing = sorted(set(range(self._size)) - {part.rank for part in parts})
+        notes = [f"missing: {', '.join(f'rank {rank}' for rank in missing)}"] if missing else []
+        try:
+            trace.write(self._file, parts, notes)
+        except OSError as error:
+            warnings.warn(f"the timeline could not be written: {error}", stacklevel=2)
+            return
+        for file in files:
+            _remove(file)
+        if missing:
+            warnings.warn(f"the timeline {self._file} lacks some ranks; {notes[0]}", stacklevel=2)
+
+    def _write_part(self) -> None:
+        try:
+            trace.write_part(self._file, self._part())
+        except OSError as error:
+            warnings.warn(f"rank {self._rank}'s part of the timeline could not be written: {error}", stacklevel=2)
+
+
+def _soon() -> float:
+    return time.monotonic() + _PATIENCE_SECONDS
+
+
+def _empty(length: int) -> Any:
+    return np.zeros(length, np.int64)
+
+
+def _remove(file: str) -> None:
+    with contextlib.suppress(OSError):
+        os.unlink(file)

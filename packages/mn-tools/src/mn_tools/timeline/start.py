@@ -1,0 +1,61 @@
+"""The beginning: whether a timeline is kept, and how far this rank's clock is from that of rank 0."""
+
+from __future__ import annotations
+
+import functools
+import os
+import warnings
+from typing import TYPE_CHECKING
+
+from mpi4py import MPI
+
+from mn_comm.spans import VARIABLE, record
+from mn_tools.timeline.record import Recorder
+
+if TYPE_CHECKING:
+    from mn_tools.timeline.collect import Collector
+
+__all__ = ["join"]
+
+_collector: Collector | None = None
+
+
+def join(mpi_comm: MPI.Intracomm, file: str) -> None:
+    """Keep a timeline from now on; collective.
+
+    Args:
+        mpi_comm: The communicator, which is being made.
+        file: Where rank 0 is to write it.
+    """
+    global _collector
+    # Rank 0 alone looks: the others may be on hosts where there is no such folder.
+    can_write = mpi_comm.bcast(_absolute(file) if mpi_comm.rank == 0 else "")
+    if _collector is None and can_write:
+        from mn_tools.timeline.collect import Collector
+
+        recorder = Recorder()
+        record(recorder)
+        _collector = Collector(recorder, can_write)
+        os.register_at_fork(after_in_child=_forget)
+    # The same on all ranks: for all of them it is the first communicator of all ranks, or for none.
+    is_of_all = MPI.Comm.Compare(mpi_comm, MPI.COMM_WORLD) in (MPI.IDENT, MPI.CONGRUENT)
+    if _collector is not None and not _collector.is_aligned and is_of_all:
+        _collector.align(mpi_comm)
+
+
+@functools.cache  # one warning is enough
+def _absolute(file: str) -> str:
+    """Return the whole path of a file, as the script may change to another folder; empty if it cannot be written."""
+    folder = os.path.dirname(file) or "."
+    writable = os.access(file if os.path.exists(file) else folder, os.W_OK)
+    if os.path.isdir(file) or not writable:
+        warnings.warn(f"no timeline is kept: {VARIABLE} is {file}, which cannot be written", stacklevel=2)
+        return ""
+    return os.path.abspath(file)
+
+
+def _forget() -> None:
+    """Keep no timeline in a forked process, which is no rank."""
+    global _collector
+    record(None)
+    _collector = None

@@ -1,0 +1,262 @@
+"""What a rank has recorded, as a message or a file; and one trace made of several of them.
+
+The format is the JSON Object Format of "Trace Event Format", the document by which Chrome's and Perfetto's viewers
+read: complete events (``"ph": "X"``) with times in microseconds, and metadata events that name processes and threads.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import asdict, dataclass
+from itertools import chain
+from typing import Any
+
+from mn_tools.timeline.clock import Sample, offset_at
+from mn_tools.timeline.record import Event
+
+__all__ = ["Base", "Part", "add", "events_of", "load", "part_file", "write", "write_part"]
+
+_MAIN = "MainThread"
+_BACKGROUND = "mn_comm"  # how the threads that communicate are called
+
+
+@dataclass
+class Part:
+    """What one rank has recorded.
+
+    Attributes:
+        rank: The rank.
+        host: Where it ran.
+        events: Its spans.
+        threads: The names of their threads.
+        dropped: How many more there were.
+        full_at: When the first of those ended, in nanoseconds.
+        started: Its clock and the wall clock at the same moment, in nanoseconds.
+        samples: By how much its clock is ahead of rank 0's, at times; none if they were never compared.
+    """
+
+    rank: int
+    host: str
+    events: Sequence[Event]
+    threads: dict[int, str]
+    dropped: int
+    full_at: int
+    started: tuple[int, int]
+    samples: list[Sample]
+
+    def to_bytes(self) -> bytes:
+        """Return it as JSON."""
+        return json.dumps(asdict(self), separators=(",", ":"), default=str).encode()
+
+    @classmethod
+    def from_bytes(cls, text: bytes) -> Part:
+        """Return what :meth:`to_bytes` was called on.
+
+        Raises:
+            ValueError: It is something else.
+        """
+        try:
+            fields = json.loads(text)
+            fields["threads"] = {int(thread): name for thread, name in fields["threads"].items()}
+            fields["samples"] = [Sample(*sample) for sample in fields["samples"]]
+            return cls(**fields)
+        except (KeyError, TypeError, AttributeError) as error:
+            raise ValueError(f"expected a part of a timeline: {error!r}") from None
+
+
+def part_file(file: str, rank: int) -> str:
+    """Return where a rank that cannot reach rank 0 writes its part."""
+    return f"{file}.rank{rank}.part"
+
+
+def write_part(file: str, part: Part) -> None:
+    """Write the part of one rank.
+
+    Raises:
+        OSError: It cannot be written.
+    """
+    _replace(part_file(file, part.rank), iter([part.to_bytes().decode()]))
+
+
+def load(file: str) -> Part:
+    """Read the part of one rank.
+
+    Raises:
+        OSError: It cannot be read.
+        ValueError: It is something else.
+    """
+    with open(file, "rb") as content:
+        return Part.from_bytes(content.read())
+
+
+def write(file: str, parts: Sequence[Part], notes: Sequence[str] = ()) -> None:
+    """Write one trace of several parts.
+
+    Args:
+        file: Where to; what is there is replaced when the new one is complete.
+        parts: Those of the ranks; at least one.
+        notes: What else is to be said in it.
+
+    Raises:
+        OSError: It cannot be written.
+    """
+    parts = sorted(parts, key=lambda part: part.rank)
+    base = _base_of(parts)
+    _write(file, {**_about(parts), "notes": list(notes), "base": asdict(base)}, events_of(parts, base))
+
+
+def add(file: str, parts: Sequence[Part]) -> None:
+    """Add parts to the trace in a file, if there is one; else write one.
+
+    Raises:
+        OSError: It cannot be read or written.
+        ValueError: The file is something else than a trace that was written here.
+    """
+    try:
+        with open(file, encoding="utf-8") as content:
+            trace = json.load(content)
+    except FileNotFoundError:
+        write(file, parts)
+        return
+    try:
+        other, events = trace["otherData"], trace["traceEvents"]
+        base = Base(tuple(other["base"]["started"]), other["base"]["zero"])
+        new = [part for part in parts if part.rank not in other["ranks"]]
+        about = _about(new)
+        other["ranks"] = sorted(other["ranks"] + about["ranks"])
+        other["clock_error_us"] |= about["clock_error_us"]
+        other["placed_by_wall_clock"] += about["placed_by_wall_clock"]
+        other["notes"].append(f"added later: {', '.join(f'rank {rank}' for rank in about['ranks'])}")
+    except (KeyError, TypeError) as error:
+        raise ValueError(f"expected a trace of CHAINERMN_TIMELINE in {file}: {error!r}") from None
+    _write(file, other, chain(events, events_of(new, base)))
+
+
+@dataclass(frozen=True)
+class Base:
+    """What the times of a trace start from.
+
+    Attributes:
+        started: The clock of the lowest rank and the wall clock at the same moment, in nanoseconds.
+        zero: When the trace begins, in microseconds of rank 0's clock.
+    """
+
+    started: tuple[int, int]
+    zero: float
+
+
+def _base_of(parts: Sequence[Part]) -> Base:
+    base = Base(parts[0].started, 0.0)
+    begins = [_clock_of(part, base)(begin) for part in parts for _, begin, *_ in part.events]
+    return Base(base.started, min(begins, default=0.0))
+
+
+def _about(parts: Sequence[Part]) -> dict[str, Any]:
+    return {
+        "ranks": [part.rank for part in parts],
+        "clock_error_us": {str(p.rank): max(each.error for each in p.samples) / 1e3 for p in parts if p.samples},
+        "placed_by_wall_clock": [part.rank for part in parts if not part.samples],
+    }
+
+
+def _write(file: str, other: dict[str, Any], events: Iterable[dict[str, Any]]) -> None:
+    def lines() -> Iterator[str]:
+        yield f'{{"displayTimeUnit":"ms","otherData":{json.dumps(other)},"traceEvents":[\n'
+        separator = ""
+        for event in events:
+            yield separator + json.dumps(event, separators=(",", ":"), default=str)
+            separator = ",\n"
+        yield "\n]}\n"
+
+    _replace(file, lines())
+
+
+def events_of(parts: Sequence[Part], base: Base) -> Iterator[dict[str, Any]]:
+    """Yield the events of a trace, in rank 0's time."""
+    for part in parts:
+        yield from _metadata(part)
+        yield from _spans(part, base)
+
+
+def _clock_of(part: Part, base: Base) -> Callable[[int], float]:
+    """Return what turns a time of a rank's clock into microseconds of the trace."""
+    samples = part.samples
+    if samples:
+        return lambda at: (at - offset_at(samples, at)) / 1e3 - base.zero
+    # A clock that was never compared: all ranks noted the wall clock once.
+    ahead = (part.started[0] - part.started[1]) - (base.started[0] - base.started[1])
+    return lambda at: (at - ahead) / 1e3 - base.zero
+
+
+def _metadata(part: Part) -> Iterator[dict[str, Any]]:
+    def named(kind: str, thread: int, **args: Any) -> dict[str, Any]:
+        return {"ph": "M", "name": kind, "pid": part.rank, "tid": thread, "ts": 0, "args": args}
+
+    yield named("process_name", 0, name=f"rank {part.rank} on {part.host}")
+    yield named("process_sort_index", 0, sort_index=part.rank)
+    for thread, name in _rows(part).values():
+        yield named("thread_name", thread, name=name)
+        yield named("thread_sort_index", thread, sort_index=thread)
+
+
+def _rows(part: Part) -> dict[int, tuple[int, str]]:
+    """Return, for each thread, a small number and what it is called; the main thread first."""
+    ordered = sorted(part.threads, key=lambda thread: part.threads[thread] != _MAIN)
+    return {thread: (number, _called(part.threads[thread])) for number, thread in enumerate(ordered)}
+
+
+def _called(name: str) -> str:
+    if name == _MAIN:
+        return "main thread"
+    return "communication thread" if name.startswith(_BACKGROUND) else name
+
+
+def _spans(part: Part, base: Base) -> Iterator[dict[str, Any]]:
+    rows = _rows(part)
+    clock = _clock_of(part, base)
+    steps = 0
+    end_of_last: float | None = None
+    for name, begin, end, thread, details in part.events:
+        row, _ = rows[thread]
+        first, last = clock(begin), clock(end)
+        args = details or {}
+        if name == "step":
+            if end_of_last is not None:
+                yield _event(part.rank, row, "between steps", end_of_last, first, {})
+            args = {"number": steps, **args}
+            end_of_last = last
+            steps += 1
+        yield _event(part.rank, row, name, first, last, args)
+    if part.dropped:
+        note = f"the record is full: {part.dropped} later spans are not in it"
+        yield {
+            "name": note,
+            "cat": "mn_comm",
+            "ph": "i",
+            "s": "p",
+            "pid": part.rank,
+            "tid": 0,
+            "ts": clock(part.full_at),
+        }
+
+
+def _event(rank: int, row: int, name: str, begin: float, end: float, args: dict[str, Any]) -> dict[str, Any]:
+    # Both ends are rounded: what lies within another must not end later than that.
+    ts = round(begin, 3)
+    found = {"name": name, "cat": "mn_comm", "ph": "X", "pid": rank, "tid": row}
+    found |= {"ts": ts, "dur": round(round(end, 3) - ts, 3)}
+    return {**found, "args": args} if args else found
+
+
+def _replace(file: str, lines: Iterator[str]) -> None:
+    """Write a file, and let it take its place when it is complete."""
+    unfinished = f"{file}.{os.getpid()}.tmp"
+    try:
+        with open(unfinished, "w", encoding="utf-8") as out:
+            out.writelines(lines)
+        os.replace(unfinished, file)
+    finally:
+        if os.path.exists(unfinished):
+            os.unlink(unfinished)

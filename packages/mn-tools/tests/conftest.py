@@ -1,0 +1,20 @@
+import importlib.util
+import sys
+from pathlib import Path
+
+import pytest
+
+FAKES = Path(__file__).parent / "fakes"
+# What mn-comm and this package share.
+sys.path.insert(0, str(Path(__file__).parents[2] / "mn-comm" / "tests" / "fakes"))
+
+from shared_fixtures import comm, fake_cupy, name, world  # noqa: E402, F401
+
+
+@pytest.fixture
+def machine(tmp_path, monkeypatch):
+    """A machine for the doctor to look at, to be broken."""
+    spec = importlib.util.spec_from_file_location("doctor_fakes", FAKES / "doctor_fakes.py")
+    fakes = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(fakes)
+    return fakes.Machine(tmp_path, monkeypatch)

@@ -1,0 +1,88 @@
+"""Broken machines for the doctor: commands and packages that are put in front of the real ones."""
+
+import os
+import stat
+import sys
+from pathlib import Path
+
+VERSIONS = {
+    "MPICH": "HYDRA build details:\n    Version:                                 9.8.7",
+    "Open MPI": "mpiexec (Open MPI) 9.8.7\n\nReport bugs to nobody",
+    "Intel MPI": "Intel(R) MPI Library for Linux* OS, Version 2021.13 Build 20240701",
+}
+
+BLOCK = """
+import sys
+
+class Block:
+    @staticmethod
+    def find_spec(name, path=None, target=None):
+        if name == {name!r}:
+            raise ModuleNotFoundError("No module named {name!r}", name={name!r})
+
+sys.meta_path.insert(0, Block)
+"""
+
+
+class Machine:
+    """What is put in front: a folder of commands, one of Python modules, and environment variables."""
+
+    def __init__(self, folder: Path, monkeypatch):
+        self.bin = folder / "bin"
+        self.site = folder / "site"
+        self.bin.mkdir()
+        self.site.mkdir()
+        self._monkeypatch = monkeypatch
+        monkeypatch.setenv("PATH", f"{self.bin}{os.pathsep}{os.path.dirname(sys.executable)}:/usr/bin:/bin")
+        monkeypatch.setenv("PYTHONPATH", str(self.site))
+        for name in list(os.environ):
+            if name.startswith(("PMI_", "PMIX_", "OMPI_COMM_WORLD_")):
+                monkeypatch.delenv(name)
+
+    def command(self, name, script, folder=None):
+        """Make a command, a shell script; returns its path."""
+        path = (folder or self.bin) / name
+        path.parent.mkdir(exist_ok=True)
+        path.write_text(f"#!/bin/sh\n{script}\n")
+        path.chmod(path.stat().st_mode | stat.S_IXUSR)
+        return str(path)
+
+    def mpiexec(self, script, family="MPICH", folder=None):
+        """Make an mpiexec that says whose it is, and else does what the script says."""
+        version = f"if [ \"$1\" = --version ]; then echo '{VERSIONS[family]}'; exit; fi"
+        return self.command("mpiexec", f"{version}\n{script}", folder)
+
+    def plain_mpiexec(self, family="MPICH"):
+        """Make an mpiexec that starts its command N times as processes that know nothing of each other."""
+        return self.mpiexec('n=$2; shift 2\nfor i in $(seq "$n"); do "$@" & done\nwait', family)
+
+    def module(self, name, text):
+        """Make a Python module, or a package if there is a dot in front of it."""
+        path = self.site / f"{name}.py"
+        path.parent.mkdir(exist_ok=True, parents=True)
+        path.write_text(text)
+
+    def distribution(self, name, version, folder=None):
+        """Make the metadata of an installed distribution."""
+        path = (folder or self.site) / f"{name}-{version}.dist-info" / "METADATA"
+        path.parent.mkdir(parents=True)
+        path.write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n")
+
+    def at_start(self, code, only_in=""):
+        """Have code run at the start of every Python, or of those whose command line names a module."""
+        body = "".join(f"    {line}\n" for line in code.strip().splitlines())
+        text = f"import sys\nif any({only_in!r} in word for word in sys.orig_argv):\n{body}"
+        with open(self.site / "sitecustomize.py", "a") as file:
+            file.write(text)
+
+    def without_module(self, name):
+        """Hide an installed module."""
+        self.at_start(BLOCK.format(name=name))
+
+    def path_without_commands(self):
+        """Let PATH hold the machine's own commands only."""
+        self._monkeypatch.setenv("PATH", str(self.bin))
+
+    def setenv(self, name, value):
+        """Set an environment variable."""
+        self._monkeypatch.setenv(name, value)

@@ -1,0 +1,180 @@
+"""Where the timeline ends up, however the job ends."""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+
+import pytest
+
+MPIEXEC = shutil.which("mpiexec", path=os.path.dirname(sys.executable)) or "mpiexec"
+
+START = """
+import atexit, os, signal, sys
+from mn_comm import create_communicator, is_recording, span
+from mn_tools.timeline import collect, start
+collect._PATIENCE_SECONDS = 1.0
+comm = create_communicator("flat")
+with span("mine"):
+    comm.allreduce_obj(1)
+"""
+PLAIN = START + "comm.finalize()\n"
+# One that is alive and never comes to its end, while the others do, as far as before MPI is finalised.
+LATE = (
+    START
+    + """
+late = int(sys.argv[1])
+if comm.rank == late:
+    atexit.unregister(start._collector.finish)
+    for rank in range(3):
+        if rank != late:
+            comm.mpi_comm.recv(source=rank)
+else:
+    atexit._run_exitfuncs()
+    print("survived", flush=True)
+    comm.mpi_comm.send(None, late)
+"""
+)
+KILLED = START + "if comm.rank == int(sys.argv[1]): os.kill(os.getpid(), signal.SIGKILL)\nprint('survived')\n"
+# What Python does at the end of a program that an exception has ended, except for MPI_Finalize, which would wait.
+FAILED = (
+    START
+    + """
+if comm.rank == 1:
+    sys.last_type = ValueError
+    collect._PATIENCE_SECONDS = 1e9
+    atexit._run_exitfuncs()
+    comm.mpi_comm.send(None, 0)
+else:
+    comm.mpi_comm.recv(source=1)
+"""
+)
+FORKED = (
+    START
+    + """
+child = os.fork()
+if child == 0:
+    assert not is_recording()
+    atexit._run_exitfuncs()
+    os._exit(0)
+assert os.waitpid(child, 0)[1] == 0
+"""
+)
+PARTS = """
+from mpi4py import MPI
+from mn_comm import create_communicator, span
+comm = create_communicator("flat", MPI.COMM_WORLD.Split(MPI.COMM_WORLD.rank % 2, 0))
+with span("mine"):
+    comm.allreduce_obj(1)
+if MPI.COMM_WORLD.rank == 0:
+    for rank in (1, 2):
+        MPI.COMM_WORLD.recv(source=rank)
+else:
+    import atexit
+    atexit._run_exitfuncs()
+    MPI.COMM_WORLD.send(None, 0)
+"""
+
+
+def survives():
+    """Return whether the launcher can leave the other ranks alone when one is killed."""
+    return "Open MPI" in subprocess.run([MPIEXEC, "--version"], capture_output=True, text=True, check=False).stdout
+
+
+@pytest.fixture
+def run(tmp_path):
+    """Return a function that runs a script, and returns the job and the trace, or ``None`` if there is none."""
+
+    def run(script, *args, ranks=3, file=tmp_path / "t.json", options=(), **environ):
+        argv = [MPIEXEC, *options, "-n", str(ranks), sys.executable, "-c", script, *args]
+        environ = {**os.environ, "CHAINERMN_TIMELINE": str(file), **environ}
+        job = subprocess.run(argv, env=environ, capture_output=True, text=True, timeout=60)
+        return job, json.loads(file.read_text()) if os.path.isfile(file) else None
+
+    return run
+
+
+def ranks_of(trace):
+    return sorted({event["pid"] for event in trace["traceEvents"] if event["name"] == "mine"})
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 4])
+def test_one_file_for_all(run, tmp_path, ranks):
+    job, trace = run(PLAIN, ranks=ranks)
+    assert (job.returncode, job.stderr) == (0, "")
+    assert ranks_of(trace) == trace["otherData"]["ranks"] == list(range(ranks))
+    assert sorted(trace["otherData"]["clock_error_us"]) == [str(rank) for rank in range(ranks)]
+    assert trace["otherData"]["notes"] == trace["otherData"]["placed_by_wall_clock"] == []
+    assert os.listdir(tmp_path) == ["t.json"]
+
+
+def test_without_the_variable_there_is_no_file(run, tmp_path):
+    job, trace = run(PLAIN + "assert not is_recording()\n", CHAINERMN_TIMELINE="")
+    assert (job.returncode, job.stderr, trace) == (0, "", None)
+    assert os.listdir(tmp_path) == []
+
+
+def test_a_file_that_cannot_be_written(run, tmp_path):
+    job, _ = run(PLAIN, file=tmp_path / "no" / "t.json")
+    assert job.returncode == 0
+    assert job.stderr.count("no timeline is kept") == 1
+
+
+def test_a_folder_that_is_gone_at_the_end(run, tmp_path):
+    (tmp_path / "folder").mkdir()
+    gone = PLAIN + "comm = create_communicator('flat')\nif comm.rank == 0: os.rmdir(sys.argv[1])\ncomm.finalize()\n"
+    job, _ = run(gone, str(tmp_path / "folder"), file=tmp_path / "folder" / "t.json")
+    assert job.returncode == 0
+    assert job.stderr.count("could not be written") == 1
+
+
+def test_a_rank_that_never_comes_is_not_waited_for(run, tmp_path):
+    job, trace = run(LATE, "1")
+    assert (job.returncode, job.stdout.count("survived")) == (0, 2), job.stderr
+    assert ranks_of(trace) == [0, 2]
+    assert trace["otherData"]["notes"] == ["missing: rank 1"]
+    assert "lacks some ranks; missing: rank 1" in job.stderr
+
+
+def test_without_rank_0_there_are_parts(run, tmp_path):
+    job, trace = run(LATE, "0")
+    assert (job.returncode, job.stdout.count("survived"), trace) == (0, 2, None), job.stderr
+    assert sorted(os.listdir(tmp_path)) == ["t.json.rank1.part", "t.json.rank2.part"]
+    subprocess.run([sys.executable, "-m", "mn_comm", "timeline", str(tmp_path / "t.json")], check=True, timeout=30)
+    trace = json.loads((tmp_path / "t.json").read_text())
+    assert ranks_of(trace) == [1, 2]
+    assert trace["otherData"]["placed_by_wall_clock"] == []  # they had been compared at the beginning
+    assert os.listdir(tmp_path) == ["t.json"]
+
+
+@pytest.mark.skipif(not survives(), reason="this mpiexec ends the other ranks")
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_killed_rank(run, tmp_path, rank):
+    job, trace = run(KILLED, str(rank), options=["--with-ft", "ulfm"])
+    assert job.stdout.count("survived") == 2, job.stderr
+    if rank:
+        assert ranks_of(trace) == [0, 2]
+    else:
+        assert sorted(os.listdir(tmp_path)) == ["t.json.rank1.part", "t.json.rank2.part"]
+
+
+def test_a_rank_that_has_failed_does_not_wait(run, tmp_path):
+    job, trace = run(FAILED, ranks=2)
+    assert (job.returncode, job.stderr) == (0, "")
+    assert ranks_of(trace) == [0, 1]
+    assert os.listdir(tmp_path) == ["t.json"]
+
+
+def test_parts_of_ranks_with_no_communicator_in_common(run, tmp_path):
+    job, trace = run(PARTS)
+    assert (job.returncode, job.stderr) == (0, "")
+    assert ranks_of(trace) == [0, 1, 2]
+    assert trace["otherData"]["placed_by_wall_clock"] == [0, 1, 2]
+    assert os.listdir(tmp_path) == ["t.json"]
+
+
+def test_a_forked_process_has_no_part(run, tmp_path):
+    job, trace = run(FORKED, ranks=2)
+    assert (job.returncode, job.stderr) == (0, "")
+    assert ranks_of(trace) == [0, 1]

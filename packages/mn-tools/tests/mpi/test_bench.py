@@ -1,0 +1,136 @@
+"""The benchmark, run in this job."""
+
+import json
+import sys
+
+import pytest
+from mpi4py import MPI
+
+from mn_comm import create_communicator
+from mn_tools.bench import command, contestants, main, measure
+from mn_tools.bench.contestants import use_device
+
+WORLD = MPI.COMM_WORLD
+RANK, SIZE = WORLD.rank, WORLD.size
+
+several = pytest.mark.skipif(SIZE < 2, reason="there is nothing to measure on one rank")
+SHORT = ["--rounds", "1", "--sizes", "8,1M"]
+
+
+@pytest.fixture
+def run(capfd, monkeypatch):
+    """Return a function that runs the benchmark, and returns the status and what rank 0 has written."""
+    # Where the ranks outnumber the cores, each of these takes a time slice.
+    for module, name in [(command, "_LATENCY_ROUNDS"), (command, "_LATENCY_TOGETHER"), (measure, "_MOST_TOGETHER")]:
+        monkeypatch.setattr(module, name, 2)
+
+    def run(*argv):
+        status = main(list(argv))
+        written = WORLD.bcast(capfd.readouterr())
+        assert set(WORLD.allgather(status)) == {status}
+        return status, *written
+
+    return run
+
+
+@several
+def test_all_communicators_are_measured(run):
+    status, table, errors = run(*SHORT)
+    assert (status, errors) == (0, "")
+    for size in ("8 B", "1 MiB"):
+        assert sum(line.startswith(f"{size} ") for line in table.splitlines()) == 1
+    for name in ("MPI_Allreduce", "naive", "flat", "hierarchical", "two_dimensional", "single_node", "dummy"):
+        assert sum(line.startswith(f"{name} ") for line in table.splitlines()) == 2
+    assert f"ranks 0 and {SIZE - 1}" in table
+    assert "cannot run here: pure_nccl: " in table
+    assert "for 1 MiB of gradients choose " in table.splitlines()[-1]
+
+
+@several
+def test_json_takes_the_place_of_the_table(run):
+    status, text, _ = run(*SHORT, "--strategies", "flat", "--arrays", "2", "--json")
+    figures = json.loads(text)
+    assert (status, figures["recommended"], figures["machines"]["ranks"]) == (0, "flat", SIZE)
+    assert [(row["strategy"], row["bytes"]) for row in figures["rows"]] == [
+        (name, nbytes) for nbytes in (8, 1 << 20) for name in ("MPI_Allreduce", "flat")
+    ]
+    assert all(row["seconds"] > 0 for row in figures["rows"])
+
+
+@several
+def test_on_several_nodes_one_communicator_refuses(run, monkeypatch):
+    monkeypatch.setattr(MPI, "Get_processor_name", lambda: f"node{RANK % 2}")
+    fresh = WORLD.Dup()  # where the ranks of the other one run was found out before
+    for module in (command, contestants):
+        monkeypatch.setattr(module, "create_communicator", lambda name, _: create_communicator(name, fresh))
+    status, table, _ = run(*SHORT, "--strategies", "single_node,hierarchical")
+    fresh.Free()
+    assert status == 0
+    assert "on 2 nodes: node0" in table
+    assert "cannot run here: single_node: expected all ranks on one node, got 2 nodes" in table
+
+
+@several
+def test_a_wrong_result_is_the_exit_status(run, monkeypatch):
+    monkeypatch.setattr("mn_comm.communicator.FlatCommunicator.multi_node_mean_grad", lambda self, model: None)
+    status, table, _ = run(*SHORT, "--strategies", "flat,hierarchical")
+    assert status == 1
+    assert "WRONG RESULT: flat, 8 B" in table
+    assert "choose hierarchical" in table
+
+
+@several
+def test_arrays_on_devices(run, fake_cupy, monkeypatch):
+    monkeypatch.setattr(fake_cupy.cuda.runtime, "getDeviceCount", lambda: 4, raising=False)
+    status, table, _ = run(*SHORT, "--device")
+    assert status == 0, table
+    assert "gradients of float32 in GPU memory" in table
+    for name in ("pure_nccl", "hierarchical", "non_cuda_aware"):
+        assert sum(line.startswith(f"{name} ") for line in table.splitlines()) == 2
+
+
+def test_one_rank_without_cupy(run, fake_cupy, monkeypatch):
+    monkeypatch.setattr(fake_cupy.cuda.runtime, "getDeviceCount", lambda: 4, raising=False)
+    if RANK == SIZE - 1:
+        monkeypatch.setitem(sys.modules, "cupy", None)
+    with pytest.raises(RuntimeError, match="--device needs CuPy"):
+        use_device(WORLD, 0)
+    if SIZE > 1:
+        status, table, errors = run(*SHORT, "--device")
+        assert (status, table) == (2, "")
+        assert errors.count("--device needs CuPy") == 1
+
+
+@pytest.mark.parametrize("argv", [["--sizes", "7"], ["--strategies", "ring"], ["--nonsense"]])
+def test_wrong_arguments_are_one_message(run, argv):
+    status, table, errors = run(*argv)
+    assert (status, table) == (2, "")
+    assert errors.count("error:") == 1
+
+
+def test_help_is_no_error(run):
+    status, text, _ = run("--help")
+    assert status == 0
+    assert "--max-bytes" in text
+
+
+@pytest.mark.skipif(SIZE > 1, reason="about one rank")
+def test_alone_it_says_how_it_is_started(run):
+    status, _, errors = run()
+    assert status == 2
+    assert "mpiexec -n 4 python -m mn_comm bench" in errors
+
+
+@several
+def test_ranks_are_started_once(run):
+    status, _, errors = run("--ranks", "2")
+    assert status == 2
+    assert "--ranks starts mpiexec" in errors
+
+
+def test_the_started_ones_are_not_told_to_start_more():
+    assert command._without_ranks(["--ranks", "3", "--rounds", "1", "--ranks=2", "--device"]) == [
+        "--rounds",
+        "1",
+        "--device",
+    ]

@@ -1,0 +1,156 @@
+"""The timeline between ranks: clocks, who decides, and what is recorded of an averaging."""
+
+import atexit
+import time
+import types
+
+import numpy as np
+import pytest
+from fake_model import Model, Param
+from mpi4py import MPI
+
+from mn_comm import create_communicator, is_recording, spans
+from mn_tools.timeline import clock, record, start
+
+WORLD = MPI.COMM_WORLD
+RANK, SIZE = WORLD.rank, WORLD.size
+SOON = 20.0
+
+
+def make_model(*sizes):
+    arrays = [np.full(size, RANK, "f4") for size in sizes]
+    return Model(**{f"p{i}": Param(array, array) for i, array in enumerate(arrays)})
+
+
+@pytest.fixture
+def recorder(monkeypatch):
+    made = record.Recorder()
+    monkeypatch.setattr(spans, "_recorder", made)
+    return made
+
+
+@pytest.mark.parametrize("ahead", [0, 5_000_000_000, -3_000_000])
+def test_clocks_are_compared_within_the_error(monkeypatch, ahead):
+    """All processes of a host have the same clock, so that how far it was put wrong is known."""
+    mine = ahead * RANK
+    monkeypatch.setattr(
+        clock,
+        "time",
+        types.SimpleNamespace(monotonic=time.monotonic, perf_counter_ns=lambda: time.perf_counter_ns() + mine),
+    )
+    mpi_comm = WORLD.Dup()
+    if RANK == 0:
+        for rank in range(1, SIZE):
+            assert clock.tell(mpi_comm, rank, clock.measure(mpi_comm, rank, SOON), SOON)
+    else:
+        (sample,) = clock.reply(mpi_comm, SOON)
+        assert abs(sample.offset - mine) <= sample.error
+        assert 0 < sample.error < 1e9
+    mpi_comm.Free()
+
+
+@pytest.mark.skipif(SIZE < 2, reason="needs another rank")
+def test_who_says_nothing_is_not_waited_for():
+    mpi_comm = WORLD.Dup()
+    if RANK == 0:
+        assert clock.measure(mpi_comm, 1, 0.05) is None
+    elif RANK == 1:
+        assert clock.receive(mpi_comm, np.zeros(1, np.int64), 0, clock.HELLO, time.monotonic() + 0.05) is None
+    else:
+        assert clock.reply(mpi_comm, 0.05) is None
+    WORLD.Barrier()
+    if RANK == 1:  # the question is still there
+        assert clock.receive(mpi_comm, np.zeros(1, np.int64), 0, clock.PING, time.monotonic() + SOON) == clock.PING
+    mpi_comm.Free()
+
+
+def test_rank_0_decides(monkeypatch, tmp_path):
+    monkeypatch.setattr(spans, "_recorder", None)
+    monkeypatch.setattr(start, "_collector", None)
+    monkeypatch.delenv("CHAINERMN_TIMELINE", raising=False)
+    if RANK == 0:
+        monkeypatch.setenv("CHAINERMN_TIMELINE", str(tmp_path / "t.json"))
+    start._absolute.cache_clear()
+    mine, everybody, again = WORLD.Split(RANK, 0), WORLD.Dup(), WORLD.Dup()
+    try:
+        create_communicator("flat", mine)  # not of all ranks, but for one rank
+        assert is_recording() == (RANK == 0)
+        create_communicator("flat", everybody)
+        assert is_recording()
+        collector = start._collector
+        atexit.unregister(collector.finish)
+        assert collector.is_aligned
+        assert len(collector._samples) == 1
+        create_communicator("flat", again)
+        assert start._collector is collector
+        collector._mpi_comm.Free()
+    finally:
+        start._absolute.cache_clear()
+        for mpi_comm in (mine, everybody, again):
+            mpi_comm.Free()
+
+
+def test_otherwise_nothing_of_it_is_touched(monkeypatch, name):
+    assert not is_recording()
+    monkeypatch.setattr(record.Recorder, "span", None)
+    monkeypatch.setattr(record.Recorder, "add", None)
+    comm = create_communicator(name)
+    model = make_model(10, 100_000)
+    for _ in range(2):
+        comm.multi_node_mean_grad(model)
+        comm.allreduce_obj(1)
+    current = comm.gradient_reducer(background=True).start(model)
+    current.ready_all()
+    current.wait()
+
+
+def test_arrays_on_devices_are_recorded(recorder, fake_cupy):
+    fake_cupy.cuda.Device(RANK % fake_cupy.DEVICES).use()
+    comm = create_communicator("pure_nccl")
+    model = make_model(10, 20)
+    for param in model.params.values():
+        param.data = param.grad = fake_cupy.asarray(param.data)
+    comm.multi_node_mean_grad(model)
+    current = comm.gradient_reducer(background=True, bucket_bytes=40).start(model)
+    current.ready_all()
+    current.wait()
+    names = [event[0] for event in recorder.events]
+    assert names[:3] == ["agree", "communicate", "multi_node_mean_grad"]
+    assert [name for name in names[3:] if name != "gradient_reducer"] == [
+        *["pack", "launch"] * 2,
+        "wait",
+        "wait",
+        "unpack",
+        "unpack",
+    ]
+
+
+def test_an_averaging_is_recorded(recorder, name):
+    comm = create_communicator(name)
+    model = make_model(10, 100_000)
+    comm.multi_node_mean_grad(model)
+    whole, agree, communicate = (
+        next(event for event in recorder.events if event[0] == kind)
+        for kind in ("multi_node_mean_grad", "agree", "communicate")
+    )
+    assert communicate[4] == {"bytes": 400_040, "strategy": name}
+    assert whole[1] <= agree[1] <= agree[2] <= communicate[1] <= communicate[2] <= whole[2]
+    assert all((param.grad == (SIZE - 1) / 2).all() for param in model.params.values())
+
+
+def test_an_averaging_in_the_background_is_recorded(recorder):
+    comm = create_communicator("two_dimensional")
+    current = comm.gradient_reducer(background=True, bucket_bytes=1000).start(make_model(10, 300, 300))
+    current.ready_all()
+    current.wait()
+    threads = {recorder.threads[event[3]] for event in recorder.events if event[0] == "communicate"}
+    assert threads == {"mn_comm"}
+    found = {
+        kind: [event for event in recorder.events if event[0] == kind]
+        for kind in ("pack", "communicate", "wait", "unpack")
+    }
+    for events in found.values():
+        assert [event[4]["bucket"] for event in events] == [0, 1, 2]
+    for pack, communicate, wait, unpack in zip(*found.values(), strict=True):
+        assert pack[2] <= communicate[1] <= communicate[2] <= unpack[1]
+        assert communicate[1] <= wait[2]  # waiting ends when the communication has ended, and not before

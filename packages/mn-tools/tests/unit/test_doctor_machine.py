@@ -1,0 +1,153 @@
+"""What the doctor says of Python, packages, memory and network, each broken in turn."""
+
+import collections
+import mmap
+import os
+import select
+import sys
+
+import pytest
+
+from mn_tools.doctor import commands, memory, network, software
+from mn_tools.doctor.options import Options
+
+OPTIONS = Options(seconds=30)
+Room = collections.namedtuple("Room", "total used free")
+MEBI = 1 << 20
+
+
+def codes(checks):
+    return [check.code for check in checks]
+
+
+def test_python_that_is_too_old():
+    assert software.check_python((3, 9)).code == "python-old"
+    assert "3.9" in software.check_python((3, 9)).found
+    assert software.check_python((3, 10)).code == ""
+
+
+def test_numpy_and_mpi4py_as_they_are(machine):
+    assert codes(software.check(OPTIONS)) == ["", "", ""]
+
+
+def test_a_package_that_is_missing(machine):
+    machine.without_module("mpi4py")
+    check = software.check_package("mpi4py", (4, 1), 30)
+    assert check.code == "package-missing"
+    assert f"{sys.executable} -m pip install 'mpi4py>=4.1'" in check.advice
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("raise ImportError('libwhatever.so.3: cannot open')", "libwhatever.so.3"),
+        ("import missing_dependency", "missing_dependency"),
+        ("import os, signal; os.kill(os.getpid(), signal.SIGSEGV)", "SIGSEGV"),
+    ],
+)
+def test_a_package_that_is_broken(machine, text, said):
+    machine.module("numpy/__init__", text)
+    check = software.check_package("numpy", (1, 26), 30)
+    assert check.code == "package-broken"
+    assert said in check.found
+
+
+def test_a_package_that_is_too_old(machine):
+    machine.module("numpy/__init__", "__version__ = '1.25.2'")
+    check = software.check_package("numpy", (1, 26), 30)
+    assert check.code == "package-old"
+    assert "1.25.2" in check.found
+
+
+def test_a_program_that_hangs_is_ended_with_all_it_started(machine):
+    hanging = machine.command("hanging", 'trap "" TERM\nsleep 300 & echo "$!"\nwait\nwait')
+    outcome = commands.run([hanging], 0.5)
+    assert outcome.timed_out
+    try:
+        descriptor = os.pidfd_open(int(outcome.out))
+    except ProcessLookupError:
+        return
+    # It has been sent SIGKILL, and may still be on its way out.
+    assert select.select([descriptor], [], [], 30)[0]
+    os.close(descriptor)
+
+
+def test_what_is_written_between_other_things_is_found():
+    out = 'noise[1]mn-doctor:{"a": 1}\nmn-doctor:{"b": 2}mn-doctor:{"c": {"d": 3}} rest\nmn-doctor:[4]\nmn-doctor:{"e"'
+    assert commands.Outcome(0, out, "").records() == [{"a": 1}, {"b": 2}, {"c": {"d": 3}}]
+
+
+def test_dev_shm_that_is_missing(tmp_path):
+    assert codes(memory.check(OPTIONS, tmp_path / "shm")) == ["shm-missing"]
+
+
+@pytest.mark.parametrize(
+    ("total", "free", "expected"),
+    [
+        (64 * MEBI, 60 * MEBI, "shm-small"),
+        (1024 * MEBI, 1000 * MEBI, ""),
+        (1024 * MEBI, 15 * MEBI, "shm-full"),
+        (8 * MEBI, 8 * MEBI, "shm-full"),
+    ],
+)
+def test_dev_shm_of_some_size(tmp_path, total, free, expected):
+    assert codes(memory.check(OPTIONS, tmp_path, lambda folder: Room(total, total - free, free))) == [expected]
+
+
+def test_files_that_aborted_jobs_have_left(tmp_path):
+    for number in range(3):
+        (tmp_path / f"mpich_shm_{number}").write_bytes(bytes(2 * MEBI))
+    os.symlink("/nowhere", tmp_path / "mpich_shm_gone")
+    with open(tmp_path / "mpich_shm_1", "r+b") as used:
+        mapped = mmap.mmap(used.fileno(), 0)
+    *_, left = memory.check(OPTIONS, tmp_path, lambda folder: Room(1024 * MEBI, 0, 1024 * MEBI))
+    mapped.close()
+    assert left.code == "shm-leftovers"
+    assert left.found.startswith("2 files")
+    assert left.found.endswith("4 MiB")
+
+
+@pytest.fixture
+def cards(tmp_path):
+    (tmp_path / "mlx5_0").mkdir()
+    (tmp_path / "mlx5_1").mkdir()
+    return tmp_path
+
+
+def look(folder, environ=(), status=network.DISABLED, limit=-1):
+    return list(network.check(OPTIONS, folder, dict(environ), lambda: status, lambda: limit))
+
+
+def test_no_infiniband(tmp_path):
+    assert codes(look(tmp_path / "infiniband")) == [""]
+
+
+def test_infiniband_where_a_fork_is_not_safe(cards):
+    (check,) = look(cards)
+    assert check.code == "infiniband-fork"
+    assert "mlx5_0, mlx5_1" in check.found
+    assert "forkserver" in check.advice
+
+
+@pytest.mark.parametrize("variable", ["RDMAV_FORK_SAFE", "IBV_FORK_SAFE"])
+def test_infiniband_where_a_variable_makes_forks_safe(cards, variable):
+    (check,) = look(cards, {variable: "1"})
+    assert (check.code, variable in check.found) == ("", True)
+
+
+@pytest.mark.parametrize("status", [network.ENABLED, network.UNNEEDED])
+def test_infiniband_where_the_library_or_the_kernel_makes_forks_safe(cards, status):
+    assert codes(look(cards, status=status)) == [""]
+
+
+def test_infiniband_with_little_memory_that_may_be_locked(cards):
+    assert codes(look(cards, status=network.UNNEEDED, limit=65536)) == ["", "infiniband-memlock"]
+    assert codes(look(cards, status=network.UNNEEDED, limit=1 << 40)) == [""]
+
+
+def test_without_libibverbs_forks_do_not_count_as_safe(monkeypatch):
+    def missing(name):
+        raise OSError(name)
+
+    monkeypatch.setattr(network.ctypes, "CDLL", missing)
+    assert network.fork_status() == network.DISABLED

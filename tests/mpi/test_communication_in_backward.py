@@ -1,0 +1,42 @@
+"""Layers that communicate in the backward pass, while gradients travel beside it."""
+
+import chainer
+import chainer.functions as F
+import chainer.links as L
+import chainermn
+import numpy as np
+import pytest
+
+COMM = chainermn.create_communicator("flat")
+
+
+class Model(chainer.Chain):
+    def __init__(self):
+        super().__init__()
+        with self.init_scope():
+            self.l1 = L.Linear(4, 3)
+            self.bn = chainermn.links.MultiNodeBatchNormalization(3, COMM)
+            self.l2 = L.Linear(3, 2)
+
+    def forward(self, x):
+        return F.sum(self.l2(self.bn(self.l1(x))) ** 2)
+
+
+@pytest.mark.skipif(COMM.size < 2, reason="needs two ranks that differ")
+@pytest.mark.parametrize("options", [{}, {"overlap": True, "bucket_bytes": 1000}, {"double_buffering": True}])
+def test_models_that_come_to_differ_raise_on_all_ranks(options):
+    model = Model()
+    optimizer = chainermn.create_multi_node_optimizer(chainer.optimizers.SGD(1e-3), COMM, **options).setup(model)
+    x = np.random.RandomState(COMM.rank).rand(5, 4).astype("f4")
+    for _ in range(3):
+        optimizer.update(model, x)
+    if COMM.rank == COMM.size - 1:
+        model.l2.W.array = np.ones((500, 3), "f4")  # fills a bucket of its own, before the normalisation
+        model.l2.b.array = np.ones(500, "f4")
+    with pytest.raises(ValueError, match=r"first at /l2/W: shape \(2, 3\) .* on rank 0, shape \(500, 3\)"):
+        optimizer.update(model, x)
+    # What was learned of the ranks' models before does not stand in the way of another try.
+    model.l2.W.array, model.l2.b.array = np.ones((2, 3), "f4"), np.ones(2, "f4")
+    for _ in range(3):
+        optimizer.update(model, x)
+    np.testing.assert_array_equal(COMM.bcast(model.l1.W.array), model.l1.W.array)
