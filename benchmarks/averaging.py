@@ -1,13 +1,14 @@
 """How long the averaging of gradients takes, beside what else could do it.
 
-    mpiexec -n 2 python benchmarks/averaging.py [--models resnet50,small]
+    mpiexec -n 2 python benchmarks/averaging.py [--models resnet50,small] [--busy 1]
     python tools/cluster.py --hosts 2,2 --rate 1gbit -- python benchmarks/averaging.py --models wire
 
 Every contestant gets the same fresh gradients. What is timed is what a training step waits for: from gradients in
 arrays of their own to averaged gradients in ``param.grad``. Contestants: our strategies; the ChainerMN inside Chainer's
 wheel (``naive``, the one of its communicators for gradients in host memory); ``MPI_Allreduce`` of one buffer, not even
-packed; Gloo in buckets of 25 MB as PyTorch's DistributedDataParallel does it, if torch is installed; and, as the floor,
-one copy of the same bytes.
+packed, and of each array in place; Gloo in buckets of 25 MB as PyTorch's DistributedDataParallel does it, if torch is
+installed; and, as the floor, one copy of the same bytes. With ``--busy``, other processes keep as many cores busy
+meanwhile, as a data loader might.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from typing import Any
 
 import chainermn
 import numpy as np
-from common import interleave, keep, table
+from common import busy_processes, interleave, keep, settle, table
 from gloo import make_gloo
 from models import MODELS, make_model
 from mpi4py import MPI
@@ -36,32 +37,40 @@ FLOOR = "memory copy"
 
 
 def main() -> None:
-    """Run all contestants on the models asked for, and print a table for each."""
+    """Run all contestants on the models asked for."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--models", default="resnet50,mlp,small,large", help=f"some of {', '.join(MODELS)}")
     parser.add_argument("--rounds", type=int, default=15)
+    parser.add_argument("--busy", type=int, default=0, help="how many other processes burn a core meanwhile")
     parser.add_argument("--json", default="", help="a file to add the figures to, as lines of JSON")
     parser.add_argument("--network", default="", help="what to call the network in the figures")
     args = parser.parse_args()
-    for name in args.models.split(","):
-        shapes = MODELS[name]
-        nbytes = 4 * sum(int(np.prod(shape)) for shape in shapes)
-        seconds, extra = measure(shapes, nbytes, args.rounds if nbytes < 2e8 else max(3, args.rounds // 3))
-        others = {key: s for key, s in seconds.items() if not key.startswith("ours") and key != FLOOR}
-        best = min(others, key=others.__getitem__)
-        title = f"{name}: {len(shapes)} arrays, {nbytes / 1e6:.1f} MB, {WORLD.size} ranks; fastest other: {best}"
-        table(title, seconds, {"fastest other": others[best], FLOOR: seconds[FLOOR]})
-        if WORLD.rank == 0:
-            print(f"peak extra memory of ours, two_dimensional: {extra:.2f} of the gradients' bytes")
-        keep(
-            args.json,
-            benchmark="averaging",
-            model=name,
-            network=args.network,
-            bytes=nbytes,
-            seconds=seconds,
-            extra_memory=extra,
-        )
+    with busy_processes(args.busy):
+        for name in args.models.split(","):
+            compare(name, args)
+
+
+def compare(name: str, args: argparse.Namespace) -> None:
+    """Run all contestants on a model, and print a table."""
+    shapes = MODELS[name]
+    nbytes = 4 * sum(int(np.prod(shape)) for shape in shapes)
+    seconds, extra = measure(shapes, nbytes, args.rounds if nbytes < 2e8 else max(3, args.rounds // 3))
+    others = {key: s for key, s in seconds.items() if not key.startswith("ours") and key != FLOOR}
+    best = min(others, key=others.__getitem__)
+    size = f"{len(shapes)} arrays, {nbytes / 1e6:.1f} MB, {WORLD.size} ranks, busy processes: {args.busy}"
+    table(f"{name}: {size}; fastest other: {best}", seconds, {"fastest other": others[best], FLOOR: seconds[FLOOR]})
+    if WORLD.rank == 0:
+        print(f"peak extra memory of ours, two_dimensional: {extra:.2f} of the gradients' bytes")
+    keep(
+        args.json,
+        benchmark="averaging",
+        model=name,
+        network=args.network,
+        busy=args.busy,
+        bytes=nbytes,
+        seconds=seconds,
+        extra_memory=extra,
+    )
 
 
 def measure(shapes: list[tuple[int, ...]], nbytes: int, rounds: int) -> tuple[dict[str, float], float]:
@@ -73,23 +82,33 @@ def measure(shapes: list[tuple[int, ...]], nbytes: int, rounds: int) -> tuple[di
 
     fresh = [grad.copy() for grad in grads]
 
-    def refresh(name: str) -> None:
-        # For everyone, since some average in place; the arrays stay, so that nobody pays for freeing them.
+    def refresh(name: str = "") -> None:
+        # For everyone, since most average in place; the arrays stay, so that nobody pays for freeing them.
         for param, grad, copy in zip(params, grads, fresh, strict=True):
             np.copyto(copy, grad)
             param.grad = copy
 
     ours = {name: mn_comm.create_communicator(name) for name in STRATEGIES}
-    refresh("")
+    refresh()
     before = proportional_bytes()
     ours["two_dimensional"].multi_node_mean_grad(model)
+    settle(ours["two_dimensional"], model, refresh)
     extra = (proportional_bytes() - before) / nbytes
+    settle(ours["hierarchical"], model, refresh)
     bundled = chainermn.create_communicator("naive")
+
+    def allreduce_each() -> None:
+        for param in params:
+            grad = param.grad
+            WORLD.Allreduce(MPI.IN_PLACE, grad)
+            grad /= WORLD.size
+
     packed, received = np.concatenate([grad.ravel() for grad in grads]), np.empty(nbytes // 4, np.float32)
     contestants: dict[str, Callable[[], Any]] = {
         **{f"ours, {name}": lambda comm=comm: comm.multi_node_mean_grad(model) for name, comm in ours.items()},
         "bundled naive": lambda: bundled.multi_node_mean_grad(model),
         "MPI_Allreduce of one buffer": lambda: WORLD.Allreduce(packed, received),
+        "MPI_Allreduce of each array": allreduce_each,
         FLOOR: lambda: np.copyto(received, packed),
         **make_gloo(params),
     }

@@ -3,17 +3,25 @@
 from __future__ import annotations
 
 import json
+import os
 import statistics
+import subprocess
+import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from mpi4py import MPI
 
-__all__ = ["interleave", "keep", "table", "timed"]
+__all__ = ["busy_processes", "interleave", "keep", "settle", "table", "timed"]
 
 WORLD = MPI.COMM_WORLD
+# By then each way that mn_comm.gradients.pace chooses from has been tried three times, where there is any doubt.
+AVERAGES_TO_SETTLE = 30
+# It ends with its parent, however that ends.
+BURN = "import os, sys\nwhile os.getppid() == int(sys.argv[1]): sum(range(100_000))"
 
 
 def timed(run: Callable[[], object]) -> float:
@@ -51,6 +59,35 @@ def interleave(
             if round_ >= warm_up:
                 seconds[name].append(elapsed)
     return {name: statistics.median(each) for name, each in seconds.items()}
+
+
+def settle(comm: Any, model: Any, prepare: Callable[[], object]) -> None:
+    """Average gradients until a communicator knows how often its ranks had best meet, if it can choose; collective.
+
+    Args:
+        comm: The communicator.
+        model: Whose gradients; the choice is made for each model.
+        prepare: Called before each average.
+    """
+    if comm.size > 1 and comm.inter_size == 1 and comm.strategy not in ("naive", "flat"):
+        for _ in range(AVERAGES_TO_SETTLE):
+            prepare()
+            comm.multi_node_mean_grad(model)
+
+
+@contextmanager
+def busy_processes(number: int) -> Iterator[None]:
+    """Let processes that do nothing but burn a core run beside rank 0, on its host and with its priority."""
+    started: list[subprocess.Popen[bytes]] = []
+    try:
+        for _ in range(number if WORLD.rank == 0 else 0):
+            command = [sys.executable, "-S", "-c", BURN, str(os.getpid())]
+            started.append(subprocess.Popen(command, stdin=subprocess.DEVNULL))
+        yield
+    finally:
+        for process in started:
+            process.kill()
+            process.wait()
 
 
 def table(title: str, seconds: Mapping[str, float], bases: Mapping[str, float]) -> None:

@@ -6,8 +6,15 @@ an all-gather by recursive doubling: 2 log2(p) messages, 2 (p - 1) / p * s bytes
 Optimization of collective communication operations in MPICH, section 4.5); if p is no power of two, the processes
 beyond the last one hand their data to a neighbour first, and get the result from it in the end.
 
-To this come copies and sums in memory. Processes that outnumber the cores share them: what they compute takes as much
-longer, and whenever one waits for another it may have to wait for its turn as well.
+Gradients travel in buckets, one after the other, and to their messages come copies and sums in memory. ``naive`` (a
+bucket for each gradient) and ``flat`` copy gradients into a bucket, have MPI add it up in place among all processes,
+divide it, and copy it back; so do the others on nodes of one process each. Elsewhere those add up in memory that the
+processes of a node share: each copies what others are to add up into its own, adds up one share of the bucket from all
+of theirs, and copies the sums of the others from there; in between they wait for each other at barriers. On several
+nodes the sums are averaged across these by MPI before. See :mod:`mn_comm.strategies`.
+
+Processes that outnumber the cores share them: what they compute takes as much longer, and whenever one waits for
+another it may have to wait for its turn as well.
 """
 
 from __future__ import annotations
@@ -24,6 +31,7 @@ __all__ = [
     "Machine",
     "Point",
     "allreduce_messages",
+    "buckets",
     "exchanges",
     "features",
     "fit",
@@ -34,10 +42,9 @@ __all__ = [
 PARAMETERS = {
     "call": "seconds of every call",
     "array": "seconds for each array",
-    "pack": "seconds per byte that is packed",
-    "add": "seconds per byte that is read or written while arrays in shared memory are added up",
-    "stream": "seconds per byte that is read or written while arrays are averaged where they lie",
-    "miss": "seconds more per byte that the cache does not hold",
+    "copy": "seconds per byte that is read or written while arrays are copied or divided",
+    "add": "seconds per byte that is read or written while shares in shared memory are added up",
+    "miss": "seconds more per byte of gradients and buckets that the cache does not hold",
     "sync": "seconds of each message or barrier within a node",
     "shm": "seconds per byte of MPI's messages within a node",
     "far": "seconds more per byte of these that the cache does not hold",
@@ -47,7 +54,12 @@ PARAMETERS = {
     "wire": "seconds per byte on a node's link",
     "stall": "seconds more per byte of a long message between nodes, where its ends have to wait for their turns",
 }
-PIECE_BYTES = 512 * 1024  # of what is averaged where it lies, between two barriers
+# Of the share of each process in a bucket on a single node: while each has a core, and where they outnumber the cores.
+SHARE_BYTES = 256 * 1024, 4 * 1024 * 1024
+# Of other buckets: in memory that processes share, and in their own.
+SHARED_BUCKET_BYTES, OWN_BUCKET_BYTES = 16 * 1024 * 1024, 4 * 1024 * 1024
+SLOTS = 2  # of memory that processes share: buckets take turns
+CHECK_BYTES = 32  # of the check that all processes have the same gradients
 # MPICH fetches longer messages from their sender, which takes both ends to be running. Where there are more hosts than
 # cores, a pair was seen to send first one way and then the other: twice as long as both ways at once.
 LONG_BYTES = 4 * 1024 * 1024
@@ -77,19 +89,22 @@ class Point:
         hosts: How many processes each node has.
         nbytes: Of all gradients together.
         arrays: How many gradients there are.
-        streamed_bytes: Of those that are averaged where they lie.
     """
 
     strategy: str
     hosts: tuple[int, ...]
     nbytes: int
     arrays: int
-    streamed_bytes: int = 0
 
     @property
     def ranks(self) -> int:
         """How many processes there are."""
         return sum(self.hosts)
+
+    @property
+    def shares_memory(self) -> bool:
+        """Whether the processes of a node add up in memory that they share."""
+        return self.strategy not in ("naive", "flat") and max(self.hosts) > 1
 
 
 def allreduce_messages(ranks: int, nbytes: float) -> list[float]:
@@ -105,20 +120,30 @@ def exchanges(ranks: int, nbytes: float) -> list[float]:
     return halves + halves[::-1]
 
 
+def buckets(point: Point, machine: Machine) -> int:
+    """Return how many buckets the gradients travel in."""
+    if point.strategy == "naive":
+        return point.arrays
+    limit = SHARED_BUCKET_BYTES if point.shares_memory else OWN_BUCKET_BYTES
+    if point.shares_memory and len(point.hosts) == 1:
+        limit = SHARE_BYTES[point.ranks > machine.cores] * point.ranks
+    return math.ceil(point.nbytes / limit)
+
+
 def features(point: Point, machine: Machine) -> dict[str, float]:
     """Return what each parameter is to be multiplied with, for the seconds of a call."""
     cost: Counter[str] = Counter(call=1, array=point.arrays)
-    packed = point.nbytes - point.streamed_bytes
-    cost["pack"] = packed
-    if point.strategy in ("naive", "flat"):
-        cost.update(_messages(point, machine))
-    else:
-        cost.update(_two_stage(point, machine, packed))
-    # The gradients, what they were computed from, and the buffer that they are packed into.
-    footprint = point.ranks * (2 * point.nbytes + packed)
-    cost["miss"] = (point.nbytes + packed) * max(0, 1 - machine.cache_bytes / footprint)
+    cost.update(_allreduce(point, machine, CHECK_BYTES))
+    count = buckets(point, machine)
+    bucket = point.nbytes / count
+    for name, value in (_in_shared_memory if point.shares_memory else _by_messages)(point, machine, bucket).items():
+        cost[name] += count * value
+    # Each gradient is read and written, and so is its place in a bucket; the former beside what it was computed from.
+    memory = bucket * min(count, SLOTS if point.shares_memory else 1)
+    beyond = _beyond_cache(machine, 2 * point.ranks * point.nbytes) + _beyond_cache(machine, point.ranks * memory)
+    cost["miss"] = 2 * point.nbytes * beyond
     crowd = max(1, point.ranks / machine.cores)
-    for shared in ("call", "array", "pack", "add", "stream", "miss"):
+    for shared in ("call", "array", "copy", "add", "miss"):
         cost[shared] *= math.ceil(crowd)  # done in a slice of time each: three processes on two cores take two
     for messages in ("shm", "far"):
         cost[messages] *= crowd
@@ -127,44 +152,49 @@ def features(point: Point, machine: Machine) -> dict[str, float]:
     return {name: cost[name] for name in PARAMETERS}
 
 
-def _messages(point: Point, machine: Machine) -> Mapping[str, float]:
-    """Return the cost of ``naive`` and ``flat``: MPI reduces within each node, then across nodes, and hands it back."""
-    calls = point.arrays if point.strategy == "naive" else 1
-    each = point.nbytes / calls
-    inside = allreduce_messages(max(point.hosts), each)
-    across = allreduce_messages(len(point.hosts), each)
+def _allreduce(point: Point, machine: Machine, nbytes: float) -> Mapping[str, float]:
+    """Return the cost of MPI's allreduce among all: within each node, then across nodes, and back."""
+    inside = allreduce_messages(max(point.hosts), nbytes)
+    across = allreduce_messages(len(point.hosts), nbytes)
     return {
-        "sync": calls * len(inside),
-        "shm": calls * sum(inside),
+        "sync": len(inside),
+        "shm": sum(inside),
         # Each process's array, and what it receives.
-        "far": calls * sum(inside) * max(0, 1 - machine.cache_bytes / (2 * point.ranks * each)),
-        "hop": calls * len(across),
-        "wire": calls * sum(across),
-        "stall": calls * _stalled(point, machine, each),
-    }
-
-
-def _two_stage(point: Point, machine: Machine, packed: float) -> Mapping[str, float]:
-    """Return the cost of those that know of nodes; see :class:`mn_comm.strategies.two_stage.TwoStage`."""
-    inside, nodes = max(point.hosts), len(point.hosts)
-    pieces = math.ceil(point.streamed_bytes / PIECE_BYTES)
-    if nodes == 1:
-        # Each process reads its share of every segment, and writes it to all; or every piece of all into its arrays.
-        barriers = (2 if packed else 0) + pieces
-        if inside == 1:
-            return {"add": 2 * packed, "pack": point.streamed_bytes}
-        return {"sync": barriers, "add": 2 * packed, "stream": (3 + inside) * point.streamed_bytes}
-    shards = 1 if point.strategy == "hierarchical" else min(point.hosts)
-    shard = packed / shards
-    across = allreduce_messages(nodes, shard)
-    return {
-        "sync": 2 if inside > 1 else 0,
-        "add": (inside + 2) * shard + (2 * inside - 2) * shard,
+        "far": sum(inside) * _beyond_cache(machine, 2 * point.ranks * nbytes),
         "hop": len(across),
-        # All shards share the link.
-        "wire": shards * sum(across),
-        "stall": _stalled(point, machine, shard) if shards == 1 else 0,
+        "wire": sum(across),
+        "stall": _stalled(point, machine, nbytes),
     }
+
+
+def _by_messages(point: Point, machine: Machine, nbytes: float) -> Mapping[str, float]:
+    """Return the cost of a bucket that MPI adds up among all: copied in, divided if there are several, copied out."""
+    return {"copy": (4 if point.ranks == 1 else 6) * nbytes, **_allreduce(point, machine, nbytes)}
+
+
+def _in_shared_memory(point: Point, machine: Machine, nbytes: float) -> Mapping[str, float]:
+    """Return the cost of a bucket that the processes of a node add up, each its share of it."""
+    inside, nodes = max(point.hosts), len(point.hosts)
+    of_others = (inside - 1) / inside * nbytes
+    if nodes == 1:
+        # The sum of the own share goes to the gradients at once, from the cache.
+        return {"sync": 2, "copy": 2 * of_others + 2 * of_others, "add": (1 + 2 / inside) * nbytes}
+    owners = 1 if point.strategy == "hierarchical" else min(point.hosts)
+    across = allreduce_messages(nodes, nbytes / owners)
+    return {
+        "sync": 2 if owners == inside else 3,  # where not everyone owns what it added up, its owner waits for it
+        "copy": 2 * of_others + 2 * nbytes / owners + 2 * nbytes,
+        "add": (1 + 1 / inside) * nbytes,
+        "hop": len(across),
+        # All owners share the link.
+        "wire": owners * sum(across),
+        "stall": _stalled(point, machine, nbytes) if owners == 1 else 0,
+    }
+
+
+def _beyond_cache(machine: Machine, nbytes: float) -> float:
+    """Return which part of so many bytes the cache does not hold."""
+    return max(0, 1 - machine.cache_bytes / nbytes)
 
 
 def _stalled(point: Point, machine: Machine, nbytes: float) -> float:

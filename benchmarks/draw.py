@@ -34,6 +34,7 @@ def draw(figures: dict[str, Any], folder: Path) -> None:
     """Draw one chart."""
     seconds = dict(sorted(figures["seconds"].items(), key=lambda item: -item[1]))
     parts = [figures["benchmark"], figures.get("model"), figures.get("network"), f"{figures['ranks']}-ranks"]
+    parts += [f"{figures['busy']}-busy"] if figures.get("busy") else []
     name = "-".join(part for part in parts if part)
     figure, axes = plt.subplots(figsize=(8, 0.45 * len(seconds) + 1.2), layout="constrained")
     bars = axes.barh(list(seconds), [1e3 * s for s in seconds.values()], color=[colour(each) for each in seconds])

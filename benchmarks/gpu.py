@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 from common import WORLD, interleave, table
 from models import MODELS
+from mpi4py import MPI
 
 from mn_comm import create_communicator
 
@@ -26,7 +27,7 @@ class Param:
 
     def __init__(self, data: Any) -> None:
         self.data = data
-        self.grad = data
+        self.grad = data.copy()
 
 
 class Model:
@@ -42,9 +43,12 @@ class Model:
         return self.named
 
     def restore(self) -> None:
-        """Take the gradients out of the buffer, as a backward pass would."""
+        """Make the gradients what they were before they were averaged, as a backward pass would."""
+        import cupy
+
         for _, param in self.named:
-            param.grad = param.data
+            param.grad[...] = param.data
+        cupy.cuda.get_current_stream().synchronize()
 
 
 def main() -> None:
@@ -65,19 +69,26 @@ def main() -> None:
 def packing(shapes: list[tuple[int, ...]], rounds: int) -> None:
     """Print the bandwidths of a copy on the device and of packing: bytes read and written in a second of the device."""
     import cupy
-    from mn_comm.device.buffer import DeviceBuffer
 
-    from mn_comm.device.bucket import DeviceBucket
+    from mn_comm.config import Config
+    from mn_comm.context import contexts_of
+    from mn_comm.gradients.agree import signature_of
+    from mn_comm.gradients.layout import Layout
+    from mn_comm.strategies import Strategy
 
     model = Model(shapes)
+    grads = [param.grad for _, param in model.named]
+    signature = signature_of((name, param.grad) for name, param in model.named)
+    alone = Strategy("dummy", contexts_of(MPI.COMM_SELF).foreground)
     dtype = np.dtype(np.float32)
     length = sum(int(np.prod(shape)) for shape in shapes)
     source, target = cupy.ones(length, dtype), cupy.empty(length, dtype)
 
-    def bucket(batched: bool) -> Callable[[], object]:
-        buffer = DeviceBuffer(cupy.empty(length, dtype), None, divisor=2)  # type: ignore[arg-type]
-        packed = DeviceBucket(range(len(shapes)), shapes, dtype, buffer, lambda: batched)
-        return lambda: packed.pack(model.named)
+    def packed_by(batched: bool) -> Callable[[], object]:
+        config = Config(batched_copy=batched)
+        layout = Layout(alone, signature, grads, (), config, bucket_bytes=None, whole=False, lasting=False)
+        (bucket,) = layout.buckets().buckets
+        return lambda: bucket.pack(grads)
 
     runs = {
         "copy on the device": lambda: cupy.cuda.runtime.memcpyAsync(
@@ -87,8 +98,8 @@ def packing(shapes: list[tuple[int, ...]], rounds: int) -> None:
             cupy.cuda.runtime.memcpyDeviceToDevice,
             cupy.cuda.get_current_stream().ptr,
         ),
-        "one launch for all": bucket(True),
-        "one launch for each": bucket(False),
+        "one launch for all": packed_by(True),
+        "one launch for each": packed_by(False),
     }
     seconds = {name: on_the_device(run, rounds) for name, run in runs.items()}
     print(f"\npacking {length * 4 / 1e6:.0f} MB in {len(shapes)} arrays, median of {rounds}")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import chainer
 import numpy as np
 
@@ -26,14 +28,33 @@ def _convolution(n_in: int, n_out: int, kernel: int) -> list[tuple[int, ...]]:
     return [(n_out, n_in, kernel, kernel), (n_out,), (n_out,)]
 
 
+def _linear(*widths: int) -> list[tuple[int, ...]]:
+    """Return the shapes of linear layers with biases, one after the other."""
+    return [shape for n_in, n_out in pairwise(widths) for shape in ((n_out, n_in), (n_out,))]
+
+
+def _transformer(words: int, width: int, layers: int) -> list[tuple[int, ...]]:
+    """Return the shapes of an encoder (Vaswani et al., arXiv:1706.03762), four times as wide between its layers."""
+    normalisation: list[tuple[int, ...]] = [(width,), (width,)]
+    attention = _linear(width, width) * 4  # queries, keys, values, and what is made of them
+    layer = attention + normalisation + _linear(width, 4 * width, width) + normalisation
+    return [(words, width), *layer * layers]
+
+
 MODELS = {
     "resnet50": resnet50(),
     "mlp": [(1000, 784), (1000,), (1000, 1000), (1000,), (10, 1000), (10,)],
     "small": [(256,)] * 1000,
     "large": [(100_000_000,)],
     "wire": [(1000, 1000)] * 4,
+    "deep": _linear(3 * 32 * 32, 2048, 2048, 2048, 2048, 768, 384, 10),
+    "wide": _transformer(4800, 384, 6),
 }
-"""Shapes of float32: 161 arrays of 102 MB in all, 6 of 7 MB, 1,000 of 1 KiB each, one of 400 MB, four of 4 MB each."""
+"""Shapes of float32: 161 arrays of 102 MB in all, 6 of 7 MB, 1,000 of 1 KiB each, one of 400 MB, four of 4 MB each.
+
+``deep`` is seven linear layers over images of 32 by 32 pixels in three colours, 83 MB in 14 arrays; ``wide`` is a
+transformer's encoder of six layers, 384 wide, with the embedding of 4,800 words, 50 MB in 97 arrays.
+"""
 
 
 def make_model(shapes: list[tuple[int, ...]]) -> chainer.Link:

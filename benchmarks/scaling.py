@@ -38,7 +38,7 @@ RESNET50 = "resnet50"
 # Megabytes and number of arrays.
 FITTED_SHAPES: list[tuple[float, int]] = [(0.25, 4), (1, 1), (1, 16), (4, 64), (4, 1), (16, 4), (16, 64), (64, 16)]
 OTHER_SHAPES: list[tuple[float, int] | str] = [(2, 8), (8, 4), (32, 32), RESNET50]
-FITTED_WIRE: list[tuple[float, int]] = [(1 / 1024, 1), (1, 1), (1, 16), (4, 16), (16, 4), (32, 8)]
+FITTED_WIRE: list[tuple[float, int]] = [(1 / 1024, 1), (1, 1), (1, 16), (4, 16), (16, 1), (32, 8)]
 OTHER_WIRE: list[tuple[float, int]] = [(2, 8), (6, 6), (24, 16)]
 ONE_NODE, NODES = ("naive", "flat", "two_dimensional"), ("naive", "flat", "hierarchical", "two_dimensional")
 # Processes on each host: strategies, shapes to fit, shapes to predict.
@@ -131,7 +131,7 @@ def machine_line() -> dict:
 
 def as_point(line: dict) -> Point:
     """Return the point that a line tells of."""
-    return Point(line["strategy"], tuple(line["hosts"]), line["nbytes"], line["arrays"], line["streamed_bytes"])
+    return Point(line["strategy"], tuple(line["hosts"]), line["nbytes"], line["arrays"])
 
 
 def as_machine(line: dict) -> Machine:

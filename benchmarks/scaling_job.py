@@ -7,9 +7,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
-from common import interleave
-from mn_comm.gradients.in_place import is_streamed
-from mn_comm.intra import SharedStage
+from common import interleave, settle
 from mpi4py import MPI
 
 import mn_comm
@@ -24,7 +22,7 @@ class Param:
 
     def __init__(self, shape: tuple[int, ...]) -> None:
         self.data = np.zeros(shape, np.float32)
-        self.grad: Any = None
+        self.grad = np.zeros(shape, np.float32)
 
 
 class Gradients:
@@ -34,32 +32,27 @@ class Gradients:
         self.params = [Param(shape) for shape in shapes]
         random = np.random.RandomState(WORLD.rank)
         self.original = [random.rand(*shape).astype(np.float32) for shape in shapes]
-        self.fresh = [each.copy() for each in self.original]
 
     def namedparams(self) -> Iterator[tuple[str, Param]]:
         """Yield the names and parameters."""
         for i, param in enumerate(self.params):
             yield f"/{i:04}", param
 
-    def refresh(self, _name: str) -> None:
+    def refresh(self, _name: str = "") -> None:
         """Make the gradients what a backward pass would have made them: arrays of their own, just written."""
-        for param, original, fresh in zip(self.params, self.original, self.fresh, strict=True):
-            np.copyto(fresh, original)
-            param.grad = fresh
+        for param, original in zip(self.params, self.original, strict=True):
+            np.copyto(param.grad, original)
 
 
 def run(hosts: list[int], strategies: list[str], shapes: list, rounds: int) -> None:
     """Print, on rank 0, a line of JSON for each strategy and shape."""
-    streams = len(hosts) == 1 and SharedStage(WORLD).streamed([1], np.dtype(np.float32)) is not None
     for shape, fitted in shapes:
         arrays = shapes_of(shape)
         nbytes = 4 * sum(int(np.prod(each)) for each in arrays)
-        large = [4 * int(np.prod(each)) for each in arrays if is_streamed((each, np.dtype(np.float32)), None)]
         for name, seconds in measure(strategies, Gradients(arrays), rounds).items():
-            streamed_bytes = sum(large) if streams and name not in ("naive", "flat") else 0
             line = {"strategy": name, "hosts": hosts, "shape": shape, "nbytes": nbytes, "arrays": len(arrays)}
             if WORLD.rank == 0:
-                print(json.dumps({**line, "streamed_bytes": streamed_bytes, "fitted": fitted, "seconds": seconds}))
+                print(json.dumps({**line, "fitted": fitted, "seconds": seconds}))
 
 
 def shapes_of(shape: Any) -> list[tuple[int, ...]]:
@@ -76,6 +69,8 @@ def measure(strategies: list[str], model: Gradients, rounds: int) -> dict[str, f
     """Return the median seconds of each strategy."""
     comms = {name: mn_comm.create_communicator(name) for name in strategies}
     contestants = {name: lambda comm=comm: comm.multi_node_mean_grad(model) for name, comm in comms.items()}
+    for comm in comms.values():
+        settle(comm, model, model.refresh)
     seconds = interleave(contestants, rounds, prepare=model.refresh, warm_up=2)
     for comm in comms.values():
         comm.finalize()

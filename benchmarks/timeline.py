@@ -22,8 +22,9 @@ from common import timed
 from mpi4py import MPI
 
 import mn_optim
-from mn_comm import create_communicator
-from mn_tools.timeline import record
+from mn_comm import create_communicator, span
+from mn_comm.spans import record
+from mn_tools.timeline import Recorder
 
 WORLD = MPI.COMM_WORLD
 SCHEMES = {"plain": {}, "overlap": {"overlap": True, "bucket_bytes": 1 << 20}, "double": {"double_buffering": True}}
@@ -53,7 +54,7 @@ def main() -> None:
     args = parser.parse_args()
     comm = create_communicator(args.communicator)
     x = np.ones((args.batch, args.width), np.float32)
-    recorder = record.Recorder(most=10**7)
+    recorder = Recorder(most=10**7)
     if WORLD.rank == 0:
         print(f"{WORLD.size} ranks; one span takes {span_seconds() * 1e6:.2f} µs")
         print(f"{'':10}{'step, ms':>10}{'spans':>8}{'expected':>10}{'measured':>10}{'none / none':>13}")
@@ -74,21 +75,21 @@ def main() -> None:
 
 
 def make_step(
-    comm: object, x: np.ndarray, args: argparse.Namespace, options: dict, recording: record.Recorder | None
+    comm: object, x: np.ndarray, args: argparse.Namespace, options: dict, recording: Recorder | None
 ) -> Callable[[], None]:
     """Return a training step that records, or does not."""
-    record.active = recording
+    record(recording)
     net = Net(args.width, args.layers)
     optimizer = mn_optim.create_multi_node_optimizer(chainer.optimizers.SGD(0), comm, **options).setup(net)
 
     def step() -> None:
-        record.active = recording
+        record(recording)
         optimizer.update(net, x)
 
     return step
 
 
-def measure(steps: list[Callable[[], None]], recorder: record.Recorder, pairs: int) -> tuple[list[list[float]], float]:
+def measure(steps: list[Callable[[], None]], recorder: Recorder, pairs: int) -> tuple[list[list[float]], float]:
     """Return the seconds of each step in each round, on the slowest rank, and how many spans a recording one has."""
     recorder.events.clear()
     mine = np.empty((len(steps), pairs))
@@ -107,15 +108,15 @@ def ratio(one: list[float], other: list[float]) -> float:
 
 def span_seconds() -> float:
     """Return how long it takes to record one span."""
-    record.active = record.Recorder(most=10**7)
+    record(Recorder(most=10**7))
     best = float("inf")
     for _ in range(20):
         begin = time.perf_counter()
         for _ in range(1000):
-            with record.span("x"):
+            with span("x"):
                 pass
         best = min(best, time.perf_counter() - begin)
-    record.active = None
+    record(None)
     return best / 1000
 
 

@@ -17,6 +17,11 @@ def cost(root_of_benchmarks):
 
 
 @pytest.fixture(scope="module")
+def scaling(root_of_benchmarks):
+    return importlib.import_module("scaling")
+
+
+@pytest.fixture(scope="module")
 def extrapolate(root_of_benchmarks):
     return importlib.import_module("extrapolate")
 
@@ -36,9 +41,8 @@ def machine(cost):
 TRUE = {
     "call": 2e-5,
     "array": 3e-6,
-    "pack": 1e-10,
+    "copy": 1e-10,
     "add": 1.2e-10,
-    "stream": 0.7e-10,
     "miss": 0.5e-10,
     "sync": 8e-6,
     "shm": 3e-10,
@@ -52,17 +56,13 @@ TRUE = {
 
 
 def make_points(cost, layouts):
-    shapes = [(0.25, 4), (1, 1), (1, 16), (4, 64), (16, 4), (64, 16)]
+    shapes = [(0.25, 4), (1, 1), (1, 16), (4, 64), (16, 1), (64, 16)]
     return [
-        cost.Point(name, hosts, int(mb * MEGABYTE), n, int(mb * MEGABYTE) if streams(name, hosts, mb / n) else 0)
+        cost.Point(name, hosts, int(mb * MEGABYTE), n)
         for hosts in layouts
         for name in ("naive", "flat", "hierarchical", "two_dimensional")
         for mb, n in shapes
     ]
-
-
-def streams(name, hosts, each):
-    return hosts == (2,) and name not in ("naive", "flat") and each >= 0.25
 
 
 FITTED = [(1,), (2,), (4,), (1, 1), (1, 1, 1), (2, 1)]
@@ -94,7 +94,7 @@ def test_no_parameter_is_negative_even_if_that_would_fit_better(cost, machine):
 def test_more_bytes_arrays_and_processes_never_take_less_time(cost, machine):
     for point in make_points(cost, [*FITTED, *OTHERS]):
         seconds = cost.predict(point, machine, TRUE)
-        twice = dataclasses.replace(point, nbytes=2 * point.nbytes, streamed_bytes=2 * point.streamed_bytes)
+        twice = dataclasses.replace(point, nbytes=2 * point.nbytes)
         assert seconds < cost.predict(twice, machine, TRUE)
         if point.strategy != "naive":  # whose messages become shorter
             assert seconds < cost.predict(dataclasses.replace(point, arrays=2 * point.arrays), machine, TRUE)
@@ -114,6 +114,43 @@ def test_one_process_sends_nothing(cost, machine):
     for point in make_points(cost, [(1,)]):
         values = cost.features(point, machine)
         assert not any(values[name] for name in ("sync", "shm", "far", "turn", "hop", "wire", "stall"))
+
+
+@pytest.mark.parametrize(
+    ("strategy", "hosts", "each"),
+    [
+        ("naive", (2,), 0.5),
+        ("flat", (2,), 4),
+        ("two_dimensional", (1,), 4),
+        ("two_dimensional", (2,), 0.5),
+        ("two_dimensional", (4,), 16),
+        ("two_dimensional", (1, 1), 4),
+        ("hierarchical", (2, 1), 16),
+    ],
+)
+def test_buckets_are_as_large_as_mn_comm_makes_them(cost, machine, strategy, hosts, each):
+    point = cost.Point(strategy, hosts, 96 * MEGABYTE, 192)
+    assert point.nbytes / cost.buckets(point, machine) == each * MEGABYTE
+
+
+@pytest.mark.parametrize(
+    ("strategy", "hosts", "copied", "added", "meetings"),
+    [
+        ("flat", (1,), 4, 0, 0),
+        ("flat", (2, 2), 6, 0, 4),
+        ("two_dimensional", (1,), 4, 0, 0),
+        ("two_dimensional", (2,), 2, 2, 6),
+        ("two_dimensional", (4,), 3, 1.5, 6),
+        ("two_dimensional", (1, 1), 6, 0, 0),
+        ("two_dimensional", (2, 2), 4, 1.5, 4),
+        ("hierarchical", (2, 2), 5, 1.5, 5),
+    ],
+)
+def test_what_becomes_of_each_byte_of_a_bucket(cost, strategy, hosts, copied, added, meetings):
+    machine = cost.Machine(cores=4, cache_bytes=32 * MEGABYTE)
+    values = cost.features(cost.Point(strategy, hosts, MEGABYTE, 1), machine)
+    assert (values["copy"], values["add"]) == (copied * MEGABYTE, added * MEGABYTE)
+    assert values["sync"] == meetings
 
 
 def test_efficiency_is_one_alone_and_falls_towards_a_limit(extrapolate):
@@ -147,6 +184,12 @@ def test_the_modelled_cluster_of_the_paper_is_near_the_published_efficiency(extr
     (fdr,) = [network for network in cluster.networks if "FDR" in network.name]
     modelled = extrapolate.efficiency(128, cluster, fdr, 0.9, overlap=False)
     assert modelled == pytest.approx(0.9, abs=0.05)
+
+
+def test_points_that_were_measured_before_are_read(cost, scaling):
+    line = {"strategy": "flat", "hosts": [2, 1], "nbytes": 8, "arrays": 2}
+    expected = cost.Point("flat", (2, 1), 8, 2)
+    assert scaling.as_point(line) == scaling.as_point({**line, "streamed_bytes": 4}) == expected
 
 
 def test_the_cache_is_as_large_as_fits_the_times(cost, machine):
