@@ -7,7 +7,7 @@ from typing import Protocol
 
 import chainer
 
-from mn_comm import CommunicationHook, CommunicatorBase, GradientReducer, Reduction
+from mn_comm import CommunicationHook, CommunicatorBase, GradientReducer, Reduction, raise_on_all
 
 __all__ = ["AfterBackward", "Backward", "DoubleBuffered", "Overlapped", "Scheme"]
 
@@ -105,7 +105,8 @@ class Overlapped:
 
     def _learn_order(self, model: chainer.Link, backward: Backward) -> list[str]:
         names: list[str] = []
-        _run(backward, model, names.append)
+        with raise_on_all(self._communicator):
+            _run(backward, model, names.append)
         order: list[str] = self._communicator.bcast_obj(names if self._communicator.rank == 0 else None)
         return order
 
