@@ -57,7 +57,7 @@ PUBLIC = [
     "chainermn",
     *(f"chainermn.{name}" for name in chainermn.__all__ if isinstance(getattr(chainermn, name), ModuleType)),
 ]
-OURS = ("mn_comm", "mn_compat", "mn_data", "mn_extensions", "mn_modelpar", "mn_optim")
+OURS = ("mn_comm", "mn_compat", "mn_data", "mn_extensions", "mn_modelpar", "mn_optim", "mn_tools")
 
 
 def resolve_where_public(
