@@ -19,7 +19,10 @@ else:
         def __getattr__(self, name: str) -> Any:
             from mpi4py import MPI
 
-            return getattr(MPI, name)
+            value = getattr(MPI, name)
+            if name.isupper():  # constants, asked for in every step
+                self.__dict__[name] = value
+            return value
 
     MPI = _LazyMPI("mpi4py.MPI")
 
