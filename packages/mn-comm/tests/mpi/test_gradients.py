@@ -6,7 +6,7 @@ from fake_model import Model, Param
 from mpi4py import MPI
 
 from mn_comm import check_in_debug_mode, create_communicator
-from mn_comm.gradients import targets
+from mn_comm.gradients import layout, targets
 
 WORLD = MPI.COMM_WORLD
 RANK, SIZE = WORLD.rank, WORLD.size
@@ -158,6 +158,32 @@ def test_any_number_of_sets_of_gradients(name):
                 assert param.grad is None
             else:
                 check(param.grad, np.full(3, (SIZE - 1) / 2 + step + i))
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_buckets_are_kept_for_sets_of_gradients_that_take_turns(name, monkeypatch):
+    """As those of a generator and of a discriminator do."""
+    made = []
+    monkeypatch.setattr(layout.Layout, "_make_buckets", _noting(made, layout.Layout._make_buckets))
+    params = [Param(np.zeros(3, "f4")) for _ in range(4)]
+    model = Model(**{f"p{i}": param for i, param in enumerate(params)})
+    comm = create_communicator(name)
+    for step in range(20):
+        for i, param in enumerate(params):
+            param.grad = np.full(3, RANK, "f4") if i % 2 == step % 2 else None
+        comm.multi_node_mean_grad(model)
+        np.testing.assert_array_equal(params[step % 2].grad, MEAN)
+        if step == 1:
+            assert len(made) == 2
+    assert len(made) <= 4  # twice as many if ranks come to meet less often
+
+
+def _noting(calls, function):
+    def call(*args):
+        calls.append(args)
+        return function(*args)
+
+    return call
 
 
 @several

@@ -219,3 +219,62 @@ def test_models_that_come_to_differ_raise_on_all_ranks(options):
     wide = np.zeros((6, 6), "f4")
     with pytest.raises(ValueError, match=r"first at /b/W: shape \(3, 5\) .* on rank 0, shape \(3, 6\)"):
         optimizer.update(lambda: F.sum(model.a(x)) + F.sum(model.b(wide if RANK == SIZE - 1 else x)))
+
+
+class Raising(chainer.FunctionNode):
+    """The identity; its backward pass raises."""
+
+    def forward(self, inputs):
+        return inputs
+
+    def backward(self, indexes, grads):
+        raise ArithmeticError("half way")
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("options", [{}, {"overlap": True}, {"double_buffering": True}])
+def test_a_batch_skipped_by_all_ranks_leaves_nothing_in_the_next_mean(options, name):
+    """The backward pass raises after large buckets have left."""
+    optimizer = create_multi_node_optimizer(chainer.optimizers.SGD(), create_communicator(name), **options)
+    model = chainer.Link()
+    with model.init_scope():
+        for i in range(3):
+            setattr(model, f"p{i}", chainer.Parameter(np.zeros(1_500_000, "f4")))
+    optimizer.setup(model)
+    optimizer.assume_synchronized()
+
+    def loss(factor, fails=False):
+        p0 = Raising().apply((model.p0,))[0] if fails else F.identity(model.p0)
+        return sum(F.sum(p * np.float32(factor)) for p in (F.identity(F.identity(p0)), model.p1, model.p2))
+
+    for step in range(8):
+        with pytest.raises(ArithmeticError, match="half way"):
+            optimizer.update(loss, 100 + RANK, fails=True)
+        optimizer.update(loss, RANK + step)
+        if options.get("double_buffering"):
+            optimizer.update(loss, RANK + step)  # applies those of the update before
+        for param in model.params():
+            assert (param.grad == (SIZE - 1) / 2 + step).all()
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_parameter_that_is_not_initialised_beside_gradients_set_by_hand(name):
+    """Chainer raises if it is asked for the gradient of such a parameter before ``cleargrads()``."""
+    model = chainer.Chain(known=L.Linear(2, 3), unknown=L.Linear(None, 3))
+    given = (model.known.W, model.known.b, model.unknown.b)
+    for factor, param in enumerate(given):
+        param.grad = np.full(param.shape, factor * RANK, "f4")
+    create_communicator(name).multi_node_mean_grad(model)
+    for factor, param in enumerate(given):
+        np.testing.assert_array_equal(param.grad, np.full(param.shape, factor * (SIZE - 1) / 2))
+
+
+@pytest.mark.parametrize("options", [{"overlap": True}, {"double_buffering": True}])
+def test_any_number_of_optimizers(options):
+    """As in a search for hyper-parameters; an MPI library has only some thousand communicators."""
+    model = Net()
+    for i in range(3000):
+        optimizer = create_multi_node_optimizer(chainer.optimizers.SGD(), COMM, **options).setup(model)
+        if i % 200 == 0:
+            optimizer.update(model, *batch(0))
+            optimizer.update(model, *batch(1))
