@@ -124,6 +124,9 @@ def bench(session: nox.Session) -> None:
     for ranks in ("2", "4"):
         for name in ("averaging", "step"):
             session.run("mpiexec", "-n", ranks, "python", f"benchmarks/{name}.py", *kept, env=MPI_SETTINGS)
+    # Beside a process that keeps one of the cores busy, as data loaders and neighbors do.
+    busy = ["benchmarks/averaging.py", "--models", "deep,wide", "--busy", "1"]
+    session.run("mpiexec", "-n", "2", "python", *busy, *kept, env=MPI_SETTINGS)
     session.run("mpiexec", "-n", "2", "python", "benchmarks/batch_normalization.py", env=MPI_SETTINGS)
     session.run("python", "benchmarks/scatter.py", env=MPI_SETTINGS)
     # Several hosts on this machine, where it lets us make them.
