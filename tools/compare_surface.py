@@ -1,7 +1,7 @@
 """What differs between this ChainerMN and the one in Chainer's wheel, to somebody who imports and calls it.
 
     python tools/compare_surface.py            print every difference
-    python tools/compare_surface.py --added    print what only ours has
+    python tools/compare_surface.py --added    print the functions and classes that only ours has
 
 Both are imported by a process of its own (``CHAINERMN_IMPL``), which writes down what can be reached: modules, names,
 signatures with their defaults, attributes of classes, and those of the objects that the functions return. A difference
@@ -26,6 +26,8 @@ from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 ROOT = "chainermn"
+# In the process that looks at one of the two.
+IS_OLD = os.environ.get("CHAINERMN_IMPL") == "bundled"
 # What a module has merely imported is no part of what it offers; what lies below these is.
 OURS = ("chainermn", "mn_comm", "mn_data", "mn_extensions", "mn_modelpar", "mn_optim")
 Surface = dict[str, str]
@@ -55,11 +57,14 @@ def differences(old: Surface, new: Surface) -> list[Difference]:
     What is inside something that is missing is not listed.
     """
     found: list[Difference] = []
+    missing: tuple[str, ...] = ()
     for path, form in sorted(old.items()):
-        if new.get(path) != form and not any(
-            path.startswith((f"{d.path}.", f"{d.path}()")) for d in found if d.new == "missing"
-        ):
-            found.append(Difference(path, form, new.get(path, "missing")))
+        other = new.get(path, "missing")
+        if other != form and not path.startswith(missing or "\0"):
+            found.append(Difference(path, form, other))
+            if other == "missing":
+                inside = path.removesuffix(" (module)")
+                missing = (*missing, f"{inside}.", f"{inside} ")
     return found
 
 
@@ -84,55 +89,63 @@ def look() -> Surface:
     """Return the surface of the implementation that ``import chainermn`` gives here."""
     warnings.simplefilter("ignore")
     package = importlib.import_module(ROOT)
+    objects = _objects()  # makes a communicator, which imports what needs MPI
     surface: Surface = {}
-    for module in _modules(package):
-        path = module.__name__
-        surface[path] = "module"
-        surface.update(_module_names(path, module))
-    for path, make in _objects().items():
-        surface.update(_object_names(path, make()))
-    return surface
+    names = [ROOT, *(entry.name for entry in pkgutil.walk_packages(package.__path__, f"{ROOT}."))]
+    names = [name for name in names if not name.endswith("__main__")]
+    for name in names:
+        surface[f"{name} (module)"] = "module"
+        if _is_reachable(package, name):
+            surface[f"{name} as an attribute"] = "module"
+    for name in names:
+        surface.update(_module_names(importlib.import_module(name)))
+    for path, make in objects.items():
+        surface.update((f"{ROOT}.{path}.{name}", "attribute") for name in _attributes(make()))
+    return {path.removeprefix(f"{ROOT}."): form for path, form in surface.items()}
 
 
-def _modules(package: types.ModuleType) -> Iterator[types.ModuleType]:
-    """Yield the package and all its modules that can be reached from it by their names, without another import."""
-    yield package
-    for entry in pkgutil.walk_packages(package.__path__, f"{ROOT}."):
-        if entry.name.endswith("__main__"):
-            continue
-        # Imported first: the old package has those that need MPI only after its first communicator.
-        module = importlib.import_module(entry.name)
-        yield module
+def _is_reachable(package: types.ModuleType, name: str) -> bool:
+    """Return whether a module is found from the package by attributes, without an import of its own."""
+    found: Any = package
+    for part in name.split(".")[1:]:
+        found = getattr(found, part, None)
+    return isinstance(found, types.ModuleType)
 
 
-def _module_names(path: str, module: types.ModuleType) -> Iterator[tuple[str, str]]:
-    for name in dir(module):
-        value = getattr(module, name)
-        if name.startswith("__") and name != "__version__":
-            continue
+def _module_names(module: types.ModuleType) -> Iterator[tuple[str, str]]:
+    for name, value in vars(module).items():
+        path = f"{module.__name__}.{name}"
         if isinstance(value, types.ModuleType):
-            if value.__name__.partition(".")[0] == ROOT:
-                yield f"{path}.{name}", f"module {value.__name__}"
+            if value.__name__.partition(".")[0] == ROOT and value.__name__ != path:
+                yield path, f"module {value.__name__}"
         elif inspect.isclass(value) or inspect.isroutine(value):
-            if str(value.__module__).partition(".")[0] in OURS:
-                yield f"{path}.{name}", _form(value)
-                if inspect.isclass(value):
-                    yield from _class_names(f"{path}.{name}", value)
-        elif not _is_typing(value):
-            yield f"{path}.{name}", _constant(value)
+            yield from _definition(module, path, value)
+        elif not name.startswith("__") or name == "__version__":
+            yield path, _constant(value)
 
 
-def _is_typing(value: Any) -> bool:
-    return getattr(type(value), "__module__", "") in ("typing", "__future__", "types", "logging")
+def _definition(module: types.ModuleType, path: str, value: Any) -> Iterator[tuple[str, str]]:
+    """Yield a class with what is in it, or a function; those of the old one only where they are defined."""
+    home = str(value.__module__)
+    if home.partition(".")[0] not in OURS:
+        return
+    yield f"{path} to be imported", "definition"
+    if IS_OLD and home != module.__name__:
+        return
+    yield path, _form(value)
+    if inspect.isclass(value):
+        yield f"{path} is abstract in", " ".join(sorted(getattr(value, "__abstractmethods__", ())))
+        for name in vars(value) if IS_OLD else dir(value):  # what the old one inherits is listed where that is
+            if not name.startswith("__") or name == "__call__":
+                yield f"{path}.{name}", _form(inspect.getattr_static(value, name))
 
 
-def _class_names(path: str, kind: type) -> Iterator[tuple[str, str]]:
-    yield f"{path}()", "abstract " + " ".join(sorted(getattr(kind, "__abstractmethods__", ())))
-    for name in dir(kind):
-        owner = next((each for each in kind.__mro__ if name in vars(each)), object)
-        if owner.__module__.partition(".")[0] not in OURS or (name.startswith("__") and name != "__call__"):
-            continue
-        yield f"{path}.{name}", _form(inspect.getattr_static(kind, name))
+def _attributes(value: Any) -> set[str]:
+    """Return the public attributes of an object, and of the one that it stands for."""
+    found = {name for name in dir(value) if not name.startswith("_")}
+    for name in found & {"actual_optimizer", "actual_iterator"}:
+        found |= _attributes(getattr(value, name))
+    return found
 
 
 def _form(value: Any) -> str:
@@ -153,19 +166,12 @@ def _signature(value: Callable[..., Any]) -> str:
     except (TypeError, ValueError):
         return "(…)"
     plain = [each.replace(annotation=inspect.Parameter.empty) for each in signature.parameters.values()]
-    return str(signature.replace(parameters=plain, return_annotation=inspect.Signature.empty))
+    text = str(signature.replace(parameters=plain, return_annotation=inspect.Signature.empty))
+    return re.sub(r" at 0x[0-9a-f]+", "", text)
 
 
 def _constant(value: Any) -> str:
-    if isinstance(value, (bool, int, float, str, tuple, type(None))):
-        return re.sub(r" at 0x[0-9a-f]+", "", repr(value))
-    return "attribute"
-
-
-def _object_names(path: str, value: Any) -> Iterator[tuple[str, str]]:
-    for name in dir(value):
-        if not name.startswith("_"):
-            yield f"{path}.{name}", "attribute"
+    return repr(value) if isinstance(value, (bool, int, float, str, tuple, type(None))) else "attribute"
 
 
 def _objects() -> dict[str, Callable[[], Any]]:
@@ -222,7 +228,7 @@ def _objects() -> dict[str, Callable[[], Any]]:
 def main() -> None:
     """Print the differences, or, of the implementation that is there, what the other process is asked for."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("--added", action="store_true", help="print what only ours has")
+    parser.add_argument("--added", action="store_true", help="print the functions and classes that only ours has")
     parser.add_argument("--dump", action="store_true", help="print the surface of one of the two, as JSON")
     options = parser.parse_args()
     if options.dump:
@@ -232,7 +238,9 @@ def main() -> None:
         return
     old, new = surface_of("bundled"), surface_of("ours")
     if options.added:
-        print(*sorted(new.keys() - old.keys()), sep="\n")
+        imported = " to be imported"
+        names = sorted(path.removesuffix(imported) for path in new.keys() - old.keys() if path.endswith(imported))
+        print(*(name for name in names if "._" not in name), sep="\n")
     else:
         print(*differences(old, new), sep="\n")
 

@@ -221,7 +221,6 @@ class MultiNodeOptimizer:
 
         return backward
 
-
     def __getattr__(self, name: str) -> Any:
         if name in MultiNodeOptimizer.__slots__:  # not set yet: while it is being copied or unpickled
             raise AttributeError(name)

@@ -1,5 +1,7 @@
 """Datasets shared out among ranks."""
 
+from chainermn.datasets import empty_dataset, scatter  # noqa: F401 - scripts reach them without another import
+
 from mn_data import (
     DataSizeError,
     create_empty_dataset,
