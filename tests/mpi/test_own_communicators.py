@@ -303,6 +303,54 @@ def test_what_has_its_own_way_to_average_cannot_do_so_in_the_background():
             chainermn.create_multi_node_optimizer(chainer.optimizers.SGD(), kind(WORLD), overlap=True)
 
 
+def test_a_way_to_average_that_comes_from_another_class():
+    class Mixin:
+        def _multi_node_mean(self, sendbuf, recvbuf):
+            recvbuf[...] = 7
+
+    class Mixed(Mixin, NaiveCommunicator):
+        pass
+
+    link = model()
+    Mixed(WORLD).multi_node_mean_grad(link)
+    assert means(link) == [7, 7]
+
+
+def test_allreduce_grad_of_version_1_over_mpi():
+    class Base(MpiCommunicatorBase):
+        def __init__(self, mpi_comm=WORLD):
+            super().__init__(mpi_comm)
+
+    class Version1(Base):
+        def allreduce_grad(self, model):
+            for param in model.params():
+                param.grad[...] = 5
+
+    class Logged(NaiveCommunicator):
+        """Of another kind: it changes what an old name does that nothing calls, by way of the new one."""
+
+        def allreduce_grad(self, model, zero_fill=False):
+            super().allreduce_grad(model, zero_fill)
+
+    link = model()
+    Version1().multi_node_mean_grad(link)
+    assert means(link) == [5, 5]
+    link = model()
+    with pytest.warns(DeprecationWarning, match="old name"):
+        Logged(WORLD).allreduce_grad(link)
+    assert means(link) == [(SIZE - 1) / 2] * 2
+
+
+def test_no_mpi_comm():
+    with pytest.raises(TypeError, match="expected an mpi4py intracommunicator for mpi_comm, got NoneType"):
+        MpiCommunicatorBase(None)
+
+
+def test_epochs_with_methods_only():
+    with pytest.warns(DeprecationWarning, match="use epoch triggers"):
+        assert chainermn.get_epoch_trigger(2, range(5 + RANK), 2, Plain()) == (6, "iteration")
+
+
 def test_without_a_way_to_average_it_is_that_of_naive():
     class Nothing(MpiCommunicatorBase):
         pass

@@ -47,7 +47,7 @@ class CommunicatorBase(ABC):
     def __init_subclass__(cls, **kwds: Any) -> None:
         super().__init_subclass__(**kwds)
         is_abstract = getattr(cls.multi_node_mean_grad, "__isabstractmethod__", False)
-        if is_abstract and "allreduce_grad" in vars(cls):
+        if is_abstract and cls.allreduce_grad is not CommunicatorBase.allreduce_grad:
             cls.multi_node_mean_grad = mean_as_version_1  # type: ignore[method-assign]
 
     @property

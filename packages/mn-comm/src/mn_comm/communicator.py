@@ -59,11 +59,12 @@ class Communicator(CommunicatorBase):
 
     def __init_subclass__(cls, **kwds: Any) -> None:
         super().__init_subclass__(**kwds)
-        if "multi_node_mean_grad" in vars(cls):
+        if cls.multi_node_mean_grad is not Communicator.multi_node_mean_grad:
             return
-        if "_multi_node_mean" in vars(cls):
+        is_one_of_ours = any("strategy" in vars(kind) for kind in cls.__mro__ if kind is not Communicator)
+        if cls._multi_node_mean is not Communicator._multi_node_mean:
             cls.multi_node_mean_grad = mean_one_by_one  # type: ignore[method-assign]
-        elif "allreduce_grad" in vars(cls) and Communicator in cls.__bases__:
+        elif cls.allreduce_grad is not CommunicatorBase.allreduce_grad and not is_one_of_ours:
             cls.multi_node_mean_grad = mean_as_version_1  # type: ignore[method-assign]
 
     def __init__(self, mpi_comm: MPI.Intracomm) -> None:
@@ -82,14 +83,17 @@ class Communicator(CommunicatorBase):
         from mn_comm.ranks import Ranks
         from mn_comm.strategies import Strategy
 
-        self._mpi_comm = mpi_comm
-        self._peers = Ranks(mpi_comm)
-        self._contexts = contexts_of(mpi_comm)
-        context = self._contexts.foreground
+        if not isinstance(mpi_comm, MPI.Intracomm):
+            raise TypeError(f"expected an mpi4py intracommunicator for mpi_comm, got {type(mpi_comm).__name__}")
+        contexts = contexts_of(mpi_comm)
+        context = contexts.foreground
         spans.start(context.ranks)
         speak_when_ended()
+        self._strategy = Strategy(self.strategy, context)  # first, since it may refuse these ranks
+        self._mpi_comm = mpi_comm
+        self._peers = Ranks(mpi_comm)
+        self._contexts = contexts
         self._topology = context.topology
-        self._strategy = Strategy(self.strategy, context)
         self._parameters = Agreement(context.ranks, "bcast_data")
         self._reducers: WeakKeyDictionary[Model, GradientReducer] = WeakKeyDictionary()
 
@@ -409,8 +413,6 @@ def create_communicator(
         raise ValueError(f"expected a communicator's name, one of {', '.join(_KINDS)}; got {communicator_name!r}")
     if mpi_comm is None:
         mpi_comm = MPI.COMM_WORLD
-    if not isinstance(mpi_comm, MPI.Intracomm):
-        raise TypeError(f"expected an mpi4py intracommunicator for mpi_comm, got {type(mpi_comm).__name__}")
     settings = {"allreduce_grad_dtype": allreduce_grad_dtype, "batched_copy": batched_copy}
     config = Config()
     for name, value in settings.items():
