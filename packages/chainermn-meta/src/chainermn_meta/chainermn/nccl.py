@@ -99,8 +99,8 @@ class NcclCommunicator:
             sendbuf: The address of this rank's elements.
             recvbuf: Where the result goes; may be ``sendbuf``.
             count: How many elements.
-            datatype: Their type, as :data:`NCCL_FLOAT32`.
-            op: The reduction, as :data:`NCCL_SUM`.
+            datatype: Their type, as ``NCCL_FLOAT32``.
+            op: The reduction, as ``NCCL_SUM``.
             stream: The stream's address, as ``stream.ptr``.
         """
         with _translated() as binding:
