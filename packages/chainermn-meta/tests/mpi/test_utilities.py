@@ -5,7 +5,9 @@ import sys
 import chainermn
 import numpy as np
 import pytest
+from chainermn import nccl
 from chainermn.communicators import _communication_utility, _memory_utility
+from chainermn.communicators.mpi_communicator_base import MpiCommunicatorBase
 from mpi4py import MPI
 
 COMM = MPI.COMM_WORLD
@@ -130,3 +132,56 @@ def test_what_mpi_is_given(cupy):
     assert datatype == MPI.FLOAT
     assert np.frombuffer(memory, "f4").tolist() == [1, 2]
     assert _memory_utility.array_to_buffer_object(on_device(cupy, 1), MPI.DOUBLE)[1] == MPI.DOUBLE
+
+
+class Fork(MpiCommunicatorBase):
+    """Averages by NCCL in memory of its own, as public forks of ``pure_nccl`` do."""
+
+    def __init__(self, mpi_comm):
+        super().__init__(mpi_comm)
+        self.nccl_comm = None
+        self.sent, self.received = _memory_utility.DeviceMemory(), _memory_utility.DeviceMemory()
+        with self.config_scope():
+            self.allreduce_grad_dtype = None
+
+    def finalize(self):
+        super().finalize()
+        if self.nccl_comm is not None:
+            self.nccl_comm.destroy()
+            self.nccl_comm = None
+
+    def set_config(self, name, value=True, **kwargs):
+        if name == "allreduce_grad_dtype":
+            with self.config_scope():
+                self.allreduce_grad_dtype = np.dtype(value)
+        else:
+            super().set_config(name, value, **kwargs)
+
+    def multi_node_mean_grad(self, model, zero_fill=False):
+        if self.nccl_comm is None:
+            self.nccl_comm = _communication_utility.init_nccl_comm(self.mpi_comm)
+        params = _memory_utility.extract_params_set_grad(model, zero_fill)
+        count = _memory_utility.count_grad_elements(params, zero_fill)
+        dtype = self.allreduce_grad_dtype or np.dtype("f4")
+        for buffer in (self.sent, self.received):
+            buffer.assign(count * dtype.itemsize)
+        _memory_utility.pack_params(params, "grad", self.sent, dtype, zero_fill)
+        number = _communication_utility._get_nccl_type_id(dtype)
+        self.nccl_comm.allReduce(self.sent.ptr(), self.received.ptr(), count, number, nccl.NCCL_SUM, 0)
+        mean = self.received.array(count, dtype=dtype)
+        mean /= self.size
+        _memory_utility.unpack_params(params, "grad", self.received, dtype, zero_fill)
+
+
+def test_a_fork_that_averages_by_nccl(cupy):
+    comm = Fork(COMM.Dup())
+    comm.set_config("allreduce_grad_dtype", np.float64)
+    comm.set_config("batched_copy", False)
+    half = comm.split(RANK % 2, RANK)
+    assert (half.get_config("allreduce_grad_dtype"), half.get_config("batched_copy")) == (np.float64, False)
+    for each in (comm, half):
+        model = Model(w=Parameter(on_device(cupy, 0, 0), on_device(cupy, RANK, 1)), b=Parameter(None, None))
+        each.multi_node_mean_grad(model)
+        ranks = range(SIZE) if each is comm else range(RANK % 2, SIZE, 2)
+        assert model.params["w"].grad.get().tolist() == [np.mean(ranks), 1]
+        each.finalize()
