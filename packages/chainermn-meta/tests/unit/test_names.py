@@ -22,6 +22,8 @@ NAMES = {
         "communicators datasets extensions functions global_except_hook iterators links nccl optimizers",
     ],
     ".communicators": ["CommunicatorBase create_communicator"],
+    ".communicators._communication_utility": ["chunked_bcast_obj init_nccl_comm init_ranks"],
+    ".communicators._memory_utility": ["DeviceMemory HostPinnedMemory pack_params unpack_params"],
     ".communicators.communicator_base": ["CommunicatorBase"],
     ".communicators.mpi_communicator_base": ["MpiCommunicatorBase"],
     ".communicators.naive_communicator": ["NaiveCommunicator"],
@@ -38,13 +40,15 @@ NAMES = {
     ],
     ".datasets.empty_dataset": ["create_empty_dataset"],
     ".datasets.scatter": ["DataSizeError scatter_dataset scatter_index"],
+    ".datasets.scatter_dataset": ["DataSizeError scatter_dataset"],
     ".extensions": [
         "AllreducePersistent GenericMultiNodeEvaluator MultiNodeEarlyStoppingTrigger ObservationAggregator",
         "create_multi_node_checkpointer create_multi_node_evaluator main_rank_only multi_node_snapshot",
     ],
+    ".extensions._multi_node_snapshot": ["_MultiNodeSnapshot multi_node_snapshot"],
     ".extensions.allreduce_persistent": ["AllreducePersistent"],
-    ".extensions.checkpoint": ["create_multi_node_checkpointer"],
-    ".extensions.multi_node_early_stopping_trigger": ["MultiNodeEarlyStoppingTrigger"],
+    ".extensions.checkpoint": ["_MultiNodeCheckpointer create_multi_node_checkpointer"],
+    ".extensions.multi_node_early_stopping_trigger": ["MultiNodeEarlyStoppingTrigger ObservationAggregator"],
     ".extensions.multi_node_evaluator": ["GenericMultiNodeEvaluator create_multi_node_evaluator"],
     ".extensions.observation_aggregator": ["ObservationAggregator"],
     ".functions": [
@@ -62,11 +66,16 @@ NAMES = {
         "MultiNodeBatchNormalization MultiNodeChainList create_mnbn_model create_multi_node_n_step_rnn",
     ],
     ".links.batch_normalization": ["MultiNodeBatchNormalization"],
-    ".links.create_mnbn_model": ["create_mnbn_model"],
-    ".links.multi_node_chain_list": ["MultiNodeChainList"],
-    ".links.n_step_rnn": ["create_multi_node_n_step_rnn"],
-    ".nccl": ["_available get_build_version get_version"],
-    ".optimizers": ["create_multi_node_optimizer"],
+    ".links.create_mnbn_model": ["chainermn create_mnbn_model"],
+    ".links.multi_node_chain_list": ["MultiNodeChainList chainermn"],
+    ".links.n_step_rnn": ["chainermn create_multi_node_n_step_rnn"],
+    ".nccl": [
+        "_available get_build_version get_unique_id get_version NcclCommunicator NcclError",
+        "NCCL_FLOAT NCCL_FLOAT16 NCCL_FLOAT32 NCCL_FLOAT64 NCCL_SUM",
+    ],
+    ".optimizers": ["_MultiNodeOptimizer create_multi_node_optimizer"],
+    ".testing": ["get_device"],
+    ".testing.device": ["get_device"],
 }
 
 
@@ -86,8 +95,34 @@ def test_they_are_those_of_the_packages():
     assert chainermn.functions.send is mn_modelpar.functions.send
 
 
+def test_every_module_is_reached_without_another_import():
+    hidden = {".datasets.scatter_dataset", ".functions.pseudo_connect", ".links.create_mnbn_model"}  # by functions
+    names = sorted("chainermn" + name for name in NAMES.keys() - hidden)
+    loop = f"for name in {names}: assert type(eval(name)) is type(chainermn), name"
+    assert python(f"import chainermn\n{loop}") == ""
+
+
+def test_importing_starts_no_mpi_and_needs_no_library_of_it():
+    code = "import sys; sys.modules['mpi4py.MPI'] = None; import chainermn; print('mpi4py' in sys.modules)"
+    assert python(code) == "False"
+
+
+def test_mpi_can_be_set_up_after_the_import():
+    code = "import chainermn, mpi4py; mpi4py.rc.threads = False; chainermn.create_communicator('naive')"
+    assert python(f"{code}; from mpi4py import MPI; print(MPI.Query_thread() == MPI.THREAD_SINGLE)") == "True"
+
+
+def test_devices_by_number():
+    get_device = chainermn.testing.get_device
+    assert get_device().name == "@numpy"
+    with pytest.raises(RuntimeError, match="CUDA environment is not correctly set up"):
+        get_device(1)
+    with pytest.raises(RuntimeError, match="ChainerX"):
+        get_device(use_chainerx=True)
+
+
 def test_a_function_is_not_hidden_by_the_module_of_its_name():
-    for name in ("functions.pseudo_connect", "links.create_mnbn_model"):
+    for name in ("datasets.scatter_dataset", "functions.pseudo_connect", "links.create_mnbn_model"):
         importlib.import_module("chainermn." + name)
         package, _, function = name.partition(".")
         assert callable(getattr(getattr(chainermn, package), function))

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from mn_comm.gradients.targets import check_in_debug_mode
     from mn_comm.mpi import MPI
     from mn_comm.protocols import Model, Parameter
-    from mn_comm.ranks import Ranks
+    from mn_comm.ranks import Ranks as Ranks  # a public name, too
     from mn_comm.spans import is_recording, span
     from mn_comm.stall import explain_stalls
     from mn_comm.topology import Topology
@@ -71,6 +71,7 @@ _HOME_OF = {
     "Future": "worker",
 }
 
+# Without Ranks: that is a class of MPI's, so that ``from mn_comm import *`` would start MPI.
 __all__ = [
     "MPI",
     "AnyBucket",
@@ -87,7 +88,6 @@ __all__ = [
     "NonCudaAwareCommunicator",
     "Parameter",
     "PureNcclCommunicator",
-    "Ranks",
     "Reduction",
     "SingleNodeCommunicator",
     "Topology",

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import warnings
 from abc import ABC, abstractmethod
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from mn_comm.placement import zeros_beside
 from mn_comm.protocols import Model
 
 if TYPE_CHECKING:
@@ -16,7 +19,7 @@ if TYPE_CHECKING:
     from mn_comm.gradients.reducer import GradientReducer
     from mn_comm.gradients.reduction import CommunicationHook
 
-__all__ = ["DEFAULT_MAX_BUF_LEN", "CommunicatorBase"]
+__all__ = ["DEFAULT_MAX_BUF_LEN", "CommunicatorBase", "mean_as_version_1"]
 
 _Array = np.ndarray[Any, Any]
 
@@ -30,63 +33,107 @@ class CommunicatorBase(ABC):
     of the receiver. Those that end in ``_obj`` move any object that can be pickled.
     Unless it is said to be point-to-point, a method is collective: every rank must call it, in the same
     order. Input that is wrong on one rank raises on every rank that takes part.
+
+    A derived class of a script's own has to have the abstract methods, and the numbers below as far as they are asked
+    for. What is built on communicators uses its methods, not an MPI communicator that it may hold. One that has the
+    ``allreduce_grad(model)`` of ChainerMN 1 is given a ``multi_node_mean_grad`` that calls it.
+
+    Attributes:
+        mpi_comm: The mpi4py communicator over the same ranks, of those that have one.
     """
 
+    mpi_comm: MPI.Intracomm
+
+    def __init_subclass__(cls, **kwds: Any) -> None:
+        super().__init_subclass__(**kwds)
+        is_abstract = getattr(cls.multi_node_mean_grad, "__isabstractmethod__", False)
+        if is_abstract and cls.allreduce_grad is not CommunicatorBase.allreduce_grad:
+            cls.multi_node_mean_grad = mean_as_version_1  # type: ignore[method-assign]
+
     @property
-    @abstractmethod
     def rank(self) -> int:
         """This process among all processes, from 0."""
+        raise NotImplementedError(f"{type(self).__name__} does not tell rank")
 
     @property
-    @abstractmethod
     def size(self) -> int:
         """How many processes there are."""
+        raise NotImplementedError(f"{type(self).__name__} does not tell size")
 
     @property
-    @abstractmethod
     def intra_rank(self) -> int:
         """This process among those on the same host, from 0; also the number of the GPU that it should use."""
+        raise NotImplementedError(f"{type(self).__name__} does not tell intra_rank")
 
     @property
-    @abstractmethod
     def intra_size(self) -> int:
         """How many processes run on this host."""
+        raise NotImplementedError(f"{type(self).__name__} does not tell intra_size")
 
     @property
-    @abstractmethod
     def inter_rank(self) -> int:
         """This host among all hosts, from 0."""
+        raise NotImplementedError(f"{type(self).__name__} does not tell inter_rank")
 
     @property
-    @abstractmethod
     def inter_size(self) -> int:
         """How many hosts there are."""
+        raise NotImplementedError(f"{type(self).__name__} does not tell inter_size")
 
-    @property
-    @abstractmethod
-    def mpi_comm(self) -> MPI.Intracomm:
-        """The mpi4py communicator over the same ranks."""
-
-    @abstractmethod
-    def set_config(self, name: str, value: Any = True) -> None:
+    def set_config(self, name: str, **kwargs: Any) -> None:
         """Change one setting of this communicator; every rank should do so alike.
 
         Args:
             name: The name of the setting, as in :func:`mn_comm.create_communicator`.
-            value: Its value.
+            kwargs: ``value``, its value.
 
         Raises:
             ValueError: There is no setting of that name, or it cannot have that value.
             TypeError: The value is of the wrong type.
         """
+        raise ValueError(f"expected the name of a setting, but {type(self).__name__} has none; got {name!r}")
 
-    @abstractmethod
     def get_config(self, name: str | None = None) -> Any:
         """Return one setting, or all of them as a dictionary.
 
         Raises:
             ValueError: There is no setting of that name.
         """
+        if name is None:
+            return dict(self._configs)
+        if name not in self._configs:
+            raise ValueError(f"expected the name of a setting, one of {', '.join(self._configs)}; got {name!r}")
+        return self._configs[name]
+
+    @property
+    def within_config_scope(self) -> bool:
+        """Whether attributes that are set now are settings."""
+        return "_within_config_scope" in self.__dict__
+
+    @contextmanager
+    def config_scope(self) -> Iterator[None]:
+        """Return a context in which attributes that are set are settings, which :meth:`get_config` knows.
+
+        For derived classes with settings of their own; :meth:`split` passes these on.
+        """
+        is_nested = self.within_config_scope
+        self.__dict__["_within_config_scope"] = True
+        try:
+            yield
+        finally:
+            if not is_nested:
+                del self.__dict__["_within_config_scope"]
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if "_within_config_scope" in self.__dict__ and not name.startswith("_"):
+            self._configs[name] = value
+        super().__setattr__(name, value)
+
+    @property
+    def _configs(self) -> dict[str, Any]:
+        """What was set in :meth:`config_scope`."""
+        settings: dict[str, Any] = self.__dict__.setdefault("_settings", {})
+        return settings
 
     @abstractmethod
     def split(self, color: int, key: int) -> CommunicatorBase:
@@ -104,12 +151,11 @@ class CommunicatorBase(ABC):
             ValueError: On some rank ``color`` is negative.
         """
 
-    @abstractmethod
-    def finalize(self) -> None:
+    def finalize(self) -> None:  # noqa: B027 - one that holds nothing has nothing to give back
         """Give back what the communicator holds; collective. It must not be used afterwards; twice is harmless."""
 
     @abstractmethod
-    def send(self, data: Any, dest: int, tag: int = 0) -> None:
+    def send(self, data: Any, dest: int, tag: int) -> None:
         """Send arrays to another rank; point-to-point.
 
         Args:
@@ -123,7 +169,7 @@ class CommunicatorBase(ABC):
         """
 
     @abstractmethod
-    def recv(self, source: int, tag: int = 0) -> _Array | tuple[_Array, ...]:
+    def recv(self, source: int, tag: int) -> _Array | tuple[_Array, ...]:
         """Receive arrays from another rank; point-to-point.
 
         Args:
@@ -139,18 +185,22 @@ class CommunicatorBase(ABC):
         """
 
     @abstractmethod
-    def bcast(self, data: Any, root: int = 0) -> _Array:
+    def bcast(self, data: Any, max_buf_len: int | None = None, root: int = 0) -> _Array:
         """Broadcast an array; collective.
+
+        Those that :func:`mn_comm.create_communicator` makes have the arguments ``x`` and ``root``, as ever: give
+        ``root`` by its name.
 
         Args:
             data: At the root an array of any shape and any dtype without Python objects; ignored elsewhere.
+            max_buf_len: The most bytes to hand to MPI at once.
             root: The rank that has the array.
 
         Returns:
-            At the root ``data`` itself, elsewhere a new array like it.
+            At the root the array itself, elsewhere a new array like it.
 
         Raises:
-            TypeError: ``data`` at the root is something else (on every rank).
+            TypeError: What the root has is something else (on every rank).
             ValueError: ``root`` is out of range.
         """
 
@@ -171,11 +221,11 @@ class CommunicatorBase(ABC):
         """
 
     @abstractmethod
-    def allgather(self, data: Any) -> tuple[_Array, ...]:
+    def allgather(self, x: Any) -> tuple[_Array, ...]:
         """Gather the arrays of all ranks at every rank; collective.
 
         Args:
-            data: An array of any shape, of the same dtype on every rank.
+            x: An array of any shape, of the same dtype on every rank.
 
         Returns:
             The arrays in the order of ranks.
@@ -236,7 +286,7 @@ class CommunicatorBase(ABC):
         """
 
     @abstractmethod
-    def send_obj(self, obj: Any, dest: int, tag: int = 0) -> None:
+    def send_obj(self, obj: Any, dest: int, tag: int) -> None:
         """Send an object to another rank; point-to-point.
 
         Args:
@@ -250,13 +300,15 @@ class CommunicatorBase(ABC):
         """
 
     @abstractmethod
-    def recv_obj(self, source: int, status: MPI.Status | None = None, tag: int | None = None) -> Any:
+    def recv_obj(self, source: int, tag: int) -> Any:
         """Receive an object from another rank; point-to-point.
+
+        Those that :func:`mn_comm.create_communicator` makes have an argument ``status`` before ``tag``, as ever: give
+        ``tag`` by its name.
 
         Args:
             source: The rank to receive from, or ``MPI.ANY_SOURCE``.
-            status: Filled in with the rank and tag it came with, if given.
-            tag: The number given to :meth:`send_obj`; by default any.
+            tag: The number given to :meth:`send_obj`, or ``MPI.ANY_TAG``.
 
         Returns:
             The object.
@@ -267,12 +319,12 @@ class CommunicatorBase(ABC):
         """
 
     @abstractmethod
-    def bcast_obj(self, obj: Any, max_buf_len: int = DEFAULT_MAX_BUF_LEN, root: int = 0) -> Any:
+    def bcast_obj(self, obj: Any, max_buf_len: int | None = None, root: int = 0) -> Any:
         """Broadcast an object; collective.
 
         Args:
             obj: At the root anything that can be pickled, of any size; ignored elsewhere.
-            max_buf_len: The most bytes to hand to MPI at once.
+            max_buf_len: The most bytes to hand to MPI at once; ``None`` for a usual number.
             root: The rank that has the object.
 
         Returns:
@@ -408,3 +460,11 @@ class CommunicatorBase(ABC):
             ValueError: There are not ``size`` objects (on every rank), or ``root`` is out of range.
         """
         return self.bcast_obj(objs, root=root)[self.rank]
+
+
+def mean_as_version_1(self: CommunicatorBase, model: Model, zero_fill: bool = False) -> None:
+    """Do what ``multi_node_mean_grad`` does, by the ``allreduce_grad(model)`` of a class written for ChainerMN 1."""
+    for _, param in model.namedparams():
+        if zero_fill and param.data is not None and param.grad is None:
+            param.grad = zeros_beside(param.data, param.data.shape, param.data.dtype)
+    self.allreduce_grad(model)

@@ -8,10 +8,12 @@ from weakref import WeakKeyDictionary
 import numpy as np
 
 from mn_comm import agreement, collectives, wire
-from mn_comm.base import DEFAULT_MAX_BUF_LEN, CommunicatorBase
+from mn_comm.arithmetic import is_half
+from mn_comm.base import DEFAULT_MAX_BUF_LEN, CommunicatorBase, mean_as_version_1
 from mn_comm.config import Config
-from mn_comm.gradients.agree import Agreement, signature_of, sorted_parameters
+from mn_comm.gradients.agree import Agreement, select, signature_of, sorted_parameters
 from mn_comm.mpi import MPI
+from mn_comm.placement import zeros_beside
 from mn_comm.protocols import Model
 from mn_comm.watch import operation
 
@@ -44,14 +46,36 @@ class Communicator(CommunicatorBase):
     share the
     duplicate: to use two in two threads at the same time, give each a ``Dup()`` of its own.
 
+    A derived class of a script's own may have a ``multi_node_mean_grad`` of its own, or, to have gradients averaged one
+    by one, a ``_multi_node_mean``; otherwise it averages as ``naive`` does. :meth:`split` calls it with ``mpi_comm``
+    alone.
+
     Args:
         mpi_comm: The ranks that take part. Creating a communicator is collective.
-        config: Its settings.
     """
 
-    strategy: ClassVar[str]
+    strategy: ClassVar[str] = "naive"
+    _config = Config()
 
-    def __init__(self, mpi_comm: MPI.Intracomm, config: Config | None = None) -> None:
+    def __init_subclass__(cls, **kwds: Any) -> None:
+        super().__init_subclass__(**kwds)
+        if cls.multi_node_mean_grad is not Communicator.multi_node_mean_grad:
+            return
+        is_one_of_ours = any("strategy" in vars(kind) for kind in cls.__mro__ if kind is not Communicator)
+        if cls._multi_node_mean is not Communicator._multi_node_mean:
+            cls.multi_node_mean_grad = mean_one_by_one  # type: ignore[method-assign]
+        elif cls.allreduce_grad is not CommunicatorBase.allreduce_grad and not is_one_of_ours:
+            cls.multi_node_mean_grad = mean_as_version_1  # type: ignore[method-assign]
+
+    def __init__(self, mpi_comm: MPI.Intracomm) -> None:
+        self.mpi_comm = mpi_comm
+
+    @property
+    def mpi_comm(self) -> MPI.Intracomm:  # to assign another one is collective
+        return self._mpi_comm
+
+    @mpi_comm.setter
+    def mpi_comm(self, mpi_comm: MPI.Intracomm) -> None:
         # Not earlier: these need MPI, which starts with the first communicator.
         from mn_comm import spans
         from mn_comm.context import contexts_of
@@ -59,15 +83,17 @@ class Communicator(CommunicatorBase):
         from mn_comm.ranks import Ranks
         from mn_comm.strategies import Strategy
 
-        self._mpi_comm = mpi_comm
-        self._peers = Ranks(mpi_comm)
-        self._contexts = contexts_of(mpi_comm)
-        context = self._contexts.foreground
+        if not isinstance(mpi_comm, MPI.Intracomm):
+            raise TypeError(f"expected an mpi4py intracommunicator for mpi_comm, got {type(mpi_comm).__name__}")
+        contexts = contexts_of(mpi_comm)
+        context = contexts.foreground
         spans.start(context.ranks)
         speak_when_ended()
+        self._strategy = Strategy(self.strategy, context)  # first, since it may refuse these ranks
+        self._mpi_comm = mpi_comm
+        self._peers = Ranks(mpi_comm)
+        self._contexts = contexts
         self._topology = context.topology
-        self._config = config or Config()
-        self._strategy = Strategy(self.strategy, context)
         self._parameters = Agreement(context.ranks, "bcast_data")
         self._reducers: WeakKeyDictionary[Model, GradientReducer] = WeakKeyDictionary()
 
@@ -101,13 +127,34 @@ class Communicator(CommunicatorBase):
         return self._topology.inter_size
 
     @property
-    def mpi_comm(self) -> MPI.Intracomm:
-        return self._mpi_comm
+    def batched_copy(self) -> bool:
+        """The setting of that name."""
+        return self._config.batched_copy
 
-    def set_config(self, name: str, value: Any = True) -> None:
+    @batched_copy.setter
+    def batched_copy(self, value: bool) -> None:
+        self._config = self._config.with_value("batched_copy", value)
+
+    @property
+    def allreduce_grad_dtype(self) -> np.dtype[Any] | None:
+        """The setting of that name."""
+        return self._config.allreduce_grad_dtype
+
+    @allreduce_grad_dtype.setter
+    def allreduce_grad_dtype(self, value: Any) -> None:
+        self._config = self._config.with_value("allreduce_grad_dtype", value)
+
+    def set_config(self, name: str, value: Any = True, **kwargs: Any) -> None:
+        if kwargs:
+            raise TypeError(f"expected the name and value of a setting, got {', '.join(kwargs)} as well")
         self._config = self._config.with_value(name, value)
 
     def get_config(self, name: str | None = None) -> Any:
+        settings = self._config.get()
+        if name is None:
+            return {**super().get_config(), **settings}
+        if name in self._configs and name not in settings:
+            return super().get_config(name)
         return self._config.get(name)
 
     @operation
@@ -117,7 +164,12 @@ class Communicator(CommunicatorBase):
             key = wire.as_index(key, "key")
             if color < 0:
                 raise ValueError(f"expected a color of at least 0, got {color}")
-        return type(self)(self._contexts.split(color, key), self._config)
+        part = type(self)(mpi_comm=self._contexts.split(color, key))
+        with part.config_scope():
+            for name, value in self._configs.items():
+                setattr(part, name, value)
+        part._config = self._config  # noqa: SLF001 - it is one of these
+        return part
 
     def finalize(self) -> None:
         self._reducers.clear()
@@ -131,16 +183,16 @@ class Communicator(CommunicatorBase):
         return collectives.recv(self._peers, source, tag)
 
     @operation
-    def bcast(self, data: Any, root: int = 0) -> _Array:
-        return collectives.bcast(self.ranks, data, root)
+    def bcast(self, x: Any, root: int = 0) -> _Array:  # type: ignore[override]  # so they were
+        return collectives.bcast(self.ranks, x, root)
 
     @operation
-    def gather(self, data: Any, root: int = 0) -> tuple[_Array, ...] | None:
-        return collectives.gather(self.ranks, data, root)
+    def gather(self, x: Any, root: int = 0) -> tuple[_Array, ...] | None:
+        return collectives.gather(self.ranks, x, root)
 
     @operation
-    def allgather(self, data: Any) -> tuple[_Array, ...]:
-        return collectives.allgather(self.ranks, data)
+    def allgather(self, x: Any) -> tuple[_Array, ...]:
+        return collectives.allgather(self.ranks, x)
 
     @operation
     def scatter(self, xs: Any, root: int = 0) -> _Array:
@@ -151,19 +203,23 @@ class Communicator(CommunicatorBase):
         return collectives.alltoall(self.ranks, xs)
 
     @operation
-    def allreduce(self, data: Any) -> _Array:
-        return collectives.allreduce(self.ranks, data)
+    def allreduce(self, x: Any) -> _Array:
+        return collectives.allreduce(self.ranks, x)
 
     @operation
     def send_obj(self, obj: Any, dest: int, tag: int = 0) -> None:
         collectives.send_obj(self._peers, obj, dest, tag)
 
     @operation
-    def recv_obj(self, source: int, status: MPI.Status | None = None, tag: int | None = None) -> Any:
+    def recv_obj(  # type: ignore[override]  # so it was
+        self, source: int, status: MPI.Status | None = None, tag: int | None = None
+    ) -> Any:
         return collectives.recv_obj(self._peers, source, MPI.ANY_TAG if tag is None else tag, status)
 
     @operation
-    def bcast_obj(self, obj: Any, max_buf_len: int = DEFAULT_MAX_BUF_LEN, root: int = 0) -> Any:
+    def bcast_obj(self, obj: Any, max_buf_len: int | None = DEFAULT_MAX_BUF_LEN, root: int = 0) -> Any:
+        if max_buf_len is None:
+            max_buf_len = DEFAULT_MAX_BUF_LEN
         return collectives.bcast_obj(self.ranks, obj, max_buf_len, root)
 
     @operation
@@ -201,6 +257,17 @@ class Communicator(CommunicatorBase):
     def multi_node_mean_grad(self, model: Model, zero_fill: bool = False) -> None:
         self._reducer_of(model).average(model, zero_fill)
 
+    def _multi_node_mean(self, sendbuf: Any, recvbuf: Any) -> None:
+        """Write the mean over all ranks of an array into another; collective. Derived classes may have their own.
+
+        Args:
+            sendbuf: An array of floats, of equal shape and dtype on every rank; ``None`` for ``recvbuf``.
+            recvbuf: An array of that shape and dtype.
+        """
+        own = recvbuf if sendbuf is None else sendbuf
+        total = self.allreduce(own.astype(np.float32) if is_half(own.dtype) else own)  # a sum of halves may not fit
+        recvbuf[...] = total / self.size
+
     def _reducer_of(self, model: Model) -> GradientReducer:
         reducer = self._reducers.get(model)
         if reducer is None:
@@ -218,6 +285,9 @@ class Communicator(CommunicatorBase):
     ) -> GradientReducer:
         from mn_comm.strategies import Strategy
 
+        if type(self).multi_node_mean_grad is not Communicator.multi_node_mean_grad:
+            # A reducer would not do what the derived class does.
+            return super().gradient_reducer()
         options = {"bucket_bytes": bucket_bytes, "sets": sets}
         agreement.expect_same(self.ranks, "background, bucket_bytes and sets", (background, bucket_bytes, sets))
         if not background:
@@ -235,6 +305,17 @@ class Communicator(CommunicatorBase):
         from mn_comm.gradients.reducer import GradientReducer
 
         return GradientReducer(strategy, lambda: self._config, **options)
+
+
+def mean_one_by_one(self: Communicator, model: Model, zero_fill: bool = False) -> None:
+    """Average gradients by the ``_multi_node_mean`` of a derived class, one after the other; collective."""
+    selection = select(model, zero_fill)
+    names = [name for name, _ in selection.params]
+    Agreement(self.ranks, "multi_node_mean_grad").check(signature_of(zip(names, selection.likes, strict=True)))
+    for (_, param), like, grad in zip(*selection, strict=True):
+        if grad is None:
+            param.grad = zeros_beside(like, like.shape, like.dtype)
+        self._multi_node_mean(None, param.grad)
 
 
 class NaiveCommunicator(Communicator):
@@ -332,7 +413,10 @@ def create_communicator(
         raise ValueError(f"expected a communicator's name, one of {', '.join(_KINDS)}; got {communicator_name!r}")
     if mpi_comm is None:
         mpi_comm = MPI.COMM_WORLD
-    if not isinstance(mpi_comm, MPI.Intracomm):
-        raise TypeError(f"expected an mpi4py intracommunicator for mpi_comm, got {type(mpi_comm).__name__}")
-    config = Config().with_value("allreduce_grad_dtype", allreduce_grad_dtype)
-    return _KINDS[communicator_name](mpi_comm, config.with_value("batched_copy", batched_copy))
+    settings = {"allreduce_grad_dtype": allreduce_grad_dtype, "batched_copy": batched_copy}
+    config = Config()
+    for name, value in settings.items():
+        config = config.with_value(name, value)
+    communicator = _KINDS[communicator_name](mpi_comm)
+    communicator._config = config  # noqa: SLF001 - checked before anything collective
+    return communicator

@@ -16,7 +16,16 @@ from typing import Any
 
 import numpy as np
 
-__all__ = ["NcclCommunicator", "get_build_version", "get_unique_id", "get_version", "group", "require", "supports"]
+__all__ = [
+    "NcclCommunicator",
+    "errors",
+    "get_build_version",
+    "get_unique_id",
+    "get_version",
+    "group",
+    "require",
+    "supports",
+]
 
 _available = all(importlib.util.find_spec(name) is not None for name in ("nccl", "cupy"))
 
@@ -27,14 +36,22 @@ _DTYPES = frozenset(
 )
 
 
-def require() -> None:
-    """Import what NCCL needs.
+def require() -> Any:
+    """Import what NCCL needs, and return ``nccl.core``.
 
     Raises:
         RuntimeError: CuPy, ``nccl4py`` or NCCL itself is missing; the message names the extra to install.
     """
     if get_version() == 0:
         raise RuntimeError(f"expected libnccl.so.2, found none: {_INSTALL}")
+    return _binding()
+
+
+def errors() -> tuple[type[Exception], ...]:
+    """Return what ``nccl4py`` raises: for what it sees itself, and for what NCCL reports."""
+    from nccl.bindings.nccl import NCCLError
+
+    return _binding().NcclInvalid, NCCLError
 
 
 def get_version() -> int:
@@ -95,6 +112,11 @@ class NcclCommunicator:
         self._rank = rank
         self._core = core.Communicator.init(size, rank, core.UniqueId.from_bytes(unique_id))
         _alive.add(self)
+
+    @property
+    def core(self) -> Any:
+        """NVIDIA's communicator, for what the methods here do not offer."""
+        return self._core
 
     def all_reduce(self, array: Any, *, mean: bool = False) -> None:
         """Overwrite an array, of equal length and dtype on every rank, with its sum or mean; collective."""

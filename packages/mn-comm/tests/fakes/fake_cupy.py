@@ -93,8 +93,41 @@ def get_current_stream():
     return _current.stream or _null
 
 
+class Memory:
+    """So many bytes: new ones, or those at an address, which belong to somebody else."""
+
+    def __init__(self, size, ptr=None):
+        self.bytes = np.empty(size, uint8) if ptr is None else _at(ptr, size)
+
+
+class MemoryPointer:
+    def __init__(self, mem, offset):
+        self.mem, self.bytes = mem, mem.bytes[offset:]
+        self.ptr = self.bytes.ctypes.data
+
+    def __add__(self, offset):
+        return MemoryPointer(self, offset)
+
+    def copy_from_device(self, source, size):
+        _call("copy_from_device")
+        assert len(self.bytes) >= size
+        self.bytes[:size] = _at(source.ptr, size)
+
+    def copy_from_device_async(self, source, size, stream):
+        assert isinstance(stream, Stream)
+        self.copy_from_device(source, size)
+
+
+def _at(address, size):
+    return np.frombuffer((ctypes.c_char * size).from_address(address), uint8)
+
+
 class ndarray:
-    def __init__(self, memory, device=None):
+    def __init__(self, memory, device=None, memptr=None):
+        if memptr is not None:  # the arguments are shape, dtype and memory
+            shape, dtype, device = memory, np.dtype(device), None
+            count = int(np.prod(shape))
+            memory = memptr.bytes[: count * dtype.itemsize].view(dtype).reshape(shape)
         self._memory = memory
         self.base = None
         self.device = device or Device()
@@ -107,7 +140,9 @@ class ndarray:
     @property
     def data(self):
         owner = self._memory if self._memory.base is None else self._memory.base
-        return types.SimpleNamespace(ptr=self._memory.ctypes.data, mem=owner)
+        pointer = MemoryPointer(Memory(self._memory.nbytes, self._memory.ctypes.data), 0)
+        pointer.mem = owner
+        return pointer
 
     @property
     def __cuda_array_interface__(self):
@@ -237,15 +272,24 @@ def _register(address, nbytes, flags):
     registered[address] = nbytes
 
 
+class Pinned(bytearray):
+    @property
+    def ptr(self):
+        return np.frombuffer(self, uint8).ctypes.data
+
+
 def _pinned(nbytes):
     assert nbytes > 0
-    return bytearray(b"\xcd" * nbytes)
+    return Pinned(b"\xcd" * nbytes)
 
 
 cuda = types.SimpleNamespace(
     Device=Device,
     Stream=Stream,
+    alloc=lambda size: MemoryPointer(Memory(size), 0),
     alloc_pinned_memory=_pinned,
+    MemoryPointer=MemoryPointer,
+    UnownedMemory=lambda ptr, size, owner: Memory(size, ptr),
     get_current_stream=get_current_stream,
     runtime=types.SimpleNamespace(
         CUDARuntimeError=CUDARuntimeError, hostRegister=_register, hostUnregister=registered.pop

@@ -24,7 +24,19 @@ def get_version():
     return types.SimpleNamespace(libnccl=types.SimpleNamespace(version=_version), nccl_bindings=_version)
 
 
-SUM, AVG = "sum", "avg"
+SUM, AVG, PROD, MAX, MIN = "sum", "avg", "prod", "max", "min"
+
+
+class NcclInvalid(Exception):
+    pass
+
+
+class NCCLError(Exception):
+    def __init__(self, status):
+        super().__init__(f"NCCL_ERROR ({status})")
+        self.status = status
+
+
 Result = enum.IntEnum("Result", {"Success": 0, "RemoteError": 6, "InProgress": 7})
 
 
@@ -85,6 +97,8 @@ class Communicator:
 
     def _sum(self, name, array, op, stream):
         summands = self.comm.allgather(self._take(name, array, stream))
+        if op not in (SUM, AVG):
+            return {PROD: np.prod, MAX: np.max, MIN: np.min}[op](summands, axis=0)
         # As NCCL does, which divides first.
         divisor = array.dtype.type(len(summands) if op == AVG else 1)
         return np.sum([summand / divisor for summand in summands], axis=0, dtype=array.dtype)

@@ -40,6 +40,7 @@ def fake_cupy():
     with pytest.MonkeyPatch.context() as patch:
         patch.setitem(sys.modules, "cupy", cupy)
         patch.setitem(sys.modules, "nccl", types.SimpleNamespace(core=core))
+        patch.setitem(sys.modules, "nccl.bindings.nccl", types.SimpleNamespace(NCCLError=core.NCCLError))
         kernels._kernel.cache_clear()
         yield cupy
         kernels._kernel.cache_clear()

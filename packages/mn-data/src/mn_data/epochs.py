@@ -47,5 +47,4 @@ def get_epoch_trigger(
 
 def _n_iterations(dataset: Sized, local_batch_size: int, comm: CommunicatorBase | MPI.Intracomm) -> int:
     mine = -(-len(dataset) // local_batch_size) if comm.rank == 0 else None
-    mpi_comm = comm if isinstance(comm, MPI.Intracomm) else comm.mpi_comm
-    return int(watched(mpi_comm).bcast(mine))
+    return int(watched(comm).bcast(mine) if isinstance(comm, MPI.Intracomm) else comm.bcast_obj(mine))

@@ -9,7 +9,7 @@ from typing import Any
 import chainer
 import numpy as np
 
-from mn_comm import MPI, CommunicatorBase, create_communicator, raise_on_all, watched
+from mn_comm import MPI, Communicator, CommunicatorBase, create_communicator, raise_on_all, watched
 from mn_data.plan import part
 from mn_data.progress import progress
 from mn_data.take import ArrayLayout, assemble, can_take, columns_of, layout_of, leaves
@@ -68,9 +68,11 @@ def scatter_dataset(
                 length = _length(dataset)
                 if shuffle:
                     order = np.random.RandomState(seed).permutation(length)
-        if communicator.bcast_obj(communicator.rank == root and can_take(dataset), root=root):
+        in_parts = isinstance(communicator, Communicator)  # a script's own may have nothing but its methods
+        if in_parts and communicator.bcast_obj(communicator.rank == root and can_take(dataset), root=root):
             return _scatter_samples(dataset, communicator, root, order, max_buf_len, force_equal_length)
-        whole, order = communicator.bcast_obj((dataset, order), max_buf_len=max_buf_len, root=root)
+        to_send = (dataset, order) if communicator.rank == root else None
+        whole, order = communicator.bcast_obj(to_send, max_buf_len=max_buf_len, root=root)
         begin, end = part(len(whole), communicator.size, communicator.rank, force_equal_length)
         return chainer.datasets.SubDataset(whole, begin, end, order)
 
@@ -102,7 +104,7 @@ def scatter_index(
         with raise_on_all(communicator):
             if communicator.rank == root:
                 _check_count(n_total_samples)
-        total = communicator.bcast_obj(n_total_samples, root=root)
+        total = communicator.bcast_obj(n_total_samples if communicator.rank == root else None, root=root)
         return part(int(total), communicator.size, communicator.rank, force_equal_length)
 
 

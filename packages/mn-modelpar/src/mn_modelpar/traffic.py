@@ -19,7 +19,7 @@ from typing import Any
 import chainer
 import numpy as np
 
-from mn_comm import MPI, CommunicatorBase, explain_stalls, waiting_for
+from mn_comm import MPI, Communicator, CommunicatorBase, explain_stalls, waiting_for
 from mn_modelpar.callsite import CallSite, call_site
 from mn_modelpar.staging import empty_like
 
@@ -172,6 +172,8 @@ class Traffic:
         Raises:
             RuntimeError: There is one.
         """
+        if not isinstance(communicator, Communicator):
+            return  # a script's own may have no MPI communicator to look at
         for records in list(self._open.values()):
             for record in list(records):
                 if isinstance(record, MessageRecord) and record.operation == "send" and record.is_cut_off:

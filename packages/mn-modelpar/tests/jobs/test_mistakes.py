@@ -98,7 +98,7 @@ def culprit(script, mark="culprit"):
         (
             DIFFERENT_COLLECTIVES,
             [
-                r"has waited for \S+ s in allgather\(data=<float32 array of shape \(2, 3\)>\)",
+                r"has waited for \S+ s in allgather\(x=<float32 array of shape \(2, 3\)>\)",
                 r"has waited for \S+ s in allreduce",
                 "{culprit}",
                 "{other}",

@@ -75,24 +75,49 @@ def create_multi_node_optimizer(
         scheme = DoubleBuffered(communicator.gradient_reducer(background=True, comm_hook=comm_hook, sets=2), zero_fill)
     else:
         scheme = AfterBackward(communicator, zero_fill, comm_hook)
-    return MultiNodeOptimizer(actual_optimizer, communicator, scheme)
+    return MultiNodeOptimizer(actual_optimizer, communicator, zero_fill, scheme)
 
 
 class MultiNodeOptimizer:
-    """A Chainer optimizer whose gradients are averaged over all ranks; see :func:`create_multi_node_optimizer`."""
+    """A Chainer optimizer whose gradients are averaged over all ranks; see :func:`create_multi_node_optimizer`.
 
-    __slots__ = ("_accumulates", "_has_part", "_scheme", "_seen", "actual_optimizer", "communicator")
+    A derived class of a script's own may have an ``update`` of its own.
+
+    Args:
+        actual_optimizer: The optimizer.
+        communicator: The ranks.
+        zero_fill: Whether an initialised parameter without a gradient counts as one of zeros.
+        scheme: When gradients are averaged; by default after the backward pass.
+
+    Attributes:
+        target_params: The names of the parameters, and whether each was initialised, as :meth:`is_changed` last saw
+            them.
+    """
+
+    __slots__ = ("_accumulates", "_has_part", "_scheme", "actual_optimizer", "communicator", "target_params")
 
     actual_optimizer: chainer.Optimizer
     communicator: CommunicatorBase
+    target_params: list[tuple[str, bool]]
 
-    def __init__(self, actual_optimizer: chainer.Optimizer, communicator: CommunicatorBase, scheme: Scheme) -> None:
+    def __init__(
+        self,
+        actual_optimizer: chainer.Optimizer,
+        communicator: CommunicatorBase,
+        zero_fill: bool,
+        scheme: Scheme | None = None,
+    ) -> None:
         self.actual_optimizer = actual_optimizer
         self.communicator = communicator
-        self._scheme = scheme
-        self._seen: list[tuple[str, bool]] | None = None
+        self._scheme = AfterBackward(communicator, zero_fill, None) if scheme is None else scheme
+        self.target_params = []
         self._accumulates = False
         self._has_part = False
+
+    @property
+    def zero_fill(self) -> bool:
+        """Whether an initialised parameter without a gradient counts as one of zeros."""
+        return self._scheme.zero_fill
 
     def setup(self, link: chainer.Link) -> MultiNodeOptimizer:
         """Set the model whose parameters are to be optimised, and return this optimizer."""
@@ -132,7 +157,7 @@ class MultiNodeOptimizer:
             self._has_part = True
             return
         self._has_part = False
-        if self._is_changed(model):
+        if self.is_changed(model):
             _run(backward)
             self._scheme.restart()
             self.communicator.bcast_data(model)
@@ -163,7 +188,16 @@ class MultiNodeOptimizer:
 
         To be called on every rank, after the same snapshot was loaded everywhere.
         """
-        self._is_changed(self.actual_optimizer.target)
+        self.is_changed(self.actual_optimizer.target)
+
+    def is_changed(self, target: Model) -> bool:
+        """Return whether the names of a model's parameters, or which are initialised, differ from the last call.
+
+        The first time that is so for any model that has parameters.
+        """
+        previous = self.target_params
+        self.target_params = [(name, param.data is not None) for name, param in sorted(target.namedparams())]
+        return self.target_params != previous
 
     def _backward_from(self, model: chainer.Link, loss: chainer.Variable) -> Backward:
         """Clear the gradients, unless they are added up, and return the backward pass that starts from ``loss``."""
@@ -186,12 +220,6 @@ class MultiNodeOptimizer:
                     overlapping_backward(taken, loss_scale, on_final)
 
         return backward
-
-    def _is_changed(self, model: Model) -> bool:
-        seen = [(name, param.data is not None) for name, param in sorted(model.namedparams())]
-        changed = seen != self._seen
-        self._seen = seen
-        return changed
 
     def __getattr__(self, name: str) -> Any:
         if name in MultiNodeOptimizer.__slots__:  # not set yet: while it is being copied or unpickled

@@ -51,6 +51,55 @@ def test_hooks_and_serializing_go_to_the_actual_optimizer(comm, tmp_path):
     assert other.t == 1
 
 
+def test_what_it_has_seen_of_the_model(comm):
+    optimizer = create_multi_node_optimizer(chainer.optimizers.SGD(), comm, zero_fill=False).setup(L.Linear(3))
+    assert optimizer.target_params == []
+    assert optimizer.zero_fill is False
+    assert create_multi_node_optimizer(chainer.optimizers.SGD(), comm, overlap=True).zero_fill is True
+    assert optimizer.is_changed(optimizer.target)
+    assert optimizer.target_params == [("/W", False), ("/b", True)]
+    assert not optimizer.is_changed(optimizer.target)
+    optimizer.target(np.zeros((1, 2), "f4"))
+    assert optimizer.is_changed(optimizer.target)
+    assert optimizer.target_params == [("/W", True), ("/b", True)]
+    optimizer.note = 1
+    assert optimizer.actual_optimizer.note == 1
+
+
+def test_an_update_that_is_done_by_hand_before_takes_a_step(comm):
+    optimizer = create_multi_node_optimizer(chainer.optimizers.SGD(), comm).setup(L.Linear(2, 3))
+    optimizer.target.cleargrads()
+    optimizer.is_changed(optimizer.target)
+    optimizer.update()
+    assert optimizer.t == 1
+
+
+def test_an_optimizer_derived_from_it(comm):
+    class Counting(mn_optim.MultiNodeOptimizer):
+        """As public programs write it, for ChainerMN 7."""
+
+        def __init__(self, actual_optimizer, communicator, zero_fill=True):
+            super().__init__(actual_optimizer, communicator, zero_fill)
+            object.__setattr__(self, "averaged", 0)
+
+        def update(self, lossfun=None, *args, **kwds):
+            target = self.target
+            if self.is_changed(target):
+                self.communicator.bcast_data(target)
+            else:
+                self.communicator.multi_node_mean_grad(target, self.zero_fill)
+                object.__setattr__(self, "averaged", self.averaged + 1)
+                self.actual_optimizer.update(None, *args, **kwds)
+
+    optimizer = Counting(chainer.optimizers.SGD(), comm).setup(L.Linear(2, 3))
+    optimizer.target.cleargrads()
+    for _ in range(3):
+        optimizer.update()
+    assert (optimizer.t, optimizer.averaged) == (2, 2)
+    super(Counting, optimizer).update()
+    assert optimizer.t == 3
+
+
 def test_it_can_be_copied(comm):
     optimizer = create_multi_node_optimizer(chainer.optimizers.SGD(lr=0.3), comm)
     assert copy.copy(optimizer).lr == 0.3

@@ -14,6 +14,7 @@ if not is_command(__name__):
         links,
         nccl,
         optimizers,
+        testing,
     )
     from chainermn.communicators import CommunicatorBase, create_communicator
     from chainermn.datasets import (
@@ -50,6 +51,7 @@ __all__ = [
     "optimizers",
     "scatter_dataset",
     "scatter_index",
+    "testing",
 ]
 
 __version__ = "8.0.0a1"

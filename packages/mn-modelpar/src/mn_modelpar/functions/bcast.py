@@ -20,7 +20,7 @@ class Bcast(Collective):
 
     def exchange(self, arrays: Sequence[Any]) -> Sequence[Any]:
         """Give the root's array to all."""
-        return [self.communicator.bcast(arrays[0] if arrays else None, self.root)]
+        return [self.communicator.bcast(arrays[0] if arrays else None, root=self.root)]
 
     def adjoint(self) -> Collective:
         """Return the sum at the root."""

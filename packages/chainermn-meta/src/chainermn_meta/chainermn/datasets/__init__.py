@@ -1,11 +1,15 @@
 """Datasets shared out among ranks."""
 
+from chainermn.datasets import empty_dataset, scatter  # noqa: F401 - scripts reach them without another import
+
+# From the module, so that importing that later does not put it in the place of the function of its name.
+from chainermn.datasets.scatter_dataset import scatter_dataset
+
 from mn_data import (
     DataSizeError,
     create_empty_dataset,
     get_epoch_trigger,
     get_n_iterations_for_one_epoch,
-    scatter_dataset,
     scatter_index,
 )
 

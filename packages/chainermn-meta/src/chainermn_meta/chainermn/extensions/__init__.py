@@ -1,5 +1,14 @@
 """Trainer extensions that know of the other ranks."""
 
+from chainermn.extensions import (  # noqa: F401 - scripts reach them without another import
+    _multi_node_snapshot,
+    allreduce_persistent,
+    checkpoint,
+    multi_node_early_stopping_trigger,
+    multi_node_evaluator,
+    observation_aggregator,
+)
+
 from mn_extensions import (
     AllreducePersistent,
     GenericMultiNodeEvaluator,

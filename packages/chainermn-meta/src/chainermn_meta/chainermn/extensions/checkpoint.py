@@ -1,5 +1,6 @@
 """Checkpoints of all ranks."""
 
-from mn_extensions import create_multi_node_checkpointer
+from mn_extensions.checkpoint import MultiNodeCheckpointer as _MultiNodeCheckpointer
+from mn_extensions.checkpoint import create_multi_node_checkpointer
 
-__all__ = ["create_multi_node_checkpointer"]
+__all__ = ["_MultiNodeCheckpointer", "create_multi_node_checkpointer"]

@@ -1,5 +1,5 @@
 """Early stopping of all ranks."""
 
-from mn_extensions import MultiNodeEarlyStoppingTrigger
+from mn_extensions import MultiNodeEarlyStoppingTrigger, ObservationAggregator
 
-__all__ = ["MultiNodeEarlyStoppingTrigger"]
+__all__ = ["MultiNodeEarlyStoppingTrigger", "ObservationAggregator"]

@@ -1,5 +1,7 @@
 """``create_multi_node_n_step_rnn``, under the module name that scripts know."""
 
+import chainermn  # noqa: F401 - scripts find it here
+
 from mn_modelpar.links import create_multi_node_n_step_rnn
 
 __all__ = ["create_multi_node_n_step_rnn"]
