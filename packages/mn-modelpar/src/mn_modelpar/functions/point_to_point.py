@@ -12,7 +12,7 @@ import numpy as np
 from mn_comm import CommunicatorBase
 from mn_modelpar.functions.pseudo_connect import connect
 from mn_modelpar.functions.values import Spec, fill, problem_with, require_floats, spec_of
-from mn_modelpar.staging import empty_like, to_device_of, to_host
+from mn_modelpar.staging import DeviceName, empty_like, moved_to, to_device_of, to_host
 from mn_modelpar.traffic import MessageRecord, gradient_tag, traffic_of
 
 __all__ = ["recv", "send"]
@@ -209,7 +209,8 @@ def recv(
     rank: int,
     delegate_variable: chainer.Variable | None = None,
     tag: int = 0,
-    force_tuple: bool = False,
+    force_tuple: bool | int = False,
+    device: DeviceName = None,
 ) -> chainer.Variable | tuple[chainer.Variable, ...]:
     """Receive Variables from another rank; point-to-point.
 
@@ -221,7 +222,10 @@ def recv(
         delegate_variable: What the backward pass is to reach after this: what :func:`send` returned, if this rank's
             graph began with that. What is received is put on its device; without one it stays in host memory.
         tag: The number given to :func:`send`.
-        force_tuple: Whether a single Variable is returned as a tuple too.
+        force_tuple: Whether a single Variable is returned as a tuple too. An integer that is no ``bool`` is taken for
+            the ``device``, which was in this place in ChainerMN 1.
+        device: Where the result is to be: the number of a GPU, or any name of a device that Chainer knows. Nothing is
+            moved by default, and by -1, the default of ChainerMN 1.
 
     Returns:
         A Variable, or a tuple of them if several were sent; shapes and dtypes as they were sent.
@@ -232,7 +236,9 @@ def recv(
         ValueError: ``rank`` or ``tag`` is out of range, or ``rank`` is this one.
         RuntimeError: What came was not sent by :func:`send`; otherwise as there.
     """
-    outputs = receive(communicator, rank, delegate_variable, tag)[:-1]
+    if type(force_tuple) is int:
+        device, force_tuple = force_tuple, False
+    outputs = moved_to(device, receive(communicator, rank, delegate_variable, tag)[:-1])
     return outputs if force_tuple or len(outputs) > 1 else outputs[0]
 
 
