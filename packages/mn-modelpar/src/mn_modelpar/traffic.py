@@ -231,7 +231,7 @@ class Traffic:
         # The same call ran in this pass: the other one was a pass of its own, for which nobody wanted gradients.
         for record in gone:
             if record.key not in ran:
-                self._warn(record, f"the backward pass has ended, but the backward of {record} never ran; {_ADVICE}")
+                self._warn(f"the backward pass has ended, but the backward of {record} never ran; {_ADVICE}", record)
 
     def look_around(self) -> None:
         """Before a value travels: answer for what is cut off, and read what has come back."""
@@ -271,9 +271,9 @@ class Traffic:
         arrays = lane.arrived[record.number].popleft()
         if arrays is None:
             self._warn(
-                record,
                 f"the gradient of {record} is taken to be zeros: the backward pass of rank {record.peer} cannot reach "
                 "what it received",
+                record,
             )
             arrays = [np.zeros(shape, dtype) for shape, dtype in record.specs]
         return arrays
@@ -316,8 +316,11 @@ class Traffic:
             return
         if word.kind == GRADIENT and not record.answered:
             self._forget(record)
-            came_back = f"the gradient of {record} came back from rank {peer}"
-            self._warn(record, f"{came_back}, but nothing here leads to it any more; {_ADVICE}")
+            self._warn(
+                f"the gradient of {record} came back from rank {peer}, but nothing here leads to it any more; "
+                f"{_ADVICE}",
+                record,
+            )
 
     def _forget(self, record: Record) -> None:
         left = [other for other in self._open.get(record.key, []) if other is not record]
@@ -326,7 +329,7 @@ class Traffic:
         else:
             self._open.pop(record.key, None)
 
-    def _warn(self, record: Record, message: str) -> None:
+    def _warn(self, message: str, record: Record) -> None:
         """Warn of a mistake, once for each call in the user's code, and there."""
         if not record.may_be_cut_off and record.key not in self._warned:
             self._warned.add(record.key)
