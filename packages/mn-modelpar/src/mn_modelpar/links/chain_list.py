@@ -198,7 +198,8 @@ def _check(result: Any, part: str) -> Any:
     for value in _leaves(result):
         if not isinstance(value, (chainer.Variable, chainer.get_array_types())):
             raise TypeError(
-                f"{part}: expected it to return chainer.Variables, arrays, or tuples or dicts of them, got {value!r:.80}"
+                f"{part}: expected it to return chainer.Variables or arrays, or tuples or dicts of them, "
+                f"got {value!r:.80}"
             )
     return tuple(result) if isinstance(result, list) else result
 
