@@ -19,6 +19,8 @@ __all__ = ["Bcast", "Reduce", "bcast"]
 class Bcast(Collective):
     """The root's array, at every rank."""
 
+    takes_devices = True
+
     def exchange(self, arrays: Sequence[Any]) -> Sequence[Any]:
         """Give the root's array to all."""
         return [self.communicator.bcast(arrays[0] if arrays else None, self.root)]
@@ -49,7 +51,8 @@ def bcast(comm: CommunicatorBase, x: Any, root: int = 0, device: DeviceName = No
     Args:
         comm: The ranks that take part.
         x: At the root a Variable or array of any shape and dtype; elsewhere ``None``, or anything, which is ignored
-            except that the result will be on the device of a Variable or array.
+            except that the result will be on the device of a Variable or array. Otherwise it is on the current GPU if
+            the root's is on one.
         root: The rank that has it.
         device: Where the result is to be: the number of a GPU, or any name of a device that Chainer knows. Nothing is
             moved by default, and by -1, the default of ChainerMN 1.

@@ -30,6 +30,8 @@ class Gather(Collective):
 class Scatter(Collective):
     """To each rank its own of the root's arrays."""
 
+    takes_devices = True
+
     def exchange(self, arrays: Sequence[Any]) -> Sequence[Any]:
         """Give each rank its array."""
         return [self.communicator.scatter(arrays, self.root)]
@@ -77,7 +79,7 @@ def scatter(comm: CommunicatorBase, xs: Any, root: int = 0, device: DeviceName =
             moved by default, and by -1, the default of ChainerMN 1.
 
     Returns:
-        This rank's.
+        This rank's, on the current GPU if the root's are on one.
 
     Raises:
         TypeError: ``xs`` at the root is something else (on every rank).

@@ -8,7 +8,6 @@ from collections.abc import Sequence
 from typing import Any
 
 import chainer
-import numpy as np
 
 from mn_comm import CommunicatorBase
 from mn_modelpar.functions.pseudo_connect import connect
@@ -30,11 +29,11 @@ class Message(ABC):
 
     @abstractmethod
     def push(self, arrays: Arrays, node: chainer.FunctionNode) -> None:
-        """Send host arrays, which are the inputs of a function, to the peer."""
+        """Send arrays, which are the inputs of a function, to the peer."""
 
     @abstractmethod
     def pull(self) -> Arrays:
-        """Receive host arrays from the peer."""
+        """Receive arrays from the peer."""
 
     @abstractmethod
     def reply(self) -> Message:
@@ -85,7 +84,7 @@ class Gradient(Message):
     def push(self, arrays: Arrays, node: chainer.FunctionNode) -> None:
         """Send the gradients."""
         del node
-        traffic_of(self.communicator).answer(self.record, arrays)
+        traffic_of(self.communicator).answer(self.record, [to_host(array) for array in arrays])
 
     def pull(self) -> Arrays:
         """Receive the gradients."""
@@ -109,17 +108,17 @@ class Send(chainer.FunctionNode):  # type: ignore[misc]  # Chainer has no types
 
     def forward(self, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
         """Send all inputs but the last."""
-        *arrays, empty = inputs
-        self.message.push([to_host(array) for array in arrays], self)
+        *arrays, self.empty = inputs
+        self.message.push(arrays, self)
         self.retain_outputs((0,))
-        return (empty_like(empty),)
+        return (empty_like(self.empty),)
 
     def backward(self, indexes: tuple[int, ...], grad_outputs: tuple[Any, ...]) -> tuple[Any, ...]:
         """Receive the gradients of floats, if somebody needs them."""
         del indexes, grad_outputs
-        *sent, empty = self.inputs
+        sent = self.inputs[:-1]
         if not self.message.about_to_reply():
-            return (*(None for _ in sent), chainer.as_variable(_or_empty(None, empty)))
+            return (*(None for _ in sent), chainer.as_variable(self.empty))
         # A second backward pass must reply to the gradients before it waits for those of the values again.
         *grads, token = Recv(self.message.reply()).apply(self.get_retained_outputs())
         remaining = iter(grads)
@@ -130,37 +129,38 @@ class Recv(chainer.FunctionNode):  # type: ignore[misc]  # Chainer has no types
     """A delegate, if there is one, and something empty go in; arrays and something empty come out; the adjoint sends.
 
     The empty output stands for the function where none of its arrays is used.
+
+    Args:
+        message: How they travel.
+        received: The arrays, if they have been received already: without a delegate they say on which device to work.
     """
 
-    def __init__(self, message: Message) -> None:
+    def __init__(self, message: Message, received: Arrays | None = None) -> None:
         super().__init__()
         self.message = message
+        self.received = received
 
     def forward(self, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
         """Receive."""
-        arrays = self.message.pull()
+        arrays = self.message.pull() if self.received is None else self.received
+        self.received = None  # the graph lives longer than they may
         self.specs = [spec_of(array) for array in arrays]
-        return (*(to_device_of(inputs[0], array) for array in arrays), empty_like(inputs[-1]))
+        self.empty = inputs[-1]
+        return (*(to_device_of(inputs[0], array) for array in arrays), empty_like(self.empty))
 
     def backward(self, indexes: tuple[int, ...], grad_outputs: tuple[Any, ...]) -> tuple[Any, ...]:
         """Send the gradients of floats, zeros for those that are missing, if the sender needs them."""
         del indexes
-        *delegates, empty = self.inputs
+        delegates = self.inputs[:-1]
         *grads, token = grad_outputs
-        end = _or_empty(token, empty)
+        end = self.empty if token is None else token
         if self.message.about_to_reply():
             floats = [(grad, spec) for grad, spec in zip(grads, self.specs, strict=True) if has_floats(spec)]
-            filled = fill([grad for grad, _ in floats], [spec for _, spec in floats], _or_empty(None, empty))
+            filled = fill([grad for grad, _ in floats], [spec for _, spec in floats], self.empty)
             (end,) = Send(self.message.reply()).apply((*filled, end))
         end = chainer.as_variable(end)
         zeros = fill([None] * len(delegates), [spec_of(delegate) for delegate in delegates], end.array)
         return (*(connect(end, zero)[0] for zero in zeros), end)
-
-
-def _or_empty(grad: Any, node: Any) -> Any:
-    if grad is not None:
-        return grad
-    return np.empty(0, np.float32) if node.data is None else empty_like(node.data)
 
 
 def send(x: Any, communicator: CommunicatorBase, rank: int, tag: int = 0) -> chainer.Variable:
@@ -221,7 +221,8 @@ def recv(
         communicator: The communicator that both ranks belong to.
         rank: The rank to receive from, not this one.
         delegate_variable: What the backward pass is to reach after this: what :func:`send` returned, if this rank's
-            graph began with that. What is received is put on its device; without one it stays in host memory.
+            graph began with that. What is received is put on its device; without one, what was sent from a GPU is put
+            on the current one, and the rest into host memory.
         tag: The number given to :func:`send`.
         force_tuple: Whether a single Variable is returned as a tuple too. An integer that is no ``bool`` is taken for
             the ``device``, which was in this place in ChainerMN 1.
@@ -254,7 +255,10 @@ def receive(
         raise TypeError(f"recv: expected a chainer.Variable for delegate_variable, got {type(delegate).__name__}")
     traffic = traffic_of(communicator)
     traffic.look_around()
-    return traffic.apply(Recv(Value(communicator, record)), [] if delegate is None else [delegate], record)
+    message = Value(communicator, record)
+    received = message.pull()
+    values = [] if delegate is None else [delegate]
+    return traffic.apply(Recv(message, received), values, record, like=received[0])
 
 
 def _record(operation: str, communicator: CommunicatorBase, rank: int, tag: int) -> MessageRecord:
