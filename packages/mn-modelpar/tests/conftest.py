@@ -2,10 +2,16 @@ import os
 import shutil
 import subprocess
 import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
 from hypothesis import settings
+
+# The stand-ins for CuPy and NCCL.
+sys.path.insert(0, str(Path(__file__).parents[2] / "mn-comm" / "tests" / "fakes"))
+
+from shared_fixtures import fake_cupy  # noqa: F401
 
 # Under mpiexec every rank must try the same examples, in the same order, and none may stop to shrink one alone.
 settings.register_profile("ranks", derandomize=True, database=None, deadline=None, max_examples=25)

@@ -52,11 +52,13 @@ NAMES = {
     ".extensions.multi_node_evaluator": ["GenericMultiNodeEvaluator create_multi_node_evaluator"],
     ".extensions.observation_aggregator": ["ObservationAggregator"],
     ".functions": [
-        "allgather allreduce alltoall bcast gather pseudo_connect recv reduce_scatter scatter send",
+        "all_to_all allgather allreduce alltoall bcast gather pseudo_connect recv reduce_scatter scatter send",
     ],
     ".functions.batch_normalization": ["MultiNodeBatchNormalizationFunction"],
-    ".functions.collective_communication": ["allgather alltoall bcast gather scatter"],
-    ".functions.point_to_point_communication": ["recv send"],
+    ".functions.collective_communication": [
+        "allgather alltoall bcast gather scatter AllGather AllToAll Bcast Gather Scatter"
+    ],
+    ".functions.point_to_point_communication": ["recv send Recv Send"],
     ".functions.pseudo_connect": ["pseudo_connect"],
     ".global_except_hook": ["add_hook"],
     ".iterators": ["create_multi_node_iterator create_synchronized_iterator"],

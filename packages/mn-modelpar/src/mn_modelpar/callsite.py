@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import os
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -31,6 +32,11 @@ class CallSite(NamedTuple):
     place: str
     part: str
     key: tuple[object, ...]
+
+    def warn(self, message: str) -> None:
+        """Warn, by a ``RuntimeWarning``, as if that place did."""
+        file, _, line = self.place.rpartition(":")
+        warnings.warn_explicit(message, RuntimeWarning, file or self.place, int(line) if file else 1)
 
     def __str__(self) -> str:
         return f"{self.place}, for {self.part}" if self.part else self.place

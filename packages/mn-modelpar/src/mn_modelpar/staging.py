@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, TypeAlias
 
 import chainer
 from chainer import backend
 from chainer.backends import cuda
 
-__all__ = ["empty_like", "put_on", "to_device_of", "to_host"]
+__all__ = ["DeviceName", "empty_like", "moved_to", "put_on", "to_device_of", "to_host"]
+
+DeviceName: TypeAlias = int | str | Any | None
+"""A GPU's number, a name or device of Chainer's, or -1 or ``None`` for wherever something is."""
 
 
 def to_host(array: Any) -> Any:
@@ -29,3 +32,11 @@ def empty_like(like: Any) -> Any:
 def put_on(device: Any, value: chainer.Variable) -> chainer.Variable:
     """Return a Variable on a device of Chainer's: itself, or a copy that gradients travel back through."""
     return value if value.device == device else chainer.functions.copy(value, device)
+
+
+def moved_to(name: DeviceName, values: tuple[chainer.Variable, ...]) -> tuple[chainer.Variable, ...]:
+    """Return Variables on a device that a user named; gradients travel back through the move."""
+    if name is None or name == -1:
+        return values
+    device = chainer.get_device(f"@cupy:{name}" if isinstance(name, int) else name)
+    return tuple(put_on(device, value) for value in values)

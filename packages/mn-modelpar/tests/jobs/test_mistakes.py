@@ -1,4 +1,4 @@
-"""The classic mistakes: each ends the job within the stall time, with a message that names the culprit."""
+"""The classic mistakes: each is named, with the culprit; where somebody must wait, the job ends in the stall time."""
 
 import re
 
@@ -19,11 +19,11 @@ def model(x):
     MF.send(F.tanh(x), comm, rank=1)  # culprit
     return F.sum(MF.recv(comm, rank=1))
 
-if comm.rank == 0:
-    model(x).backward()
-else:
-    MF.send(MF.recv(comm, rank=0), comm, rank=0).backward()
-    MF.recv(comm, rank=0)
+for _ in range(3):
+    if comm.rank == 0:
+        model(x).backward()
+    else:
+        MF.send(MF.recv(comm, rank=0), comm, rank=0).backward()
 """
 
 A_DELEGATE_THAT_IS_NOT_RETURNED = """
@@ -31,12 +31,16 @@ def model():
     z = MF.recv(comm, rank=0)
     MF.send(z, comm, rank=0)  # forgotten
 
-for _ in range(2):
+for _ in range(3):
     if comm.rank == 0:
         phi = MF.send(F.tanh(x), comm, rank=1)  # culprit
         F.sum(MF.recv(comm, rank=1, delegate_variable=phi)).backward()
     else:
         model()
+if comm.rank == 1:
+    MF.send(np.zeros(1), comm, rank=0)  # the last answer goes out here
+else:
+    MF.recv(comm, rank=1)
 """
 
 SEND_WITHOUT_RECV = """
@@ -76,17 +80,34 @@ def culprit(script, mark="culprit"):
     [
         (
             NO_DELEGATE_ON_THE_SECOND_RECV,
-            [r"RuntimeError: .* send\(rank=1, tag=0\) called at \S*{culprit} never ran"],
+            [r"{culprit}: RuntimeWarning: .* send\(rank=1, tag=0\) called .* never ran"],
         ),
         (
             A_DELEGATE_THAT_IS_NOT_RETURNED,
             [
-                r"has waited for \S+ s in recv\(source=1, tag=\d+\) for the gradient of send\(rank=1, tag=0\) called "
-                r"at \S*{culprit}",
-                r"rank 1 of 2 .* has waited for \S+ s in recv\(source=0, tag=0\)",
-                r"its backward has not run: send\(rank=0, tag=0\) called at \S*{forgotten}",
+                r"{culprit}: RuntimeWarning: the gradient of send\(rank=1, tag=0\) .* taken to be zeros: .* rank 1",
+                r"{forgotten}: RuntimeWarning: the gradient of send\(rank=0, tag=0\) .* came back from rank 0",
             ],
         ),
+    ],
+    ids=["no delegate on the second recv", "delegate not returned"],
+)
+@pytest.mark.parametrize("size", [3, 300_000], ids=["short", "long"])
+def test_a_forgotten_delegate_is_named_once_and_keeps_nobody_waiting(mpiexec, script, messages, size):
+    # At the end, too: MPICH does not like to stop with long messages on their way.
+    head = HEAD.replace("np.ones((2, 3)", f"np.ones((2, {size})")
+    status, _, errors = mpiexec(2, head + script, CHAINERMN_STALL_SECONDS="20", CHAINERMN_STALL_ABORT="1")
+    assert status == 0, errors
+    for message in messages:
+        pattern = message
+        for mark in ("culprit", "forgotten"):
+            pattern = pattern.replace("{" + mark + "}", culprit(script, mark)) if f"# {mark}" in script else pattern
+        assert len(re.findall(pattern, errors)) == 1, errors
+
+
+@pytest.mark.parametrize(
+    ("script", "messages"),
+    [
         (
             SEND_WITHOUT_RECV,
             [
@@ -113,12 +134,12 @@ def culprit(script, mark="culprit"):
             ],
         ),
     ],
-    ids=["no delegate on the second recv", "delegate not returned", "send without recv", "collectives", "rank_out"],
+    ids=["send without recv", "collectives", "rank_out"],
 )
 def test_a_mistake_is_named(mpiexec, script, messages):
     status, _, errors = mpiexec(2, HEAD + script, CHAINERMN_STALL_SECONDS="3", CHAINERMN_STALL_ABORT="1")
     assert status != 0
-    places = {mark: culprit(script, mark) for mark in ("culprit", "other", "forgotten") if f"# {mark}" in script}
+    places = {mark: culprit(script, mark) for mark in ("culprit", "other") if f"# {mark}" in script}
     for message in messages:
         pattern = message
         for mark, place in places.items():

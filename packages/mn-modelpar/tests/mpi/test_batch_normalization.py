@@ -6,7 +6,7 @@ import chainer.links as L
 import numpy as np
 import pytest
 
-from mn_comm import create_communicator
+from mn_comm import PureNcclCommunicator, create_communicator
 from mn_modelpar.functions.batch_normalization import combine
 from mn_modelpar.links import MultiNodeBatchNormalization, create_mnbn_model
 
@@ -279,3 +279,17 @@ def test_models_are_saved_and_loaded(tmp_path):
     plain = L.BatchNormalization(3)
     chainer.serializers.load_npz(tmp_path / "bn.npz", plain)
     np.testing.assert_array_equal(plain.avg_mean, link.avg_mean)
+
+
+def test_the_backend_nccl_is_accepted_with_pure_nccl():
+    class PureNccl(PureNcclCommunicator):
+        strategy = "naive"  # NCCL itself needs a device; gradients are no part of this
+
+    x = np.arange(6, dtype=np.float32).reshape(2, 3) + RANK
+    made = [
+        MultiNodeBatchNormalization(3, PureNccl(COMM.mpi_comm), communication_backend=name) for name in ("nccl", "mpi")
+    ]
+    ys = [link(x).array for link in made]
+    np.testing.assert_array_equal(*ys)
+    model = create_mnbn_model(L.BatchNormalization(3), PureNccl(COMM.mpi_comm), communication_backend="nccl")
+    np.testing.assert_array_equal(model(x).array, ys[0])

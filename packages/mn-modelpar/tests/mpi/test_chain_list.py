@@ -1,4 +1,5 @@
 import copy
+from collections import defaultdict, namedtuple
 
 import chainer
 import chainer.functions as F
@@ -307,5 +308,118 @@ def test_a_link_that_returns_no_variable():
 
     model = MultiNodeChainList(COMM)
     model.add_link(Nothing())
-    with pytest.raises(TypeError, match=r"link 0 \(Nothing, .*expected it to return a chainer.Variable .*got None"):
+    with pytest.raises(TypeError, match=r"link 0 \(Nothing, .*expected it to return chainer.Variables .*got None"):
         model(X)
+
+
+Pair = namedtuple("Pair", "y more")
+
+
+class Returns(chainer.Chain):
+    """A layer whose output is dressed up."""
+
+    def __init__(self, seed, dress):
+        super().__init__(layer=Dense(seed))
+        self.dress = dress
+
+    def forward(self, *xs):
+        return self.dress(self.layer(*xs))
+
+
+def model_of(*parts):
+    model = MultiNodeChainList(COMM)
+    for link, rank_in, rank_out in parts:
+        model.add_link(link, rank_in=rank_in, rank_out=rank_out)
+    model.cleargrads()
+    return model
+
+
+@needs[2]
+@pytest.mark.parametrize(
+    ("dress", "undress"),
+    [
+        (lambda y: {"y": y, "mask": y.array > 0}, lambda out: out["y"]),
+        (lambda y: (y, {"twice": [2 * y]}), lambda out: out[1]["twice"][0] / 2),
+        (lambda y: ({"n": np.arange(2)}, y.array, y), lambda out: out[2]),
+        (lambda y: Pair(y, defaultdict(list, n=y)), lambda out: out.y * 2 - out.more["n"]),
+    ],
+    ids=["dict", "dict in a tuple", "arrays beside", "kinds of their own"],
+)
+def test_an_output_of_dicts_and_arrays(dress, undress):
+    if RANK == 0:
+        # The output of the model comes first, so it is joined to what is sent later.
+        model = model_of((Returns(0, dress), None, None), (Dense(1), None, 1))
+        out = model(X)
+        F.sum(undress(out) ** 2).backward()
+        assert isinstance(out, dict | tuple)
+        assert all(link.W.grad.any() for link in (model[0].layer.layers, model[1].layers))
+        if isinstance(out, dict):
+            assert type(out["mask"]) is np.ndarray
+    elif RANK == 1:
+        model = model_of((Returns(2, dress), 0, None))
+        F.sum(undress(model()) ** 2).backward()
+        assert model[0].layer.layers.W.grad.any()
+
+
+def test_a_model_that_returns_arrays_alone():
+    model = model_of((Returns(0, lambda y: y.array), None, None))
+    assert type(model(X)) is np.ndarray
+
+
+@needs[2]
+@pytest.mark.parametrize("dress", [lambda y: y.array, lambda y: (np.arange(3), y.array), lambda y: (y.array, y)])
+def test_arrays_are_sent_as_they_are(dress):
+    # No gradient comes back for arrays; what lies before them is reached all the same, and nobody waits.
+    if RANK == 0:
+        model = model_of((Dense(0), None, 1), (Returns(1, dress), 1, 1), (Dense(2), 1, None))
+        F.sum(model(X) ** 2).backward()
+        assert model[2].layers.W.grad.any()
+        assert model[0].layers.W.grad is not None
+    elif RANK == 1:
+        model = model_of((Dense(3), 0, 0), (Undressed(4), 0, 0))
+        model().backward()
+        assert model[1].layers.W.grad.any()
+
+
+class Undressed(Dense):
+    def forward(self, given):
+        arrays = given if isinstance(given, tuple) else (given,)
+        return super().forward(*(x for x in arrays if x.dtype.kind == "f"))
+
+
+@needs[2]
+def test_a_dict_cannot_be_sent_and_the_receiver_hears_of_it():
+    if RANK == 0:
+        with pytest.raises(TypeError, match=r"link 0 \(Returns, .*: expected a chainer.Variable, got dict"):
+            model_of((Returns(0, lambda y: {"y": y}), None, 1))(X)
+    elif RANK == 1:
+        with pytest.raises(TypeError, match="on rank 0: send: expected"):
+            model_of((Dense(0), 0, None))()
+
+
+class Doubled(MultiNodeChainList):
+    """As scripts for the old software say it, where ``__call__`` ran the links."""
+
+    def forward(self, x):
+        return 2 * super().__call__(x)
+
+
+class DoubledTwice(Doubled):
+    def forward(self, x):
+        return 2 * super().forward(x)
+
+
+class Called(MultiNodeChainList):
+    def __call__(self, x):
+        return 3 * super().__call__(x)
+
+
+@pytest.mark.parametrize(("kind", "factor"), [(Doubled, 2), (DoubledTwice, 4), (Called, 3)])
+@pytest.mark.parametrize("method", ["__call__", "forward"])
+def test_a_subclass_that_calls_what_it_is_derived_from(kind, factor, method):
+    model = kind(COMM)
+    model.add_link(Dense(0))
+    expected = Dense(0)(X).array
+    factor = 1 if (kind, method) == (Called, "forward") else factor
+    for _ in range(2):
+        np.testing.assert_allclose(getattr(model, method)(X).array, factor * expected)

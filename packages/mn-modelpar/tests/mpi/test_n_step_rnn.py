@@ -56,6 +56,34 @@ def test_hidden_states_travel_from_rank_to_rank(name):
         np.testing.assert_allclose(param.grad, other.grad, rtol=1e-8, atol=1e-10, err_msg=key)
 
 
+@pytest.mark.skipif(SIZE < 2, reason="needs two ranks")
+@pytest.mark.parametrize("name", ["NStepLSTM", "NStepGRU"])
+def test_each_state_is_a_message(name):
+    # As counterparts are written by hand, with the old software: one recv or send for each state.
+    rnn = network(name, 0)
+    shape = (2, 3, 4)  # layers, sequences, units
+    with chainer.using_config("dtype", np.float64):
+        if RANK == 0:
+            *_, delegate = create_multi_node_n_step_rnn(rnn, COMM, rank_in=1, rank_out=1)(sequences(0))
+            delegate.backward()
+        elif RANK == 1:
+            given = [chainer.Variable(np.full(shape, 0.1 * (i + 1))) for i in range(rnn.n_cells)]
+            delegate = None
+            for state in given:
+                delegate = MF.send(state if delegate is None else MF.pseudo_connect(delegate, state)[0], COMM, 0)
+            returned = []
+            for _ in range(rnn.n_cells):
+                returned.append(MF.recv(COMM, 0, delegate))
+                delegate = returned[-1]
+            assert [state.shape for state in returned] == [shape] * rnn.n_cells
+            sum(F.sum((i + 1) * state) for i, state in enumerate(returned)).backward()
+            alone = [chainer.Variable(state.array) for state in given]
+            *expected, _ = rnn(*alone, sequences(0))
+            sum(F.sum((i + 1) * state) for i, state in enumerate(expected)).backward()
+            for state, other in zip(given, alone, strict=True):
+                np.testing.assert_allclose(state.grad, other.grad, rtol=1e-8, atol=1e-10)
+
+
 def test_only_recurrent_networks():
     with pytest.raises(ValueError, match="expected one of Chainer's NStepRNN links for actual_link, got Linear"):
         create_multi_node_n_step_rnn(L.Linear(2, 3), COMM)

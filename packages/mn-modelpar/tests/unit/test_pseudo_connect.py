@@ -1,3 +1,7 @@
+import os
+import subprocess
+import sys
+
 import chainer
 import chainer.functions as F
 import numpy as np
@@ -10,18 +14,54 @@ def variable(*values):
     return chainer.Variable(np.array(values, float))
 
 
-def test_one_value_is_a_variable_and_can_be_unpacked():
+def test_one_value_is_a_tuple_of_one_as_since_chainermn_6():
     x, y = variable(1, 2), variable(3, 4, 5)
     connected = pseudo_connect(2 * x, y)
-    assert isinstance(connected, chainer.Variable)
-    np.testing.assert_array_equal(connected.array, y.array)
+    assert isinstance(connected, tuple)
+    assert len(connected) == 1
+    assert len(connected + (1, 2)) == 3  # noqa: RUF005 - the operator is what is tested
     (value,) = connected
     assert type(value) is type(connected[0]) is chainer.Variable
     np.testing.assert_array_equal(value.array, y.array)
-    np.testing.assert_array_equal(connected[1:].array, [4, 5])
-    F.sum(connected + 2 * value).backward()
-    np.testing.assert_array_equal(y.grad, [3, 3, 3])
+    F.sum(2 * value).backward()
+    np.testing.assert_array_equal(y.grad, [2, 2, 2])
     np.testing.assert_array_equal(x.grad, [0, 0])
+
+
+def test_one_value_can_be_used_as_a_variable_as_with_chainermn_1():
+    x, y = variable(1, 2), variable(3, 4, 5)
+    connected = pseudo_connect(2 * x, y)
+    assert isinstance(connected, chainer.Variable)
+    assert connected.shape == (3,)
+    total = F.sum(F.tanh(0 * connected) + connected + 2 * connected - connected**1 + connected / 2 + (-connected))
+    connected.name = "named"
+    assert connected[0].name == "named"
+    total.backward()
+    np.testing.assert_allclose(y.grad, [1.5, 1.5, 1.5])
+    np.testing.assert_array_equal(x.grad, [0, 0])
+
+
+def test_a_tuple_of_one_can_start_the_backward_pass():
+    x, y = chainer.Variable(np.zeros(2)), chainer.Variable(np.array(3.0))
+    pseudo_connect(x * 1, 2 * y).backward()
+    assert y.grad == 2
+    np.testing.assert_array_equal(x.grad, [0, 0])
+
+
+def test_the_old_software_returns_a_tuple_of_one_too():
+    code = (
+        "import mn_compat, chainermn, chainer, numpy as np; "
+        "c = chainermn.functions.pseudo_connect(chainer.Variable(np.zeros(1)), chainer.Variable(np.ones(2))); "
+        "print(chainermn.__version__, isinstance(c, tuple), len(c), type(c[0]).__name__)"
+    )
+    printed = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", code],
+        env={**os.environ, "CHAINERMN_IMPL": "bundled"},
+        capture_output=True,
+        text=True,
+        check=True,
+    ).stdout
+    assert printed == "7.8.1 True 1 Variable\n"
 
 
 def test_several_values_are_a_tuple():

@@ -10,6 +10,7 @@ import chainer
 from mn_comm import CommunicatorBase, raise_on_all
 from mn_modelpar.functions.collective import Collective, Outputs, communicate
 from mn_modelpar.functions.values import total
+from mn_modelpar.staging import DeviceName, moved_to
 from mn_modelpar.traffic import Record
 
 __all__ = ["AllGather", "ReduceScatter", "allgather", "reduce_scatter"]
@@ -42,7 +43,7 @@ class ReduceScatter(Collective):
         return AllGather(self.communicator)
 
 
-def allgather(comm: CommunicatorBase, x: Any) -> Outputs:
+def allgather(comm: CommunicatorBase, x: Any, device: DeviceName = None) -> Outputs:
     """Gather Variables at every rank; collective.
 
     Its adjoint: each rank's gradient is the sum of what all ranks have for it, as in :func:`reduce_scatter`.
@@ -50,6 +51,8 @@ def allgather(comm: CommunicatorBase, x: Any) -> Outputs:
     Args:
         comm: The ranks that take part.
         x: A Variable or array of any shape, of one dtype on all ranks.
+        device: Where the result is to be: the number of a GPU, or any name of a device that Chainer knows. Nothing is
+            moved by default, and by -1, the default of ChainerMN 1.
 
     Returns:
         A tuple of Variables in the order of ranks.
@@ -57,7 +60,7 @@ def allgather(comm: CommunicatorBase, x: Any) -> Outputs:
     Raises:
         TypeError: On some rank ``x`` is something else, or of another dtype (on every rank).
     """
-    return communicate(AllGather(comm, record=Record("allgather")), [x])[:-1]
+    return moved_to(device, communicate(AllGather(comm, record=Record("allgather")), [x])[:-1])
 
 
 def reduce_scatter(comm: CommunicatorBase, xs: Any) -> chainer.Variable:

@@ -7,6 +7,7 @@ from typing import Any
 
 from mn_comm import CommunicatorBase
 from mn_modelpar.functions.collective import Collective, Outputs, communicate
+from mn_modelpar.staging import DeviceName, moved_to
 from mn_modelpar.traffic import Record
 
 __all__ = ["AllToAll", "alltoall"]
@@ -24,7 +25,7 @@ class AllToAll(Collective):
         return AllToAll(self.communicator)
 
 
-def alltoall(comm: CommunicatorBase, xs: Any) -> Outputs:
+def alltoall(comm: CommunicatorBase, xs: Any, device: DeviceName = None) -> Outputs:
     """Send one Variable to each rank and receive one from each; collective.
 
     Its adjoint is itself: each gradient goes back to the rank that its Variable came from.
@@ -33,6 +34,8 @@ def alltoall(comm: CommunicatorBase, xs: Any) -> Outputs:
         comm: The ranks that take part.
         xs: A tuple or list of ``comm.size`` Variables or arrays of one dtype and any shapes: the one at position ``i``
             is for rank ``i``.
+        device: Where the result is to be: the number of a GPU, or any name of a device that Chainer knows. Nothing is
+            moved by default, and by -1, the default of ChainerMN 1.
 
     Returns:
         A tuple of Variables in the order of the ranks they came from.
@@ -42,4 +45,4 @@ def alltoall(comm: CommunicatorBase, xs: Any) -> Outputs:
         ValueError: On some rank there are not ``comm.size`` of them (on every rank).
     """
     values = xs if isinstance(xs, (tuple, list)) else [xs]
-    return communicate(AllToAll(comm, record=Record("alltoall")), values)[:-1]
+    return moved_to(device, communicate(AllToAll(comm, record=Record("alltoall")), values)[:-1])

@@ -10,6 +10,7 @@ import chainer
 from mn_comm import CommunicatorBase
 from mn_modelpar.functions.collective import Collective, communicate
 from mn_modelpar.functions.values import total
+from mn_modelpar.staging import DeviceName, moved_to
 from mn_modelpar.traffic import Record
 
 __all__ = ["Bcast", "Reduce", "bcast"]
@@ -17,6 +18,8 @@ __all__ = ["Bcast", "Reduce", "bcast"]
 
 class Bcast(Collective):
     """The root's array, at every rank."""
+
+    takes_devices = True
 
     def exchange(self, arrays: Sequence[Any]) -> Sequence[Any]:
         """Give the root's array to all."""
@@ -40,7 +43,7 @@ class Reduce(Collective):
         return Bcast(self.communicator, self.root)
 
 
-def bcast(comm: CommunicatorBase, x: Any, root: int = 0) -> chainer.Variable:
+def bcast(comm: CommunicatorBase, x: Any, root: int = 0, device: DeviceName = None) -> chainer.Variable:
     """Broadcast a Variable; collective.
 
     Its adjoint: the gradient at the root is the sum of the gradients of all ranks.
@@ -48,8 +51,11 @@ def bcast(comm: CommunicatorBase, x: Any, root: int = 0) -> chainer.Variable:
     Args:
         comm: The ranks that take part.
         x: At the root a Variable or array of any shape and dtype; elsewhere ``None``, or anything, which is ignored
-            except that the result will be on the device of a Variable or array.
+            except that the result will be on the device of a Variable or array. Otherwise it is on the current GPU if
+            the root's is on one.
         root: The rank that has it.
+        device: Where the result is to be: the number of a GPU, or any name of a device that Chainer knows. Nothing is
+            moved by default, and by -1, the default of ChainerMN 1.
 
     Returns:
         A Variable like the root's.
@@ -60,7 +66,8 @@ def bcast(comm: CommunicatorBase, x: Any, root: int = 0) -> chainer.Variable:
     """
     function = Bcast(comm, root, Record("bcast", f"root={root}"))
     if comm.rank == root:
-        return communicate(function, [x])[0]
-    return communicate(function, [], like=x if isinstance(x, (chainer.Variable, chainer.get_array_types())) else None)[
-        0
-    ]
+        outputs = communicate(function, [x])
+    else:
+        is_array = isinstance(x, (chainer.Variable, chainer.get_array_types()))
+        outputs = communicate(function, [], like=x if is_array else None)
+    return moved_to(device, outputs)[0]

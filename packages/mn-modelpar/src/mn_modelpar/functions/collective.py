@@ -31,15 +31,19 @@ class Collective(chainer.FunctionNode):  # type: ignore[misc]  # Chainer has no 
         record: The call of the user, if it is one.
     """
 
+    takes_devices = False
+    """Whether ``exchange`` is given arrays as they are, so that who has none finds out where the root's were."""
+
     def __init__(self, communicator: CommunicatorBase, root: int = 0, record: Record | None = None) -> None:
         super().__init__()
+        self.received: Sequence[Any] | None = None
         self.communicator = communicator
         self.root = root
         self.record = record
 
     @abstractmethod
     def exchange(self, arrays: Sequence[Any]) -> Sequence[Any]:
-        """Communicate host arrays; collective."""
+        """Communicate arrays, in host memory unless it takes those on devices; collective."""
 
     @abstractmethod
     def adjoint(self) -> Collective:
@@ -48,9 +52,15 @@ class Collective(chainer.FunctionNode):  # type: ignore[misc]  # Chainer has no 
     def forward(self, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
         """Communicate; collective."""
         *arrays, empty = inputs
-        received = self.exchange([to_host(array) for array in arrays])
+        self.empty = empty
+        received = self.communicate(arrays) if self.received is None else self.received
+        self.received = None  # the graph lives longer than they may
         self.specs = [spec_of(array) for array in received]
         return (*(to_device_of(empty, array) for array in received), empty_like(empty))
+
+    def communicate(self, arrays: Sequence[Any]) -> Sequence[Any]:
+        """Communicate arrays from wherever they are; collective."""
+        return self.exchange(arrays if self.takes_devices else [to_host(array) for array in arrays])
 
     def backward(self, indexes: tuple[int, ...], grad_outputs: tuple[Any, ...]) -> Outputs:
         """Communicate gradients, zeros for those that are missing; collective."""
@@ -59,10 +69,9 @@ class Collective(chainer.FunctionNode):  # type: ignore[misc]  # Chainer has no 
             traffic_of(self.communicator).ran(self.record)
         sent = self.inputs[:-1]
         require_floats([*self.specs, *map(spec_of, sent)], str(self.record or type(self).__name__))
-        like = self.inputs[-1].data
         *grads, token = grad_outputs
-        filled = fill(grads, self.specs, like)
-        outputs: Outputs = self.adjoint().apply((*filled, empty_like(like) if token is None else token))
+        filled = fill(grads, self.specs, self.empty)
+        outputs: Outputs = self.adjoint().apply((*filled, self.empty if token is None else token))
         return outputs
 
 
@@ -83,7 +92,11 @@ def communicate(function: Collective, values: Sequence[Any], like: Any = None) -
     problem = problem_with(values)
     if problem:
         _refuse(function, problem)
-    like = () if like is None else chainer.as_variable(like).array
+    if like is not None:
+        like = chainer.as_variable(like).array
+    elif not values:
+        function.received = function.communicate([])
+        like = function.received[0]
     return traffic_of(function.communicator).apply(
         function, values, function.record or Record(type(function).__name__), like
     )

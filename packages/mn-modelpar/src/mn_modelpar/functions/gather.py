@@ -9,6 +9,7 @@ import chainer
 
 from mn_comm import CommunicatorBase
 from mn_modelpar.functions.collective import Collective, Outputs, communicate
+from mn_modelpar.staging import DeviceName, moved_to
 from mn_modelpar.traffic import Record
 
 __all__ = ["Gather", "Scatter", "gather", "scatter"]
@@ -29,6 +30,8 @@ class Gather(Collective):
 class Scatter(Collective):
     """To each rank its own of the root's arrays."""
 
+    takes_devices = True
+
     def exchange(self, arrays: Sequence[Any]) -> Sequence[Any]:
         """Give each rank its array."""
         return [self.communicator.scatter(arrays, self.root)]
@@ -38,7 +41,7 @@ class Scatter(Collective):
         return Gather(self.communicator, self.root)
 
 
-def gather(comm: CommunicatorBase, x: Any, root: int = 0) -> chainer.Variable | Outputs:
+def gather(comm: CommunicatorBase, x: Any, root: int = 0, device: DeviceName = None) -> chainer.Variable | Outputs:
     """Gather Variables at one rank; collective.
 
     Its adjoint: each rank's gradient is its part of the root's.
@@ -47,6 +50,8 @@ def gather(comm: CommunicatorBase, x: Any, root: int = 0) -> chainer.Variable | 
         comm: The ranks that take part.
         x: A Variable or array of any shape, of one dtype on all ranks.
         root: The rank that receives.
+        device: Where the result is to be: the number of a GPU, or any name of a device that Chainer knows. Nothing is
+            moved by default, and by -1, the default of ChainerMN 1.
 
     Returns:
         At the root a tuple of Variables in the order of ranks. Elsewhere an empty Variable, the delegate, from which
@@ -57,10 +62,10 @@ def gather(comm: CommunicatorBase, x: Any, root: int = 0) -> chainer.Variable | 
         ValueError: ``root`` is out of range.
     """
     outputs = communicate(Gather(comm, root, Record("gather", f"root={root}")), [x])
-    return outputs[:-1] if comm.rank == root else outputs[-1]
+    return moved_to(device, outputs[:-1]) if comm.rank == root else outputs[-1]
 
 
-def scatter(comm: CommunicatorBase, xs: Any, root: int = 0) -> chainer.Variable:
+def scatter(comm: CommunicatorBase, xs: Any, root: int = 0, device: DeviceName = None) -> chainer.Variable:
     """Give each rank its own of the root's Variables; collective.
 
     Its adjoint: the gradients of all ranks are gathered at the root.
@@ -70,15 +75,16 @@ def scatter(comm: CommunicatorBase, xs: Any, root: int = 0) -> chainer.Variable:
         xs: At the root a tuple or list of ``comm.size`` Variables or arrays of one dtype and any shapes; elsewhere
             ``None``, or anything, which is ignored.
         root: The rank that has them.
+        device: Where the result is to be: the number of a GPU, or any name of a device that Chainer knows. Nothing is
+            moved by default, and by -1, the default of ChainerMN 1.
 
     Returns:
-        This rank's.
+        This rank's, on the current GPU if the root's are on one.
 
     Raises:
         TypeError: ``xs`` at the root is something else (on every rank).
         ValueError: There are not ``comm.size`` of them (on every rank), or ``root`` is out of range.
     """
     function = Scatter(comm, root, Record("scatter", f"root={root}"))
-    if comm.rank != root:
-        return communicate(function, [])[0]
-    return communicate(function, xs if isinstance(xs, (tuple, list)) else [xs])[0]
+    values = [] if comm.rank != root else xs if isinstance(xs, (tuple, list)) else [xs]
+    return moved_to(device, communicate(function, values))[0]

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
+import weakref
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import Any
 
 import chainer
-import numpy as np
 
 from mn_comm import CommunicatorBase
 from mn_modelpar.functions.pseudo_connect import connect
-from mn_modelpar.functions.values import Spec, fill, problem_with, require_floats, spec_of
-from mn_modelpar.staging import empty_like, to_device_of, to_host
+from mn_modelpar.functions.values import fill, has_floats, problem_with, spec_of
+from mn_modelpar.staging import DeviceName, empty_like, moved_to, to_device_of, to_host
 from mn_modelpar.traffic import MessageRecord, gradient_tag, traffic_of
 
 __all__ = ["recv", "send"]
@@ -28,81 +28,75 @@ class Message(ABC):
         self.record = record
 
     @abstractmethod
-    def push(self, arrays: Arrays) -> None:
-        """Send host arrays to the peer."""
+    def push(self, arrays: Arrays, node: chainer.FunctionNode) -> None:
+        """Send arrays, which are the inputs of a function, to the peer."""
 
     @abstractmethod
     def pull(self) -> Arrays:
-        """Receive host arrays from the peer."""
+        """Receive arrays from the peer."""
 
     @abstractmethod
-    def reply(self, specs: Sequence[Spec]) -> Message:
-        """Return how the gradients of arrays of these shapes and dtypes travel."""
+    def reply(self) -> Message:
+        """Return how the gradients of those of the arrays travel that are of floats."""
 
     @abstractmethod
-    def about_to_reply(self) -> None:
-        """Note that the backward has begun."""
+    def about_to_reply(self) -> bool:
+        """Note that the backward has begun; return whether there is anything to reply."""
 
 
 class Value(Message):
     """Values, in the forward pass: the arrays and nothing else, as ``communicator.send`` would send them."""
 
-    def push(self, arrays: Arrays) -> None:
+    def push(self, arrays: Arrays, node: chainer.FunctionNode) -> None:
         """Send the values."""
         record = self.record
+        record.node = weakref.ref(node)
+        traffic = traffic_of(self.communicator)
+        record.specs = tuple(spec for spec in map(spec_of, arrays) if has_floats(spec))
+        traffic.about_to_send(record)
         self.communicator.send(arrays[0] if len(arrays) == 1 else tuple(arrays), record.peer, record.tag)
-        record.number = traffic_of(self.communicator).number("send", record.peer, record.tag)
+        traffic.sent(record)
 
     def pull(self) -> Arrays:
         """Receive the values."""
         record = self.record
         received = self.communicator.recv(record.peer, record.tag)
-        record.number = traffic_of(self.communicator).number("recv", record.peer, record.tag)
-        if isinstance(received, tuple) and not received:
+        arrays = received if isinstance(received, tuple) else (received,)
+        record.specs = tuple(spec for spec in map(spec_of, arrays) if has_floats(spec))
+        traffic_of(self.communicator).received(record)
+        if not arrays:
             raise ValueError(f"{record}: expected at least one array from rank {record.peer}, got none")
-        return received if isinstance(received, tuple) else (received,)
+        return arrays
 
-    def reply(self, specs: Sequence[Spec]) -> Message:
+    def reply(self) -> Message:
         """Return the message that carries the gradients back."""
-        require_floats(specs, str(self.record))
-        return Gradient(self.communicator, self.record, specs)
+        return Gradient(self.communicator, self.record)
 
-    def about_to_reply(self) -> None:
-        """Note that nobody has forgotten this one."""
+    def about_to_reply(self) -> bool:
+        """Note that nobody has forgotten this one; return whether a gradient belongs to it."""
         traffic_of(self.communicator).ran(self.record)
+        return self.record.has_gradient
 
 
 class Gradient(Message):
     """Gradients, in the backward pass: under a tag of their own, and with the number of their value."""
 
-    def __init__(self, communicator: CommunicatorBase, record: MessageRecord, specs: Sequence[Spec]) -> None:
-        super().__init__(communicator, record)
-        self.specs = list(specs)
-
-    def push(self, arrays: Arrays) -> None:
+    def push(self, arrays: Arrays, node: chainer.FunctionNode) -> None:
         """Send the gradients."""
-        record = self.record
-        numbered = (*arrays, np.array(record.number))
-        self.communicator.send(numbered, record.peer, gradient_tag(record.tag))
+        del node
+        traffic_of(self.communicator).answer(self.record, [to_host(array) for array in arrays])
 
     def pull(self) -> Arrays:
         """Receive the gradients."""
-        arrays = traffic_of(self.communicator).take_gradient(self.communicator, self.record)
-        specs = [spec_of(array) for array in arrays]
-        if specs != self.specs:
-            raise RuntimeError(
-                f"the gradient of {self.record}: expected {_describe(self.specs)}, got {_describe(specs)} from rank "
-                f"{self.record.peer}, where another recv() took its value"
-            )
-        return arrays
+        return traffic_of(self.communicator).take_gradient(self.record)
 
-    def reply(self, specs: Sequence[Spec]) -> Message:
+    def reply(self) -> Message:
         """Return the message that carries the gradients of these gradients, in a second backward pass."""
-        require_floats(specs, str(self.record))
         return Value(self.communicator, MessageRecord(self.record.operation, self.record.peer, self.record.tag))
 
-    def about_to_reply(self) -> None:
-        """Do nothing: nobody expects a second backward pass."""
+    def about_to_reply(self) -> bool:
+        """Return that there is: all are floats, and nobody begins a second backward pass for nothing."""
+        return True
 
 
 class Send(chainer.FunctionNode):  # type: ignore[misc]  # Chainer has no types
@@ -114,60 +108,59 @@ class Send(chainer.FunctionNode):  # type: ignore[misc]  # Chainer has no types
 
     def forward(self, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
         """Send all inputs but the last."""
-        *arrays, empty = inputs
-        self.message.push([to_host(array) for array in arrays])
+        *arrays, self.empty = inputs
+        self.message.push(arrays, self)
         self.retain_outputs((0,))
-        return (empty_like(empty),)
+        return (empty_like(self.empty),)
 
     def backward(self, indexes: tuple[int, ...], grad_outputs: tuple[Any, ...]) -> tuple[Any, ...]:
-        """Receive the gradients."""
+        """Receive the gradients of floats, if somebody needs them."""
         del indexes, grad_outputs
-        self.message.about_to_reply()
-        reply = self.message.reply([spec_of(value) for value in self.inputs[:-1]])
+        sent = self.inputs[:-1]
+        if not self.message.about_to_reply():
+            return (*(None for _ in sent), chainer.as_variable(self.empty))
         # A second backward pass must reply to the gradients before it waits for those of the values again.
-        outputs: tuple[Any, ...] = Recv(reply).apply(self.get_retained_outputs())
-        return outputs
+        *grads, token = Recv(self.message.reply()).apply(self.get_retained_outputs())
+        remaining = iter(grads)
+        return (*(next(remaining) if has_floats(spec_of(value)) else None for value in sent), token)
 
 
 class Recv(chainer.FunctionNode):  # type: ignore[misc]  # Chainer has no types
     """A delegate, if there is one, and something empty go in; arrays and something empty come out; the adjoint sends.
 
     The empty output stands for the function where none of its arrays is used.
+
+    Args:
+        message: How they travel.
+        received: The arrays, if they have been received already: without a delegate they say on which device to work.
     """
 
-    def __init__(self, message: Message) -> None:
+    def __init__(self, message: Message, received: Arrays | None = None) -> None:
         super().__init__()
         self.message = message
+        self.received = received
 
     def forward(self, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
         """Receive."""
-        arrays = self.message.pull()
+        arrays = self.message.pull() if self.received is None else self.received
+        self.received = None  # the graph lives longer than they may
         self.specs = [spec_of(array) for array in arrays]
-        self.message.record.may_be_cut_off |= any(dtype.kind != "f" for _, dtype in self.specs)
-        return (*(to_device_of(inputs[0], array) for array in arrays), empty_like(inputs[-1]))
+        self.empty = inputs[-1]
+        return (*(to_device_of(inputs[0], array) for array in arrays), empty_like(self.empty))
 
     def backward(self, indexes: tuple[int, ...], grad_outputs: tuple[Any, ...]) -> tuple[Any, ...]:
-        """Send the gradients, zeros for those that are missing."""
+        """Send the gradients of floats, zeros for those that are missing, if the sender needs them."""
         del indexes
-        self.message.about_to_reply()
-        *grads, token = grad_outputs
-        empty = self.inputs[-1]
-        filled = fill(grads, self.specs, _or_empty(None, empty))
-        reply = self.message.reply(self.specs)
-        (sent,) = Send(reply).apply((*filled, _or_empty(token, empty)))
         delegates = self.inputs[:-1]
-        zeros = fill([None] * len(delegates), [spec_of(delegate) for delegate in delegates], sent.array)
-        return (*(connect(sent, zero)[0] for zero in zeros), sent)
-
-
-def _or_empty(grad: Any, node: Any) -> Any:
-    if grad is not None:
-        return grad
-    return np.empty(0, np.float32) if node.data is None else empty_like(node.data)
-
-
-def _describe(specs: Sequence[Spec]) -> str:
-    return ", ".join(f"shape {shape} and dtype {dtype}" for shape, dtype in specs) or "no array"
+        *grads, token = grad_outputs
+        end = self.empty if token is None else token
+        if self.message.about_to_reply():
+            floats = [(grad, spec) for grad, spec in zip(grads, self.specs, strict=True) if has_floats(spec)]
+            filled = fill([grad for grad, _ in floats], [spec for _, spec in floats], self.empty)
+            (end,) = Send(self.message.reply()).apply((*filled, end))
+        end = chainer.as_variable(end)
+        zeros = fill([None] * len(delegates), [spec_of(delegate) for delegate in delegates], end.array)
+        return (*(connect(end, zero)[0] for zero in zeros), end)
 
 
 def send(x: Any, communicator: CommunicatorBase, rank: int, tag: int = 0) -> chainer.Variable:
@@ -176,8 +169,9 @@ def send(x: Any, communicator: CommunicatorBase, rank: int, tag: int = 0) -> cha
     Its adjoint: the backward receives their gradients from there.
 
     Args:
-        x: A Variable or array, or a tuple or list of them; any shapes, any dtypes, all on one device. Only floats can
-            be back-propagated.
+        x: A Variable or array, or a tuple or list of them; any shapes, any dtypes, all on one device. Gradients come
+            back for Variables of floats. If there are none that need one, the backward pass waits for nothing, and may
+            leave this out.
         communicator: The communicator that both ranks belong to.
         rank: The rank to send to, not this one.
         tag: A number that :func:`recv` must be given as well.
@@ -187,18 +181,25 @@ def send(x: Any, communicator: CommunicatorBase, rank: int, tag: int = 0) -> cha
         to something else by :func:`pseudo_connect`, or start there.
 
     Raises:
-        TypeError: ``x`` is something else; the receiver raises too. In the backward: it is of integers.
+        TypeError: ``x`` is something else; the receiver raises too.
         ValueError: ``rank`` or ``tag`` is out of range, or ``rank`` is this one, or ``x`` is empty.
-        RuntimeError: A gradient came back for a ``send`` that the backward pass cannot reach any more; or, at the end
-            of a backward pass, this one was not reached.
+        RuntimeError: In the backward: the gradient that came back is of something else.
+
+    Warns:
+        RuntimeWarning: A gradient came back for a ``send`` that the backward pass cannot reach any more; or, at the end
+            of a backward pass, this one was not reached; or, in its backward, that of the receiver cannot reach the
+            value, so that its gradient is taken to be zeros.
     """
     record = _record("send", communicator, rank, tag)
     values = list(x) if isinstance(x, (tuple, list)) else [x]
     problem = problem_with(values) if values else "expected at least one chainer.Variable, got none"
     if problem:
         _refuse(communicator, values, record, problem)
+    record.wanted = chainer.config.enable_backprop and any(
+        value.requires_grad and has_floats(spec_of(value)) for value in map(chainer.as_variable, values)
+    )
     traffic = traffic_of(communicator)
-    traffic.check_arrivals(communicator)
+    traffic.look_around()
     (delegate,) = traffic.apply(Send(Value(communicator, record)), values, record)
     delegate.name = "delegate_variable"
     return delegate
@@ -209,30 +210,39 @@ def recv(
     rank: int,
     delegate_variable: chainer.Variable | None = None,
     tag: int = 0,
-    force_tuple: bool = False,
+    force_tuple: bool | int = False,
+    device: DeviceName = None,
 ) -> chainer.Variable | tuple[chainer.Variable, ...]:
     """Receive Variables from another rank; point-to-point.
 
-    Its adjoint: the backward sends their gradients there.
+    Its adjoint: the backward sends the gradients of floats there, and waits for nobody.
 
     Args:
         communicator: The communicator that both ranks belong to.
         rank: The rank to receive from, not this one.
         delegate_variable: What the backward pass is to reach after this: what :func:`send` returned, if this rank's
-            graph began with that. What is received is put on its device; without one it stays in host memory.
+            graph began with that. What is received is put on its device; without one, what was sent from a GPU is put
+            on the current one, and the rest into host memory.
         tag: The number given to :func:`send`.
-        force_tuple: Whether a single Variable is returned as a tuple too.
+        force_tuple: Whether a single Variable is returned as a tuple too. An integer that is no ``bool`` is taken for
+            the ``device``, which was in this place in ChainerMN 1.
+        device: Where the result is to be: the number of a GPU, or any name of a device that Chainer knows. Nothing is
+            moved by default, and by -1, the default of ChainerMN 1.
 
     Returns:
         A Variable, or a tuple of them if several were sent; shapes and dtypes as they were sent.
 
     Raises:
-        TypeError: ``delegate_variable`` is not a Variable, or the sender's input was wrong. In the backward: what was
-            received is of integers.
+        TypeError: ``delegate_variable`` is not a Variable, or the sender's input was wrong.
         ValueError: ``rank`` or ``tag`` is out of range, or ``rank`` is this one.
-        RuntimeError: What came was not sent by :func:`send`; otherwise as there.
+        RuntimeError: What came was not sent by :func:`send`.
+
+    Warns:
+        RuntimeWarning: As there.
     """
-    outputs = receive(communicator, rank, delegate_variable, tag)[:-1]
+    if type(force_tuple) is int:
+        device, force_tuple = force_tuple, False
+    outputs = moved_to(device, receive(communicator, rank, delegate_variable, tag)[:-1])
     return outputs if force_tuple or len(outputs) > 1 else outputs[0]
 
 
@@ -244,8 +254,11 @@ def receive(
     if delegate is not None and not isinstance(delegate, chainer.Variable):
         raise TypeError(f"recv: expected a chainer.Variable for delegate_variable, got {type(delegate).__name__}")
     traffic = traffic_of(communicator)
-    traffic.check_arrivals(communicator)
-    return traffic.apply(Recv(Value(communicator, record)), [] if delegate is None else [delegate], record)
+    traffic.look_around()
+    message = Value(communicator, record)
+    received = message.pull()
+    values = [] if delegate is None else [delegate]
+    return traffic.apply(Recv(message, received), values, record, like=received[0])
 
 
 def _record(operation: str, communicator: CommunicatorBase, rank: int, tag: int) -> MessageRecord:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable
 from typing import Any
 
 import chainer
@@ -32,19 +32,37 @@ class PseudoConnect(chainer.FunctionNode):  # type: ignore[misc]  # Chainer has 
         )
 
 
-class Connected(chainer.Variable):  # type: ignore[misc]  # Chainer has no types
-    """What ``pseudo_connect`` returns for one value: a Variable that can also be unpacked like a tuple of it.
+class Connected(tuple[chainer.Variable]):
+    """What ``pseudo_connect`` returns for one value: a tuple of it that can also be used as the Variable itself.
 
-    ChainerMN 1.0 returned the Variable, later ones a tuple of one; scripts rely on either.
+    ChainerMN 1 returned the Variable, the later ones a tuple of one, and scripts rely on either. It is a tuple wherever
+    the two contradict: its length, its elements, and ``+`` with another tuple.
     """
 
-    value: chainer.Variable
+    # Chainer asks by isinstance whether something is a Variable.
+    __class__ = property(lambda self: chainer.Variable)
 
-    def __iter__(self) -> Iterator[chainer.Variable]:
-        return iter((self.value,))
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self[0], name)
 
-    def __getitem__(self, index: Any) -> Any:
-        return self.value if isinstance(index, int) and index in (0, -1) else self.value[index]
+    def __setattr__(self, name: str, value: Any) -> None:
+        setattr(self[0], name, value)
+
+    def __add__(self, other: Any) -> Any:
+        return tuple(self) + other if type(other) is tuple else self[0] + other
+
+
+def _forwarded(name: str) -> Callable[..., Any]:
+    method = getattr(chainer.Variable, name)
+
+    def call(self: Connected, *others: Any) -> Any:
+        return method(self[0], *others)
+
+    return call
+
+
+for _name in ("neg", "sub", "rsub", "mul", "rmul", "truediv", "rtruediv", "pow", "rpow", "matmul", "rmatmul", "radd"):
+    setattr(Connected, f"__{_name}__", _forwarded(f"__{_name}__"))
 
 
 def _zeros(node: Any, device: Any) -> chainer.Variable:
@@ -69,8 +87,8 @@ def pseudo_connect(delegate_variable: chainer.Variable | None, *actual_variables
             gradient comes back through it, and so the delegate is not reached through it either.
 
     Returns:
-        Variables that hold the values: a tuple of them, or for one value a Variable that can also be unpacked like a
-        tuple of one.
+        A tuple of Variables that hold the values. A tuple of one can also be used as the Variable in it, which is what
+        ChainerMN 1 returned.
 
     Raises:
         ValueError: There are no values.
@@ -81,10 +99,4 @@ def pseudo_connect(delegate_variable: chainer.Variable | None, *actual_variables
         xp = backend.get_array_module(*(chainer.as_variable(value).array for value in actual_variables))
         delegate_variable = xp.empty(0, np.float32)
     outputs = connect(delegate_variable, *actual_variables)
-    if len(outputs) > 1:
-        return outputs
-    (single,) = connect(delegate_variable, outputs[0])
-    # A function's outputs are plain Variables; only their class can be told afterwards.
-    single.__class__ = Connected
-    single.value = outputs[0]
-    return single
+    return Connected(outputs) if len(outputs) == 1 else outputs

@@ -9,7 +9,7 @@ import chainer
 import numpy as np
 from chainer import backend
 
-__all__ = ["Spec", "fill", "problem_with", "require_floats", "spec_of", "total"]
+__all__ = ["Spec", "fill", "has_floats", "problem_with", "require_floats", "spec_of", "total"]
 
 Spec = tuple[tuple[int, ...], np.dtype[Any]]
 """Shape and dtype of an array."""
@@ -18,6 +18,11 @@ Spec = tuple[tuple[int, ...], np.dtype[Any]]
 def spec_of(array: Any) -> Spec:
     """Return shape and dtype of an array or Variable."""
     return tuple(array.shape), np.dtype(array.dtype)
+
+
+def has_floats(spec: Spec) -> bool:
+    """Return whether arrays of a shape and dtype can have a gradient."""
+    return bool(spec[1].kind == "f")
 
 
 def problem_with(values: Sequence[Any]) -> str:
@@ -40,7 +45,7 @@ def require_floats(specs: Iterable[Spec], what: str) -> None:
         TypeError: One is of integers.
     """
     for shape, dtype in specs:
-        if dtype.kind != "f":
+        if not has_floats((shape, dtype)):
             raise TypeError(f"expected floats in the backward of {what}, got shape {shape} and dtype {dtype}")
 
 

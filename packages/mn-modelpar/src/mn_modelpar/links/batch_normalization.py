@@ -8,7 +8,7 @@ from typing import Any
 import chainer
 import numpy as np
 
-from mn_comm import CommunicatorBase
+from mn_comm import CommunicatorBase, PureNcclCommunicator
 from mn_modelpar.functions.batch_normalization import MultiNodeBatchNormalizationFunction
 from mn_modelpar.links.copying import deepcopy_sharing
 
@@ -32,7 +32,8 @@ class MultiNodeBatchNormalization(chainer.links.BatchNormalization):  # type: ig
         use_beta: Whether there is a summand for each channel.
         initial_gamma: Its initial value; by default 1.
         initial_beta: Its initial value; by default 0.
-        communication_backend: ``auto`` or ``mpi``; ``nccl`` is still to come.
+        communication_backend: ``auto`` or ``mpi``, and for ``pure_nccl`` also ``nccl``. It is there for the scripts
+            that name it: the statistics, a few numbers for each channel, travel by MPI whatever it is.
         axis: The axes to reduce over; by default all but the second one.
 
     Raises:
@@ -123,7 +124,7 @@ def check_backend(name: str, comm: CommunicatorBase) -> None:
     """
     if name not in ("auto", "mpi", "nccl"):
         raise ValueError(f"expected 'auto', 'mpi' or 'nccl' for communication_backend, got {name!r}")
-    if name == "nccl":
+    if name == "nccl" and not isinstance(comm, PureNcclCommunicator):
         raise ValueError(
             f"expected 'auto' or 'mpi' for communication_backend, got 'nccl', which {type(comm).__name__} cannot use"
         )

@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
+import copy
+import functools
 import operator
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple, TypeAlias
 
 import chainer
 import numpy as np
 
 from mn_comm import CommunicatorBase
-from mn_modelpar import functions
 from mn_modelpar.callsite import on_behalf_of
-from mn_modelpar.functions.point_to_point import receive
+from mn_modelpar.functions.point_to_point import receive, send
 from mn_modelpar.functions.pseudo_connect import connect
+from mn_modelpar.functions.values import has_floats, spec_of
 from mn_modelpar.links.copying import deepcopy_sharing
 from mn_modelpar.staging import put_on
 
@@ -43,6 +45,13 @@ class MultiNodeChainList(chainer.ChainList):  # type: ignore[misc]  # Chainer ha
         comm: The ranks that the model spans.
     """
 
+    _in_forward = False
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        if "forward" in cls.__dict__:
+            cls.forward = _marked(cls.forward)  # type: ignore[method-assign]
+
     def __init__(self, comm: CommunicatorBase) -> None:
         super().__init__()
         self._comm = comm
@@ -53,7 +62,8 @@ class MultiNodeChainList(chainer.ChainList):  # type: ignore[misc]  # Chainer ha
 
         Args:
             link: The link. Its inputs are what was received, one argument for each rank, which is a tuple if several
-                Variables were sent; or those of the whole model. Its output is a Variable or a tuple of them.
+                Variables were sent; or those of the whole model. Its output is a Variable, an array, or a tuple of
+                these. Where no other rank receives it, it may also hold dicts, at any depth.
             rank_in: The rank or ranks to receive from, which may include this one: then the inputs are what an earlier
                 link sent there. ``None`` if the inputs are those of the model.
             rank_out: The rank or ranks to send the output to, which may include this one. ``None`` if the output is
@@ -69,6 +79,11 @@ class MultiNodeChainList(chainer.ChainList):  # type: ignore[misc]  # Chainer ha
         super().add_link(link)
         self._routes.append(route)
 
+    def __call__(self, *inputs: Any, **kwargs: Any) -> Any:
+        """Call ``forward``, which a subclass may define; from there, run the links."""
+        # In the old software this ran the links: a subclass's forward() says super().__call__() for it.
+        return self._run(*inputs) if self._in_forward else super().__call__(*inputs, **kwargs)
+
     def forward(self, *inputs: Any) -> Any:
         """Run the links; every rank that they name must run its own.
 
@@ -80,9 +95,12 @@ class MultiNodeChainList(chainer.ChainList):  # type: ignore[misc]  # Chainer ha
             the backward pass can start.
 
         Raises:
-            TypeError: A link returned something else than Variables.
+            TypeError: A link returned something else.
             ValueError: What a link sent to this rank itself, no link receives, or the reverse.
         """
+        return self._run(*inputs)
+
+    def _run(self, *inputs: Any) -> Any:
         own: deque[Any] = deque()
         thread: Thread = None
         output: Any = None
@@ -90,11 +108,10 @@ class MultiNodeChainList(chainer.ChainList):  # type: ignore[misc]  # Chainer ha
             part = f"link {index} ({type(link).__name__}, {_in_words(route)}) of {type(self).__name__}"
             with on_behalf_of(self, part):
                 arguments, thread = self._arguments(route.rank_in, inputs, own, thread, part)
-                result = link(*arguments)
                 # Also where the link makes no use of its inputs, or no gradient comes back through them.
-                result = _tie(thread, _check(result, part))
+                result = _tie(thread, _check(link(*arguments), part))
                 if route.rank_out is None:
-                    output, thread = result, _end_of(result)
+                    output, thread = result, _end_of(result, thread)
                 else:
                     thread = self._dispatch(route.rank_out, result, own, thread)
         if own:
@@ -102,7 +119,7 @@ class MultiNodeChainList(chainer.ChainList):  # type: ignore[misc]  # Chainer ha
             raise ValueError(f"{name}: {len(own)} outputs were sent to this rank itself, but no link receives them")
         if output is None:
             return thread
-        return output if _end_of(output) is thread else _tie(thread, output)
+        return output if _end_of(output, thread) is thread else _tie(thread, output)
 
     def _arguments(
         self, rank_in: tuple[int, ...] | None, inputs: tuple[Any, ...], own: deque[Any], thread: Thread, part: str
@@ -129,11 +146,14 @@ class MultiNodeChainList(chainer.ChainList):  # type: ignore[misc]  # Chainer ha
         """Send an output to its ranks, one after the other, and return where the graph ends."""
         for position, rank in enumerate(rank_out):
             tied = _tie(thread, result) if position else result
+            end = _end_of(tied, None)
             if rank == self._comm.rank:
                 own.append(tied)
-                thread = _end_of(tied)
+                thread = thread if end is None else end
             else:
-                thread = functions.send(tied, self._comm, rank)
+                delegate = send(tied, self._comm, rank)
+                # Through what needs no gradient the backward pass would not reach what came before.
+                thread = delegate if end is not None or thread is None else connect(thread, delegate)[0]
         return thread
 
     def _ranks(self, ranks: Ranks, name: str) -> tuple[int, ...] | None:
@@ -153,6 +173,20 @@ class MultiNodeChainList(chainer.ChainList):  # type: ignore[misc]  # Chainer ha
         return deepcopy_sharing(self, self._comm, memo)
 
 
+def _marked(forward: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a subclass's ``forward`` as one that can be seen to run."""
+
+    @functools.wraps(forward)
+    def call(self: MultiNodeChainList, *args: Any, **kwargs: Any) -> Any:
+        outer, self._in_forward = self._in_forward, True
+        try:
+            return forward(self, *args, **kwargs)
+        finally:
+            self._in_forward = outer
+
+    return call
+
+
 def _in_words(route: Route) -> str:
     def one(ranks: tuple[int, ...] | None) -> str:
         return str(ranks[0] if ranks is not None and len(ranks) == 1 else ranks)
@@ -161,20 +195,51 @@ def _in_words(route: Route) -> str:
 
 
 def _check(result: Any, part: str) -> Any:
-    values = result if isinstance(result, (tuple, list)) else [result]
-    for value in values:
-        if not isinstance(value, chainer.Variable):
-            raise TypeError(f"{part}: expected it to return a chainer.Variable or a tuple of them, got {value!r:.80}")
+    for value in _leaves(result):
+        if not isinstance(value, (chainer.Variable, chainer.get_array_types())):
+            raise TypeError(
+                f"{part}: expected it to return chainer.Variables or arrays, or tuples or dicts of them, "
+                f"got {value!r:.80}"
+            )
     return tuple(result) if isinstance(result, list) else result
 
 
+def _leaves(values: Any) -> list[Any]:
+    """Return what tuples, lists and dicts hold, at any depth."""
+    if isinstance(values, dict):
+        values = list(values.values())
+    elif not isinstance(values, (tuple, list)):
+        return [values]
+    return [leaf for value in values for leaf in _leaves(value)]
+
+
+def _with_leaves(values: Any, leaves: Iterator[Any]) -> Any:
+    """Return the same tuples, lists and dicts with other things in them."""
+    if isinstance(values, dict):
+        twin = copy.copy(values)  # whatever kind of dict it is
+        twin.update({key: _with_leaves(value, leaves) for key, value in values.items()})
+        return twin
+    if isinstance(values, (tuple, list)):
+        made = [_with_leaves(value, leaves) for value in values]
+        return values._make(made) if hasattr(values, "_make") else type(values)(made)
+    return next(leaves)
+
+
+def _leads_back(value: Any) -> bool:
+    """Whether a gradient can come back through something."""
+    return isinstance(value, chainer.Variable) and has_floats(spec_of(value))
+
+
 def _tie(thread: Thread, values: Any) -> Any:
-    """Return a Variable, or a tuple of them, whose backward pass reaches ``thread`` too."""
-    if thread is None:
+    """Return the same, but the backward pass that comes through any Variable of floats in it reaches ``thread`` too."""
+    leaves = _leaves(values)
+    ends = [value for value in leaves if _leads_back(value)]
+    if thread is None or not ends:
         return values
-    return connect(thread, *values) if isinstance(values, tuple) else connect(thread, values)[0]
+    tied = iter(connect(thread, *ends))
+    return _with_leaves(values, iter([next(tied) if _leads_back(value) else value for value in leaves]))
 
 
-def _end_of(values: Any) -> chainer.Variable:
-    last: chainer.Variable = values[-1] if isinstance(values, tuple) else values
-    return last
+def _end_of(values: Any, thread: Thread) -> Thread:
+    """Return the last Variable of floats, or ``thread`` if there is none."""
+    return next((value for value in reversed(_leaves(values)) if _leads_back(value)), thread)

@@ -9,6 +9,7 @@ from chainer.links.rnn.n_step_rnn import NStepRNNBase
 
 from mn_comm import CommunicatorBase
 from mn_modelpar import functions
+from mn_modelpar.functions.pseudo_connect import connect
 from mn_modelpar.links.copying import deepcopy_sharing
 from mn_modelpar.staging import put_on
 
@@ -19,6 +20,9 @@ def create_multi_node_n_step_rnn(
     actual_link: chainer.Link, communicator: CommunicatorBase, rank_in: int | None = None, rank_out: int | None = None
 ) -> chainer.Chain:
     """Make a stacked recurrent network begin with another rank's hidden states, and send its own on.
+
+    Each state is a message of its own, in the order in which the network takes and returns them: what is at the other
+    end may also be plain calls of ``send`` and ``recv``, one for each state.
 
     Args:
         actual_link: One of Chainer's ``NStepLSTM``, ``NStepGRU``, ``NStepRNNTanh``, ``NStepRNNReLU``, or their
@@ -58,12 +62,15 @@ class MultiNodeNStepRNN(chainer.Chain):  # type: ignore[misc]  # Chainer has no 
         """Receive the hidden states, run the network, send the hidden states; see the function that made this."""
         states: tuple[Any, ...] = (None,) * self.n_cells
         if self.rank_in is not None:
-            received = functions.recv(self.communicator, self.rank_in, force_tuple=True)
+            received = [functions.recv(self.communicator, self.rank_in) for _ in range(self.n_cells)]
             states = tuple(put_on(self.device, state) for state in received)
         outputs = self.actual_rnn(*states, *inputs)
         delegate = None
         if self.rank_out is not None:
-            delegate = functions.send(outputs[: self.n_cells], self.communicator, self.rank_out)
+            for state in outputs[: self.n_cells]:
+                # The backward pass that reaches the last message reaches those before it.
+                (sent,) = (state,) if delegate is None else connect(delegate, state)
+                delegate = functions.send(sent, self.communicator, self.rank_out)
         return (*outputs, delegate)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> MultiNodeNStepRNN:

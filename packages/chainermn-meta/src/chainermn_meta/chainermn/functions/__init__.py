@@ -4,6 +4,7 @@ from chainermn.functions import batch_normalization  # noqa: F401 - scripts reac
 
 # From the modules, so that importing one later does not put it in the place of the function of its name.
 from chainermn.functions.collective_communication import (
+    all_to_all,
     allgather,
     allreduce,
     alltoall,
@@ -16,6 +17,7 @@ from chainermn.functions.point_to_point_communication import recv, send
 from chainermn.functions.pseudo_connect import pseudo_connect
 
 __all__ = [
+    "all_to_all",
     "allgather",
     "allreduce",
     "alltoall",

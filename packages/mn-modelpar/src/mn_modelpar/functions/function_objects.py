@@ -1,0 +1,95 @@
+"""The functions as the objects that the old ChainerMN built them of; in new code, call the functions.
+
+Each is made with what says where, and called with what travels. They are plain callables, no functions of Chainer's.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import chainer
+
+from mn_comm import CommunicatorBase
+from mn_modelpar import functions
+
+__all__ = ["AllGather", "AllToAll", "Bcast", "Gather", "Recv", "Scatter", "Send"]
+
+
+class _BetweenTwo:
+    def __init__(self, comm: CommunicatorBase, peer_rank: int, peer_tag: int) -> None:
+        self.comm = comm
+        self.peer_rank = peer_rank
+        self.peer_tag = peer_tag
+
+    @property
+    def label(self) -> str:
+        """What a drawing of the graph calls it."""
+        return f"{type(self).__name__} (peer_rank: {self.peer_rank})"
+
+
+class Send(_BetweenTwo):
+    """See :func:`mn_modelpar.functions.send`."""
+
+    def __call__(self, *inputs: Any) -> chainer.Variable:
+        """Send the inputs; an empty last one, by which the old class was kept in the graph, does not travel."""
+        values = inputs[:-1] if len(inputs) > 1 and chainer.as_variable(inputs[-1]).size == 0 else inputs
+        return functions.send(values[0] if len(values) == 1 else values, self.comm, self.peer_rank, self.peer_tag)
+
+
+class Recv(_BetweenTwo):
+    """See :func:`mn_modelpar.functions.recv`."""
+
+    def __call__(self, delegate_variable: chainer.Variable | None = None) -> Any:
+        """Receive a Variable, or a tuple of several."""
+        return functions.recv(self.comm, self.peer_rank, delegate_variable, self.peer_tag)
+
+
+class _AmongAll:
+    def __init__(self, comm: CommunicatorBase) -> None:
+        self.comm = comm
+
+
+class AllGather(_AmongAll):
+    """See :func:`mn_modelpar.functions.allgather`."""
+
+    def __call__(self, x: Any) -> tuple[chainer.Variable, ...]:
+        """Gather at every rank; collective."""
+        return functions.allgather(self.comm, x)
+
+
+class AllToAll(_AmongAll):
+    """See :func:`mn_modelpar.functions.alltoall`."""
+
+    def __call__(self, *xs: Any) -> tuple[chainer.Variable, ...]:
+        """Send one input to each rank; collective."""
+        return functions.alltoall(self.comm, xs)
+
+
+class _WithRoot:
+    def __init__(self, comm: CommunicatorBase, root: int) -> None:
+        self.comm = comm
+        self.root = root
+
+
+class Bcast(_WithRoot):
+    """See :func:`mn_modelpar.functions.bcast`."""
+
+    def __call__(self, x: Any = None) -> chainer.Variable:
+        """Broadcast the root's input; collective."""
+        return functions.bcast(self.comm, x, self.root)
+
+
+class Gather(_WithRoot):
+    """See :func:`mn_modelpar.functions.gather`."""
+
+    def __call__(self, x: Any) -> Any:
+        """Gather at the root; collective."""
+        return functions.gather(self.comm, x, self.root)
+
+
+class Scatter(_WithRoot):
+    """See :func:`mn_modelpar.functions.scatter`."""
+
+    def __call__(self, *xs: Any) -> chainer.Variable:
+        """Give each rank its own of the root's inputs; collective."""
+        return functions.scatter(self.comm, xs, self.root)
