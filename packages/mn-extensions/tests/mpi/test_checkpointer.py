@@ -2,6 +2,7 @@ import os
 import shutil
 import subprocess
 import tempfile
+import time
 import warnings
 from pathlib import Path
 
@@ -477,5 +478,25 @@ def test_a_disk_that_fills_up(small_disk, folder):
 def test_stats(folder):
     checkpointer = create_multi_node_checkpointer("run", COMM, path=folder)
     assert checkpointer.get_stats() == "nothing was saved yet"
+    before = time.time()
     checkpointer.save(L.Linear(2, 3), 1)
     assert checkpointer.get_stats().startswith("1 checkpoints saved, seconds for each: mean 0.")
+    assert checkpointer.get_stats() == checkpointer.stats.report()
+    (timing,) = checkpointer.stats.timings
+    assert before <= timing["b"] <= time.time()
+    assert 0 < timing["d"] < 60
+    checkpointer.stats.end()  # nothing is under way
+    assert len(checkpointer.stats.timings) == 1
+
+
+def test_files(folder):
+    checkpointer = create_multi_node_checkpointer("run", COMM, 2, 3, path=folder)
+    assert checkpointer.files == []
+    for iteration in (9, 10, 11):
+        checkpointer.save(L.Linear(2, 3), iteration)
+    assert checkpointer.files == [f"run.{RANK}.10", f"run.{RANK}.11"]
+    other = create_multi_node_checkpointer("run", COMM, path=folder)
+    other.maybe_load(L.Linear(2, 3))
+    assert other.files == checkpointer.files
+    other.finalize()
+    assert other.files == []

@@ -6,7 +6,6 @@ import logging
 import operator
 import os
 import sys
-import time
 import warnings
 from collections.abc import Sequence
 from pathlib import Path
@@ -18,9 +17,10 @@ from mn_comm import CommunicatorBase, expect_same, raise_on_all
 from mn_extensions.checkpoint.ending import Ending
 from mn_extensions.checkpoint.files import FileRecord, check_writable
 from mn_extensions.checkpoint.generations import Generations
-from mn_extensions.checkpoint.manifest import Manifest, manifest_name, write_manifest
+from mn_extensions.checkpoint.manifest import Manifest, file_name, manifest_name, write_manifest
 from mn_extensions.checkpoint.replicas import assume_synchronized
 from mn_extensions.checkpoint.state import check_fits, load_state, state_of
+from mn_extensions.checkpoint.stats import CheckpointStats
 
 __all__ = ["MultiNodeCheckpointer", "create_multi_node_checkpointer"]
 
@@ -65,7 +65,11 @@ def create_multi_node_checkpointer(
 
 
 class MultiNodeCheckpointer(Extension):  # type: ignore[misc]  # Chainer has no types
-    """See :func:`mn_extensions.create_multi_node_checkpointer`."""
+    """See :func:`mn_extensions.create_multi_node_checkpointer`.
+
+    Attributes:
+        stats: How long saving took on this rank.
+    """
 
     # After all others, so that what they keep is in the checkpoint; as Chainer's own snapshot.
     priority = -100
@@ -87,7 +91,7 @@ class MultiNodeCheckpointer(Extension):  # type: ignore[misc]  # Chainer has no 
         self.gc_interval = gc_interval
         self.path = None if path is None else os.fspath(path)
         self._run = name
-        self._timings: list[float] = []
+        self.stats = CheckpointStats()
         self._generations: Generations | None = None  # until the folder is known
         self._has_failed = False
         self._n_saves = 0
@@ -116,7 +120,7 @@ class MultiNodeCheckpointer(Extension):  # type: ignore[misc]  # Chainer has no 
             OSError: On some rank there is a file of another program under the name (a ``FileExistsError`` on that one);
                 or this is the first save, and the folder cannot be written on some rank (on every rank).
         """
-        begin = time.monotonic()
+        self.stats.start()
         generations = self._use_generations()
         self._expect_ending()
         with raise_on_all(self.comm):  # before any rank writes
@@ -132,7 +136,7 @@ class MultiNodeCheckpointer(Extension):  # type: ignore[misc]  # Chainer has no 
                     RuntimeWarning,
                     stacklevel=2,
                 )
-        self._timings.append(time.monotonic() - begin)
+        self.stats.end()
 
     def maybe_load(self, trainer: Any, optimizer: Any = None, path: str | os.PathLike[str] | None = None) -> int | None:
         """Load the newest generation that is unharmed on every rank, if there is one; collective.
@@ -194,13 +198,13 @@ class MultiNodeCheckpointer(Extension):  # type: ignore[misc]  # Chainer has no 
 
     def get_stats(self) -> str:
         """Return how long saving took, as text: the mean, the shortest and the longest time in seconds."""
-        if not self._timings:
-            return "nothing was saved yet"
-        mean = sum(self._timings) / len(self._timings)
-        return (
-            f"{len(self._timings)} checkpoints saved, seconds for each: mean {mean:f}, min {min(self._timings):f}, "
-            f"max {max(self._timings):f}"
-        )
+        return self.stats.report()
+
+    @property
+    def files(self) -> list[str]:
+        """The names of this rank's files, oldest first: those that it has saved, or found, and not removed."""
+        iterations = [] if self._generations is None else sorted(self._generations.mine)
+        return [file_name(self._run, self.comm.rank, iteration) for iteration in iterations]
 
     def _use_folder(self, trainer: Any, path: str | os.PathLike[str] | None = None) -> None:
         if self.path is None and (path is not None or hasattr(trainer, "out")):
