@@ -350,6 +350,24 @@ def test_a_file_in_the_way_on_one_rank(folder):
     assert names(folder) == {f"run.{SIZE - 1}.3"}
 
 
+def test_a_folder_in_place_of_a_file(folder):
+    """Whatever fails on one rank alone, no rank waits."""
+    checkpointer = create_multi_node_checkpointer("run", COMM, 1, 1, path=folder)
+    model = L.Linear(2, 3)
+    checkpointer.save(model, 1)
+    if RANK == SIZE - 1:
+        (folder / f"run.{RANK}.1").unlink()
+        (folder / f"run.{RANK}.1").mkdir()
+    COMM.mpi_comm.Barrier()
+    with pytest.raises(OSError):
+        checkpointer.save(model, 1)
+    checkpointer.save(model, 2)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        assert create_multi_node_checkpointer("run", COMM, path=folder).maybe_load(model) == 2
+    assert (folder / f"run.{SIZE - 1}.1").is_dir()
+
+
 @pytest.mark.skipif(SIZE < 2, reason="needs two ranks")
 def test_old_checkpoints_of_fewer_ranks(folder):
     model = L.Linear(2, 3)

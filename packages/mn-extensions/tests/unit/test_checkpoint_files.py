@@ -128,6 +128,13 @@ def test_a_damaged_file_is_a_value_error_or_what_it_was(position, bit, is_cut):
             np.testing.assert_array_equal(arrays[name], array)
 
 
+def test_a_member_that_seems_encrypted():
+    content = bytearray(OF_A_MODEL)
+    content[content.index(b"PK\1\2") + 8] |= 1
+    with pytest.raises(ValueError, match="encrypted"):
+        read_arrays(io.BytesIO(content))
+
+
 def of_a_model():
     file = io.BytesIO()
     chainer.serializers.save_npz(file, chainer.Sequential(chainer.links.Linear(None, 3), chainer.links.Linear(4, 5)))

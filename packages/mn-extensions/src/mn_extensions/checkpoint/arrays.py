@@ -69,7 +69,7 @@ def read_arrays(file: Any) -> dict[str, np.ndarray[Any, Any]]:
     try:
         with zipfile.ZipFile(file) as archive:
             return {name.removesuffix(_SUFFIX): _read_member(archive, name) for name in archive.namelist()}
-    except (zipfile.BadZipFile, zlib.error, EOFError, NotImplementedError) as error:
+    except (zipfile.BadZipFile, zlib.error, EOFError, RuntimeError) as error:  # the last one if a bit says "encrypted"
         raise ValueError(f"expected an .npz file, got {file}: {error}") from error
 
 

@@ -10,7 +10,8 @@ import logging
 import os
 import warnings
 import zipfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -99,14 +100,16 @@ class Generations:
         if self.comm.rank == 0:
             self.remove_manifests(iterations)
         for iteration in iterations:
-            if self.path(iteration).is_file() and self.is_ours(iteration):
-                _unlink(self.path(iteration))
+            with _in_nobodys_way(self.path(iteration)):
+                if self.is_ours(iteration):
+                    self.path(iteration).unlink()
         self.mine -= iterations
 
     def remove_manifests(self, iterations: set[int]) -> None:
         """Remove the manifests of some generations."""
-        for iteration in iterations:
-            _unlink(self.folder / manifest_name(self.run, iteration))
+        for path in (self.folder / manifest_name(self.run, iteration) for iteration in iterations):
+            with _in_nobodys_way(path):
+                path.unlink()
 
     def newest_unharmed(self) -> Found | None:
         """Return the newest generation that every rank can read; collective.
@@ -157,7 +160,8 @@ class Generations:
         """Return the newest generation, with a manifest or without, that every rank can read; collective."""
         candidates = [(iteration, True) for iteration in manifests] + [(iteration, False) for iteration in common]
         for iteration, has_manifest in sorted(candidates, reverse=True):
-            own = self._read_recorded(manifests[iteration]) if has_manifest else self._read(iteration)
+            with raise_on_all(self.comm):
+                own = self._read_recorded(manifests[iteration]) if has_manifest else self._read(iteration)
             problem = own if isinstance(own, str) else None
             problems = [each for each in self.comm.allgather_obj(problem) if each is not None]
             if not isinstance(own, str) and not problems:
@@ -218,9 +222,12 @@ class Generations:
                 warnings.warn(message, RuntimeWarning, stacklevel=5)
 
 
-def _unlink(path: Path) -> None:
-    """Remove a file that is in nobody's way if it cannot be removed."""
+@contextmanager
+def _in_nobodys_way(path: Path) -> Iterator[None]:
+    """Go on if a file cannot be removed."""
     try:
-        path.unlink(missing_ok=True)
+        yield
+    except FileNotFoundError:
+        pass
     except OSError as error:
         logger.warning("cannot remove %s: %s", path, error)
