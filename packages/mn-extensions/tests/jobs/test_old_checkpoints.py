@@ -62,7 +62,7 @@ optimizer = Optimizer().setup(model)
 updater = chainer.training.StandardUpdater(chainer.iterators.SerialIterator(data, 8), optimizer)
 trainer = chainer.training.Trainer(updater, (stop, "iteration"), out="result")
 checkpointer = create_multi_node_checkpointer("run", comm, cp_interval=keep, gc_interval=1)
-trainer.extend(checkpointer, trigger=(1, "iteration"))
+trainer.extend(checkpointer, name="renamed" if "renamed" in sys.argv else None, trigger=(1, "iteration"))
 trainer.extend(extensions.ExponentialShift("alpha", 0.9), trigger=(1, "iteration"))
 if comm.rank == 0:
     trainer.extend(extensions.LogReport(trigger=(1, "iteration")))
@@ -170,6 +170,18 @@ def test_the_newest_iteration_that_every_rank_has(old, tmp_path, rank):
     assert "ended" not in job.stdout
     assert {name: each for name, each in files(old).items() if name in before} == before
     assert not names([LAST], [rank, "manifest"]) & set(files(old))
+
+
+def test_an_extension_under_another_name(tmp_path):
+    """The old one named the files after it; the run has its own name now."""
+    run(tmp_path, "bundled", LAST, "dies", "renamed")
+    renamed = {f"renamed.{rank}.{i}" for rank in range(RANKS) for i in range(1, LAST + 1)}
+    assert set(os.listdir(tmp_path / "result")) - {"log"} == renamed
+    job = run(tmp_path, "ours", LAST + 1, "loads", "dies", "renamed")
+    assert lines(job, "resumed")[0] == LAST
+    assert job.stderr == ""
+    assert set(os.listdir(tmp_path / "result")) - {"log"} == renamed | names([LAST + 1], [*range(RANKS), "manifest"])
+    assert lines(run(tmp_path, "ours", LAST + 1, "loads", "renamed"), "resumed")[0] == LAST + 1
 
 
 def cut(path):

@@ -165,7 +165,7 @@ class MultiNodeCheckpointer(Extension):  # type: ignore[misc]  # Chainer has no 
         self._use_folder(trainer, path)
         generations = self._use_generations()
         self._expect_ending()
-        newest = generations.newest_unharmed()
+        newest = generations.newest_unharmed(self.name or self._run)  # the old one named files after the extension
         if newest is None:
             return None
         with raise_on_all(self.comm):

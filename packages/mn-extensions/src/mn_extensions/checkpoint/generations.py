@@ -43,6 +43,13 @@ class Found(NamedTuple):
     state: State
 
 
+class _Other(NamedTuple):
+    """A file of another program that may be a checkpoint."""
+
+    iteration: int
+    run: str
+
+
 class Generations:
     """The generations of a run, as one rank sees them.
 
@@ -111,15 +118,18 @@ class Generations:
             with _in_nobodys_way(path):
                 path.unlink()
 
-    def newest_unharmed(self) -> Found | None:
+    def newest_unharmed(self, old_run: str) -> Found | None:
         """Return the newest generation that every rank can read; collective.
+
+        Args:
+            old_run: Another name under which an older ChainerMN may have saved the run.
 
         Raises:
             ValueError: It is one of another number of ranks.
         """
         manifests = self.comm.bcast_obj(self._read_manifests() if self.comm.rank == 0 else None)
         with raise_on_all(self.comm):
-            others = self._look_around(manifests)
+            others = self._look_around(manifests, old_run)
         others_everywhere = self.comm.allgather_obj(others)
         found = self._first_unharmed(manifests, set.intersection(*others_everywhere))
         self._warn_of_what_is_in_the_way(others_everywhere, -1 if found is None else found.iteration)
@@ -135,11 +145,11 @@ class Generations:
                 found[iteration] = str(error)
         return found
 
-    def _look_around(self, manifests: Mapping[int, Manifest | str]) -> set[int]:
+    def _look_around(self, manifests: Mapping[int, Manifest | str], old_run: str) -> set[_Other]:
         """Find out which files this rank has, and remove what was being written when the last training died.
 
         Returns:
-            The iterations under which there is a file of another program.
+            Those of another program.
         """
         rank = self.comm.rank
         for iteration, manifest in manifests.items():
@@ -154,14 +164,18 @@ class Generations:
         self.mine |= iterations - others
         if rank == 0:
             self.mine |= set(manifests)
-        return others
+        old = {_Other(each, old_run) for each in iterations_of(names, old_run, str(rank)) if old_run != self.run}
+        old = {each for each in old if not is_marked(self.folder / file_name(old_run, rank, each.iteration))}
+        return old | {_Other(each, self.run) for each in others}
 
-    def _first_unharmed(self, manifests: Mapping[int, Manifest | str], common: set[int]) -> Found | None:
+    def _first_unharmed(self, manifests: Mapping[int, Manifest | str], common: set[_Other]) -> Found | None:
         """Return the newest generation, with a manifest or without, that every rank can read; collective."""
-        candidates = [(iteration, True) for iteration in manifests] + [(iteration, False) for iteration in common]
-        for iteration, has_manifest in sorted(candidates, reverse=True):
+        candidates = [(iteration, True, self.run) for iteration in manifests]
+        candidates += [(iteration, False, run) for iteration, run in common]
+        for iteration, has_manifest, run in sorted(candidates, reverse=True):
+            path = self.folder / file_name(run, self.comm.rank, iteration)
             with raise_on_all(self.comm):
-                own = self._read_recorded(manifests[iteration]) if has_manifest else self._read(iteration)
+                own = self._read_recorded(manifests[iteration]) if has_manifest else _read(path)
             problem = own if isinstance(own, str) else None
             problems = [each for each in self.comm.allgather_obj(problem) if each is not None]
             if not isinstance(own, str) and not problems:
@@ -183,7 +197,7 @@ class Generations:
                 f"{self.folder / manifest_name(self.run, manifest.iteration)}; start {len(manifest.files)} ranks, "
                 "or use multi_node_snapshot, which loads into any number of them"
             )
-        return self._problem_of(manifest.files[self.comm.rank]) or self._read(manifest.iteration)
+        return self._problem_of(manifest.files[self.comm.rank]) or _read(self.path(manifest.iteration))
 
     def _problem_of(self, expected: FileRecord) -> str | None:
         """Return what is wrong with this rank's file, if anything is."""
@@ -196,18 +210,12 @@ class Generations:
             return f"{path} has {found.nbytes} bytes instead of {expected.nbytes}"
         return None if found == expected else f"{path} is damaged: its checksum does not fit"
 
-    def _read(self, iteration: int) -> State | str:
-        try:
-            return read_arrays(self.path(iteration))
-        except (OSError, ValueError) as error:
-            return f"{self.path(iteration)} cannot be read: {error}"
-
-    def _warn_of_what_is_in_the_way(self, others_everywhere: Sequence[set[int]], resumed: int) -> None:
+    def _warn_of_what_is_in_the_way(self, others_everywhere: Sequence[set[_Other]], resumed: int) -> None:
         names = [
-            file_name(self.run, rank, iteration)
-            for rank, iterations in enumerate(others_everywhere)
-            for iteration in sorted(iterations)
-            if iteration > resumed
+            file_name(run, rank, iteration)
+            for rank, others in enumerate(others_everywhere)
+            for iteration, run in sorted(others)
+            if iteration > resumed and run == self.run
         ]
         if names:
             self._warn(
@@ -220,6 +228,14 @@ class Generations:
         with raise_on_all(self.comm):  # where warnings are errors, all ranks raise
             if self.comm.rank == 0:
                 warnings.warn(message, RuntimeWarning, stacklevel=5)
+
+
+def _read(path: Path) -> State | str:
+    """Return the state in a file, or why it cannot be read."""
+    try:
+        return read_arrays(path)
+    except (OSError, ValueError) as error:
+        return f"{path} cannot be read: {error}"
 
 
 @contextmanager
