@@ -82,8 +82,8 @@ class MultiNodeSnapshot(Extension):  # type: ignore[misc]  # Chainer has no type
     def __init__(self, comm: CommunicatorBase, snapshot: Any, sets: Sequence[Sequence[int]]) -> None:
         self.comm = comm
         self.snapshot = snapshot
-        self.replica_set = next(list(each) for each in sets if comm.rank in each)
-        self.master = self.replica_set[0]
+        self.replica_set = next(set(each) for each in sets if comm.rank in each)
+        self.master = min(self.replica_set)
         filename = snapshot.filename
         snapshot.filename = (
             (lambda trainer: f"{filename(trainer)}.{comm.rank}") if callable(filename) else (f"{filename}.{comm.rank}")

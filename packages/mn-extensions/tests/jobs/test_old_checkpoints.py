@@ -179,7 +179,7 @@ def test_an_extension_under_another_name(tmp_path):
     assert set(os.listdir(tmp_path / "result")) - {"log"} == renamed
     job = run(tmp_path, "ours", LAST + 1, "loads", "dies", "renamed")
     assert lines(job, "resumed")[0] == LAST
-    assert job.stderr == ""
+    assert "Warning" not in job.stderr
     assert set(os.listdir(tmp_path / "result")) - {"log"} == renamed | names([LAST + 1], [*range(RANKS), "manifest"])
     assert lines(run(tmp_path, "ours", LAST + 1, "loads", "renamed"), "resumed")[0] == LAST + 1
 
