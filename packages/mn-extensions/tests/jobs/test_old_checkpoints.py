@@ -193,8 +193,13 @@ def empty(path):
 
 
 def flip(path):
+    """Change a bit in the middle of an array."""
+    with zipfile.ZipFile(path) as archive:
+        member = archive.getinfo("updater/model:main/predictor/l1/W.npy")
     content = bytearray(path.read_bytes())
-    content[len(content) // 2] ^= 16
+    header = member.header_offset
+    of_names = sum(int.from_bytes(content[header + begin : header + begin + 2], "little") for begin in (26, 28))
+    content[header + 30 + of_names + member.compress_size // 2] ^= 16
     path.write_bytes(content)
 
 
