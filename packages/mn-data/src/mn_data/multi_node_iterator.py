@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pickle
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 from chainer.dataset import Iterator
@@ -21,7 +21,9 @@ def create_multi_node_iterator(actual_iterator: Any, communicator: CommunicatorB
     batches travel; where every rank has the dataset, :func:`create_synchronized_iterator` saves that.
 
     The batches may hold anything that can be pickled: arrays of any dtype, tuples, dictionaries, strings. Getting the
-    next one, and ``reset``, are collective; ``serialize`` is not: each rank saves and loads where the iteration stands.
+    next one, and ``reset``, are collective; ``serialize`` is not: each rank saves and loads where the iteration stands,
+    and in which order the samples come. What any of them has saved, a ``SerialIterator`` or ``MultiprocessIterator``
+    over the same dataset can load, and goes on from there.
 
     Args:
         actual_iterator: At ``rank_master`` an iterator, Chainer's or one like them; ignored elsewhere.
@@ -29,7 +31,8 @@ def create_multi_node_iterator(actual_iterator: Any, communicator: CommunicatorB
         rank_master: The rank whose batches all get.
 
     Returns:
-        The iterator. At ``rank_master`` its other attributes are those of ``actual_iterator``.
+        The iterator. At ``rank_master`` its other attributes are those of ``actual_iterator``; elsewhere it has
+        ``dataset_size``, the length of the dataset at ``rank_master``, or ``None`` if that is unknown.
 
     Raises:
         TypeError: ``actual_iterator`` at ``rank_master`` is not an iterator (on every rank).
@@ -54,15 +57,27 @@ class _State(NamedTuple):
     previous_epoch_detail: float | None = None
 
 
+_Order: TypeAlias = "np.ndarray[Any, Any] | None"
+
+
+class _Standing(NamedTuple):
+    """What the master tells the followers with every batch."""
+
+    state: _State
+    dataset_size: int | None
+    new_order: _Order
+
+
 class _Master(Wrapper):
     """The iterator of the rank that has the batches."""
 
-    _OWN = ("actual_iterator", "communicator", "rank_master")
+    _OWN = ("_shared_order", "actual_iterator", "communicator", "rank_master")
 
     def __init__(self, actual_iterator: Any, communicator: CommunicatorBase, rank_master: int) -> None:
         self.actual_iterator = actual_iterator
         self.communicator = communicator
         self.rank_master = rank_master
+        self._shared_order: _Order = None
         self._share(None)
 
     def __next__(self) -> Any:
@@ -75,6 +90,7 @@ class _Master(Wrapper):
     def serialize(self, serializer: Any) -> None:
         """Save or load the actual iterator."""
         self.actual_iterator.serialize(serializer)
+        self._shared_order = None  # loading changes it in place
 
     def _share(self, action: Any) -> Any:
         """Do something with the actual iterator, and tell the followers what came of it."""
@@ -84,11 +100,20 @@ class _Master(Wrapper):
                 result = None if action is None else action()
             except StopIteration:
                 is_over = True
-            message = pickle.dumps((_state_of(self.actual_iterator), result, is_over), pickle.HIGHEST_PROTOCOL)
+            message = pickle.dumps((self._standing(), result, is_over), pickle.HIGHEST_PROTOCOL)
         self.communicator.bcast(np.frombuffer(message, dtype=np.uint8), root=self.rank_master)
         if is_over:
             raise StopIteration
         return result
+
+    def _standing(self) -> _Standing:
+        """Return where the iterator stands, with the order of samples only if the followers do not have it yet."""
+        iterator = self.actual_iterator
+        order = getattr(getattr(iterator, "_state", None), "order", None)
+        is_known, self._shared_order = order is self._shared_order, order
+        dataset: Any = getattr(iterator, "dataset", None)
+        size = len(dataset) if hasattr(dataset, "__len__") else None
+        return _Standing(_state_of(iterator), size, None if is_known else order)
 
 
 class _Follower(Iterator):  # type: ignore[misc]  # Chainer has no types
@@ -98,6 +123,8 @@ class _Follower(Iterator):  # type: ignore[misc]  # Chainer has no types
         self.communicator = communicator
         self.rank_master = rank_master
         self._state = _State()
+        self._order: _Order = None
+        self.dataset_size: int | None = None
         self._receive()
 
     def __next__(self) -> Any:
@@ -116,13 +143,18 @@ class _Follower(Iterator):  # type: ignore[misc]  # Chainer has no types
 
     def serialize(self, serializer: Any) -> None:
         """Save or load where the iteration stands, under the names that Chainer's iterators use."""
-        loaded = {}
-        for name, value in self._state._asdict().items():
-            try:
-                loaded[name] = serializer(name, value)
-            except KeyError:  # in the master's own file: what it did not save, the next batch tells
-                loaded[name] = value
+        state = self._state
+        # As Chainer's iterators save it: they have -1 where this one has None.
+        previous = -1.0 if state.previous_epoch_detail is None else state.previous_epoch_detail
+        loaded = {
+            name: _serialize(serializer, name, value)
+            for name, value in state._replace(previous_epoch_detail=previous)._asdict().items()
+        }
+        if loaded["previous_epoch_detail"] is not None and loaded["previous_epoch_detail"] < 0:
+            loaded["previous_epoch_detail"] = None
         self._state = _State(**loaded)
+        if self._order is not None:
+            self._order = _serialize(serializer, "order", self._order)
 
     @property
     def epoch(self) -> int:
@@ -153,10 +185,20 @@ class _Follower(Iterator):  # type: ignore[misc]  # Chainer has no types
         with raise_on_all(self.communicator):
             pass  # raises what the master's iterator raised
         message = self.communicator.bcast(None, root=self.rank_master)
-        self._state, result, is_over = pickle.loads(message.data)
+        standing, result, is_over = pickle.loads(message.data)
+        self._state, self.dataset_size = standing.state, standing.dataset_size
+        if standing.new_order is not None:
+            self._order = standing.new_order
         if is_over:
             raise StopIteration
         return result
+
+
+def _serialize(serializer: Any, name: str, value: Any) -> Any:
+    try:
+        return serializer(name, value)
+    except KeyError:  # in the file of another iterator: what that did not save, the next batch tells
+        return value
 
 
 def _state_of(iterator: Any) -> _State:

@@ -37,8 +37,9 @@ def scatter_dataset(
     """Give each rank its part of the dataset that one rank has; collective.
 
     Samples held in memory (an array, a list, a ``TupleDataset``, or a ``SubDataset`` of these) are taken apart: each
-    rank receives its own only, arrays as raw bytes straight into their place. Any other dataset is sent whole, as an
-    object, and each rank uses its part of it: right for datasets that read or make a sample when it is asked for.
+    rank receives its own only, arrays as raw bytes straight into their place. Any other dataset, also one of a class
+    derived from these, is sent whole, as an object, and each rank uses its part of it: right for datasets that read or
+    make a sample when it is asked for.
 
     Where the standard error of rank 0 is a terminal, a bar shows the progress of what takes more than two seconds.
 
@@ -54,7 +55,8 @@ def scatter_dataset(
             parts are disjoint and their lengths differ by at most one.
 
     Returns:
-        This rank's part.
+        This rank's part. Of samples that were taken apart, it holds those of this rank only, in its order: its
+        ``_dataset`` is not the whole dataset, and its ``_order`` is ``None``.
 
     Raises:
         TypeError: The dataset at the root has no length (on every rank).

@@ -75,8 +75,11 @@ class Column:
 
 
 def can_take(dataset: Any) -> bool:
-    """Return whether the samples of ``dataset`` are held in memory, so that some of them can be taken out."""
-    if isinstance(dataset, datasets.SubDataset):
+    """Return whether the samples of ``dataset`` are held in memory, so that some of them can be taken out.
+
+    A derived class may make its samples in a way of its own, so the type has to be exactly one that is known.
+    """
+    if type(dataset) is datasets.SubDataset:
         return can_take(dataset._dataset)
     if type(dataset) is datasets.TupleDataset:
         return all(can_take(column) for column in dataset._datasets)
@@ -89,7 +92,7 @@ def can_take(dataset: Any) -> bool:
 
 def layout_of(dataset: Any) -> Layout:
     """Return what a dataset for which :func:`can_take` is true is made of."""
-    if isinstance(dataset, datasets.SubDataset):
+    if type(dataset) is datasets.SubDataset:
         return layout_of(dataset._dataset)
     if type(dataset) is datasets.TupleDataset:
         return TableLayout(tuple(map(layout_of, dataset._datasets)))
@@ -121,7 +124,7 @@ def columns_of(dataset: Any, positions: Positions | None = None) -> Iterator[Col
     """
     if positions is None:
         positions = range(len(dataset))
-    if isinstance(dataset, datasets.SubDataset):
+    if type(dataset) is datasets.SubDataset:
         yield from columns_of(dataset._dataset, _compose(_positions_of(dataset), positions))
     elif type(dataset) is datasets.TupleDataset:
         for column in dataset._datasets:

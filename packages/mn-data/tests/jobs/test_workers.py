@@ -40,6 +40,15 @@ def main():
         batches = [[int(t) for _, t in iterator.next()] for _ in range(7)]
         assert all(other == batches for other in comm.allgather_obj(batches)), batches
         assert iterator.epoch == 2
+        # What any rank has saved, an iterator with workers goes on from.
+        chainer.serializers.save_npz(f"iterator.{comm.rank}", iterator)
+        expected = [[int(t) for _, t in iterator.next()] for _ in range(2)]
+        plain = make()
+        chainer.serializers.load_npz(f"iterator.{comm.rank}", plain)
+        assert plain.epoch_detail == 7 / 3
+        assert [[int(t) for _, t in plain.next()] for _ in range(2)] == expected
+        assert plain.epoch == iterator.epoch == 3
+        plain.finalize()
         iterator.finalize()
     print("rank", comm.rank, "done")
 
@@ -55,8 +64,7 @@ def test_with_worker_processes(method, tmp_path):
     script = tmp_path / "script.py"
     script.write_text(SCRIPT)
     launcher = shutil.which("mpiexec", path=os.path.dirname(sys.executable))
-    job = subprocess.run(
-        [launcher, "-n", "2", sys.executable, str(script), method], capture_output=True, text=True, timeout=70
-    )
+    command = [launcher, "-n", "2", sys.executable, str(script), method]
+    job = subprocess.run(command, capture_output=True, text=True, timeout=70, cwd=tmp_path)
     assert job.returncode == 0, job.stdout + job.stderr
     assert job.stdout.count("done") == 2

@@ -121,6 +121,72 @@ def test_state_is_saved_and_loaded_in_step(whose):
         assert other.epoch_detail == COMM.bcast_obj(other.epoch_detail)
 
 
+def serial(dataset, shuffle=True):
+    return iterators.SerialIterator(dataset, 6, shuffle=shuffle)
+
+
+@pytest.mark.parametrize("n_batches", [0, 2, 5, 7, 10])  # in the first, second and third epoch, and where one ends
+@pytest.mark.parametrize("shuffle", [True, False])
+def test_chainers_iterators_go_on_from_the_snapshot_of_any_rank(shuffle, n_batches):
+    samples = list(range(20))
+    iterator = create_multi_node_iterator(serial(samples, shuffle) if RANK == 0 else None, COMM)
+    for _ in range(n_batches):
+        iterator.next()
+    file = save(iterator)
+    left_in_epoch = -(-(20 - iterator.current_position) // 6)
+    expected = [iterator.next() for _ in range(left_in_epoch)]
+    plain = serial(samples, shuffle)
+    chainer.serializers.load_npz(file, plain)
+    assert plain.epoch == n_batches * 6 // 20
+    for i, batch in enumerate(expected):
+        left = 20 - plain.current_position  # the last batch begins the next epoch, in an order still to be drawn
+        assert plain.next()[:left] == batch[:left], i
+    assert plain.epoch == iterator.epoch
+    assert plain.previous_epoch_detail == iterator.previous_epoch_detail
+
+
+def test_a_follower_goes_on_from_the_snapshot_of_a_plain_iterator():
+    iterator = create_multi_node_iterator(serial(X) if RANK == 0 else None, COMM)
+    plain = serial(X)
+    for _ in range(5):
+        plain.next()
+    file = io.BytesIO(COMM.bcast_obj(save(plain).getvalue()))
+    chainer.serializers.load_npz(file, iterator)
+    state = chainer.serializers.DictionarySerializer()
+    iterator.serialize(state)
+    np.testing.assert_array_equal(state.target["order"], COMM.bcast_obj(plain._state.order))
+    first = COMM.bcast_obj(plain.next()[:2])
+    np.testing.assert_array_equal(iterator.next()[:2], first)
+    # After the batch the master's order is shared again: it was changed in place.
+    state = chainer.serializers.DictionarySerializer()
+    iterator.serialize(state)
+    np.testing.assert_array_equal(state.target["order"], COMM.bcast_obj(state.target["order"]))
+
+
+def test_the_order_travels_once_an_epoch(monkeypatch):
+    iterator = create_multi_node_iterator(serial(list(range(20))) if RANK == 0 else None, COMM)
+    sizes = []
+    original = COMM.bcast
+
+    def bcast(x, root=0):
+        received = original(x, root=root)
+        sizes.append(received.nbytes)
+        return received
+
+    monkeypatch.setattr(COMM, "bcast", bcast, raising=False)
+    for _ in range(7):
+        iterator.next()
+    assert [size > sizes[0] + 20 * 8 for size in sizes] == [False, False, False, True, False, False, True]
+
+
+@pytest.mark.skipif(SIZE < 2, reason="needs a follower")
+def test_the_size_of_the_dataset():
+    iterator = create_multi_node_iterator(serial(X) if RANK == 0 else None, COMM)
+    assert RANK == 0 or iterator.dataset_size == 20
+    iterator = create_multi_node_iterator(DaliLike() if RANK == 0 else None, COMM)
+    assert RANK == 0 or iterator.dataset_size is None
+
+
 def test_saving_on_one_rank_alone_leaves_no_rank_hanging():
     iterator = create_multi_node_iterator(iterators.SerialIterator(X, 6) if RANK == 0 else None, COMM)
     if RANK == 0:

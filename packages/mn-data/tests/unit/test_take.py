@@ -51,9 +51,37 @@ def test_nothing_is_copied_where_the_samples_follow_one_another():
     assert not np.shares_memory(take(X, np.array([3, 5])), X)
 
 
+class OwnPart(datasets.SubDataset):
+    pass
+
+
+class OwnTuples(datasets.TupleDataset):
+    pass
+
+
+class OwnDictionaries(datasets.DictDataset):
+    pass
+
+
+class OwnList(list):
+    pass
+
+
+class OwnArray(np.ndarray):
+    pass
+
+
 @pytest.mark.parametrize(
     "dataset",
     [
+        OwnPart(T, 0, 10),
+        OwnTuples(X, T),
+        OwnDictionaries(x=X),
+        OwnList(T),
+        X.view(OwnArray),
+        np.ma.array(X),
+        datasets.SubDataset(OwnPart(T, 0, 10), 0, 10),
+        datasets.TupleDataset(X, OwnPart(T, 0, 10)),
         datasets.TransformDataset(X, lambda x: x),
         datasets.TupleDataset(X, datasets.TransformDataset(T, lambda t: t)),
         range(10),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import math
 from collections.abc import Callable, Iterator, Sequence
+from types import MethodType
 from typing import Any
 
 import chainer
@@ -38,51 +39,54 @@ def create_multi_node_evaluator(
 
     Returns:
         ``actual_evaluator`` itself. Its ``evaluate`` is now collective, and returns and reports the mean under each
-        name; a rank that has nothing under a name is left out of its mean.
+        name; a rank that has nothing under a name is left out of its mean. What evaluates this rank's part is
+        ``_mn_original_evaluate``, and the ranks are ``_mn_communicator``, as scripts know them: both may be replaced.
 
     Raises:
         TypeError: ``actual_evaluator`` has no ``evaluate``. What evaluating raises on one rank, it raises on all.
+        ValueError: ``actual_evaluator`` is a multi-node evaluator already.
     """
     if not callable(getattr(actual_evaluator, "evaluate", None)):
         raise TypeError(
             "expected a chainer.training.extensions.Evaluator for actual_evaluator, got "
             f"{type(actual_evaluator).__name__}: {actual_evaluator!r:.80}"
         )
+    if hasattr(actual_evaluator, "_mn_original_evaluate"):
+        raise ValueError("expected an evaluator for actual_evaluator that is not a multi-node evaluator already")
+    actual_evaluator._mn_original_evaluate = actual_evaluator.evaluate  # noqa: SLF001 - the names are the old ones
+    actual_evaluator._mn_communicator = communicator  # noqa: SLF001
     # Replaced on the object, not in a wrapper: scripts pass on the evaluator they made, and their own classes call
     # self.evaluate().
-    if weighted:
-        actual_evaluator.evaluate = _MeanOverSamples(_weighting(actual_evaluator), communicator)
-    else:
-        actual_evaluator.evaluate = _MeanOverRanks(actual_evaluator.evaluate, communicator)
+    actual_evaluator.evaluate = MethodType(_mean_over_samples if weighted else _mean_over_ranks, actual_evaluator)
     return actual_evaluator
 
 
-class _MeanOverRanks:
-    """An ``evaluate`` that averages the results of another over all ranks."""
-
-    def __init__(self, evaluate: Callable[[], Results], communicator: CommunicatorBase) -> None:
-        self._evaluate = evaluate
-        self._communicator = communicator
-
-    def __call__(self) -> Results:
-        with raise_on_all(self._communicator):
-            results = {name: cuda.to_cpu(value) for name, value in self._evaluate().items()}
-        return plain_mean(self._communicator.allgather_obj(results))
+def _mean_over_ranks(evaluator: Any) -> Results:
+    """Return the results of all ranks, averaged; collective."""
+    evaluate, communicator = _parts(evaluator)
+    with raise_on_all(communicator):
+        results = {name: _on_host(value) for name, value in evaluate().items()}
+    return plain_mean(communicator.allgather_obj(results))
 
 
-class _MeanOverSamples:
-    """An ``evaluate`` in whose results all samples of all ranks count alike."""
+def _mean_over_samples(evaluator: Any) -> Results:
+    """Return results in which all samples of all ranks count alike; collective."""
+    evaluate, communicator = _parts(evaluator)
+    is_chainers = getattr(evaluate, "__func__", None) is Evaluator.evaluate
+    with raise_on_all(communicator):
+        collected = _by_batch(evaluator) if is_chainers else _by_rank(evaluator, evaluate)
+    everywhere = communicator.allgather_obj(collected)
+    names = sorted({name for each in everywhere for name in each})
+    return {name: weighted_mean([pair for each in everywhere for pair in each.get(name, [])]) for name in names}
 
-    def __init__(self, collect: Callable[[], Weighted], communicator: CommunicatorBase) -> None:
-        self._collect = collect
-        self._communicator = communicator
 
-    def __call__(self) -> Results:
-        with raise_on_all(self._communicator):
-            collected = self._collect()
-        everywhere = self._communicator.allgather_obj(collected)
-        names = sorted({name for each in everywhere for name in each})
-        return {name: weighted_mean([pair for each in everywhere for pair in each.get(name, [])]) for name in names}
+def _parts(evaluator: Any) -> tuple[Callable[[], Results], CommunicatorBase]:
+    """Return what evaluates this rank's part, and the ranks."""
+    return evaluator._mn_original_evaluate, evaluator._mn_communicator  # noqa: SLF001
+
+
+def _on_host(value: Any) -> Any:
+    return cuda.to_cpu(value) if hasattr(value, "shape") else value  # which makes an array of a number
 
 
 def plain_mean(results: Sequence[Results]) -> Results:
@@ -112,13 +116,6 @@ def weighted_mean(pairs: Sequence[tuple[Any, int]]) -> Any:
         mean = np.asarray(math.fsum(products) / total if is_exact else sum(products) / total)
     dtype = np.result_type(*values)
     return mean.astype(dtype)[()] if dtype.kind in "fc" else mean[()]
-
-
-def _weighting(evaluator: Evaluator) -> Callable[[], Weighted]:
-    own = evaluator.evaluate
-    if getattr(own, "__func__", None) is Evaluator.evaluate:
-        return lambda: _by_batch(evaluator)
-    return lambda: _by_rank(evaluator, own)
 
 
 def _by_rank(evaluator: Evaluator, evaluate: Callable[[], Results]) -> Weighted:

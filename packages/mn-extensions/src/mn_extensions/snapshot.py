@@ -44,7 +44,8 @@ def multi_node_snapshot(
             another group.
 
     Returns:
-        The extension, with the trigger and priority of ``snapshot``.
+        The extension. As in Chainer 7 its trigger is every iteration, unless ``trainer.extend`` is given one, its
+        priority is that of extensions that read, and its name ``_MultiNodeSnapshot``; not those of ``snapshot``.
 
     Raises:
         TypeError: ``replica_sets`` holds something else than ranks and groups of them (on every rank).
@@ -75,13 +76,14 @@ def parse_replica_sets(replica_sets: Iterable[int | Iterable[int]], size: int) -
 class MultiNodeSnapshot(Extension):  # type: ignore[misc]  # Chainer has no types
     """See :func:`mn_extensions.multi_node_snapshot`."""
 
+    # Snapshots hold the state of the extension's trigger under its name, which must be that of older snapshots.
+    default_name = "_MultiNodeSnapshot"
+
     def __init__(self, comm: CommunicatorBase, snapshot: Any, sets: Sequence[Sequence[int]]) -> None:
         self.comm = comm
         self.snapshot = snapshot
-        self.trigger = snapshot.trigger
-        self.priority = snapshot.priority
-        self.replica_set = next(list(each) for each in sets if comm.rank in each)
-        self.master = self.replica_set[0]
+        self.replica_set = next(set(each) for each in sets if comm.rank in each)
+        self.master = min(self.replica_set)
         filename = snapshot.filename
         snapshot.filename = (
             (lambda trainer: f"{filename(trainer)}.{comm.rank}") if callable(filename) else (f"{filename}.{comm.rank}")

@@ -2,6 +2,7 @@ import os
 import shutil
 import subprocess
 import tempfile
+import time
 import warnings
 from pathlib import Path
 
@@ -14,6 +15,8 @@ import pytest
 import mn_extensions  # noqa: F401 - before Chainer
 from mn_comm import create_communicator
 from mn_extensions import create_multi_node_checkpointer
+from mn_extensions.checkpoint.arrays import write_arrays
+from mn_extensions.checkpoint.files import write_file
 
 COMM = create_communicator("naive")
 RANK, SIZE = COMM.rank, COMM.size
@@ -249,6 +252,7 @@ def test_a_harmed_generation_is_passed_over(folder, how, owner):
     if RANK == 0 and not (how == "delete" and owner == "manifest"):  # that is an incomplete generation like any other
         assert len(messages) == 1
         assert str(folder / f"run.{owner}.2") in messages[0]
+        assert caught[0].filename == __file__
     else:
         assert messages == []
     # The harmed one is written again, and the two unharmed ones are the newest.
@@ -279,12 +283,101 @@ def test_what_a_killed_process_left_is_removed(folder):
     model = L.Linear(2, 3)
     create_multi_node_checkpointer("run", COMM, path=folder).save(model, 1)
     (folder / f"tmp-run.{RANK}.2.abc").touch()
-    (folder / f"run.{RANK}.2").touch()
+    write_file(folder, f"run.{RANK}.2", lambda file: write_arrays(file, {}))
     COMM.mpi_comm.Barrier()
     checkpointer = create_multi_node_checkpointer("run", COMM, gc_interval=1, path=folder)
     assert checkpointer.maybe_load(model) == 1
     checkpointer.save(model, 3)
     assert names(folder) == generation("run", 1, 3)
+
+
+def save_as_ever(folder, model, value, iteration):
+    """Save as the ChainerMN in Chainer does."""
+    model.W.data[...] = value
+    chainer.serializers.save_npz(str(folder / f"run.{RANK}.{iteration}"), model)
+    COMM.mpi_comm.Barrier()
+
+
+def content(folder, iteration):
+    return (folder / f"run.{RANK}.{iteration}").read_bytes()
+
+
+def test_the_newest_of_both_kinds(folder):
+    model = L.Linear(2, 3)
+    for iteration in (1, 5):
+        save_as_ever(folder, model, iteration, iteration)
+    before = content(folder, 1), content(folder, 5)
+    for expected, saved in ((5, 3), (5, 7), (7, 9)):
+        checkpointer = create_multi_node_checkpointer("run", COMM, 1, 1, path=folder)
+        assert checkpointer.maybe_load(model) == expected
+        assert (model.W.data == expected).all()
+        model.W.data[...] = saved
+        checkpointer.save(model, saved)
+    assert names(folder) == {f"run.{rank}.{i}" for rank in range(SIZE) for i in (1, 5)} | generation("run", 9)
+    checkpointer.finalize()
+    assert names(folder) == {f"run.{rank}.{i}" for rank in range(SIZE) for i in (1, 5)}
+    assert (content(folder, 1), content(folder, 5)) == before
+
+
+def test_a_file_that_another_program_put_in_place_of_ours(folder):
+    model = L.Linear(2, 3)
+    create_multi_node_checkpointer("run", COMM, path=folder).save(model, 2)
+    save_as_ever(folder, model, 4, 2)
+    before = content(folder, 2)
+    checkpointer = create_multi_node_checkpointer("run", COMM, path=folder)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        assert checkpointer.maybe_load(model) == 2
+    assert (model.W.data == 4).all()
+    with pytest.raises(FileExistsError, match=r"expected no file of another program .*run\.\d\.2"):
+        checkpointer.save(model, 2)
+    checkpointer.finalize()
+    assert content(folder, 2) == before
+
+
+def test_a_file_in_the_way_on_one_rank(folder):
+    if RANK == SIZE - 1:
+        (folder / f"run.{RANK}.3").write_text("notes")
+    COMM.mpi_comm.Barrier()
+    checkpointer = create_multi_node_checkpointer("run", COMM, path=folder)
+    model = L.Linear(2, 3)
+    checkpointer.save(model, 2)
+    with pytest.raises(FileExistsError if RANK == SIZE - 1 else OSError, match=rf"run\.{SIZE - 1}\.3"):
+        checkpointer.save(model, 3)
+    assert names(folder) == generation("run", 2) | {f"run.{SIZE - 1}.3"}
+    checkpointer.save(model, 4)  # nothing waits
+    checkpointer.finalize()
+    assert names(folder) == {f"run.{SIZE - 1}.3"}
+
+
+def test_a_folder_in_place_of_a_file(folder):
+    """Whatever fails on one rank alone, no rank waits."""
+    checkpointer = create_multi_node_checkpointer("run", COMM, 1, 1, path=folder)
+    model = L.Linear(2, 3)
+    checkpointer.save(model, 1)
+    if RANK == SIZE - 1:
+        (folder / f"run.{RANK}.1").unlink()
+        (folder / f"run.{RANK}.1").mkdir()
+    COMM.mpi_comm.Barrier()
+    with pytest.raises(OSError):
+        checkpointer.save(model, 1)
+    checkpointer.save(model, 2)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        assert create_multi_node_checkpointer("run", COMM, path=folder).maybe_load(model) == 2
+    assert (folder / f"run.{SIZE - 1}.1").is_dir()
+
+
+@pytest.mark.skipif(SIZE < 2, reason="needs two ranks")
+def test_old_checkpoints_of_fewer_ranks(folder):
+    model = L.Linear(2, 3)
+    if RANK < SIZE - 1:
+        chainer.serializers.save_npz(str(folder / f"run.{RANK}.3"), model)
+    COMM.mpi_comm.Barrier()
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        assert create_multi_node_checkpointer("run", COMM, path=folder).maybe_load(model) is None
+    assert ["not all ranks can load them: run.0.3" in str(each.message) for each in caught] == [True] * (RANK == 0)
 
 
 @pytest.mark.skipif(SIZE < 2, reason="needs two ranks")
@@ -403,5 +496,25 @@ def test_a_disk_that_fills_up(small_disk, folder):
 def test_stats(folder):
     checkpointer = create_multi_node_checkpointer("run", COMM, path=folder)
     assert checkpointer.get_stats() == "nothing was saved yet"
+    before = time.time()
     checkpointer.save(L.Linear(2, 3), 1)
     assert checkpointer.get_stats().startswith("1 checkpoints saved, seconds for each: mean 0.")
+    assert checkpointer.get_stats() == checkpointer.stats.report()
+    (timing,) = checkpointer.stats.timings
+    assert before <= timing["b"] <= time.time()
+    assert 0 < timing["d"] < 60
+    checkpointer.stats.end()  # nothing is under way
+    assert len(checkpointer.stats.timings) == 1
+
+
+def test_files(folder):
+    checkpointer = create_multi_node_checkpointer("run", COMM, 2, 3, path=folder)
+    assert checkpointer.files == []
+    for iteration in (9, 10, 11):
+        checkpointer.save(L.Linear(2, 3), iteration)
+    assert checkpointer.files == [f"run.{RANK}.10", f"run.{RANK}.11"]
+    other = create_multi_node_checkpointer("run", COMM, path=folder)
+    other.maybe_load(L.Linear(2, 3))
+    assert other.files == checkpointer.files
+    other.finalize()
+    assert other.files == []

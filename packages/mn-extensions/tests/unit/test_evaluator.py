@@ -1,3 +1,4 @@
+import chainer
 import numpy as np
 import pytest
 from hypothesis import given
@@ -29,4 +30,15 @@ def test_an_evaluator_that_is_not_one(wrong):
     comm = create_communicator("naive")
     with pytest.raises(TypeError, match=r"expected a chainer.training.extensions.Evaluator for actual_evaluator"):
         create_multi_node_evaluator(wrong, comm)
+    comm.finalize()
+
+
+def test_an_evaluator_that_is_a_multi_node_one_already():
+    comm = create_communicator("naive")
+    evaluator = chainer.training.extensions.Evaluator(
+        chainer.iterators.SerialIterator([1], 1, repeat=False), chainer.Link()
+    )
+    create_multi_node_evaluator(evaluator, comm)
+    with pytest.raises(ValueError, match="expected an evaluator for actual_evaluator that is not a multi-node"):
+        create_multi_node_evaluator(evaluator, comm)
     comm.finalize()

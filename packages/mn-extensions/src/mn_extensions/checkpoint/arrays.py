@@ -2,22 +2,34 @@
 
 A snapshot is an .npz file. Chainer stores ``None`` (a parameter that is still to be initialised) as an array of shape
 ``()`` with a Python object in it, so its own loader has to allow pickles, and with them any code that somebody put
-into the file. No other object can be in a snapshot that was written here, so on reading such an array is ``None``.
+into the file. Here the opcodes of the pickle are read, and never run: those of ``None`` are known, all others refused.
 """
 
 from __future__ import annotations
 
+import os
+import pickletools
 import zipfile
+import zlib
 from collections.abc import Mapping
+from pathlib import Path
 from typing import IO, Any
 
 import numpy as np
 from numpy.lib import format as npy
 
-__all__ = ["read_arrays", "write_arrays"]
+__all__ = ["is_marked", "read_arrays", "write_arrays"]
 
 _Arrays = Mapping[str, "np.ndarray[Any, Any]"]
 _SUFFIX = ".npy"
+# The comment of the archive. It stands at the very end of the file, and tells a file written here from all others.
+_MARK = b"chainermn checkpoint"
+# What the pickle of an array with nothing but None in it may name, for any protocol, Python and NumPy, and how it ends.
+_NAMES = {"numpy", "ndarray", "dtype", "numpy.core.multiarray", "numpy._core.multiarray", "_reconstruct"}
+_NAMES |= {"_codecs", "encode", "latin1", "b", "O", "O8", "|"}
+_END = ["EMPTY_LIST", "NONE", "APPEND", "TUPLE", "BUILD", "STOP"]
+_BOOKKEEPING = {"PROTO", "FRAME", "MEMOIZE", "PUT", "BINPUT", "LONG_BINPUT"}
+_MOST_BYTES_OF_NONE = 1000
 
 
 def write_arrays(file: Any, arrays: _Arrays) -> None:
@@ -34,6 +46,7 @@ def write_arrays(file: Any, arrays: _Arrays) -> None:
         if array.dtype.hasobject and not _is_none(array):
             raise TypeError(f"expected arrays without Python objects in a snapshot, got dtype {array.dtype} in {name}")
     with zipfile.ZipFile(file, "w", zipfile.ZIP_STORED, allowZip64=True) as archive:
+        archive.comment = _MARK
         for name, array in arrays.items():
             # ZipInfo's own date is always the same one.
             with archive.open(zipfile.ZipInfo(name + _SUFFIX), "w", force_zip64=True) as member:
@@ -47,29 +60,41 @@ def read_arrays(file: Any) -> dict[str, np.ndarray[Any, Any]]:
         file: A path, or a file opened for reading bytes.
 
     Returns:
-        The arrays by name; an array of shape ``()`` that holds a Python object is read as ``None`` in such an array,
-        for which Chainer's deserializer looks.
+        The arrays by name; ``None`` is in an array of shape ``()``, for which Chainer's deserializer looks.
 
     Raises:
-        ValueError: An array of another shape holds Python objects, or the file is not an .npz file.
+        ValueError: An array holds Python objects other than one ``None``, or the file is not an unharmed .npz file.
         OSError: The file cannot be read.
     """
     try:
         with zipfile.ZipFile(file) as archive:
             return {name.removesuffix(_SUFFIX): _read_member(archive, name) for name in archive.namelist()}
-    except (zipfile.BadZipFile, EOFError) as error:
+    except (zipfile.BadZipFile, zlib.error, EOFError, RuntimeError) as error:  # the last one if a bit says "encrypted"
         raise ValueError(f"expected an .npz file, got {file}: {error}") from error
+
+
+def is_marked(path: Path) -> bool:
+    """Return whether a file, as far as its end tells, was written by :func:`write_arrays`.
+
+    Raises:
+        OSError: It is not there, or cannot be read.
+    """
+    with open(path, "rb") as file:
+        file.seek(max(0, os.fstat(file.fileno()).st_size - len(_MARK)))
+        return file.read() == _MARK
 
 
 def _read_member(archive: zipfile.ZipFile, name: str) -> np.ndarray[Any, Any]:
     with archive.open(name) as member:
         shape, dtype = _read_header(member)
-    if not dtype.hasobject:
-        with archive.open(name) as member:
-            return np.asarray(npy.read_array(member, allow_pickle=False))
-    if shape != ():
-        raise ValueError(f"expected arrays without Python objects, got dtype {dtype} and shape {shape} in {name}")
-    return np.asarray(None)
+        if dtype.hasobject:
+            if shape == () and _is_pickled_none(member.read(_MOST_BYTES_OF_NONE)):
+                return np.asarray(None)
+            raise ValueError(f"expected arrays without Python objects, got dtype {dtype} and shape {shape} in {name}")
+    with archive.open(name) as member:
+        array = np.asarray(npy.read_array(member, allow_pickle=False))
+        member.read(1)  # the checksum of a member is compared at its end only
+    return array
 
 
 def _read_header(member: IO[bytes]) -> tuple[tuple[int, ...], np.dtype[Any]]:
@@ -77,6 +102,17 @@ def _read_header(member: IO[bytes]) -> tuple[tuple[int, ...], np.dtype[Any]]:
     read = npy.read_array_header_1_0 if version == (1, 0) else npy.read_array_header_2_0
     shape, _, dtype = read(member)
     return shape, dtype
+
+
+def _is_pickled_none(pickled: bytes) -> bool:
+    """Return whether a pickle, of which nothing is run, is that of an array with ``None`` in it."""
+    try:
+        opcodes = [(opcode.name, argument) for opcode, argument, _ in pickletools.genops(pickled)]
+    except (ValueError, IndexError, UnicodeDecodeError):
+        return False
+    texts = [each.decode("latin1") if isinstance(each, bytes) else each for _, each in opcodes]
+    names = {word for text in texts if isinstance(text, str) for word in text.split(" ")}
+    return names <= _NAMES and [name for name, _ in opcodes if name not in _BOOKKEEPING][-len(_END) :] == _END
 
 
 def _is_none(array: np.ndarray[Any, Any]) -> bool:

@@ -6,30 +6,21 @@ import logging
 import operator
 import os
 import sys
-import time
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import numpy as np
 from chainer.training import Extension
 
 from mn_comm import CommunicatorBase, expect_same, raise_on_all
-from mn_extensions.checkpoint.arrays import read_arrays, write_arrays
 from mn_extensions.checkpoint.ending import Ending
-from mn_extensions.checkpoint.files import FileRecord, check_writable, read_record, write_file
-from mn_extensions.checkpoint.manifest import (
-    Manifest,
-    file_name,
-    iterations_of,
-    manifest_name,
-    read_manifest,
-    temporaries_of,
-    write_manifest,
-)
+from mn_extensions.checkpoint.files import FileRecord, check_writable
+from mn_extensions.checkpoint.generations import Generations
+from mn_extensions.checkpoint.manifest import Manifest, file_name, manifest_name, write_manifest
 from mn_extensions.checkpoint.replicas import assume_synchronized
 from mn_extensions.checkpoint.state import check_fits, load_state, state_of
+from mn_extensions.checkpoint.stats import CheckpointStats
 
 __all__ = ["MultiNodeCheckpointer", "create_multi_node_checkpointer"]
 
@@ -74,7 +65,11 @@ def create_multi_node_checkpointer(
 
 
 class MultiNodeCheckpointer(Extension):  # type: ignore[misc]  # Chainer has no types
-    """See :func:`mn_extensions.create_multi_node_checkpointer`."""
+    """See :func:`mn_extensions.create_multi_node_checkpointer`.
+
+    Attributes:
+        stats: How long saving took on this rank.
+    """
 
     # After all others, so that what they keep is in the checkpoint; as Chainer's own snapshot.
     priority = -100
@@ -96,15 +91,13 @@ class MultiNodeCheckpointer(Extension):  # type: ignore[misc]  # Chainer has no 
         self.gc_interval = gc_interval
         self.path = None if path is None else os.fspath(path)
         self._run = name
-        self._timings: list[float] = []
-        self._mine: set[int] = set()  # the iterations of which this rank may have a file; rank 0, or a manifest
-        self._complete: set[int] = set()  # at rank 0, the iterations whose generations exist as a whole
-        self._is_folder_checked = False
+        self.stats = CheckpointStats()
+        self._generations: Generations | None = None  # until the folder is known
         self._has_failed = False
         self._n_saves = 0
         self._ending: Ending | None = None
         if self.path is not None:
-            self._check_folder()
+            self._use_generations()
 
     def __call__(self, trainer: Any) -> None:
         """Save the trainer; collective."""
@@ -115,6 +108,7 @@ class MultiNodeCheckpointer(Extension):  # type: ignore[misc]  # Chainer has no 
         """Save the states of all ranks; collective.
 
         If a rank cannot write its file (its disk is full), all ranks warn and go on; older generations are untouched.
+        A file that another program has written, as a checkpoint of an older ChainerMN, is never replaced.
 
         Args:
             target: What to save: a trainer, or anything else that Chainer can serialize.
@@ -123,16 +117,18 @@ class MultiNodeCheckpointer(Extension):  # type: ignore[misc]  # Chainer has no 
         Raises:
             RuntimeError: There is no folder yet: neither was ``path`` given, nor the trainer saved or loaded.
             TypeError: The state on some rank holds Python objects (on every rank).
-            OSError: This is the first save, and the folder cannot be written on some rank (on every rank).
+            OSError: On some rank there is a file of another program under the name (a ``FileExistsError`` on that one);
+                or this is the first save, and the folder cannot be written on some rank (on every rank).
         """
-        begin = time.monotonic()
-        self._check_folder()
+        self.stats.start()
+        generations = self._use_generations()
         self._expect_ending()
-        self._mine.add(iteration)
+        with raise_on_all(self.comm):  # before any rank writes
+            generations.expect_free(iteration)
         with raise_on_all(self.comm):
-            report = self._write(state_of(target), iteration)
-        outcome = self._complete_generation(iteration, self.comm.allgather_obj(report))
-        self._remove(self._mine - outcome.kept)
+            report = generations.write(state_of(target), iteration)
+        outcome = self._complete_generation(generations, iteration, self.comm.allgather_obj(report))
+        generations.remove(generations.mine - outcome.kept)
         if outcome.failure is not None:
             with raise_on_all(self.comm):  # where warnings are errors, all ranks raise
                 warnings.warn(
@@ -140,13 +136,16 @@ class MultiNodeCheckpointer(Extension):  # type: ignore[misc]  # Chainer has no 
                     RuntimeWarning,
                     stacklevel=2,
                 )
-        self._timings.append(time.monotonic() - begin)
+        self.stats.end()
 
     def maybe_load(self, trainer: Any, optimizer: Any = None, path: str | os.PathLike[str] | None = None) -> int | None:
         """Load the newest generation that is unharmed on every rank, if there is one; collective.
 
         Files whose checksums do not fit are reported, by a warning on rank 0, and the next older generation is
         tried; nothing is loaded before its checksum was found right on every rank.
+
+        Checkpoints of an older ChainerMN have the same names, and no manifest. They are loaded as well: the newest of
+        which every rank has a file that can be read. They are neither replaced nor removed, at no time.
 
         Args:
             trainer: The trainer, or whatever else was saved.
@@ -164,18 +163,15 @@ class MultiNodeCheckpointer(Extension):  # type: ignore[misc]  # Chainer has no 
             OSError: The folder cannot be written on some rank (on every rank).
         """
         self._use_folder(trainer, path)
-        self._check_folder()
+        generations = self._use_generations()
         self._expect_ending()
-        with raise_on_all(self.comm):
-            self._look_around()
-        newest = self._newest_unharmed()
+        newest = generations.newest_unharmed(self.name or self._run)  # the old one named files after the extension
         if newest is None:
             return None
         with raise_on_all(self.comm):
-            state = read_arrays(self._folder / file_name(self._run, self.comm.rank, newest.iteration))
-            check_fits(state, trainer)
+            check_fits(newest.state, trainer)
         with raise_on_all(self.comm):
-            load_state(state, trainer)
+            load_state(newest.state, trainer)
         assume_synchronized(trainer, optimizer)
         logger.info("resumed %s at iteration %d", self._run, newest.iteration)
         return newest.iteration
@@ -191,8 +187,9 @@ class MultiNodeCheckpointer(Extension):  # type: ignore[misc]  # Chainer has no 
         """
         # on_error is not called for a KeyboardInterrupt, but finalize is, while that is on its way.
         has_failed = self._has_failed or sys.exc_info()[0] is not None
-        if self._ending is not None and self._ending.is_well_on_all_ranks(not has_failed) and self.path is not None:
-            self._remove(set(self._mine))
+        if self._ending is not None and self._ending.is_well_on_all_ranks(not has_failed):
+            generations = self._use_generations()
+            generations.remove(set(generations.mine))
 
     def _expect_ending(self) -> None:
         """Be ready for the end of the training; collective the first time."""
@@ -201,141 +198,54 @@ class MultiNodeCheckpointer(Extension):  # type: ignore[misc]  # Chainer has no 
 
     def get_stats(self) -> str:
         """Return how long saving took, as text: the mean, the shortest and the longest time in seconds."""
-        if not self._timings:
-            return "nothing was saved yet"
-        mean = sum(self._timings) / len(self._timings)
-        return (
-            f"{len(self._timings)} checkpoints saved, seconds for each: mean {mean:f}, min {min(self._timings):f}, "
-            f"max {max(self._timings):f}"
-        )
+        return self.stats.report()
 
     @property
-    def _folder(self) -> Path:
-        if self.path is None:
-            raise RuntimeError("expected a folder for the checkpoints: pass path to create_multi_node_checkpointer")
-        return Path(self.path)
+    def files(self) -> list[str]:
+        """The names of this rank's files, oldest first: those that it has saved, or found, and not removed."""
+        iterations = [] if self._generations is None else sorted(self._generations.mine)
+        return [file_name(self._run, self.comm.rank, iteration) for iteration in iterations]
 
     def _use_folder(self, trainer: Any, path: str | os.PathLike[str] | None = None) -> None:
         if self.path is None and (path is not None or hasattr(trainer, "out")):
             self.path = os.fspath(trainer.out if path is None else path)
 
-    def _check_folder(self) -> None:
-        if not self._is_folder_checked:
+    def _use_generations(self) -> Generations:
+        """Return the generations in the folder, which can be written; collective the first time."""
+        if self._generations is None:
             with raise_on_all(self.comm):
-                check_writable(self._folder)
-            self._is_folder_checked = True
+                if self.path is None:
+                    raise RuntimeError(
+                        "expected a folder for the checkpoints: pass path to create_multi_node_checkpointer"
+                    )
+                check_writable(Path(self.path))
+            self._generations = Generations(self.comm, Path(self.path), self._run)
+        return self._generations
 
-    def _look_around(self) -> None:
-        """Find out which files of the run this rank has, and remove what was being written when the last one died."""
-        rank = str(self.comm.rank)
-        owners = [rank, "manifest"] if self.comm.rank == 0 else [rank]
-        names = os.listdir(self._folder)
-        for owner in owners:
-            self._mine.update(iterations_of(names, self._run, owner))
-            for name in temporaries_of(names, self._run, owner):
-                (self._folder / name).unlink(missing_ok=True)
-
-    def _write(self, state: Mapping[str, np.ndarray[Any, Any]], iteration: int) -> FileRecord | str:
-        """Write this rank's file, and return its record, or why it could not be written."""
-        name = file_name(self._run, self.comm.rank, iteration)
-        try:
-            return write_file(self._folder, name, lambda file: write_arrays(file, state))
-        except OSError as error:
-            return f"rank {self.comm.rank} cannot write {self._folder / name}: {error}"
-
-    def _complete_generation(self, iteration: int, reports: Sequence[FileRecord | str]) -> _Outcome:
+    def _complete_generation(
+        self, generations: Generations, iteration: int, reports: Sequence[FileRecord | str]
+    ) -> _Outcome:
         """Let rank 0 write the manifest, if every rank has written its file; collective."""
         outcome = None
         if self.comm.rank == 0:
             files = tuple(report for report in reports if isinstance(report, FileRecord))
             failures = [report for report in reports if isinstance(report, str)]
-            failure = failures[0] if failures else self._write_manifest(Manifest(iteration, files))
-            (self._complete.add if failure is None else self._complete.discard)(iteration)
-            outcome = _Outcome(failure, self._kept(iteration, failure is not None))
+            failure = failures[0] if failures else _write_manifest(generations, Manifest(iteration, files))
+            (generations.complete.add if failure is None else generations.complete.discard)(iteration)
+            outcome = _Outcome(failure, self._kept(generations, iteration, failure is not None))
             # Before any rank removes a file: an incomplete generation must not look complete.
-            self._remove_manifests(self._mine - outcome.kept)
+            generations.remove_manifests(generations.mine - outcome.kept)
         return self.comm.bcast_obj(outcome)  # type: ignore[no-any-return]
 
-    def _write_manifest(self, manifest: Manifest) -> str | None:
-        try:
-            write_manifest(self._folder, self._run, manifest)
-        except OSError as error:
-            return f"rank 0 cannot write {self._folder / manifest_name(self._run, manifest.iteration)}: {error}"
-        return None
-
-    def _kept(self, iteration: int, has_failed: bool) -> frozenset[int]:
+    def _kept(self, generations: Generations, iteration: int, has_failed: bool) -> frozenset[int]:
         """Return the iterations whose files are to be kept now; at rank 0 only."""
         if has_failed:
-            return frozenset(self._mine - {iteration})
+            return frozenset(generations.mine - {iteration})
         self._n_saves += 1
         if self._n_saves % self.gc_interval:
-            return frozenset(self._mine)
-        self._complete = set(sorted(self._complete)[-self.cp_interval :])
-        return frozenset(self._complete)
-
-    def _newest_unharmed(self) -> Manifest | None:
-        """Return the newest generation whose files are all as its manifest says; collective."""
-        manifests = self.comm.bcast_obj(self._read_manifests() if self.comm.rank == 0 else None)
-        for manifest in manifests:
-            if not isinstance(manifest, str):
-                self._check_size(manifest)
-            own = manifest if isinstance(manifest, str) else self._problem_of(manifest)
-            problems = [problem for problem in self.comm.allgather_obj(own) if problem is not None]
-            if not problems:
-                self._complete = {other.iteration for other in manifests if isinstance(other, Manifest)}
-                self._complete = {iteration for iteration in self._complete if iteration <= manifest.iteration}
-                return manifest  # type: ignore[no-any-return]
-            self._warn(f"{'; '.join(dict.fromkeys(problems))}: trying the generation before it")
-        if self._mine and self.comm.rank == 0 and not manifests:
-            logger.warning("found checkpoints of %s in %s, but no manifest: not used", self._run, self.path)
-        return None
-
-    def _read_manifests(self) -> list[Manifest | str]:
-        """Return all manifests, newest first; instead of one that cannot be read, why not."""
-        found: list[Manifest | str] = []
-        for iteration in reversed(iterations_of(os.listdir(self._folder), self._run, "manifest")):
-            try:
-                found.append(read_manifest(self._folder, self._run, iteration))
-            except (OSError, ValueError) as error:
-                found.append(str(error))
-        return found
-
-    def _check_size(self, manifest: Manifest) -> None:
-        if len(manifest.files) != self.comm.size:
-            raise ValueError(
-                f"expected a checkpoint of {self.comm.size} ranks, got one of {len(manifest.files)}: "
-                f"{self._folder / manifest_name(self._run, manifest.iteration)}; start {len(manifest.files)} ranks, "
-                "or use multi_node_snapshot, which loads into any number of them"
-            )
-
-    def _problem_of(self, manifest: Manifest) -> str | None:
-        """Return what is wrong with this rank's file of a generation, if anything is."""
-        expected = manifest.files[self.comm.rank]
-        path = self._folder / expected.name
-        try:
-            found = read_record(self._folder, expected.name)
-        except OSError as error:
-            return f"{path} cannot be read: {error.strerror}"
-        if found.nbytes != expected.nbytes:
-            return f"{path} has {found.nbytes} bytes instead of {expected.nbytes}"
-        return None if found == expected else f"{path} is damaged: its checksum does not fit"
-
-    def _warn(self, message: str) -> None:
-        with raise_on_all(self.comm):  # where warnings are errors, all ranks raise
-            if self.comm.rank == 0:
-                warnings.warn(message, RuntimeWarning, stacklevel=5)
-
-    def _remove(self, iterations: set[int]) -> None:
-        """Remove this rank's files, and at rank 0 the manifests, of some generations."""
-        if self.comm.rank == 0:
-            self._remove_manifests(iterations)
-        for iteration in iterations:
-            _unlink(self._folder / file_name(self._run, self.comm.rank, iteration))
-        self._mine -= iterations
-
-    def _remove_manifests(self, iterations: set[int]) -> None:
-        for iteration in iterations:
-            _unlink(self._folder / manifest_name(self._run, iteration))
+            return frozenset(generations.mine)
+        generations.complete = set(sorted(generations.complete)[-self.cp_interval :])
+        return frozenset(generations.complete)
 
 
 class _Outcome(NamedTuple):
@@ -356,9 +266,10 @@ def _check_arguments(name: Any, cp_interval: Any, gc_interval: Any) -> None:
             raise ValueError(f"expected {argument} of at least 1, got {number}")
 
 
-def _unlink(path: Path) -> None:
-    """Remove a file that is in nobody's way if it cannot be removed."""
+def _write_manifest(generations: Generations, manifest: Manifest) -> str | None:
+    """Write a manifest, and return why it could not be written, if so."""
     try:
-        path.unlink(missing_ok=True)
+        write_manifest(generations.folder, generations.run, manifest)
     except OSError as error:
-        logger.warning("cannot remove %s: %s", path, error)
+        return f"rank 0 cannot write {generations.folder / manifest_name(generations.run, manifest.iteration)}: {error}"
+    return None

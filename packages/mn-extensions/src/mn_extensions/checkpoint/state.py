@@ -18,6 +18,8 @@ _RANDOM_PARTS = ("keys", "position", "has_gauss", "gauss")
 _GENERATOR = "MT19937"  # NumPy's own
 _OF_AN_OPTIMIZER = re.compile(r"(^|/)optimizer:")
 _OF_A_MODEL = re.compile(r"(^|/)model:")
+# What Chainer's iterators look for where they do not find the name: until Chainer 3 they saved it under this one.
+_OLD_NAMES = {"order": "_order"}
 
 
 def state_of(target: Any) -> dict[str, np.ndarray[Any, Any]]:
@@ -46,12 +48,12 @@ def check_fits(state: State, target: Any) -> None:
     expected = _arrays_of(target)
     # Chainer keeps the names of parameters in sets, whose order changes from run to run.
     for name, array in sorted(expected.items()):
-        if name not in state:
+        found = state.get(name, state.get(_old_name(name)))
+        if found is None:
             raise ValueError(f"the checkpoint is of another model: it has no {name}, which has shape {array.shape}")
-        if state[name].shape != array.shape and not _is_none(state[name]) and not _is_none(array):
+        if found.shape != array.shape and not _is_none(found) and not _is_none(array):
             raise ValueError(
-                f"the checkpoint is of another model: expected {name} to have shape {array.shape}, got "
-                f"{state[name].shape}"
+                f"the checkpoint is of another model: expected {name} to have shape {array.shape}, got {found.shape}"
             )
     unknown = sorted(name for name in state if _OF_A_MODEL.search(name) and name not in expected)
     if unknown:
@@ -102,6 +104,11 @@ def _arrays_of(target: Any) -> dict[str, np.ndarray[Any, Any]]:
 
 def _prefixed(prefix: str, state: State) -> dict[str, np.ndarray[Any, Any]]:
     return {prefix + name: value for name, value in state.items()}
+
+
+def _old_name(name: str) -> str:
+    path, slash, last = name.rpartition("/")
+    return path + slash + _OLD_NAMES.get(last, last)
 
 
 def _is_model(name: str) -> bool:

@@ -1,0 +1,249 @@
+"""The generations of a run in a folder: which there are, and which this rank may remove or replace.
+
+A file may be there under a name of ours that nothing here wrote: a checkpoint of the ChainerMN in Chainer, whose names
+are the same, or anything else. Such a file is read, and never touched.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import warnings
+import zipfile
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from mn_comm import CommunicatorBase, raise_on_all
+from mn_extensions.checkpoint.arrays import is_marked, read_arrays, write_arrays
+from mn_extensions.checkpoint.files import FileRecord, read_record, write_file
+from mn_extensions.checkpoint.manifest import (
+    Manifest,
+    file_name,
+    iterations_of,
+    manifest_name,
+    read_manifest,
+    temporaries_of,
+)
+
+__all__ = ["Found", "Generations"]
+
+logger = logging.getLogger(__name__)
+
+State = Mapping[str, "np.ndarray[Any, Any]"]
+
+
+class Found(NamedTuple):
+    """A generation, and this rank's state in it."""
+
+    iteration: int
+    state: State
+
+
+class _Other(NamedTuple):
+    """A file of another program that may be a checkpoint."""
+
+    iteration: int
+    run: str
+
+
+class Generations:
+    """The generations of a run, as one rank sees them.
+
+    Args:
+        comm: The ranks.
+        folder: The folder for the files.
+        run: The name of the run.
+
+    Attributes:
+        mine: The iterations of which this rank has a file; rank 0, or a manifest.
+        complete: At rank 0, the iterations whose generations exist as a whole.
+    """
+
+    def __init__(self, comm: CommunicatorBase, folder: Path, run: str) -> None:
+        self.comm = comm
+        self.folder = folder
+        self.run = run
+        self.mine: set[int] = set()
+        self.complete: set[int] = set()
+        self._recorded: dict[int, FileRecord] = {}  # what manifests say of this rank's files
+
+    def path(self, iteration: int) -> Path:
+        """Return the path of this rank's file."""
+        return self.folder / file_name(self.run, self.comm.rank, iteration)
+
+    def is_ours(self, iteration: int) -> bool:
+        """Return whether this rank's file, which must exist, was written by a checkpointer of this package."""
+        path = self.path(iteration)
+        if is_marked(path):
+            return True
+        # A file that is damaged at its end has lost its mark, but a manifest names it. Where there is a whole archive
+        # of another length, another program has replaced the file since.
+        recorded = self._recorded.get(iteration)
+        return recorded is not None and (path.stat().st_size == recorded.nbytes or not zipfile.is_zipfile(path))
+
+    def expect_free(self, iteration: int) -> None:
+        """Raise ``FileExistsError`` if what this rank would save now took the place of a file of another program."""
+        if self.path(iteration).exists() and not self.is_ours(iteration):
+            raise FileExistsError(
+                f"expected no file of another program where a checkpoint is to be saved, got {self.path(iteration)}, "
+                "which is one of an older ChainerMN, or none: move it away, or use another name for the run"
+            )
+
+    def write(self, state: State, iteration: int) -> FileRecord | str:
+        """Write this rank's file, and return its record, or why it could not be written."""
+        self.mine.add(iteration)
+        path = self.path(iteration)
+        try:
+            return write_file(self.folder, path.name, lambda file: write_arrays(file, state))
+        except OSError as error:
+            return f"rank {self.comm.rank} cannot write {path}: {error}"
+
+    def remove(self, iterations: set[int]) -> None:
+        """Remove this rank's files, and at rank 0 the manifests, of some generations."""
+        if self.comm.rank == 0:
+            self.remove_manifests(iterations)
+        for iteration in iterations:
+            with _in_nobodys_way(self.path(iteration)):
+                if self.is_ours(iteration):
+                    self.path(iteration).unlink()
+        self.mine -= iterations
+
+    def remove_manifests(self, iterations: set[int]) -> None:
+        """Remove the manifests of some generations."""
+        for path in (self.folder / manifest_name(self.run, iteration) for iteration in iterations):
+            with _in_nobodys_way(path):
+                path.unlink()
+
+    def newest_unharmed(self, old_run: str) -> Found | None:
+        """Return the newest generation that every rank can read; collective.
+
+        Args:
+            old_run: Another name under which an older ChainerMN may have saved the run.
+
+        Raises:
+            ValueError: It is one of another number of ranks.
+        """
+        manifests = self.comm.bcast_obj(self._read_manifests() if self.comm.rank == 0 else None)
+        with raise_on_all(self.comm):
+            others = self._look_around(manifests, old_run)
+        others_everywhere = self.comm.allgather_obj(others)
+        found = self._first_unharmed(manifests, set.intersection(*others_everywhere))
+        self._warn_of_what_is_in_the_way(others_everywhere, -1 if found is None else found.iteration)
+        return found
+
+    def _read_manifests(self) -> dict[int, Manifest | str]:
+        """Return all manifests by iteration; instead of one that cannot be read, why not."""
+        found: dict[int, Manifest | str] = {}
+        for iteration in iterations_of(os.listdir(self.folder), self.run, "manifest"):
+            try:
+                found[iteration] = read_manifest(self.folder, self.run, iteration)
+            except (OSError, ValueError) as error:
+                found[iteration] = str(error)
+        return found
+
+    def _look_around(self, manifests: Mapping[int, Manifest | str], old_run: str) -> set[_Other]:
+        """Find out which files this rank has, and remove what was being written when the last training died.
+
+        Returns:
+            Those of another program.
+        """
+        rank = self.comm.rank
+        for iteration, manifest in manifests.items():
+            if isinstance(manifest, Manifest) and rank < len(manifest.files):
+                self._recorded[iteration] = manifest.files[rank]
+        names = os.listdir(self.folder)
+        for owner in [str(rank), "manifest"] if rank == 0 else [str(rank)]:
+            for name in temporaries_of(names, self.run, owner):
+                (self.folder / name).unlink(missing_ok=True)
+        iterations = {each for each in iterations_of(names, self.run, str(rank)) if self.path(each).is_file()}
+        others = {each for each in iterations if not self.is_ours(each)}
+        self.mine |= iterations - others
+        if rank == 0:
+            self.mine |= set(manifests)
+        old = {_Other(each, old_run) for each in iterations_of(names, old_run, str(rank)) if old_run != self.run}
+        old = {each for each in old if not is_marked(self.folder / file_name(old_run, rank, each.iteration))}
+        return old | {_Other(each, self.run) for each in others}
+
+    def _first_unharmed(self, manifests: Mapping[int, Manifest | str], common: set[_Other]) -> Found | None:
+        """Return the newest generation, with a manifest or without, that every rank can read; collective."""
+        candidates = [(iteration, True, self.run) for iteration in manifests]
+        candidates += [(iteration, False, run) for iteration, run in common]
+        for iteration, has_manifest, run in sorted(candidates, reverse=True):
+            path = self.folder / file_name(run, self.comm.rank, iteration)
+            with raise_on_all(self.comm):
+                own = self._read_recorded(manifests[iteration]) if has_manifest else _read(path)
+            problem = own if isinstance(own, str) else None
+            problems = [each for each in self.comm.allgather_obj(problem) if each is not None]
+            if not isinstance(own, str) and not problems:
+                unharmed = {each for each, manifest in manifests.items() if isinstance(manifest, Manifest)}
+                self.complete = {each for each in unharmed if each < iteration or (has_manifest and each == iteration)}
+                return Found(iteration, own)
+            self._warn(f"{'; '.join(dict.fromkeys(problems))}: trying the generation before it")
+        if self.mine and self.comm.rank == 0 and not candidates:
+            logger.warning("found checkpoints of %s in %s, but no manifest: not used", self.run, self.folder)
+        return None
+
+    def _read_recorded(self, manifest: Manifest | str) -> State | str:
+        """Return this rank's state in a generation that has a manifest, or what is wrong with it."""
+        if isinstance(manifest, str):
+            return manifest
+        if len(manifest.files) != self.comm.size:
+            raise ValueError(
+                f"expected a checkpoint of {self.comm.size} ranks, got one of {len(manifest.files)}: "
+                f"{self.folder / manifest_name(self.run, manifest.iteration)}; start {len(manifest.files)} ranks, "
+                "or use multi_node_snapshot, which loads into any number of them"
+            )
+        return self._problem_of(manifest.files[self.comm.rank]) or _read(self.path(manifest.iteration))
+
+    def _problem_of(self, expected: FileRecord) -> str | None:
+        """Return what is wrong with this rank's file, if anything is."""
+        path = self.folder / expected.name
+        try:
+            found = read_record(self.folder, expected.name)
+        except OSError as error:
+            return f"{path} cannot be read: {error.strerror}"
+        if found.nbytes != expected.nbytes:
+            return f"{path} has {found.nbytes} bytes instead of {expected.nbytes}"
+        return None if found == expected else f"{path} is damaged: its checksum does not fit"
+
+    def _warn_of_what_is_in_the_way(self, others_everywhere: Sequence[set[_Other]], resumed: int) -> None:
+        names = [
+            file_name(run, rank, iteration)
+            for rank, others in enumerate(others_everywhere)
+            for iteration, run in sorted(others)
+            if iteration > resumed and run == self.run
+        ]
+        if names:
+            self._warn(
+                f"files of another program, as an older ChainerMN, are in {self.folder}, and not all ranks can load "
+                f"them: {', '.join(names[:4])}{', …' * (len(names) > 4)}; they are never replaced, so saving under "
+                "these names will be an error: move them away, or use another name for the run"
+            )
+
+    def _warn(self, message: str) -> None:
+        with raise_on_all(self.comm):  # where warnings are errors, all ranks raise
+            if self.comm.rank == 0:
+                warnings.warn(message, RuntimeWarning, stacklevel=5)
+
+
+def _read(path: Path) -> State | str:
+    """Return the state in a file, or why it cannot be read."""
+    try:
+        return read_arrays(path)
+    except (OSError, ValueError) as error:
+        return f"{path} cannot be read: {error}"
+
+
+@contextmanager
+def _in_nobodys_way(path: Path) -> Iterator[None]:
+    """Go on if a file cannot be removed."""
+    try:
+        yield
+    except FileNotFoundError:
+        pass
+    except OSError as error:
+        logger.warning("cannot remove %s: %s", path, error)
