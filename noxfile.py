@@ -33,7 +33,8 @@ SUITES = [*PACKAGES, "product"]
 GROUPS = {"mn-compat": ["test", "test-compat"], "product": ["test", "test-docs", "examples", "example-data"]}
 
 RUNNING = "{}.{}".format(*sys.version_info)
-PYTHONS = ["3.10", "3.11", "3.12", "3.13"]
+# Those that are declared; each is tested where it is found.
+PYTHONS = ["3.10", "3.11", "3.12", "3.13", "3.14", "3.15"]
 if RUNNING not in PYTHONS:
     PYTHONS.append(RUNNING)
 
