@@ -35,7 +35,7 @@ class Restoration(NamedTuple):
 RESTORATIONS = (
     Restoration(
         "numpy_names",
-        "NumPy 1.24 removed np.float, np.int, np.bool, np.object, np.complex and np.str, other names of Python's types",
+        "NumPy 1.24 removed np.float, np.int, np.bool, np.object, np.complex and np.str, aliases of Python's types",
         "numpy",
         numpy.restore_names,
     ),
@@ -53,7 +53,7 @@ RESTORATIONS = (
     ),
     Restoration(
         "pil_antialias",
-        "Pillow 10 removed PIL.Image.ANTIALIAS, another name of LANCZOS",
+        "Pillow 10 removed PIL.Image.ANTIALIAS, an alias of LANCZOS",
         "PIL.Image",
         pillow.restore_antialias,
     ),

@@ -21,7 +21,7 @@ _FIELDS_BEFORE_NUMBERS = 9
 
 
 def restore_names(numpy: ModuleType) -> None:
-    """Give back the other names of Python's types; NumPy 2 has a ``bool`` of its own, which stays."""
+    """Give back the aliases of Python's types; NumPy 2 has a ``bool`` of its own, which stays."""
     for name in _NAMES:
         # Asking with hasattr makes NumPy 1 warn.
         if name not in vars(numpy):

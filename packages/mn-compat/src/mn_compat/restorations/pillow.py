@@ -4,6 +4,6 @@ from types import ModuleType
 
 
 def restore_antialias(image: ModuleType) -> None:
-    """Give ``PIL.Image`` its old name of the best filter for making pictures smaller."""
+    """Give ``PIL.Image`` its alias of the best filter for making pictures smaller."""
     if "ANTIALIAS" not in vars(image):
         image.ANTIALIAS = image.Resampling.LANCZOS  # type: ignore[attr-defined]
