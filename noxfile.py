@@ -33,7 +33,10 @@ SUITES = [*PACKAGES, "product"]
 GROUPS = {"mn-compat": ["test", "test-compat"], "product": ["test", "test-docs", "examples", "example-data"]}
 
 RUNNING = "{}.{}".format(*sys.version_info)
-PYTHONS = ["3.10", "3.11", "3.12", "3.13"]
+# Those that are declared; each is tested where it is found.
+PYTHONS = ["3.10", "3.11", "3.12", "3.13", "3.14", "3.15"]
+# Those of Debian sid, in which the session debian-sid tests.
+SID_PYTHONS = ["3.14", "3.15"]
 if RUNNING not in PYTHONS:
     PYTHONS.append(RUNNING)
 
@@ -165,6 +168,53 @@ def add_examples_session(mpi: str) -> None:
 
     body.__doc__ = f"Run every example for a few iterations, with the extra {mpi}."
     nox.session(body, name=f"examples-{mpi}", requires=["build"])
+
+
+@nox.session(name="debian-sid", venv_backend="none", requires=["build"])
+def debian_sid(session: nox.Session) -> None:
+    """Run the unit tests and a training on two processes with the Pythons of Debian sid; needs root and debootstrap."""
+    enter = [sys.executable, "tools/debian_sid.py", f"--pythons={','.join(SID_PYTHONS)}"]
+    missing = session.run(*enter, "--check", silent=True, success_codes=[0, 77])
+    if missing:
+        session.skip(missing.strip())
+    failed = [what for python in SID_PYTHONS for what in test_in_place(session, [*enter, "--"], python)]
+    if failed:
+        session.error(f"failed: {', '.join(failed)}")
+
+
+def test_in_place(session: nox.Session, enter: list[str], python: str) -> list[str]:
+    """Test all packages together on one of the Pythons of another place.
+
+    Args:
+        session: The session.
+        enter: The command that runs what follows it in that place.
+        python: The version.
+
+    Returns:
+        What failed.
+    """
+    folder = ROOT / ".nox" / "debian-sid" / python
+    # uv comes along: the tests of installations are ten times as fast with it.
+    requirements = [with_mpi("chainermn-meta", "mpich"), *groups("test", "test-compat", "examples", "nox")]
+    session.run(*enter, f"python{python}", "-m", "venv", "--clear", str(folder))
+    here = [*enter, "env", f"PATH={folder}/bin:/usr/sbin:/usr/bin:/sbin:/bin"]
+    session.run(*here, "python", "-m", "pip", "install", "--quiet", f"-c{CONSTRAINTS}", "uv")
+    session.run(*here, "uv", "pip", "install", "--quiet", f"-c{CONSTRAINTS}", "--python", str(folder), *requirements)
+    script = ["python", "examples/mnist/train_mnist.py", "-x", "naive", "-e", "5", "-o", f"result/mnist-{python}"]
+    commands = {f"training-{python}": ["mpiexec", "-n", "2", *script]}
+    for package in PACKAGES:
+        reports = REPORTS / f"{session.name}-{package}-{python}"
+        shutil.rmtree(reports, ignore_errors=True)
+        reports.mkdir(parents=True)
+        options = ["--parts=unit", f"--installed={package}", f"--reports={reports}", *session.posargs]
+        commands[f"{package}-{python}"] = ["python", "tools/run_tests.py", f"packages/{package}/tests", *options]
+    failed = []
+    for what, command in commands.items():
+        try:
+            session.run(*here, *command, env=MPI_SETTINGS)
+        except nox.command.CommandFailed:  # and on to the others
+            failed.append(what)
+    return failed
 
 
 def run_tests(session: nox.Session, suite: str, mpi: str, *options: str) -> None:

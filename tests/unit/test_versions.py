@@ -31,6 +31,18 @@ def test_all_packages_support_the_same_pythons(packages, workspace):
     assert pythons == dict.fromkeys(packages, workspace["project"]["requires-python"])
 
 
+def test_the_pythons_that_are_declared_are_tested_and_named(root, packages):
+    (listed,) = re.findall(r"^PYTHONS = \[(.+)\]$", (root / "noxfile.py").read_text(), re.MULTILINE)
+    pythons = re.findall(r"[\d.]+", listed)
+    prefix = "Programming Language :: Python :: "
+    for name, package in packages.items():
+        classifiers = package["project"]["classifiers"]
+        assert [line.removeprefix(prefix) for line in classifiers if line.startswith(prefix)] == pythons, name
+    for page in ("README.md", "docs/installation.md", "packages/mn-compat/README.md"):
+        spans = re.findall(r"Python (?:from )?(3\.\d+) to (3\.\d+)", (root / page).read_text())
+        assert set(spans) == {(pythons[0], pythons[-1])}, page
+
+
 def test_lock_knows_the_packages_of_today(packages, lock, version):
     locked = {package["name"]: package for package in lock["package"]}
     for name, package in packages.items():

@@ -61,6 +61,7 @@ def _ask_adapter() -> None:
         import mn_compat
         from mn_compat.fixes import FIXES
         from mn_compat.release import find_release
+        from mn_compat.restorations import RESTORATIONS
 
         status = mn_compat.status()
     except ImportError as error:
@@ -76,6 +77,8 @@ def _ask_adapter() -> None:
             "left_out": status.left_out,
             "supported": supported,
             "fixes": len(FIXES),
+            "restored": status.restored,
+            "restorable": [restoration.name for restoration in RESTORATIONS],
         },
     )
 

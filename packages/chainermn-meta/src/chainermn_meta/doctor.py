@@ -2,8 +2,9 @@
 
 Options, output and exit status are those of ``python -m mn_comm doctor``. Beside its checks there are those of Chainer:
 which one is installed and whether it can be imported, whether it is mended by ``mn_compat`` and if not why, which fixes
-are left out, whether NumPy's scalars are promoted as Chainer expects, tried out, and which package ``import chainermn``
-gives. They are made in an interpreter of their own, as a script's would be.
+are left out, what other libraries are given back for old programs, whether NumPy's scalars are promoted as Chainer
+expects, tried out, and which package ``import chainermn`` gives. They are made in an interpreter of their own, as a
+script's would be.
 
 Where ``CHAINERMN_IMPL=bundled``, or where nothing activates ``mn_compat``, ``python -m chainermn`` is Chainer's own old
 copy, which has no doctor. ``python -m chainermn_meta doctor`` is the same as this one, and always ours.
@@ -40,6 +41,7 @@ problem = Catalogue(
         ),
         "adapter-skipped": (_F, "unset MN_COMPAT_SKIP: without its fixes Chainer fails or computes wrong results"),
         "adapter-setting": (_F, "correct MN_COMPAT_SKIP, or unset it"),
+        "restore-setting": (_F, "correct MN_COMPAT_RESTORE, or unset it"),
         "fixes-left-out": (_W, "unset MN_COMPAT_SKIP unless you need Chainer's old behaviour there"),
         "numpy-scalars": (
             _F,
@@ -106,6 +108,9 @@ def _judge_adapter(seen: dict[str, Any]) -> Iterator[Check]:
     status, error = seen.get("status"), str(seen.get("status_error", ""))
     if seen.get("adapter_missing"):
         yield problem("mn-compat-missing", GROUP, "mn-compat", "not installed", python=sys.executable)
+    elif "MN_COMPAT_RESTORE" in error:
+        found = f"MN_COMPAT_RESTORE names nothing by {error.rpartition(', got ')[2]!r}"
+        yield problem("restore-setting", GROUP, "old names", found)
     elif not seen.get("started"):
         yield problem("adapter-not-started", GROUP, "mn-compat", "its start-up file was not run by Python")
     elif "MN_COMPAT_SKIP" in error:
@@ -121,6 +126,15 @@ def _judge_adapter(seen: dict[str, Any]) -> Iterator[Check]:
             )
         else:
             yield ok(GROUP, "fixes", f"all {status['fixes']} applied")
+        yield _describe_restored(status["restored"], status["restorable"])
+
+
+def _describe_restored(restored: list[str], restorable: list[str]) -> Check:
+    others = [name for name in restorable if name not in restored]
+    found = f"restored: {', '.join(restored) or 'none'}"
+    if others:
+        found += f"; MN_COMPAT_RESTORE can give old programs {', '.join(others)}"
+    return ok(GROUP, "old names", found)
 
 
 def _judge_scalars(seen: dict[str, Any]) -> Check:

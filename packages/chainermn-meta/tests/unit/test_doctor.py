@@ -28,8 +28,8 @@ def test_every_problem_has_a_test_that_provokes_it():
 
 def test_chainer_as_it_is(machine):
     checks = look()
-    assert [check.code for check in checks.values()] == [""] * 5, checks
-    assert list(checks) == ["Chainer", "mn-compat", "fixes", "NumPy scalars", "chainermn"]
+    assert [check.code for check in checks.values()] == [""] * 6, checks
+    assert list(checks) == ["Chainer", "mn-compat", "fixes", "old names", "NumPy scalars", "chainermn"]
     assert checks["Chainer"].found.startswith("7.8.1")
     assert checks["chainermn"].found == f"ours, {Path(chainermn.__file__).parent}"
 
@@ -100,6 +100,22 @@ def test_a_fix_that_does_not_exist(machine):
     checks = look()
     assert checks["mn-compat"].code == "adapter-setting"
     assert "banana" in checks["mn-compat"].found
+
+
+def test_what_is_restored_for_old_programs(machine):
+    assert look()["old names"].found.startswith("restored: none; MN_COMPAT_RESTORE can give old programs numpy_names, ")
+    machine.setenv("MN_COMPAT_RESTORE", "numpy_names,yaml_load")
+    found = look()["old names"].found
+    assert found.startswith("restored: numpy_names, yaml_load; MN_COMPAT_RESTORE can give old programs numpy_stack, ")
+    machine.setenv("MN_COMPAT_RESTORE", "all")
+    assert "can give" not in look()["old names"].found
+
+
+def test_a_restoration_that_does_not_exist(machine):
+    machine.setenv("MN_COMPAT_RESTORE", "numpy_names,banana")
+    check = look()["old names"]
+    assert check.code == "restore-setting"
+    assert check.found == "MN_COMPAT_RESTORE names nothing by 'banana'"
 
 
 @NUMPY_2

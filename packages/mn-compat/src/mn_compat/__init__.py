@@ -4,9 +4,10 @@ Importing this package activates it, wherever the start-up file of an installed 
 """
 
 from mn_compat.activation import activate, is_active
+from mn_compat.restoring import restore
 from mn_compat.status import Status, status
 
-__all__ = ["Status", "activate", "is_active", "status"]
+__all__ = ["Status", "activate", "is_active", "restore", "status"]
 __version__ = "8.0.0a1"
 
 activate()

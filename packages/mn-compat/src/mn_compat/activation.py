@@ -8,6 +8,8 @@ from mn_compat.finder import ChainerFinder, load_table
 from mn_compat.loader import SubstitutingLoader
 from mn_compat.ownership import find_chainermn
 from mn_compat.release import find_release
+from mn_compat.restorations import requested
+from mn_compat.restoring import restore
 
 _FINDER = ChainerFinder()
 
@@ -16,14 +18,17 @@ def activate() -> ChainerFinder:
     """Put the finder first in ``sys.meta_path`` and return it; a second call changes nothing.
 
     Raises:
-        ImportError: Chainer, or the bundled ``chainermn``, was imported before.
+        ImportError: Chainer, or the bundled ``chainermn``, was imported before; or ``MN_COMPAT_RESTORE`` holds an
+            unknown name.
     """
     if _FINDER in sys.meta_path:
         return _FINDER
     _refuse_if_late()
+    wanted = requested()
     # The gate of the start-up module has done its work.
     sys.meta_path[:] = [finder for finder in sys.meta_path if not _is_gate(finder)]
     sys.meta_path.insert(0, _FINDER)
+    restore(*(restoration.name for restoration in wanted))
     return _FINDER
 
 

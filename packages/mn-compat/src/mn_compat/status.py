@@ -9,6 +9,7 @@ from mn_compat.activation import is_active
 from mn_compat.fixes import FIXES, selected
 from mn_compat.ownership import find_chainermn
 from mn_compat.release import SUPPORTED, find_release
+from mn_compat.restoring import restored
 
 
 class Status(NamedTuple):
@@ -22,6 +23,7 @@ class Status(NamedTuple):
         chainermn_path: The file that ``import chainermn`` would load; None if there is none.
         chainermn_is_ours: Whether that file is ours rather than the copy in Chainer's wheel.
         left_out: Names of the fixes that ``MN_COMPAT_SKIP`` leaves out.
+        restored: Names of what other libraries were given back, by ``MN_COMPAT_RESTORE`` or :func:`mn_compat.restore`.
     """
 
     active: bool
@@ -31,6 +33,7 @@ class Status(NamedTuple):
     chainermn_path: str | None
     chainermn_is_ours: bool
     left_out: tuple[str, ...]
+    restored: tuple[str, ...]
 
 
 def status() -> Status:
@@ -52,6 +55,7 @@ def status() -> Status:
         chainermn_path=chainermn.origin if chainermn else None,
         chainermn_is_ours=ours is not None,
         left_out=tuple(fix.name for fix in FIXES if fix.name not in kept),
+        restored=restored(),
     )
 
 

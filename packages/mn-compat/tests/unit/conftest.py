@@ -8,6 +8,8 @@ import pytest
 import mn_compat  # noqa: F401 - where no .pth file was run, this activates it for the tests in this process
 
 HERE = Path(__file__).parent
+# What these say about the tests' own process is not meant for its children.
+NOT_PASSED_ON = ("PYTHONDONTWRITEBYTECODE", "PYTHONWARNINGS", "MN_COMPAT_SKIP", "MN_COMPAT_RESTORE", "CHAINERMN_IMPL")
 
 
 def pytest_configure(config):
@@ -19,12 +21,7 @@ def python():
     """A function that runs the interpreter of this environment, and returns the completed process."""
 
     def run(*arguments, path=(), check=True, **variables):
-        environment = {
-            name: value
-            for name, value in os.environ.items()
-            # What these say about the tests' own process is not meant for its children.
-            if name not in ("PYTHONDONTWRITEBYTECODE", "PYTHONWARNINGS", "MN_COMPAT_SKIP", "CHAINERMN_IMPL")
-        }
+        environment = {name: value for name, value in os.environ.items() if name not in NOT_PASSED_ON}
         if path:
             environment["PYTHONPATH"] = os.pathsep.join(map(str, path))
         environment.update(variables)

@@ -31,7 +31,8 @@ print(chainermn.__file__)
 
 
 def run(*command, check=True, cwd=None, path=None, **variables):
-    foreign = ("VIRTUAL_ENV", "CHAINERMN_IMPL", "MN_COMPAT_SKIP", "PYTHONPATH", "PYTHONDONTWRITEBYTECODE")
+    settings = ("CHAINERMN_IMPL", "MN_COMPAT_SKIP", "MN_COMPAT_RESTORE")
+    foreign = (*settings, "VIRTUAL_ENV", "PYTHONPATH", "PYTHONDONTWRITEBYTECODE")
     environment = {name: value for name, value in os.environ.items() if name not in foreign}
     if path is not None:
         environment["PYTHONPATH"] = str(path)

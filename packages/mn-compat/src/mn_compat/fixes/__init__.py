@@ -10,6 +10,7 @@ import os
 from mn_compat.fixes import (
     cupy,
     deprecations,
+    evaluator,
     iterators,
     nep50,
     numpy_names,
@@ -31,6 +32,7 @@ FIXES: tuple[Fix, ...] = (
     *scipy_h5py.FIXES,
     *deprecations.FIXES,
     *iterators.FIXES,
+    *evaluator.FIXES,
     *cupy.FIXES,
 )
 

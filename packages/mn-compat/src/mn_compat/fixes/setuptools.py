@@ -3,7 +3,7 @@
 from mn_compat.substitution import Fix, Substitution
 
 _ENVIRONMENT_CHECK = "chainer._environment_check"
-_WORKING_SET = Substitution("", "import pkg_resources\n", "import mn_compat.helpers.requirements as pkg_resources\n")
+_WORKING_SET = Substitution("", "import pkg_resources\n", "import mn_compat.helpers.pkg_resources as pkg_resources\n")
 
 FIXES = (
     Fix(

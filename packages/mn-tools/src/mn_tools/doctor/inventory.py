@@ -37,7 +37,10 @@ def distributions() -> list[tuple[str, str]]:
     """Return name and version of what is installed; leftovers of broken installations have neither."""
     found = []
     for distribution in importlib.metadata.distributions():
-        metadata = distribution.metadata
+        try:
+            metadata = distribution.metadata
+        except FileNotFoundError:  # from Python 3.15 on; before, the metadata were empty
+            continue
         if metadata and "Name" in metadata and "Version" in metadata:
             found.append((metadata["Name"].lower().replace("_", "-"), metadata["Version"]))
     return found

@@ -1,0 +1,109 @@
+"""Restores what was asked for: at once in what is imported already, and otherwise when it is."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Sequence
+from importlib.machinery import ModuleSpec
+from importlib.util import spec_from_file_location
+from types import ModuleType
+from typing import TYPE_CHECKING
+
+from mn_compat.restorations import Restoration, chosen
+
+if TYPE_CHECKING:
+    from importlib.abc import Loader
+else:
+    Loader = object  # importlib.abc takes 10 ms to import
+
+_STAND_INS = {"pkg_resources": os.path.join(os.path.dirname(__file__), "helpers", "pkg_resources.py")}
+
+
+def restore(*names: str) -> None:
+    """Give other libraries back what they have dropped, in this process, from now on.
+
+    A second call with the same name changes nothing; there is no way back. ``MN_COMPAT_RESTORE`` does the same from the
+    start, before a script's first line.
+
+    Args:
+        names: Which of them, as in the table of the package's README; ``"all"`` for every one.
+
+    Raises:
+        ValueError: There is none of that name.
+        RuntimeError: It cannot be restored on this interpreter.
+    """
+    wanted = chosen(names)
+    if wanted and _RESTORER not in sys.meta_path:
+        sys.meta_path.insert(0, _RESTORER)
+    for restoration in wanted:
+        _RESTORER.add(restoration)
+
+
+def restored() -> tuple[str, ...]:
+    """Return the names of what was asked for."""
+    return tuple(restoration.name for restoration in _RESTORER.wanted)
+
+
+class Restorer:
+    """A finder that changes a library as soon as it is imported, and stands in for one that is missing."""
+
+    def __init__(self) -> None:
+        self.wanted: list[Restoration] = []
+
+    def add(self, restoration: Restoration) -> None:
+        """Restore this, now or when its module is imported."""
+        if restoration in self.wanted:
+            return
+        module = sys.modules.get(restoration.module)
+        if module is not None and restoration.apply is not None:
+            restoration.apply(module)
+        self.wanted.append(restoration)
+
+    def apply(self, module: ModuleType) -> None:
+        """Change a module that was just imported."""
+        for restoration in self.wanted:
+            if restoration.module == module.__name__ and restoration.apply is not None:
+                restoration.apply(module)
+
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None = None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        """Return the spec of a module in which there is something to restore, None for any other."""
+        if all(fullname != restoration.module for restoration in self.wanted):
+            return None
+        spec = self._find(fullname, path, target)
+        if spec is None and fullname in _STAND_INS:
+            return spec_from_file_location(fullname, _STAND_INS[fullname])
+        if spec is not None and spec.loader is not None:
+            spec.loader = RestoringLoader(spec.loader, self)
+        return spec
+
+    def _find(self, fullname: str, path: Sequence[str] | None, target: ModuleType | None) -> ModuleSpec | None:
+        """Ask the other finders, as ``import`` does."""
+        others = (finder for finder in sys.meta_path if finder is not self)
+        found = (finder.find_spec(fullname, path, target) for finder in others)
+        return next((spec for spec in found if spec is not None), None)
+
+
+class RestoringLoader(Loader):
+    """Loads a module with its own loader, which it leaves in its place, and changes it afterwards."""
+
+    def __init__(self, loader: Loader, restorer: Restorer) -> None:
+        self._loader = loader
+        self._restorer = restorer
+
+    def create_module(self, spec: ModuleSpec) -> ModuleType | None:
+        """Leave it to the module's own loader."""
+        return self._loader.create_module(spec)
+
+    def exec_module(self, module: ModuleType) -> None:
+        """Run the module, then restore what it no longer has."""
+        module.__loader__ = self._loader
+        if module.__spec__ is not None:
+            module.__spec__.loader = self._loader
+        self._loader.exec_module(module)
+        self._restorer.apply(module)
+
+
+_RESTORER = Restorer()
