@@ -117,7 +117,7 @@ def expect_same(communicator: CommunicatorBase | MPI.Intracomm | Group, what: st
     """
 
     def explain(values: Sequence[Any]) -> ValueError:
-        rank, other = next((rank, other) for rank, other in enumerate(values) if other != values[0])
+        rank, other = next((rank, other) for rank, other in enumerate(values) if repr(other) != repr(values[0]))
         return ValueError(
             f"expected the same {what} on every rank, got {values[0]} on rank 0 and {other} on rank {rank}"
         )

@@ -96,6 +96,7 @@ class Communicator(CommunicatorBase):
         self._topology = context.topology
         self._parameters = Agreement(context.ranks, "bcast_data")
         self._reducers: WeakKeyDictionary[Model, GradientReducer] = WeakKeyDictionary()
+        self._common_reducer: GradientReducer | None = None
 
     @property
     def ranks(self) -> Ranks:
@@ -269,9 +270,14 @@ class Communicator(CommunicatorBase):
         recvbuf[...] = total / self.size
 
     def _reducer_of(self, model: Model) -> GradientReducer:
-        reducer = self._reducers.get(model)
-        if reducer is None:
-            reducer = self._reducers[model] = self._make_reducer(self._strategy)
+        try:
+            reducer = self._reducers.get(model)
+            if reducer is None:
+                reducer = self._reducers[model] = self._make_reducer(self._strategy)
+        except TypeError:  # no weak reference can be kept to it, or it has no hash
+            if self._common_reducer is None:
+                self._common_reducer = self._make_reducer(self._strategy)
+            reducer = self._common_reducer
         return reducer
 
     @operation
@@ -289,7 +295,13 @@ class Communicator(CommunicatorBase):
             # A reducer would not do what the derived class does.
             return super().gradient_reducer()
         options = {"bucket_bytes": bucket_bytes, "sets": sets}
-        agreement.expect_same(self.ranks, "background, bucket_bytes and sets", (background, bucket_bytes, sets))
+        with agreement.raise_on_all(self.ranks):
+            if bucket_bytes is not None and wire.as_index(bucket_bytes, "bucket_bytes") < 0:
+                raise ValueError(f"expected bucket_bytes of at least 0, got {bucket_bytes}")
+            if wire.as_index(sets, "sets") < 1:
+                raise ValueError(f"expected sets of at least 1, got {sets}")
+        what = "background, bucket_bytes, sets and use of comm_hook"
+        agreement.expect_same(self.ranks, what, (bool(background), bucket_bytes, sets, comm_hook is not None))
         if not background:
             return self._make_reducer(self._strategy, comm_hook=comm_hook, **options)
         if MPI.Query_thread() < MPI.THREAD_MULTIPLE:

@@ -7,6 +7,8 @@ an MPI library has only some thousands. They are kept as an attribute of the MPI
 from __future__ import annotations
 
 import functools
+import itertools
+from operator import itemgetter
 from typing import Any
 
 from mpi4py import MPI
@@ -32,6 +34,7 @@ class Context:
         within: The ranks of this node.
         across: The ranks of the same ``intra_rank`` on all nodes that have one.
         memory: The memory that the ranks of this node share.
+        numbers: Numbers for what all ranks make in the same order.
     """
 
     def __init__(self, mpi_comm: MPI.Intracomm) -> None:
@@ -41,6 +44,7 @@ class Context:
         self.within = self.ranks.split(self.topology.inter_rank, self.topology.intra_rank)
         self.across = self.ranks.split(self.topology.intra_rank, self.topology.inter_rank)
         self.memory = SharedMemory(self.within)
+        self.numbers = itertools.count(1)
 
     def free(self) -> None:
         """Free the communicators; collective."""
@@ -63,7 +67,7 @@ class Contexts:
 
     def __init__(self, mpi_comm: MPI.Intracomm) -> None:
         self.foreground = Context(mpi_comm)
-        self._splits: dict[tuple[tuple[int, int], ...], Ranks] = {}
+        self._splits: dict[tuple[tuple[int, ...], ...], Ranks] = {}
         self._mpi_comm = mpi_comm
         self._background: tuple[Context, Worker] | None = None
 
@@ -77,13 +81,16 @@ class Contexts:
     def split(self, color: int, key: int) -> Ranks:
         """Return the ranks of equal color, ordered by key; collective.
 
-        Where the ranks were split just so before, it is the same communicator as then.
+        Where the ranks were split into the same groups before, it is the same communicator as then, unless that was
+        freed.
         """
         ranks = self.foreground.ranks
-        colors_and_keys = tuple(ranks.allgather((color, key)))
-        if colors_and_keys not in self._splits:
-            self._splits[colors_and_keys] = ranks.split(color, key)
-        return self._splits[colors_and_keys]
+        found = sorted((*each, rank) for rank, each in enumerate(ranks.allgather((color, key))))
+        groups = tuple(tuple(rank for *_, rank in group) for _, group in itertools.groupby(found, itemgetter(0)))
+        kept = self._splits.get(groups)
+        if kept is None or kept == MPI.COMM_NULL:
+            kept = self._splits[groups] = ranks.split(color, key)
+        return kept
 
     def free(self) -> None:
         """End the thread and free all communicators; collective."""
@@ -93,7 +100,8 @@ class Contexts:
             context.free()
             self._background = None
         for ranks in self._splits.values():
-            ranks.Free()
+            if ranks != MPI.COMM_NULL:
+                ranks.Free()
         self.foreground.free()
 
 

@@ -14,6 +14,7 @@ only.
 from __future__ import annotations
 
 import atexit
+import contextlib
 import inspect
 import os
 import sys
@@ -130,7 +131,11 @@ class Monitor:
 
     def _run(self) -> None:
         while not self._stop.wait(self.interval):
-            self.poll()
+            try:
+                self.poll()
+            except Exception:  # a script's own explanation, or a closed stderr: the next stall is to be heard of
+                with contextlib.suppress(Exception):
+                    traceback.print_exc()
 
     def _stalled(self) -> list[tuple[Activity, int]]:
         """Return who has waited too long, and since when."""
@@ -290,8 +295,10 @@ def join(ranks: Ranks) -> None:
     if _monitor is None:
         _monitor = Monitor(limit, abort=_is_set("CHAINERMN_STALL_ABORT"), stacks=_is_set("CHAINERMN_STALL_STACKS"))
         _monitor.start()
-        # The thread must not be inside MPI when that is finalised; that happens after this.
+        # The thread must not be inside MPI when that is finalised. That happens after this; or before, if the script
+        # does it, and begins with what is attached to this communicator.
         atexit.register(_monitor.stop)
+        MPI.COMM_SELF.Set_attr(MPI.Comm.Create_keyval(delete_fn=lambda *_: _monitor.stop()), True)
         # Since 3.12 Python warns of a fork while threads run, and rightly: the child would not have them.
         os.register_at_fork(before=_monitor.stop, after_in_parent=_monitor.start, after_in_child=_forget)
     _monitor.join(ranks)

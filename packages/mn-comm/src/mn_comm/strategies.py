@@ -84,7 +84,7 @@ class Strategy:
     Attributes:
         traits: What tells it from the others.
         size: How many ranks there are.
-        shares_memory: Whether the ranks of a node add up in memory that they share.
+        shares_memory: Whether new buckets are made in memory that the ranks of a node share.
         talkers: How many ranks of each node own a share of a bucket, and talk to other nodes about it.
 
     Raises:
@@ -126,14 +126,14 @@ class Strategy:
             divisor: What the sum is divided by: the number of ranks, for the mean.
         """
         at_end = divisor if bucket.divides_at_end else 1
-        if self.shares_memory and self.context.topology.inter_size == 1:
+        if bucket.shares_memory and self.context.topology.inter_size == 1:
             self.reduce_scatter(bucket, divisor / at_end, at_end)
             self.all_gather(bucket, at_end, bucket.others)
         else:
-            groups = self.context.topology.inter_size if self.shares_memory else self.size
+            groups = self.context.topology.inter_size if bucket.shares_memory else self.size
             # The mean over the groups follows: before, each is divided by as many as there are ranks for a group.
-            share = self.reduce_scatter(bucket, divisor / groups if self.traits.communicates else 1)
-            self.average_across(share)
+            self.reduce_scatter(bucket, divisor / groups if self.traits.communicates else 1)
+            self.average_across(bucket)
             self.all_gather(bucket)
 
     def reduce_scatter(self, bucket: Bucket, divisor: float = 1, at_end: int | None = None) -> _Array:
@@ -148,8 +148,8 @@ class Strategy:
         Returns:
             The share, a view of memory that the other ranks of the node see; empty on a rank that has none.
         """
-        bucket.put(bucket.others if self.shares_memory else bucket.blocks)
-        if not self.shares_memory:
+        bucket.put(bucket.others if bucket.shares_memory else bucket.blocks)
+        if not bucket.shares_memory:
             divide(bucket.share, divisor, bucket.share)
             return bucket.share
         self.context.within.Barrier()
@@ -169,12 +169,12 @@ class Strategy:
             self.context.within.Barrier()  # others have written parts of the share
         return bucket.share
 
-    def average_across(self, share: _Array) -> None:
-        """Average a share over the nodes, or a whole bucket over all ranks where nodes play no role; collective."""
-        if not self.shares_memory and self.traits.communicates:
-            mean_in_place(self.context.ranks, share)
-        elif share.size and self.shares_memory:
-            mean_in_place(self.context.across, share)
+    def average_across(self, bucket: Bucket) -> None:
+        """Average a bucket's share over the nodes, or all of it over all ranks where nodes play no role; collective."""
+        if not bucket.shares_memory and self.traits.communicates:
+            mean_in_place(self.context.ranks, bucket.share)
+        elif bucket.share.size and bucket.shares_memory:
+            mean_in_place(self.context.across, bucket.share)
 
     def all_gather(self, bucket: Bucket, divisor: int = 1, blocks: Sequence[Block] | None = None) -> None:
         """Write a bucket whose shares are final to where its elements belong; collective within the node.
@@ -184,13 +184,13 @@ class Strategy:
             divisor: What the elements are still to be divided by.
             blocks: Those of its blocks that are not stored yet, if not all.
         """
-        if self.shares_memory:
+        if bucket.shares_memory:
             self.context.within.Barrier()
         bucket.store(bucket.blocks if blocks is None else blocks, divisor)
 
-    def settle(self) -> None:
-        """Wait until no rank reads another one's memory any more; collective within the node."""
-        if self.shares_memory:
+    def settle(self, bucket: Bucket) -> None:
+        """Wait until no rank reads another one's memory for a bucket any more; collective within the node."""
+        if bucket.shares_memory:
             self.context.within.Barrier()
 
     def mean_of(self, array: _Array) -> _Array:

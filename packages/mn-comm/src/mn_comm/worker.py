@@ -10,9 +10,11 @@ from collections.abc import Callable
 from queue import SimpleQueue
 from typing import Any, Generic, TypeVar
 
+import numpy as np
+
 from mn_comm.watch import activity
 
-__all__ = ["Future", "Worker"]
+__all__ = ["Future", "Worker", "close_all"]
 
 _T = TypeVar("_T")
 _U = TypeVar("_U")
@@ -85,8 +87,6 @@ class Worker:
         self._unfinished = 0
         self._lock = threading.Lock()
         _workers.add(self)
-        # What is under way must end before MPI does, which happens after this.
-        atexit.register(self.close)
 
     def put(self, task: _Task) -> None:
         """Have a task run after all that were put before."""
@@ -113,6 +113,8 @@ class Worker:
     def _run(self) -> None:
         doing = activity()
         doing.polls, doing.purpose = True, lambda: "gradients, in the background"
+        # An overflow is for those who look at the means; an exception here would leave the other ranks waiting.
+        np.seterr(all="ignore")
         while (task := self._tasks.get()) is not None:
             task()
             del task  # it may hold arrays, and the next one may be long in coming
@@ -128,5 +130,13 @@ def _rest_all() -> None:
         worker.rest()
 
 
+def close_all() -> None:
+    """Finish what was put to any worker, and end their threads."""
+    for worker in list(_workers):
+        worker.close()
+
+
+# What is under way must end before MPI does, which happens after this.
+atexit.register(close_all)
 # Since 3.12 Python warns of a fork while threads run, and rightly: the child would not have them.
 os.register_at_fork(before=_rest_all)

@@ -57,3 +57,47 @@ def test_every_rank_speaks_and_the_job_ends(ranks):
 def test_a_fork_while_the_monitor_runs():
     job = run(1, FORK)
     assert (job.returncode, job.stdout) == (0, "done\n"), job.stderr
+
+
+FINALIZE = """
+import threading, time
+from mn_comm import create_communicator
+from mpi4py import MPI
+comm = create_communicator("flat")
+comm.gradient_reducer(background=True)
+MPI.Finalize()
+assert not [thread for thread in threading.enumerate() if "monitor" in thread.name]
+print("done")
+"""
+
+
+def test_a_script_that_finalizes_mpi_itself():
+    job = run(2, FINALIZE, CHAINERMN_STALL_SECONDS="1")
+    assert (job.returncode, job.stdout.count("done")) == (0, 2), job.stderr
+
+
+NEVER = """
+import sys, threading
+import numpy as np
+sys.path.insert(0, sys.argv[1])
+from fake_model import Model, Param
+from mn_comm import create_communicator
+class Never:
+    wait = threading.Event().wait
+reducer = create_communicator("flat").gradient_reducer(comm_hook=lambda bucket: Never(), background=sys.argv[2] == "1")
+model = Model(p=Param(np.zeros(3), np.zeros(3)))
+if sys.argv[2] == "1":
+    reduction = reducer.start(model)
+    reduction.ready_all()
+    reduction.wait()
+reducer.average(model)
+"""
+
+
+@pytest.mark.parametrize("background", ["0", "1"])
+def test_a_hook_whose_mean_never_comes(background):
+    fakes = os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), "fakes")
+    script = NEVER.replace("sys.argv[1]", repr(fakes)).replace("sys.argv[2]", repr(background))
+    job = run(2, script, CHAINERMN_STALL_SECONDS="1", CHAINERMN_STALL_ABORT="1")
+    assert job.returncode != 0
+    assert re.search(r"has waited for \S+ s in comm_hook, at <string>", job.stderr), job.stderr

@@ -74,3 +74,14 @@ def test_many_communicators_one_after_another(world):
         part.finalize()
     comm.finalize()
     assert world.allreduce(1, op=MPI.SUM) == world.size
+
+
+def test_a_split_that_was_freed_is_made_again_and_keys_of_equal_order_give_the_same(world):
+    comm = create_communicator("naive", world.Dup())
+    one = comm.split(0, comm.rank)
+    assert comm.split(7, 10 * comm.rank).mpi_comm == one.mpi_comm
+    one.mpi_comm.Free()
+    again = comm.split(0, comm.rank)
+    assert again.allreduce(np.ones(1))[0] == comm.size
+    for i in range(3000):  # an MPI library has only some thousand communicators
+        comm.split(0, comm.rank * (i + 1))

@@ -359,3 +359,40 @@ def test_dummy_leaves_the_gradients_as_they_are():
     model = step(comm, 0, a=np.full(3, RANK, "f4"))
     np.testing.assert_array_equal(model.params["a"].grad, np.full(3, RANK, "f4"))
     comm.finalize()
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_one_rank_goes_on_with_another_model_of_the_same_kind(name):
+    """So that it has to make buckets which the other ranks have made before."""
+    comm = create_communicator(name)
+    models = [model_of(gradient(0), gradient(1)) for _ in range(2)]
+    for step in range(6):
+        model = models[step % 2 if RANK == SIZE - 1 else 0]
+        for i, param in enumerate(model.params.values()):
+            param.grad = gradient(step + i)
+        comm.multi_node_mean_grad(model)
+        for i, param in enumerate(model.params.values()):
+            check(param.grad, mean(step + i), "f4")
+
+
+@pytest.mark.parametrize("base", [type("Unhashable", (Model,), {"__hash__": None}), None])
+def test_models_that_cannot_be_keys(base):
+    class Slots:
+        __slots__ = ("params",)
+        namedparams = Model.namedparams
+
+    for step in range(2):
+        model = (base or Slots)()
+        model.params = model_of(gradient(step)).params
+        COMM.multi_node_mean_grad(model)
+        check(model.params["p00"].grad, mean(step), "f4")
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_numpy_that_raises_at_overflows_leaves_no_rank_waiting(name):
+    comm = create_communicator(name, allreduce_grad_dtype="float16")
+    grad = np.array([1e30 if RANK == 0 else 1, RANK], "f4")
+    model = model_of(grad)
+    with np.errstate(all="raise"):
+        comm.multi_node_mean_grad(model)
+    np.testing.assert_array_equal(grad, [np.inf, (SIZE - 1) / 2])

@@ -2,6 +2,7 @@
 
 import os
 import threading
+import warnings
 
 import numpy as np
 import pytest
@@ -217,5 +218,119 @@ def test_a_hook_may_average_the_bucket_itself_or_not_at_all(comm):
 
 @several
 def test_reducers_that_differ_between_ranks_raise_on_all(comm):
-    with pytest.raises(ValueError, match="expected the same background, bucket_bytes and sets on every rank"):
+    with pytest.raises(
+        ValueError, match="expected the same background, bucket_bytes, sets and use of comm_hook on every rank"
+    ):
         comm.gradient_reducer(background=RANK == 0)
+
+
+@pytest.mark.parametrize("options", [{}, {"background": True}, {"background": True, "sets": 2}])
+@pytest.mark.parametrize("name", ["hierarchical", "two_dimensional"])
+def test_buckets_that_share_memory_go_on_doing_so_when_others_cannot(name, options, monkeypatch):
+    comm = create_communicator(name, WORLD.Dup())
+    reducer = comm.gradient_reducer(comm_hook=lambda bucket: bucket.average(), **options)
+    models = [model_of(length=length) for length in (50, 51, 50)]
+
+    def average(model, value):
+        fill(model, value)
+        if options:
+            reduction = reducer.start(model)
+            reduction.ready_all()
+            reduction.wait()
+        else:
+            reducer.average(model)
+        check(model, value)
+
+    average(models[0], 0)
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "memfd_create", None)
+        patch.delattr(os, "memfd_create")
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            average(models[1], 1)
+    for step in range(4):
+        for model in models:
+            average(model, step)
+
+
+def test_a_mean_that_could_not_be_had_does_not_get_into_the_next_one(comm):
+    """A hook's future raises on every rank while later buckets are still under way."""
+    fails = [False]
+
+    def hook(bucket):
+        if fails[0] and bucket.index == 0:
+            return bucket.submit(lambda: 1 / 0)
+        return bucket.average()
+
+    reducer = comm.gradient_reducer(background=True, comm_hook=hook, bucket_bytes=0)
+    model = model_of(length=20_000)
+    for step in range(12):
+        fails[0] = step % 2 == 0
+        fill(model, 1000 * step)
+        reduction = reducer.start(model)
+        reduction.ready_all()
+        if fails[0]:
+            with pytest.raises(ZeroDivisionError):
+                reduction.wait()
+        else:
+            reduction.wait()
+            check(model, 1000 * step)
+            with pytest.raises(RuntimeError, match="got one that was waited for already"):
+                reduction.wait()
+
+
+@pytest.mark.parametrize(
+    ("hook", "error", "message"),
+    [
+        (lambda bucket: None, TypeError, "expected a mn_comm.Future, got NoneType for bucket 0"),
+        (
+            lambda bucket: bucket.average().then(lambda mean: mean[1:]),
+            ValueError,
+            "expected a mean of (50|300) elements for bucket 0",
+        ),
+        (
+            lambda bucket: bucket.average(np.zeros(300, "i4")),
+            TypeError,
+            "expected an array of floats .* got dtype int32",
+        ),
+    ],
+)
+@pytest.mark.parametrize("background", [False, True])
+def test_what_a_hook_returns_is_checked(comm, hook, error, message, background):
+    reducer = comm.gradient_reducer(background=background, comm_hook=hook)
+    model = model_of()
+    with pytest.raises(error, match=message):
+        if background:
+            reduction = reducer.start(model)
+            reduction.ready_all()
+            reduction.wait()
+        else:
+            reducer.average(model)
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "message"),
+    [
+        ({"bucket_bytes": "4MB"}, TypeError, "expected an integer for bucket_bytes, got str"),
+        ({"bucket_bytes": -1}, ValueError, "expected bucket_bytes of at least 0, got -1"),
+        ({"sets": 0}, ValueError, "expected sets of at least 1, got 0"),
+    ],
+)
+def test_arguments_of_a_reducer(comm, options, error, message):
+    with pytest.raises(error, match=message):
+        comm.gradient_reducer(**options)
+
+
+@several
+def test_a_hook_on_some_ranks_only_raises_on_all(comm):
+    hook = None if RANK else lambda bucket: bucket.average()
+    with pytest.raises(ValueError, match=r"use of comm_hook on every rank, got \(False, None, 1, True\) on rank 0"):
+        comm.gradient_reducer(comm_hook=hook)
+
+
+def test_a_bucket_holds_whole_gradients_if_its_size_is_asked_for(comm):
+    reducer = comm.gradient_reducer(bucket_bytes=0)
+    model = model_of()
+    reducer.average(model)
+    check(model, 0)
+    assert len(reducer._latest[-1].buckets().buckets) == len(model.params)

@@ -218,6 +218,7 @@ def test_the_message_names_the_first_difference(one, other, message):
 def run(pace, seconds, waited=lambda share: 0.0, times=60):
     used = []
     for _ in range(times):
+        pace.used = pace.proposal
         used.append(pace.share_bytes)
         pace.record(seconds(used[-1]), waited(used[-1]))
     return used

@@ -174,3 +174,20 @@ def test_the_thread_pauses_while_the_process_forks():
         assert thread.name == "chainermn-stall-monitor"
         monitor.stop()
         assert not thread.is_alive()
+
+
+def test_the_monitor_goes_on_after_an_exception(monkeypatch):
+    polls = []
+    done = threading.Event()
+
+    def poll(self):
+        polls.append(self)
+        if len(polls) > 2:
+            done.set()
+        raise ValueError("an explanation that cannot be had")
+
+    monkeypatch.setattr(Monitor, "poll", poll)
+    monitor = Monitor(0.05, abort=False)
+    monitor.start()
+    assert done.wait(10)
+    monitor.stop()

@@ -9,6 +9,7 @@ at the graph counts how many functions each leaf goes into.
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -31,7 +32,7 @@ def backward(loss: chainer.Variable, loss_scale: float | None, on_final: OnFinal
             are not certain before the end are not told of: those behind a function that gave no gradient.
     """
     watch = _Watch(loss, loss_scale, on_final)
-    with watch, _table_for(watch):
+    with watch, _seam.tell(watch):
         loss.backward(loss_scale=loss_scale)
 
 
@@ -67,21 +68,41 @@ class _Watch(chainer.FunctionHook):  # type: ignore[misc]
         self._on_final(variable)
 
 
-@contextmanager
-def _table_for(watch: _Watch) -> Iterator[None]:
-    """Let the next walk, and no walk within that one, keep its gradients where the watch sees them."""
-    original = _backprop_utils.GradTable
+class _Seam:
+    """What stands in the place of Chainer's table while some thread waits for the next one that it makes."""
 
-    def make(*args: Any, **kwds: Any) -> Any:
-        _backprop_utils.GradTable = original
-        watch.table = original(*args, **kwds)
-        return watch.table
+    def __init__(self) -> None:
+        self._original = _backprop_utils.GradTable
+        self._lock = threading.Lock()
+        self._waiting: dict[int, _Watch] = {}
+        self._users = 0
 
-    _backprop_utils.GradTable = make
-    try:
-        yield
-    finally:
-        _backprop_utils.GradTable = original
+    def __call__(self, *args: Any, **kwds: Any) -> Any:
+        table = self._original(*args, **kwds)
+        with self._lock:
+            watch = self._waiting.pop(threading.get_ident(), None)  # walks within this one have tables of their own
+        if watch is not None:
+            watch.table = table
+        return table
+
+    @contextmanager
+    def tell(self, watch: _Watch) -> Iterator[None]:
+        """Let the next walk of this thread keep its gradients where the watch sees them."""
+        with self._lock:
+            self._waiting[threading.get_ident()] = watch
+            self._users += 1
+            _backprop_utils.GradTable = self
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._waiting.pop(threading.get_ident(), None)
+                self._users -= 1
+                if not self._users:
+                    _backprop_utils.GradTable = self._original
+
+
+_seam = _Seam()
 
 
 def _leaves_by_function(loss: chainer.Variable) -> dict[Any, set[Any]]:

@@ -72,7 +72,8 @@ def create_multi_node_optimizer(
         reducer = communicator.gradient_reducer(background=True, comm_hook=comm_hook, bucket_bytes=bucket_bytes)
         scheme = Overlapped(communicator, reducer)
     elif double_buffering:
-        scheme = DoubleBuffered(communicator.gradient_reducer(background=True, comm_hook=comm_hook, sets=2), zero_fill)
+        reducer = communicator.gradient_reducer(background=True, comm_hook=comm_hook, sets=2)
+        scheme = DoubleBuffered(communicator, reducer, zero_fill)
     else:
         scheme = AfterBackward(communicator, zero_fill, comm_hook)
     return MultiNodeOptimizer(actual_optimizer, communicator, zero_fill, scheme)
@@ -158,9 +159,11 @@ class MultiNodeOptimizer:
             return
         self._has_part = False
         if self.is_changed(model):
+            seen, self.target_params = self.target_params, []  # after an exception they have still to be shared out
             _run(backward)
             self._scheme.restart()
             self.communicator.bcast_data(model)
+            self.target_params = seen
         elif self._scheme.average(model, backward):
             with span("update"):
                 self.actual_optimizer.update(None)

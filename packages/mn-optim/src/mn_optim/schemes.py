@@ -115,12 +115,14 @@ class DoubleBuffered:
     """Average while the next forward and backward pass run: each step applies the gradients of the one before.
 
     Args:
+        communicator: The ranks that train together.
         reducer: What averages gradients in the background.
         zero_fill: Whether an initialised parameter without a gradient counts as one of zeros.
     """
 
-    def __init__(self, reducer: GradientReducer, zero_fill: bool) -> None:
+    def __init__(self, communicator: CommunicatorBase, reducer: GradientReducer, zero_fill: bool) -> None:
         self.zero_fill = zero_fill
+        self._communicator = communicator
         self._reducer = reducer
         self._under_way: Reduction | None = None
 
@@ -128,16 +130,30 @@ class DoubleBuffered:
         """Compute gradients, send them on their way, and wait for those of the step before; collective."""
         if backward is not None:
             backward(None)
-        current = self._reducer.start(model, self.zero_fill)
-        current.ready_all()
         previous, self._under_way = self._under_way, None
-        # Before a step is taken, so that all ranks have taken the same ones when it raises.
-        current.agree()
+        try:
+            current = self._start(model)
+        except BaseException:
+            if previous is not None:
+                previous.drain()
+            raise
         self._under_way = current
         if previous is None:
             return False
         previous.wait()
         return True
+
+    def _start(self, model: chainer.Link) -> Reduction:
+        """Send gradients on their way; an exception on one rank is one on all, so that none takes a step then."""
+        current = self._reducer.start(model, self.zero_fill)
+        try:
+            with raise_on_all(self._communicator):
+                current.ready_all()
+            current.agree()
+        except BaseException:
+            current.drain()
+            raise
+        return current
 
     def restart(self) -> None:
         """Let what is under way arrive, and forget it; collective."""

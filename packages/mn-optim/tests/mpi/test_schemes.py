@@ -1,5 +1,8 @@
 """Overlap with the backward pass, double buffering, and gradients added up before they travel."""
 
+import sys
+import threading
+
 import chainer
 import chainer.functions as F
 import chainer.links as L
@@ -278,3 +281,76 @@ def test_any_number_of_optimizers(options):
         if i % 200 == 0:
             optimizer.update(model, *batch(0))
             optimizer.update(model, *batch(1))
+
+
+@pytest.mark.parametrize("where", ["all", "one"])
+@pytest.mark.parametrize("options", [{"overlap": True}, {"double_buffering": True}])
+def test_after_a_hook_that_raises_all_ranks_have_taken_the_same_steps(options, where):
+    calls = []
+
+    def hook(bucket):
+        calls.append(bucket)
+        if len(calls) == 3 and (where == "all" or RANK == SIZE - 1):
+            raise ArithmeticError("no mean")
+        return bucket.average()
+
+    model = chainer.Link()
+    with model.init_scope():
+        model.p = chainer.Parameter(np.zeros(3, "f4"))
+    optimizer = create_multi_node_optimizer(chainer.optimizers.SGD(1), COMM, comm_hook=hook, **options).setup(model)
+    optimizer.assume_synchronized()
+    failed = 0
+    for step in range(8):
+        model.p.grad = np.full(3, 10.0**step * (RANK + 1), "f4")
+        try:
+            optimizer.update()
+        except (ArithmeticError, RuntimeError):
+            failed += 1
+    assert failed == 1
+    taken = [0, 1, 3, 4, 5, 6, 7] if "overlap" in options else [0, 3, 4, 5, 6]
+    expected = -sum(10.0**step for step in taken) * (SIZE + 1) / 2
+    np.testing.assert_allclose(model.p.array, np.full(3, expected), rtol=1e-6)
+    assert len({param.tobytes() for param in COMM.allgather_obj(model.p.array)}) == 1
+
+
+@pytest.mark.parametrize("options", [{}, {"overlap": True}, {"double_buffering": True}])
+def test_parameters_are_shared_out_though_the_first_backward_pass_raises(options):
+    model = chainer.Link()
+    with model.init_scope():
+        model.p = chainer.Parameter(np.full(3, RANK, "f4"))
+    optimizer = create_multi_node_optimizer(chainer.optimizers.SGD(), COMM, **options).setup(model)
+    with pytest.raises(ArithmeticError, match="half way"):
+        optimizer.update(lambda: F.sum(Raising().apply((model.p,))[0]))
+    optimizer.update(lambda: F.sum(model.p))
+    np.testing.assert_array_equal(model.p.array, np.zeros(3))
+    assert optimizer.t == 0
+
+
+def test_backward_passes_of_several_threads():
+    """Each has a communicator of its own."""
+    comms = [create_communicator("flat", COMM.mpi_comm.Dup()) for _ in range(3)]
+    wrong = []
+
+    def train(i):
+        model = chainer.Sequential(*[L.Linear(3, 3, initialW=np.eye(3), nobias=True) for _ in range(4)])
+        optimizer = create_multi_node_optimizer(chainer.optimizers.SGD(0), comms[i], overlap=True).setup(model)
+        optimizer.assume_synchronized()
+        for step in range(100):
+            factor = (step + 1) * (i + 1)
+            x = chainer.Variable(np.full((1, 3), (RANK + 1) * factor, "f4"))
+            optimizer.update(lambda x=x: F.sum(model(x)))
+            means = [float(param.grad[0, 0]) for param in model.params()]
+            if means != [(SIZE + 1) / 2 * factor] * 4:
+                wrong.append((i, step, means))
+
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-5)
+    try:
+        threads = [threading.Thread(target=train, args=(i,)) for i in range(len(comms))]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    finally:
+        sys.setswitchinterval(interval)
+    assert not wrong

@@ -12,7 +12,7 @@ from mn_comm.config import Config
 from mn_comm.device import staging
 from mn_comm.device.kernels import Table, pack, unpack
 from mn_comm.device.strategies import DeviceStrategy
-from mn_comm.gradients.bucket import Arrays, Bucket, Part, Spec
+from mn_comm.gradients.bucket import Arrays, Bucket, Part, Spec, check_floats
 from mn_comm.worker import Future
 
 if TYPE_CHECKING:
@@ -104,6 +104,7 @@ class DeviceBucket:
         """
         if array is None:
             return self.launch()
+        check_floats(array)
         on_side = self.on_side_stream()
 
         def average() -> Any:

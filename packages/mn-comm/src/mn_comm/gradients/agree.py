@@ -111,22 +111,22 @@ class Agreement:
         self._operation = operation
         self._signature: Signature = ()
         self._digest = digest(())
-        self._numbers = np.zeros(4, np.int64)
+        self._numbers = np.zeros(2, np.int64)
         self._request: MPI.Request | None = None
 
-    def start(self, signature: Signature, notes: tuple[int, int] = (0, 0)) -> None:
+    def start(self, signature: Signature, notes: Sequence[int] = ()) -> None:
         """Start the check, to do something else while it is under way; collective.
 
         Args:
             signature: This rank's; quickest if it is the same object as before.
-            notes: Two numbers of which every rank is to know the greatest.
+            notes: Numbers of which every rank is to know the greatest.
         """
         if signature is not self._signature:
             self._signature, self._digest = signature, digest(signature)
-        self._numbers[:] = (self._digest, -self._digest, *notes)
+        self._numbers = np.array([self._digest, -self._digest, *notes], np.int64)
         self._request = self._ranks.Iallreduce(MPI.IN_PLACE, self._numbers, MPI.MAX)
 
-    def finish(self) -> tuple[int, int]:
+    def finish(self) -> list[int]:
         """Raise on every rank if the ranks' signatures differ; collective.
 
         Returns:
@@ -138,10 +138,11 @@ class Agreement:
         """
         assert self._request is not None
         self._ranks.wait(self._request, "Iallreduce")
-        highest, negative_of_lowest, *notes = self._numbers.tolist()
+        numbers: list[int] = self._numbers.tolist()
+        highest, negative_of_lowest, *notes = numbers
         if highest != -negative_of_lowest:
             raise _explain(self._operation, self._ranks.allgather(self._signature))
-        return notes[0], notes[1]
+        return notes
 
     def check(self, signature: Signature) -> None:
         """Start and finish the check at once; collective."""
@@ -153,7 +154,7 @@ def _explain(operation: str, signatures: Sequence[Signature]) -> Exception:
     for rank, signature in enumerate(signatures):
         if signature and signature[0][0] == FAILURE:
             return remote_error(rank, *signature[0][1:])
-    rank = next(rank for rank, other in enumerate(signatures) if other != signatures[0])
+    rank = next(rank for rank, other in enumerate(signatures) if repr(other) != repr(signatures[0]))
     expected, got = first_difference(signatures[0], signatures[rank])
     if expected is not None and got is not None and len(expected) == len(got) == 2:
         name, value = got
@@ -170,7 +171,7 @@ def _explain(operation: str, signatures: Sequence[Signature]) -> Exception:
 
 def first_difference(one: Signature, other: Signature) -> tuple[Any, Any]:
     """Return the entries, or ``None``, at the first place in which two different signatures differ."""
-    return next((a, b) for a, b in zip_longest(one, other) if a != b)
+    return next((a, b) for a, b in zip_longest(one, other) if repr(a) != repr(b))
 
 
 def _describe(entry: Entry | None, name: str) -> str:

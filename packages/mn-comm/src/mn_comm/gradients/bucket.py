@@ -16,7 +16,7 @@ from mn_comm.worker import Future
 if TYPE_CHECKING:
     from mn_comm.strategies import Strategy
 
-__all__ = ["AnyBucket", "Block", "Bucket", "Part", "Spec", "bounds", "count", "cut", "taker"]
+__all__ = ["AnyBucket", "Block", "Bucket", "Part", "Spec", "bounds", "check_floats", "count", "cut", "taker"]
 
 _Array = np.ndarray[Any, Any]
 _Dtype = np.dtype[Any]
@@ -115,6 +115,7 @@ class Bucket:
         share: The part of ``flat`` that this rank owns.
         blocks: All of it, in blocks.
         mine: Which rank of the node this one is, for the blocks.
+        shares_memory: Whether the ranks of a node see each other's memory for it.
         strategy: How it is averaged.
 
     Attributes:
@@ -137,6 +138,7 @@ class Bucket:
         share: _Array,
         blocks: Sequence[Block],
         mine: int,
+        shares_memory: bool,
         strategy: Strategy,
     ) -> None:
         self.index = index
@@ -144,6 +146,7 @@ class Bucket:
         self.flat = flat
         self.share = share
         self.blocks = blocks
+        self.shares_memory = shares_memory
         self.strategy = strategy
         self.own = [block for block in blocks if block.adder == mine]
         self.others = [block for block in blocks if block.adder != mine]
@@ -200,13 +203,17 @@ class Bucket:
 
         Returns:
             The mean, to be waited for: for ``flat``, that itself, overwritten; else a new array. It may be changed.
+
+        Raises:
+            TypeError: The array does not hold floats.
         """
         if array is not None:
+            check_floats(array)
             return self.submit(lambda: self.strategy.mean_of(array))
 
         def average() -> _Array:
             self.strategy.average(self, self.strategy.size)
-            self.strategy.settle()
+            self.strategy.settle(self)
             return self.flat
 
         return self.submit(average)
@@ -258,6 +265,12 @@ class Bucket:
                     array[...] = piece
             else:
                 divide(block.sum, divisor, block.take(self._arrays))
+
+
+def check_floats(array: Any) -> None:
+    """Raise TypeError unless an array holds floats: a mean of integers is none."""
+    if not (array.dtype.kind == "f" or is_half(array.dtype)):
+        raise TypeError(f"comm_hook: expected an array of floats to average, got dtype {array.dtype}")
 
 
 def _concatenate(arrays: Sequence[_Array], out: _Array) -> None:

@@ -63,6 +63,7 @@ class Layout:
         specs: The gradients' names, shapes and dtypes.
         nbytes: How many bytes they are, all together.
         pace: How often ranks meet, where that can be chosen.
+        number: The same on all ranks that made it together, and no other layout's.
 
     Raises:
         TypeError: There are gradients that are not of floats, or that the strategy does not take.
@@ -83,6 +84,7 @@ class Layout:
         self.specs: list[Spec] = [(name, shape, dtype) for name, shape, dtype, *_ in signature]
         self.nbytes = sum(count(shape) * dtype.itemsize for _, shape, dtype in self.specs)
         self.pace = Pace()
+        self.number = next(strategy.context.numbers)
         self._strategy = strategy
         self._config = config
         self._bucket_bytes = bucket_bytes
@@ -163,7 +165,7 @@ class Layout:
             blocks, flattened = self._cut_into_blocks(parts, views, mine, room)
             owners = bounds(views[mine].size, strategy.talkers if shares_memory else 1)
             share = views[mine][owners[mine] : owners[mine + 1]] if mine < len(owners) - 1 else views[mine][:0]
-            bucket = Bucket(len(buckets), parts, specs, views[mine], share, blocks, mine, strategy)
+            bucket = Bucket(len(buckets), parts, specs, views[mine], share, blocks, mine, shares_memory, strategy)
             bucket.flattened = flattened
             buckets.append(bucket)
         return buckets

@@ -23,29 +23,38 @@ _PATIENCE = (8, 32)
 
 
 class Pace:
-    """Chooses the shares for gradients of one layout; alike on all ranks, since all are told the same times."""
+    """Chooses the shares for gradients of one layout.
+
+    Attributes:
+        used: Which of :data:`SHARE_BYTES` is used: what the ranks have agreed upon.
+    """
 
     def __init__(self) -> None:
+        self.used = _FREE
         self._choice = _FREE
         self._tries = False
         self._since_try = 0
         self._seconds: tuple[deque[float], deque[float]] = (deque(maxlen=5), deque(maxlen=5))
 
     @property
+    def proposal(self) -> int:
+        """Which of :data:`SHARE_BYTES` this rank would use for the next average; all use the greatest."""
+        return 1 - self._choice if self._tries else self._choice
+
+    @property
     def share_bytes(self) -> int:
         """How many bytes each rank adds up in the next average."""
-        return SHARE_BYTES[1 - self._choice if self._tries else self._choice]
+        return SHARE_BYTES[self.used]
 
     def record(self, seconds: float, waited: float) -> None:
-        """Take note of the last average.
+        """Take note of the last average, which was that of this layout.
 
         Args:
             seconds: How long it took the slowest rank.
             waited: How long the rank that waited most waited for others.
         """
-        used = 1 - self._choice if self._tries else self._choice
-        self._seconds[used].append(seconds)
-        self._since_try = 0 if self._tries else self._since_try + 1
+        self._seconds[self.used].append(seconds)
+        self._since_try = 0 if self.used != self._choice else self._since_try + 1
         other = 1 - self._choice
         if self._seconds[other] and _median(self._seconds[other]) < _median(self._seconds[self._choice]):
             self._choice = other

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import fields
 from operator import attrgetter
 from typing import TYPE_CHECKING
+
+import numpy as np
 
 from mn_comm.agreement import describe
 from mn_comm.config import Config
 from mn_comm.gradients.agree import FAILURE, Agreement, Selection, Signature, select, signature_of
 from mn_comm.gradients.layout import Layout
-from mn_comm.gradients.reduction import CommunicationHook, Reduction, average_exactly
+from mn_comm.gradients.reduction import CommunicationHook, Reduction, average_exactly, mean_of
 from mn_comm.gradients.targets import Targets
 from mn_comm.protocols import Model
 from mn_comm.spans import span
@@ -68,6 +71,7 @@ class GradientReducer:
         self._latest: tuple[Signature, tuple[str, ...], Config, Layout] | None = None
         self._under_way: list[Reduction] = []
         self._turn = 0
+        self._averaged: Layout | None = None
         self._notes = (0, 0)
 
     def average(self, model: Model, zero_fill: bool = False) -> None:
@@ -82,27 +86,32 @@ class GradientReducer:
             TypeError: A gradient does not hold floats (on every rank).
         """
         selection, signature, failure = self._select(model, zero_fill)
+        layout = self._known_layout(signature, ())
         with span("agree"):
-            self._agreement.start(signature, self._notes)
+            number, proposal = (layout.number, layout.pace.proposal) if layout is not None else (0, 0)
+            self._agreement.start(signature, (*self._notes, number, -number, proposal))
             try:
-                slowest = self._agreement.finish()
+                *slowest, highest, negative_of_lowest, choice = self._agreement.finish()
             finally:
                 if failure is not None:
                     raise failure
-        if self._latest is not None:
-            self._latest[-1].pace.record(*slowest)
-        layout = self._layout_of(signature, selection, ())
+        if self._averaged is not None:
+            self._averaged.pace.record(*slowest)
+        if layout is None or highest != -negative_of_lowest:  # made on every rank, or on none
+            layout = self._make_layout(signature, selection, ())
+        layout.pace.used = choice
+        self._averaged = layout
         buckets, flattened = layout.buckets()  # before the clock starts: to make them takes long, and is done once
         doing = activity()
         began, waited = time.perf_counter_ns(), doing.waited
-        with span("communicate", bytes=layout.nbytes, strategy=self._strategy.name):
+        with span("communicate", bytes=layout.nbytes, strategy=self._strategy.name), np.errstate(all="ignore"):
             targets = Targets(selection.params, selection.grads, layout.specs, flattened if self._hook is None else ())
             for bucket in buckets:
                 if self._hook is None:
                     bucket.average_in_place(targets.arrays)
                 else:
                     bucket.pack(targets.arrays)
-                    bucket.unpack(targets.arrays, self._hook(bucket).wait())
+                    bucket.unpack(targets.arrays, mean_of(bucket, self._hook(bucket), self._hook))
             targets.finish()
         self._notes = (time.perf_counter_ns() - began, doing.waited - waited)
 
@@ -134,7 +143,7 @@ class GradientReducer:
             raise failure
         layout = self._known_layout(signature, tuple(order))
         if layout is None and agreed.succeeds():
-            layout = self._layout_of(signature, selection, tuple(order))
+            layout = self._make_layout(signature, selection, tuple(order))
         self._turn = (self._turn + 1) % self._sets
         reduction = Reduction(
             self._strategy.context.ranks,
@@ -159,13 +168,14 @@ class GradientReducer:
     def _signature_of(self, selection: Selection) -> Signature:
         """Return what all ranks must have alike: settings, then gradients; the same object while it is equal."""
         # Thousands of gradients are compared attribute by attribute, faster than by an entry for each.
-        wire_dtype = self._config().allreduce_grad_dtype
+        config = self._config()
         names = [name for name, _ in selection.params]
         likes = selection.likes
-        seen = (wire_dtype, names, list(map(_SHAPE, likes)), list(map(_DTYPE, likes)), list(map(type, likes)))
+        seen = (config, names, list(map(_SHAPE, likes)), list(map(_DTYPE, likes)), list(map(type, likes)))
         if seen != self._seen:
             gradients = signature_of(zip(names, likes, strict=True))
-            self._seen, self._signature = seen, (("allreduce_grad_dtype", wire_dtype), *gradients)
+            settings = tuple((field.name, getattr(config, field.name)) for field in fields(config))
+            self._seen, self._signature = seen, (*settings, *gradients)
         return self._signature
 
     def _known_layout(self, signature: Signature, order: tuple[str, ...]) -> Layout | None:
@@ -178,23 +188,22 @@ class GradientReducer:
             self._latest = signature, order, config, layout
         return self._latest[-1]
 
-    def _layout_of(self, signature: Signature, selection: Selection, order: tuple[str, ...]) -> Layout:
-        """Return the layout that was made for gradients like these, or make it; collective then."""
-        layout = self._known_layout(signature, order)
+    def _make_layout(self, signature: Signature, selection: Selection, order: tuple[str, ...]) -> Layout:
+        """Make a layout for gradients like these; collective."""
         config = self._config()
-        if layout is None:
-            layout = Layout(
-                self._strategy,
-                signature[1:],
-                selection.likes,
-                order,
-                config,
-                bucket_bytes=self._bucket_bytes,
-                whole=self._hook is not None or self._worker is not None,
-                lasting=self._hook is not None or self._worker is not None,
-            )
-            while len(self._layouts) >= _MOST_LAYOUTS:
-                del self._layouts[next(iter(self._layouts))]
-            self._layouts[signature, order, config] = layout
-            self._latest = signature, order, config, layout
+        is_foreground = self._hook is None and self._worker is None
+        layout = Layout(
+            self._strategy,
+            signature[len(fields(config)) :],
+            selection.likes,
+            order,
+            config,
+            bucket_bytes=self._bucket_bytes,
+            whole=not is_foreground or self._bucket_bytes is not None,
+            lasting=not is_foreground,
+        )
+        while len(self._layouts) >= _MOST_LAYOUTS:
+            del self._layouts[next(iter(self._layouts))]
+        self._layouts[signature, order, config] = layout
+        self._latest = signature, order, config, layout
         return layout

@@ -14,12 +14,13 @@ from mn_comm.gradients.bucket import AnyBucket, Spec
 from mn_comm.gradients.targets import Targets
 from mn_comm.mpi import MPI
 from mn_comm.spans import span
+from mn_comm.watch import activity
 from mn_comm.worker import Future, Worker
 
 if TYPE_CHECKING:
     from mn_comm.ranks import Ranks
 
-__all__ = ["CommunicationHook", "Reduction", "average_exactly"]
+__all__ = ["CommunicationHook", "Reduction", "average_exactly", "mean_of"]
 
 CommunicationHook = Callable[[AnyBucket], Future[Any]]
 """Starts to average a bucket, and returns what will be the mean of its ``flat``."""
@@ -28,6 +29,31 @@ CommunicationHook = Callable[[AnyBucket], Future[Any]]
 def average_exactly(bucket: AnyBucket) -> Future[Any]:
     """Average a bucket as it is: the communication hook that is used without another."""
     return bucket.launch()
+
+
+def mean_of(bucket: AnyBucket, future: Any, hook: CommunicationHook | None) -> Any:
+    """Wait for the mean of a bucket, and return it.
+
+    Args:
+        bucket: The bucket.
+        future: What the communication hook has returned.
+        hook: The hook.
+
+    Raises:
+        TypeError: The hook has returned something else than a future of an array.
+        ValueError: The array is not as long as the bucket.
+    """
+    if hook is average_exactly:
+        return future.wait()  # the thread that communicates is the one that is watched
+    if not hasattr(future, "wait"):
+        raise TypeError(f"comm_hook: expected a mn_comm.Future, got {type(future).__name__} for bucket {bucket.index}")
+    mean = activity().wait_for(future.wait, "comm_hook", None)
+    if getattr(mean, "size", None) != bucket.flat.size:
+        raise ValueError(
+            f"comm_hook: expected a mean of {bucket.flat.size} elements for bucket {bucket.index}, got "
+            f"{getattr(mean, 'shape', type(mean).__name__)}"
+        )
+    return mean
 
 
 class Reduction:
@@ -48,7 +74,7 @@ class Reduction:
         comm_hook: Starts to average a bucket.
 
     Attributes:
-        is_over: Whether it was waited for.
+        is_over: Whether nothing of it is under way any more.
     """
 
     def __init__(
@@ -115,34 +141,37 @@ class Reduction:
 
         Raises:
             ValueError: The ranks have different gradients (on every rank).
-            RuntimeError: A rank has abandoned its backward pass (on every other rank).
+            RuntimeError: A rank has abandoned its backward pass (on every other rank); or this reduction was waited for
+                before.
         """
-        self.is_over = True
+        if self.is_over:
+            raise RuntimeError("expected a reduction that is under way, got one that was waited for already")
         self.agree()
         means = []
         for bucket, mean in zip(self._buckets, self._means, strict=True):
             with span("wait", bucket=bucket.index):
-                means.append(mean.wait())
+                means.append(mean_of(bucket, mean, self._hook))
         assert self._ended is not None
         self._ended.wait()
+        self.is_over = True  # not earlier: after an exception, what is still under way has to be waited for
         grads = [param.grad for _, param in self._params]
         for i, (grad, (_, *spec)) in enumerate(zip(grads, self._specs, strict=True)):
             if grad is not None and [grad.shape, grad.dtype] != spec:
                 grads[i] = None  # it has changed since it was packed, one backward pass ago
         targets = Targets(self._params, grads, self._specs)
         for bucket, mean in zip(self._buckets, means, strict=True):
-            with span("unpack", bucket=bucket.index, bytes=bucket.nbytes):
+            with span("unpack", bucket=bucket.index, bytes=bucket.nbytes), np.errstate(all="ignore"):
                 bucket.unpack(targets.arrays, mean)
         targets.finish()
 
     def drain(self) -> None:
         """Let what is under way arrive, and forget it, whatever has become of it."""
-        self.is_over = True
         self.abandon()
         for future in (self._agreed, *self._means, self._ended):
             if future is not None:
                 with contextlib.suppress(Exception):
                     future.wait()
+        self.is_over = True
 
     def _launch(self) -> None:
         while len(self._means) < len(self._buckets) and not self._missing[len(self._means)]:
@@ -150,7 +179,7 @@ class Reduction:
             if bucket.needs_agreement and not self._agreed.succeeds():
                 return  # wait() will say why
             if not self._is_abandoned:
-                with span("pack", bucket=bucket.index, bytes=bucket.nbytes):
+                with span("pack", bucket=bucket.index, bytes=bucket.nbytes), np.errstate(all="ignore"):
                     bucket.pack({member: self._params[member][1].grad for member in bucket.members})
             bucket.submit = functools.partial(self._submit, bucket)
             try:
