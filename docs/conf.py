@@ -3,6 +3,7 @@
 import mn_compat  # noqa: F401 - first: it makes Chainer importable
 
 import chainermn  # isort: skip
+import sys
 from importlib import import_module
 from types import ModuleType
 from typing import Any
@@ -77,6 +78,11 @@ def resolve_where_public(
         The link or the text, or `None` if there is no such name.
     """
     target = node.get("reftarget", "")
+    if node.get("refdomain") == "py" and "." not in target:
+        # Imported for type checkers only, so that Sphinx does not know from where.
+        having = [module for module in sorted(sys.modules) if module.partition(".")[0] in OURS]
+        having = [module for module in having if hasattr(sys.modules[module], target)]
+        target = f"{having[0]}.{target}" if having else target
     if node.get("refdomain") != "py" or target.partition(".")[0] not in OURS or "." not in target:
         return None
     package, *modules, name = target.split(".")
@@ -95,7 +101,7 @@ def check_complete(app: Sphinx, env: BuildEnvironment) -> None:
     """Warn of public functions and classes that no page describes."""
     documented = env.get_domain("py").objects  # type: ignore[attr-defined]
     for module in [*PUBLIC, *OURS, "mn_modelpar.functions", "mn_modelpar.links"]:
-        for name in import_module(module).__all__:
+        for name in getattr(import_module(module), "__all__", ()):  # mn_tools has commands only
             places = {f"{module}.{name}", f"{module.partition('.')[0]}.{name}"}
             is_described = callable(getattr(import_module(module), name)) and not name.startswith("_")
             if is_described and places.isdisjoint(documented):

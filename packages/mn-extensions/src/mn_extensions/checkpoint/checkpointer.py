@@ -202,7 +202,7 @@ class MultiNodeCheckpointer(Extension):  # type: ignore[misc]  # Chainer has no 
 
     @property
     def files(self) -> list[str]:
-        """The names of this rank's files, oldest first: those that it has saved, or found, and not removed."""
+        """The names of the files that this rank has saved, or found, and not removed; the oldest first."""
         iterations = [] if self._generations is None else sorted(self._generations.mine)
         return [file_name(self._run, self.comm.rank, iteration) for iteration in iterations]
 
