@@ -401,6 +401,9 @@ def create_communicator(
 ) -> Communicator:
     """Create a communicator; collective.
 
+    In a job of several processes an exception that nobody catches then ends all of them, unless the script has a
+    ``sys.excepthook`` of its own, the session is interactive, or ``CHAINERMN_FORCE_ABORT_ON_EXCEPTION`` is 0.
+
     Args:
         communicator_name: How gradients are averaged: ``naive``, ``flat``, ``hierarchical``, ``two_dimensional``,
             ``single_node``, ``non_cuda_aware``, ``pure_nccl`` or ``dummy``. All but ``dummy`` compute the same;
@@ -425,6 +428,9 @@ def create_communicator(
         raise ValueError(f"expected a communicator's name, one of {', '.join(_KINDS)}; got {communicator_name!r}")
     if mpi_comm is None:
         mpi_comm = MPI.COMM_WORLD
+    from mn_comm.global_except_hook import add_hook_by_default
+
+    add_hook_by_default()
     settings = {"allreduce_grad_dtype": allreduce_grad_dtype, "batched_copy": batched_copy}
     config = Config()
     for name, value in settings.items():

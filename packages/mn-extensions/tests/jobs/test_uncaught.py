@@ -92,6 +92,70 @@ def test_all_ranks_end_and_the_traceback_is_shown_once(where, show, tmp_path):
     assert len(re.findall(r"chainermn: uncaught exception on rank 1 \(.+\)", job.stderr)) == 1
 
 
+BY_DEFAULT = """
+import os, signal, sys, time
+from mn_comm import create_communicator
+comm = create_communicator("naive")
+if comm.rank == comm.size - 1:
+    print("raising at", time.time(), file=sys.stderr, flush=True)
+    {}
+comm.bcast_obj(None)
+comm.bcast_obj(None, root=comm.size - 1)
+"""
+
+
+@pytest.mark.parametrize("what", ["raise ValueError('boom')", "signal.raise_signal(signal.SIGINT)"])
+def test_all_ranks_end_without_a_hook_in_the_script(what, tmp_path):
+    job = mpiexec(3, BY_DEFAULT.format(what), tmp_path)
+    (raised,) = re.findall(r"raising at ([0-9.]+)", job.stderr)
+    assert time.time() - float(raised) < 5
+    assert job.returncode != 0
+    is_interrupted = "SIGINT" in what
+    assert job.stderr.count("Traceback (most recent call last)") == (not is_interrupted)
+    reason = "interrupted" if is_interrupted else "uncaught exception"
+    assert len(re.findall(rf"chainermn: {reason} on rank 2 \(.+\): ending all ranks", job.stderr)) == 1
+
+
+QUIET = {
+    "the variable": ("", "hook = sys.__excepthook__", {"CHAINERMN_FORCE_ABORT_ON_EXCEPTION": "0"}),
+    "a hook of its own": ("sys.excepthook = hook = lambda *args: None", "", {}),
+    "an interactive session": ("sys.ps1 = '>'", "hook = sys.__excepthook__", {}),
+}
+
+
+@pytest.mark.parametrize("why", QUIET)
+def test_scripts_that_are_left_alone(why, tmp_path):
+    before, after, environ = QUIET[why]
+    code = f"import sys\n{before}\nfrom mn_comm import create_communicator\ncreate_communicator('naive')\n{after}\n"
+    job = mpiexec(2, code + "assert sys.excepthook is hook\n", tmp_path, **environ)
+    assert job.returncode == 0, job.stderr
+
+
+def test_a_child_of_a_rank_is_no_rank(tmp_path):
+    code = """
+import os, sys, warnings
+from mn_comm import create_communicator
+from mn_extensions import global_except_hook
+comm = create_communicator("naive")
+warnings.simplefilter("error")
+global_except_hook.add_hook()  # no warning: the script has not added it before
+warnings.simplefilter("ignore")
+child = os.fork()
+if child == 0:
+    try:
+        raise KeyError("in the child")
+    except KeyError:
+        sys.excepthook(*sys.exc_info())
+    os._exit(3)
+assert os.waitpid(child, 0)[1] == 3 << 8
+print(comm.allreduce_obj(1))
+"""
+    job = mpiexec(2, code, tmp_path)
+    assert job.returncode == 0, job.stderr
+    assert "ending all ranks" not in job.stderr
+    assert job.stderr.count("in the child") == 2
+
+
 def test_without_a_job(tmp_path):
     job = subprocess.run([sys.executable, "-c", PREAMBLE + "raise KeyError(1)"], capture_output=True, text=True)
     assert job.returncode != 0

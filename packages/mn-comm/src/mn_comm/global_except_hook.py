@@ -1,0 +1,144 @@
+"""An uncaught exception on one rank ends all ranks, instead of leaving them waiting for it for ever."""
+
+from __future__ import annotations
+
+import array
+import fcntl
+import os
+import socket
+import stat
+import sys
+import termios
+import time
+import warnings
+from traceback import format_exception_only
+from types import TracebackType
+from typing import TextIO
+
+__all__ = ["add_hook", "add_hook_by_default", "add_hook_if_enabled"]
+
+_VARIABLE = "CHAINERMN_FORCE_ABORT_ON_EXCEPTION"
+_PATIENCE_SECONDS = 2.0
+_PAUSE_SECONDS = 0.01
+
+
+def add_hook() -> None:
+    """From now on, let an uncaught exception end all ranks by ``MPI_Abort``, after its traceback was printed.
+
+    The hook that was there before prints the traceback. Exceptions of threads and ``SystemExit`` are not concerned.
+    """
+    there = sys.excepthook
+    if not isinstance(there, _AbortAllRanks):
+        sys.excepthook = _AbortAllRanks(there)
+    elif there.is_asked_for:
+        warnings.warn("the hook is there already; adding it again does nothing", stacklevel=2)
+    else:
+        there.is_asked_for = True
+
+
+def add_hook_if_enabled() -> None:
+    """Add the hook if ``CHAINERMN_FORCE_ABORT_ON_EXCEPTION`` is set to anything but 0 or the empty string."""
+    if os.environ.get(_VARIABLE, "0") not in ("", "0") and not isinstance(sys.excepthook, _AbortAllRanks):
+        add_hook()
+
+
+def add_hook_by_default() -> None:
+    """Add the hook in a job of several processes, as the others would wait for ever for one that has raised.
+
+    Not where the script has a hook of its own, in an interactive session, or if ``CHAINERMN_FORCE_ABORT_ON_EXCEPTION``
+    is 0.
+    """
+    from mpi4py import MPI
+
+    is_wanted = os.environ.get(_VARIABLE) != "0" and not _is_interactive()
+    if is_wanted and sys.excepthook is sys.__excepthook__ and MPI.COMM_WORLD.size > 1:
+        sys.excepthook = _AbortAllRanks(sys.excepthook, is_asked_for=False)
+
+
+def _is_interactive() -> bool:
+    ipython = getattr(sys.modules.get("IPython"), "get_ipython", lambda: None)
+    return hasattr(sys, "ps1") or bool(sys.flags.interactive) or ipython() is not None
+
+
+class _AbortAllRanks:
+    """An ``excepthook`` that calls the one before it, says which rank it was, and aborts the job.
+
+    Chainer's ``Trainer`` has printed the traceback when it lets an exception through; then only the exception is.
+    Where a rank raises what another one told it, it lets that one speak, and end the job, first. Ctrl-C reaches all
+    ranks, as a rule; then the first of them speaks, and nobody wants to see where each of them was.
+
+    Args:
+        previous: The hook that was there before.
+        is_asked_for: Whether the script wanted it.
+    """
+
+    def __init__(self, previous: object, is_asked_for: bool = True) -> None:
+        self._previous = previous
+        self._process = os.getpid()
+        self.is_asked_for = is_asked_for
+
+    def __call__(self, kind: type[BaseException], value: BaseException, traceback: TracebackType | None) -> None:
+        if os.getpid() != self._process:  # a child of this rank, which is no rank
+            self._previous(kind, value, traceback)  # type: ignore[operator]
+            return
+        try:
+            if issubclass(kind, KeyboardInterrupt):
+                time.sleep(_PATIENCE_SECONDS if _rank() else 0)
+                return
+            if hasattr(value, "raised_on_rank"):
+                time.sleep(_PATIENCE_SECONDS)
+            if _shown_by_trainer(value, traceback):
+                sys.stderr.write("".join(format_exception_only(kind, value)))
+            else:
+                self._previous(kind, value, traceback)  # type: ignore[operator]
+        finally:
+            _abort("interrupted" if issubclass(kind, KeyboardInterrupt) else "uncaught exception")
+
+
+def _shown_by_trainer(value: BaseException, traceback: TracebackType | None) -> bool:
+    """Return whether Chainer's trainer has printed this traceback; it does not print those of causes."""
+    if value.__cause__ is not None or (value.__context__ is not None and not value.__suppress_context__):
+        return False
+    names = ["", ""]
+    show = False
+    while traceback is not None:
+        frame = traceback.tb_frame
+        names = [names[-1], f"{frame.f_globals.get('__name__')}.{frame.f_code.co_name}"]
+        if names == ["chainer.training.trainer.run", "six.reraise"]:  # from the end of its loop
+            return bool(show)
+        show = frame.f_locals.get("show_loop_exception_msg", False)
+        traceback = traceback.tb_next
+    return False
+
+
+def _rank() -> int:
+    from mpi4py import MPI  # not earlier: a script may add the hook before it chooses how MPI is initialised
+
+    return MPI.COMM_WORLD.rank
+
+
+def _abort(reason: str) -> None:
+    from mpi4py import MPI
+
+    sys.stderr.write(f"\nchainermn: {reason} on rank {_rank()} ({socket.gethostname()}): ending all ranks\n")
+    for stream in (sys.stderr, sys.stdout):
+        stream.flush()
+        _wait_until_read(stream)
+    MPI.COMM_WORLD.Abort(1)
+
+
+def _wait_until_read(stream: TextIO) -> None:
+    """Wait, within limits, until the launcher has read what was written: when a job is aborted, it forgets the rest."""
+    try:
+        descriptor = stream.fileno()
+        if not stat.S_ISFIFO(os.fstat(descriptor).st_mode):
+            return
+        unread = array.array("i", [0])
+        deadline = time.monotonic() + _PATIENCE_SECONDS
+        while time.monotonic() < deadline:
+            fcntl.ioctl(descriptor, termios.FIONREAD, unread)
+            if not unread[0]:
+                return
+            time.sleep(_PAUSE_SECONDS)
+    except (OSError, ValueError):  # no file behind it, or closed: there is nothing to wait for
+        return
