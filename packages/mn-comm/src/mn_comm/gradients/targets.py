@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Collection, Sequence
 from operator import attrgetter
 from typing import Any
@@ -15,7 +16,10 @@ from mn_comm.placement import is_device_array, zeros_beside
 __all__ = ["Targets", "check_in_debug_mode"]
 
 _Array = np.ndarray[Any, Any]
-_IS_PLAIN, _OWNS_MEMORY = attrgetter("flags.carray"), attrgetter("flags.owndata")  # called thousands of times
+# Asked of thousands of arrays: all flags at once, as NumPy's C interface numbers them.
+_FLAGS = attrgetter("flags.num")
+_OWNS_MEMORY = 0x4
+_IS_PLAIN = 0x1 | 0x100 | 0x400  # C-contiguous, aligned, writeable
 
 _is_debug: Callable[[], bool] = bool  # called without arguments it returns False
 
@@ -55,14 +59,12 @@ class Targets:
         self._borrowed: list[tuple[_Array, _Array]] = []
         self.arrays: list[Any] = list(grads)
         are_on_host = set(map(type, self.arrays)) <= {np.ndarray}
-        if not (are_on_host and all(map(_IS_PLAIN, self.arrays))):
-            for i, grad in enumerate(grads):
-                if grad is None:
-                    self._replace(i, zeros_beside(self._params[i][1].data, *specs[i][1:]))
-                elif not _can_be_written_to(grad):
-                    self._replace(i, grad.copy())
-        for i in _overlapping(self.arrays):
-            self._replace(i, self.arrays[i].copy())
+        flags = functools.reduce(int.__and__, set(map(_FLAGS, self.arrays)), -1) if are_on_host else 0
+        if flags & _IS_PLAIN != _IS_PLAIN:
+            self._replace_what_cannot_be_written_to(specs)
+        if not flags & _OWNS_MEMORY or len(set(map(id, grads))) < len(grads):
+            for i in _overlapping(self.arrays):
+                self._replace(i, self.arrays[i].copy())
         self._whole = self.arrays
         if flattened:
             self.arrays = list(self.arrays)
@@ -97,6 +99,13 @@ class Targets:
                     f"multi_node_mean_grad: expected finite gradients in debug mode, got others for {name}"
                 )
 
+    def _replace_what_cannot_be_written_to(self, specs: Sequence[Spec]) -> None:
+        for i, grad in enumerate(self.arrays):
+            if grad is None:
+                self._replace(i, zeros_beside(self._params[i][1].data, *specs[i][1:]))
+            elif not _can_be_written_to(grad):
+                self._replace(i, grad.copy())
+
     def _replace(self, i: int, array: Any) -> None:
         self.arrays[i] = array
         self._new.append(i)
@@ -125,14 +134,12 @@ def _can_be_written_to(array: Any) -> bool:
 
 def _overlapping(arrays: Sequence[Any]) -> list[int]:
     """Return the positions of arrays that share memory with one before them."""
-    # Arrays that own their memory, or are views of different ones that do, do not overlap. To look at addresses takes
-    # longer.
-    owners: Sequence[Any] = arrays
-    if not all(map(_OWNS_MEMORY, arrays)):
-        owners = [array if (base := array.base) is None else base for array in arrays]
+    # Views of different arrays that own their memory do not overlap. To look at addresses takes longer.
+    owners = [array if (base := array.base) is None else base for array in arrays]
     are_arrays = set(map(type, owners)) <= {np.ndarray}
-    if are_arrays and len(set(map(id, owners))) == len(owners) and all(map(_OWNS_MEMORY, owners)):
-        return []
+    if are_arrays and len(set(map(id, owners))) == len(owners):
+        if all(num & _OWNS_MEMORY for num in set(map(_FLAGS, owners))):
+            return []
     limits = [_limits(array) for array in arrays]
     found: list[int] = []
     kept: list[int] = []
