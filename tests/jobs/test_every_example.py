@@ -26,7 +26,7 @@ class Run:
 
 
 RUNS = {
-    "cifar/train_cifar.py": Run("-e 3 -b 50 --width 4"),
+    "cifar/train_cifar.py": Run("-e 3 -b 25 --width 8"),
     "dcgan/train_dcgan.py": Run(
         "-e 2 -b 50 --width 8 --snapshot_interval 10 --display_interval 5",
         losses=("dis/loss",),  # the other one's falls when this one's rises

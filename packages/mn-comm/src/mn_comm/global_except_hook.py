@@ -2,24 +2,20 @@
 
 from __future__ import annotations
 
-import array
-import fcntl
 import os
 import socket
-import stat
 import sys
-import termios
 import time
 import warnings
 from traceback import format_exception_only
 from types import TracebackType
-from typing import TextIO
+
+from mn_comm.last_words import abort_when_read
 
 __all__ = ["add_hook", "add_hook_by_default", "add_hook_if_enabled"]
 
 _VARIABLE = "CHAINERMN_FORCE_ABORT_ON_EXCEPTION"
 _PATIENCE_SECONDS = 2.0
-_PAUSE_SECONDS = 0.01
 
 
 def add_hook() -> None:
@@ -118,27 +114,5 @@ def _rank() -> int:
 
 
 def _abort(reason: str) -> None:
-    from mpi4py import MPI
-
     sys.stderr.write(f"\nchainermn: {reason} on rank {_rank()} ({socket.gethostname()}): ending all ranks\n")
-    for stream in (sys.stderr, sys.stdout):
-        stream.flush()
-        _wait_until_read(stream)
-    MPI.COMM_WORLD.Abort(1)
-
-
-def _wait_until_read(stream: TextIO) -> None:
-    """Wait, within limits, until the launcher has read what was written: when a job is aborted, it forgets the rest."""
-    try:
-        descriptor = stream.fileno()
-        if not stat.S_ISFIFO(os.fstat(descriptor).st_mode):
-            return
-        unread = array.array("i", [0])
-        deadline = time.monotonic() + _PATIENCE_SECONDS
-        while time.monotonic() < deadline:
-            fcntl.ioctl(descriptor, termios.FIONREAD, unread)
-            if not unread[0]:
-                return
-            time.sleep(_PAUSE_SECONDS)
-    except (OSError, ValueError):  # no file behind it, or closed: there is nothing to wait for
-        return
+    abort_when_read()

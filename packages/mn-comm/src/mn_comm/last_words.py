@@ -4,17 +4,28 @@ If one rank dies, the launcher ends the others; a scheduler ends all of them whe
 as SIGTERM (Open MPI, Slurm, Kubernetes, a plain ``kill``), each rank writes where its main thread is, which names the
 operation that it waited in; Python's own handlers could not, as they do not run inside MPI. MPICH's ``mpiexec`` sends
 SIGKILL, after which nobody says anything.
+
+Where a rank itself ends the job, its launcher may forget what it has not read yet; so it waits for that.
 """
 
 from __future__ import annotations
 
+import array
 import faulthandler
+import fcntl
 import functools
 import os
 import signal
+import stat
 import sys
+import termios
+import time
+from typing import NoReturn, TextIO
 
-__all__ = ["speak_when_ended"]
+__all__ = ["abort_when_read", "speak_when_ended"]
+
+_PATIENCE_SECONDS = 2.0
+_PAUSE_SECONDS = 0.01
 
 
 @functools.cache
@@ -31,6 +42,32 @@ def speak_when_ended() -> None:
         return
     # The workers of a pool are ended by SIGTERM every time, and nobody wants to hear of it.
     os.register_at_fork(after_in_child=_be_silent)
+
+
+def abort_when_read() -> NoReturn:
+    """End the job by ``MPI_Abort``, once the launcher has read what this rank wrote, or after two seconds."""
+    from mpi4py import MPI  # not earlier: a script may add the hook before it chooses how MPI is initialised
+
+    for stream in (sys.stderr, sys.stdout):
+        _wait_until_read(stream)
+    MPI.COMM_WORLD.Abort(1)
+
+
+def _wait_until_read(stream: TextIO) -> None:
+    try:
+        stream.flush()
+        descriptor = stream.fileno()
+        if not stat.S_ISFIFO(os.fstat(descriptor).st_mode):
+            return
+        unread = array.array("i", [0])
+        deadline = time.monotonic() + _PATIENCE_SECONDS
+        while time.monotonic() < deadline:
+            fcntl.ioctl(descriptor, termios.FIONREAD, unread)
+            if not unread[0]:
+                return
+            time.sleep(_PAUSE_SECONDS)
+    except (OSError, ValueError, AttributeError):  # no file behind it, or closed: there is nothing to wait for
+        return
 
 
 def _be_silent() -> None:

@@ -26,6 +26,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from mn_comm.last_words import abort_when_read
 from mn_comm.mpi import MPI
 from mn_comm.watch import Activity, Call, activities, polled
 
@@ -70,7 +71,7 @@ class Monitor:
         abort: bool,
         stacks: bool = False,
         write: Callable[[str], object] = lambda text: (sys.stderr.write(text), sys.stderr.flush()),
-        end: Callable[[], object] = lambda: MPI.COMM_WORLD.Abort(1),
+        end: Callable[[], object] = abort_when_read,
     ) -> None:
         self.limit = limit
         self.abort = abort

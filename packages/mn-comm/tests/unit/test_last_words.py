@@ -1,0 +1,63 @@
+"""A rank that ends the job waits until its last words are read."""
+
+import os
+import threading
+
+import pytest
+
+from mn_comm import last_words
+
+
+@pytest.fixture
+def pipe():
+    reading, writing = os.pipe()
+    with open(reading, "rb", buffering=0) as reader, open(writing, "w") as writer:
+        yield reader, writer
+
+
+@pytest.fixture
+def end_job(monkeypatch):
+    """Return how often this process ended the job; it lives on."""
+    mpi = pytest.importorskip("mpi4py.MPI", exc_type=(ImportError, RuntimeError))
+    ended = []
+
+    class World:
+        Abort = staticmethod(ended.append)
+
+    monkeypatch.setattr(mpi, "COMM_WORLD", World)
+    return ended
+
+
+def test_the_job_ends_when_the_launcher_has_read_the_last_words(pipe, end_job, monkeypatch):
+    reader, writer = pipe
+    paused, read = threading.Event(), []
+    monkeypatch.setattr(last_words.time, "sleep", lambda _: paused.set())
+    monkeypatch.setattr(last_words.sys, "stderr", writer)
+    monkeypatch.setattr(last_words.sys, "stdout", None)
+    slow = threading.Thread(target=lambda: paused.wait() and (read.append(reader.read(100)), end_job.append("read")))
+    slow.start()
+    writer.write("why")
+    last_words.abort_when_read()
+    slow.join()
+    assert read == [b"why"]
+    assert sorted(map(str, end_job)) == ["1", "read"]
+
+
+def test_it_ends_although_nobody_reads(pipe, end_job, monkeypatch):
+    _, writer = pipe
+    monkeypatch.setattr(last_words, "_PATIENCE_SECONDS", 0.05)
+    monkeypatch.setattr(last_words.sys, "stderr", writer)
+    writer.write("why")
+    last_words.abort_when_read()
+    assert end_job == [1]
+
+
+@pytest.mark.parametrize("close", [True, False])
+def test_it_ends_without_a_stream(close, end_job, monkeypatch, tmp_path):
+    stream = None
+    if close:
+        stream = (tmp_path / "gone").open("w")
+        stream.close()
+    monkeypatch.setattr(last_words.sys, "stderr", stream)
+    last_words.abort_when_read()
+    assert end_job == [1]
