@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import socket
 import sys
@@ -10,6 +11,7 @@ import warnings
 from traceback import format_exception_only
 from types import TracebackType
 
+from mn_comm.interrupts import watch_interrupts
 from mn_comm.last_words import abort_when_read
 
 __all__ = ["add_hook", "add_hook_by_default", "add_hook_if_enabled"]
@@ -42,13 +44,17 @@ def add_hook_by_default() -> None:
     """Add the hook in a job of several processes, as the others would wait for ever for one that has raised.
 
     Not where the script has a hook of its own, in an interactive session, or if ``CHAINERMN_FORCE_ABORT_ON_EXCEPTION``
-    is 0.
+    is 0. With the hook, Ctrl-C ends the job even while the main thread is inside MPI.
     """
     from mpi4py import MPI
 
+    if MPI.COMM_WORLD.size == 1:
+        return
     is_wanted = os.environ.get(_VARIABLE) != "0" and not _is_interactive()
-    if is_wanted and sys.excepthook is sys.__excepthook__ and MPI.COMM_WORLD.size > 1:
+    if is_wanted and sys.excepthook is sys.__excepthook__:
         sys.excepthook = _AbortAllRanks(sys.excepthook, is_asked_for=False)
+    if isinstance(sys.excepthook, _AbortAllRanks):
+        watch_interrupts(_rank(), functools.partial(_abort, "interrupted"))
 
 
 def _is_interactive() -> bool:

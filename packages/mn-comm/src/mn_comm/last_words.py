@@ -20,7 +20,7 @@ import stat
 import sys
 import termios
 import time
-from typing import NoReturn, TextIO
+from typing import TextIO
 
 __all__ = ["abort_when_read", "speak_when_ended"]
 
@@ -44,7 +44,7 @@ def speak_when_ended() -> None:
     os.register_at_fork(after_in_child=_be_silent)
 
 
-def abort_when_read() -> NoReturn:
+def abort_when_read() -> None:
     """End the job by ``MPI_Abort``, once the launcher has read what this rank wrote, or after two seconds."""
     from mpi4py import MPI  # not earlier: a script may add the hook before it chooses how MPI is initialised
 

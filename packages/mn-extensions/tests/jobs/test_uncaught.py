@@ -3,6 +3,7 @@
 import os
 import re
 import shutil
+import signal
 import subprocess
 import sys
 import time
@@ -114,6 +115,68 @@ def test_all_ranks_end_without_a_hook_in_the_script(what, tmp_path):
     assert job.stderr.count("Traceback (most recent call last)") == (not is_interrupted)
     reason = "interrupted" if is_interrupted else "uncaught exception"
     assert len(re.findall(rf"chainermn: {reason} on rank 2 \(.+\): ending all ranks", job.stderr)) == 1
+
+
+PRESSED = """
+import sys
+import chainer, numpy as np
+import mn_optim
+from mn_comm import create_communicator
+comm = create_communicator("naive")
+comm.mpi_comm.Barrier()
+def tell(trainer=None):
+    if comm.rank == 0:
+        print("now", flush=True)
+def train(iterator):
+    optimizer = mn_optim.create_multi_node_optimizer(chainer.optimizers.SGD(), comm)
+    optimizer.setup(chainer.links.Classifier(chainer.links.Linear(2, 2)))
+    trainer = chainer.training.Trainer(chainer.training.StandardUpdater(iterator, optimizer), (100000, "iteration"))
+    trainer.extend(tell, name="tell", trigger=chainer.training.triggers.ManualScheduleTrigger(20, "iteration"))
+    trainer.run()
+data = chainer.datasets.TupleDataset(np.ones((100, 2), "f4"), np.zeros(100, "i4"))
+"""
+
+AT = {
+    "a training": "train(chainer.iterators.SerialIterator(data, 4))",
+    "the data loader's workers": "train(chainer.iterators.MultiprocessIterator(data, 4, n_processes=2))",
+    "a collective": "tell(); comm.recv_obj(1 - comm.rank)",
+    "MPI's own call": "tell(); comm.mpi_comm.recv(source=1 - comm.rank)",
+    "one rank's computation": """
+tell()
+if comm.rank == 0:
+    comm.recv_obj(1)
+while True:
+    sum(range(1000))
+""",
+}
+
+
+@pytest.mark.parametrize("at", AT)
+def test_ctrl_c(at, tmp_path):
+    launcher = shutil.which("mpiexec", path=os.path.dirname(sys.executable))
+    job = subprocess.Popen(
+        [launcher, "-n", "2", sys.executable, "-c", PRESSED + AT[at]],
+        cwd=tmp_path,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,  # as a terminal does, which sends it to all processes of a group
+    )
+    try:
+        assert job.stdout.readline() == "now\n"
+        os.killpg(job.pid, signal.SIGINT)
+        pressed = time.monotonic()
+        output, errors = job.communicate(timeout=30)
+        assert time.monotonic() - pressed < 5
+        assert job.returncode != 0
+        assert "Traceback" not in errors
+        if "[mpiexec@" in output:  # MPICH's; Open MPI's ends the ranks itself, by SIGTERM
+            assert len(re.findall("chainermn: interrupted on rank . .+: ending all ranks", errors)) == 1, errors
+    finally:
+        if job.poll() is None:
+            os.killpg(job.pid, signal.SIGKILL)
+            job.communicate()
 
 
 QUIET = {
