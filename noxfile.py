@@ -30,7 +30,7 @@ PACKAGES = {
 }
 # The tests in tests/ are about all packages together.
 SUITES = [*PACKAGES, "product"]
-GROUPS = {"mn-compat": ["test", "test-compat"], "product": ["test", "test-docs", "examples", "example-data"]}
+GROUPS = {"mn-compat": ["test", "test-compat"], "product": ["test", "test-docs", "examples", "example-data", "clients"]}
 
 RUNNING = "{}.{}".format(*sys.version_info)
 # Those that are declared; each is tested where it is found.
