@@ -44,7 +44,7 @@ def add_hook_by_default() -> None:
     """Add the hook in a job of several processes, as the others would wait for ever for one that has raised.
 
     Not where the script has a hook of its own, in an interactive session, or if ``CHAINERMN_FORCE_ABORT_ON_EXCEPTION``
-    is 0. With the hook, Ctrl-C ends the job even while the main thread is inside MPI.
+    is 0. With the hook, Ctrl-C ends the job even while the main thread of rank 0 is inside MPI.
     """
     from mpi4py import MPI
 
@@ -53,8 +53,8 @@ def add_hook_by_default() -> None:
     is_wanted = os.environ.get(_VARIABLE) != "0" and not _is_interactive()
     if is_wanted and sys.excepthook is sys.__excepthook__:
         sys.excepthook = _AbortAllRanks(sys.excepthook, is_asked_for=False)
-    if isinstance(sys.excepthook, _AbortAllRanks):
-        watch_interrupts(_rank(), functools.partial(_abort, "interrupted"))
+    if isinstance(sys.excepthook, _AbortAllRanks) and _rank() == 0:
+        watch_interrupts(functools.partial(_abort, "interrupted"))
 
 
 def _is_interactive() -> bool:

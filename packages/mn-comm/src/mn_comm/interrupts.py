@@ -3,6 +3,9 @@
 Python calls a handler between two instructions of the main thread. Inside MPI there are none until the other ranks
 come, who may be waiting as well. The signal itself is noticed at once: Python writes its number to a descriptor
 (:func:`signal.set_wakeup_fd`). The stall monitor's thread looks there, and ends the job if no handler runs.
+
+Only rank 0 does so. If it is not inside MPI, the script decides: rank 0 may be saving what there is, while the others
+wait for it.
 """
 
 from __future__ import annotations
@@ -20,7 +23,7 @@ from mn_comm.watch import polled
 
 __all__ = ["Interrupts", "watch_interrupts"]
 
-_PATIENCE_SECONDS = 1.5  # for each: rank 0, which is to speak, then the others
+_PATIENCE_SECONDS = 2.5
 
 
 class Interrupts:
@@ -64,15 +67,14 @@ class Interrupts:
             return b""
 
 
-def watch_interrupts(rank: int, end: Callable[[], object]) -> None:
+def watch_interrupts(end: Callable[[], object]) -> None:
     """From now on, let SIGINT end the job if it comes while the main thread is inside MPI.
 
     Where the program has a handler of its own for it, or reads the numbers of signals itself (as asyncio does), nothing
     is done.
 
     Args:
-        rank: This process's rank: rank 0 ends the job first.
-        end: Ends it.
+        end: Ends it; called in the stall monitor's thread.
     """
     if threading.current_thread() is not threading.main_thread():
         return  # only the main thread may install handlers
@@ -88,7 +90,7 @@ def watch_interrupts(rank: int, end: Callable[[], object]) -> None:
         os.close(reading)
         os.close(writing)
         return
-    interrupts = Interrupts(reading, _PATIENCE_SECONDS * (2 if rank else 1), end)
+    interrupts = Interrupts(reading, _PATIENCE_SECONDS, end)
     signal.signal(signal.SIGINT, interrupts.handle)
     polled.append(lambda: interrupts.poll)
     os.register_at_fork(after_in_child=functools.partial(_forget, interrupts))

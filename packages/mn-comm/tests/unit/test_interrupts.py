@@ -114,8 +114,8 @@ def as_new(monkeypatch):
 
 def test_a_signal_that_comes_is_known_at_once(as_new, clock):
     ended = []
-    watch_interrupts(0, lambda: ended.append(True))
-    watch_interrupts(0, lambda: ended.append(True))  # nothing more
+    watch_interrupts(lambda: ended.append(True))
+    watch_interrupts(lambda: ended.append(True))  # nothing more
     (look,) = as_new
     with pytest.raises(KeyboardInterrupt):
         signal.raise_signal(signal.SIGINT)
@@ -124,16 +124,16 @@ def test_a_signal_that_comes_is_known_at_once(as_new, clock):
 
 def test_scripts_that_are_left_alone(as_new):
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    watch_interrupts(0, pytest.fail)
+    watch_interrupts(pytest.fail)
     assert signal.getsignal(signal.SIGINT) is signal.SIG_IGN
     signal.signal(signal.SIGINT, signal.default_int_handler)
-    thread = threading.Thread(target=watch_interrupts, args=(0, pytest.fail))
+    thread = threading.Thread(target=watch_interrupts, args=(pytest.fail,))
     thread.start()
     thread.join()
     reading, writing = os.pipe()
     os.set_blocking(writing, False)
     signal.set_wakeup_fd(writing)
-    watch_interrupts(0, pytest.fail)
+    watch_interrupts(pytest.fail)
     assert signal.set_wakeup_fd(-1) == writing
     os.close(reading)
     os.close(writing)
@@ -142,7 +142,7 @@ def test_scripts_that_are_left_alone(as_new):
 
 
 def test_a_child_is_no_rank(as_new):
-    watch_interrupts(0, pytest.fail)
+    watch_interrupts(pytest.fail)
     child = os.fork()
     if child == 0:
         is_as_before = signal.getsignal(signal.SIGINT) is signal.default_int_handler

@@ -151,12 +151,12 @@ while True:
 }
 
 
-@pytest.mark.parametrize("at", AT)
-def test_ctrl_c(at, tmp_path):
+def press(code, folder):
+    """Press Ctrl-C when a script on two ranks says so; return the job, what it wrote, and the seconds since then."""
     launcher = shutil.which("mpiexec", path=os.path.dirname(sys.executable))
     job = subprocess.Popen(
-        [launcher, "-n", "2", sys.executable, "-c", PRESSED + AT[at]],
-        cwd=tmp_path,
+        [launcher, "-n", "2", sys.executable, "-c", PRESSED + code],
+        cwd=folder,
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
@@ -168,15 +168,44 @@ def test_ctrl_c(at, tmp_path):
         os.killpg(job.pid, signal.SIGINT)
         pressed = time.monotonic()
         output, errors = job.communicate(timeout=30)
-        assert time.monotonic() - pressed < 5
-        assert job.returncode != 0
-        assert "Traceback" not in errors
-        if "[mpiexec@" in output:  # MPICH's; Open MPI's ends the ranks itself, by SIGTERM
-            assert len(re.findall("chainermn: interrupted on rank . .+: ending all ranks", errors)) == 1, errors
+        return job, output, errors, time.monotonic() - pressed
     finally:
         if job.poll() is None:
             os.killpg(job.pid, signal.SIGKILL)
             job.communicate()
+
+
+@pytest.mark.parametrize("at", AT)
+def test_ctrl_c(at, tmp_path):
+    job, output, errors, seconds = press(AT[at], tmp_path)
+    assert seconds < 5
+    assert job.returncode != 0
+    assert "Traceback" not in errors
+    if "[mpiexec@" in output:  # MPICH's; Open MPI's ends the ranks itself, by SIGTERM
+        assert len(re.findall("chainermn: interrupted on rank . .+: ending all ranks", errors)) == 1, errors
+
+
+CAUGHT = """
+import time
+try:
+    comm.gather_obj("inside")
+    if comm.rank == 0:
+        tell()
+        time.sleep(60)
+    comm.bcast_obj(None)
+except KeyboardInterrupt:
+    if comm.rank == 0:
+        time.sleep(6)  # longer than Python's handler is waited for
+        comm.bcast_obj("end")
+        print("saved", flush=True)
+"""
+
+
+def test_a_script_that_catches_ctrl_c_decides(tmp_path):
+    job, output, errors, _ = press(CAUGHT, tmp_path)
+    if "[mpiexec@" in output:
+        assert "saved\n" in output, errors
+        assert job.returncode == 0, errors
 
 
 QUIET = {
