@@ -141,6 +141,7 @@ def test_scripts_that_are_left_alone(as_new):
     assert as_new == []
 
 
+@pytest.mark.filterwarnings("ignore:.*multi-threaded:DeprecationWarning")  # the thread is that of pytest's time-out
 def test_a_child_is_no_rank(as_new):
     watch_interrupts(pytest.fail)
     child = os.fork()
