@@ -161,3 +161,4 @@ def test_global_except_hook_is_added_at_import_if_asked_for():
     assert python(code) == "builtin_function_or_method"
     assert python(code, CHAINERMN_FORCE_ABORT_ON_EXCEPTION="") == "builtin_function_or_method"
     assert python(code, CHAINERMN_FORCE_ABORT_ON_EXCEPTION="1") == "_AbortAllRanks"
+    assert python(code, CHAINERMN_FORCE_ABORT_ON_EXCEPTIONS="1") == "_AbortAllRanks"

@@ -11,12 +11,14 @@ import warnings
 from traceback import format_exception_only
 from types import TracebackType
 
+from mn_comm.exit_status import share_exit_status
 from mn_comm.interrupts import watch_interrupts
 from mn_comm.last_words import abort_when_read
 
 __all__ = ["add_hook", "add_hook_by_default", "add_hook_if_enabled"]
 
-_VARIABLE = "CHAINERMN_FORCE_ABORT_ON_EXCEPTION"
+_VARIABLES = ("CHAINERMN_FORCE_ABORT_ON_EXCEPTION", "CHAINERMN_FORCE_ABORT_ON_EXCEPTIONS")
+"""What the old software read, and what Chainer's manual printed."""
 _PATIENCE_SECONDS = 2.0
 
 
@@ -36,7 +38,7 @@ def add_hook() -> None:
 
 def add_hook_if_enabled() -> None:
     """Add the hook if ``CHAINERMN_FORCE_ABORT_ON_EXCEPTION`` is set to anything but 0 or the empty string."""
-    if os.environ.get(_VARIABLE, "0") not in ("", "0") and not isinstance(sys.excepthook, _AbortAllRanks):
+    if _setting() not in ("", "0") and not isinstance(sys.excepthook, _AbortAllRanks):
         add_hook()
 
 
@@ -44,17 +46,24 @@ def add_hook_by_default() -> None:
     """Add the hook in a job of several processes, as the others would wait for ever for one that has raised.
 
     Not where the script has a hook of its own, in an interactive session, or if ``CHAINERMN_FORCE_ABORT_ON_EXCEPTION``
-    is 0. With the hook, Ctrl-C ends the job even while the main thread of rank 0 is inside MPI.
+    is 0. Then Ctrl-C ends the job even while the main thread of rank 0 is inside MPI, and so does ``sys.exit`` with a
+    status other than 0.
     """
     from mpi4py import MPI
 
     if MPI.COMM_WORLD.size == 1:
         return
-    is_wanted = os.environ.get(_VARIABLE) != "0" and not _is_interactive()
+    is_wanted = _setting() != "0" and not _is_interactive()
     if is_wanted and sys.excepthook is sys.__excepthook__:
         sys.excepthook = _AbortAllRanks(sys.excepthook, is_asked_for=False)
-    if isinstance(sys.excepthook, _AbortAllRanks) and _rank() == 0:
-        watch_interrupts(functools.partial(_abort, "interrupted"))
+    if isinstance(sys.excepthook, _AbortAllRanks):
+        share_exit_status(_rank())
+        if _rank() == 0:
+            watch_interrupts(functools.partial(_abort, "interrupted"))
+
+
+def _setting() -> str:
+    return next((os.environ[name] for name in _VARIABLES if name in os.environ), "")
 
 
 def _is_interactive() -> bool:

@@ -22,7 +22,7 @@ import termios
 import time
 from typing import TextIO
 
-__all__ = ["abort_when_read", "speak_when_ended"]
+__all__ = ["abort_when_read", "speak_when_ended", "wait_until_read"]
 
 _PATIENCE_SECONDS = 2.0
 _PAUSE_SECONDS = 0.01
@@ -49,11 +49,12 @@ def abort_when_read() -> None:
     from mpi4py import MPI  # not earlier: a script may add the hook before it chooses how MPI is initialised
 
     for stream in (sys.stderr, sys.stdout):
-        _wait_until_read(stream)
+        wait_until_read(stream)
     MPI.COMM_WORLD.Abort(1)
 
 
-def _wait_until_read(stream: TextIO) -> None:
+def wait_until_read(stream: TextIO) -> None:
+    """Flush a stream, and wait until the launcher has read what was written to it, for two seconds at most."""
     try:
         stream.flush()
         descriptor = stream.fileno()

@@ -254,6 +254,50 @@ def test_without_a_job(tmp_path):
     assert job.stderr.count("KeyError: 1") == 1
 
 
+EXIT = """
+import argparse, multiprocessing, sys, threading
+from mn_comm import create_communicator
+comm = create_communicator("naive")
+def end(status):
+    sys.exit(status)
+if comm.rank == 1:
+    {}
+comm.bcast_obj(None, root=1)
+"""
+
+ENDS = {
+    "a message": ("sys.exit('bad argument')", 1, "bad argument\n"),
+    "a status": ("end(7)", 7, ""),
+    "argparse": ("argparse.ArgumentParser().parse_args(['--what'])", 2, "unrecognized arguments: --what\n"),
+    "another one": ("try:\n        end(3)\n    finally:\n        end(5)", 5, ""),
+}
+
+
+@pytest.mark.parametrize("how", ENDS)
+def test_an_exit_status_ends_all_ranks(how, tmp_path):
+    code, status, said = ENDS[how]
+    job = mpiexec(3, EXIT.format(code), tmp_path)
+    assert job.returncode == status
+    assert said in job.stderr
+    assert len(re.findall(rf"chainermn: exit status {status} on rank 1 \(.+\): ending all ranks", job.stderr)) == 1
+    assert "Traceback" not in job.stderr
+
+
+GOES_ON = {
+    "caught": "try:\n        end(3)\n    except SystemExit:\n        pass",
+    "caught and kept": "try:\n        end(3)\n    except SystemExit as error:\n        kept = error",
+    "in a thread": "thread = threading.Thread(target=end, args=(3,)); thread.start(); thread.join()",
+    "in a child": "c = multiprocessing.get_context('fork').Process(target=end, args=(3,)); c.start(); c.join()",
+    "as the end of all": "comm.bcast_obj(None, root=1); end(0)",
+}
+
+
+@pytest.mark.parametrize("how", GOES_ON)
+def test_exits_that_end_nothing_else(how, tmp_path):
+    job = mpiexec(2, EXIT.format(GOES_ON[how]), tmp_path)
+    assert (job.returncode, job.stderr) == (0, "")
+
+
 HARMLESS = {
     "exit": ("sys.exit(7)", 7),
     "no exit": ("pass", 0),
