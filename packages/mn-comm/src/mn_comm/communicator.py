@@ -421,7 +421,9 @@ def create_communicator(
     Raises:
         ValueError: There is no communicator of that name, it cannot have these settings, or it cannot work on these
             hosts.
-        RuntimeError: ``pure_nccl`` was asked for and CuPy or NCCL is missing on some rank (on every rank).
+        RuntimeError: ``pure_nccl`` was asked for and CuPy or NCCL is missing on some rank (on every rank). Or the
+            launcher has started several processes, and the MPI library is another one than the launcher's, so that each
+            of them would be alone (``CHAINERMN_ALLOW_SINGLETONS=1`` allows that).
         TypeError: ``mpi_comm`` or a setting is of the wrong type.
     """
     if communicator_name not in _KINDS:
@@ -429,7 +431,9 @@ def create_communicator(
     if mpi_comm is None:
         mpi_comm = MPI.COMM_WORLD
     from mn_comm.global_except_hook import add_hook_by_default
+    from mn_comm.launch import check_launch
 
+    check_launch(MPI.COMM_WORLD.size)
     add_hook_by_default()
     settings = {"allreduce_grad_dtype": allreduce_grad_dtype, "batched_copy": batched_copy}
     config = Config()
