@@ -204,8 +204,68 @@ class Communicator(CommunicatorBase):
         return collectives.alltoall(self.ranks, xs)
 
     @operation
-    def allreduce(self, x: Any) -> _Array:
-        return collectives.allreduce(self.ranks, x)
+    def allreduce(self, x: Any, *, op: str = "sum") -> _Array:
+        """Combine the arrays of all ranks; collective.
+
+        Args:
+            x: An array of the same shape and dtype on every rank: integers, floats or complex numbers. Half precision
+                is combined in float32. Whether integers that grow too large wrap around or saturate, and whether NaN is
+                the largest or smallest of all, depends on the MPI library.
+            op: ``sum``, ``prod``, ``max`` or ``min``; the same on every rank.
+
+        Returns:
+            A new array of the same shape and dtype, the same on every rank.
+
+        Raises:
+            TypeError: A rank has no array, or one of a dtype that cannot be combined so (on every rank).
+            ValueError: The ranks differ in shape, dtype or ``op``, or there is no such ``op`` (on every rank).
+        """
+        return collectives.allreduce(self.ranks, x, op)
+
+    @operation
+    def reduce(self, x: Any, *, op: str = "sum", root: int = 0) -> _Array | None:
+        """Combine the arrays of all ranks at one; collective; otherwise as :meth:`allreduce`.
+
+        Args:
+            x: As for :meth:`allreduce`.
+            op: As for :meth:`allreduce`.
+            root: The rank that receives.
+
+        Returns:
+            At the root a new array of the same shape and dtype, elsewhere ``None``.
+
+        Raises:
+            TypeError: As for :meth:`allreduce`.
+            ValueError: As for :meth:`allreduce`; or ``root`` is out of range or not the same on every rank.
+        """
+        return collectives.reduce(self.ranks, x, op, root)
+
+    @operation
+    def reduce_scatter(self, x: Any, *, op: str = "sum") -> _Array:
+        """Combine the arrays of all ranks, and give each rank its block of the result; collective.
+
+        Args:
+            x: As for :meth:`allreduce`; the length of its first axis is a multiple of ``size``.
+            op: As for :meth:`allreduce`.
+
+        Returns:
+            A new array of the same dtype: of ``size`` blocks of equal length along the first axis, the one at position
+            ``rank``.
+
+        Raises:
+            TypeError: As for :meth:`allreduce`.
+            ValueError: As for :meth:`allreduce`; or the first axis cannot be divided so.
+        """
+        return collectives.reduce_scatter(self.ranks, x, op)
+
+    @operation
+    def barrier(self) -> None:
+        """Wait until every rank has called this; collective."""
+        self.ranks.Barrier()
+
+    def __repr__(self) -> str:
+        hosts = f"{self.inter_size} host{'s' if self.inter_size > 1 else ''}"
+        return f"<{type(self).__name__} {self.strategy!r}: rank {self.rank} of {self.size}, on {hosts}>"
 
     @operation
     def send_obj(self, obj: Any, dest: int, tag: int = 0) -> None:

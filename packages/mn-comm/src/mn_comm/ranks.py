@@ -16,7 +16,8 @@ __all__ = ["Ranks"]
 # Shorter pauses make more progress on a slow network, longer ones leave more of the core to the computation.
 _PAUSE_SECONDS = 50e-6
 _WITH_NONBLOCKING_FORM = (
-    *("Barrier", "Bcast", "Allgather", "Allgatherv", "Alltoallv", "Reduce_scatter", "Allreduce", "Send", "Recv"),
+    *("Barrier", "Bcast", "Allgather", "Allgatherv", "Alltoallv", "Reduce", "Reduce_scatter", "Reduce_scatter_block"),
+    *("Allreduce", "Send", "Recv"),
 )
 _BLOCKING_ONLY = (
     *("Mprobe", "Dup", "Split", "Free"),

@@ -49,6 +49,13 @@ OBJECTS = np.array([object()])
         (lambda: COMM.alltoall(on_last([np.zeros(1)] * SIZE, [])), ValueError, f"alltoall: expected {SIZE} arrays"),
         (lambda: COMM.alltoall(on_last([np.zeros(1)] * SIZE, 5)), TypeError, "alltoall: expected a tuple of"),
         (lambda: COMM.allreduce(on_last(np.zeros(1), "x")), TypeError, r"allreduce: expected a numpy.ndarray, got str"),
+        (lambda: COMM.allreduce(np.zeros(1), op=on_last("sum", "mean")), ValueError, "sum, prod, max, min; got 'mean'"),
+        (lambda: COMM.reduce(np.zeros(1), root=on_last(0, SIZE)), ValueError, r"expected root in 0\.\."),
+        (
+            lambda: COMM.reduce_scatter(np.zeros(())),
+            ValueError,
+            r"a first axis whose length is a multiple of \d, got \(",
+        ),
         (
             lambda: COMM.allreduce(on_last(np.zeros(1), np.array("x"))),
             TypeError,
@@ -73,9 +80,12 @@ def test_all_ranks_raise(call, error, message):
         (
             lambda: COMM.allreduce(on_last(np.zeros(2), np.zeros(3))),
             ValueError,
-            rf"\(\(3,\), 'float64'\) on rank {LAST}",
+            rf"\(\(3,\), 'float64', 'sum'\) on rank {LAST}",
         ),
         (lambda: COMM.allreduce(on_last(np.zeros(2, "f4"), np.zeros(2))), ValueError, "'float32'.* on rank 0 and"),
+        (lambda: COMM.allreduce(np.zeros(2), op=on_last("sum", "max")), ValueError, "'sum'.* on rank 0 and .*'max'"),
+        (lambda: COMM.reduce(np.zeros(2), root=on_last(0, 1)), ValueError, "'root 0'.* on rank 0 and .*'root 1'"),
+        (lambda: COMM.reduce_scatter(np.zeros(on_last(1, 2) * SIZE)), ValueError, "reduce_scatter: expected arrays of"),
         (
             lambda: COMM.gather(on_last(np.zeros(2), np.zeros(2, "i4"))),
             TypeError,

@@ -91,6 +91,61 @@ def test_allreduce(shape, dtype):
     same(mine, kept)
 
 
+OPERATIONS = {"sum": np.add, "prod": np.multiply, "max": np.maximum, "min": np.minimum}
+
+
+def combined(op, shape, dtype):
+    """What the ranks' arrays come to, with 1, 2 or 3 as elements: products over four ranks fit into int8."""
+    arrays = [few(shape, dtype, rank) for rank in range(SIZE)]
+    return np.asarray(OPERATIONS[op].reduce(arrays, axis=0, dtype=np.dtype(dtype)))
+
+
+def few(shape, dtype, rank):
+    return np.asarray(make(shape, "i8", rank) % 3 + 1, dtype)
+
+
+def has_order(dtype, op):
+    return np.dtype(dtype).kind != "c" or op in ("sum", "prod")
+
+
+@given(
+    shape=shapes, dtype=st.sampled_from(NUMBERS), op=st.sampled_from(list(OPERATIONS)), root=st.integers(0, SIZE - 1)
+)
+def test_reductions_by_every_operation(shape, dtype, op, root):
+    mine = few(shape, dtype, RANK)
+    if not has_order(dtype, op):
+        for reduction in (COMM.allreduce, COMM.reduce, COMM.reduce_scatter):
+            with pytest.raises(TypeError, match=f"numbers that have an order for op='{op}', got dtype complex"):
+                reduction(mine, op=op)
+        return
+    same(COMM.allreduce(mine, op=op), combined(op, shape, dtype))
+    at_root = COMM.reduce(mine, op=op, root=root)
+    if root == RANK:
+        same(at_root, combined(op, shape, dtype))
+    else:
+        assert at_root is None
+    same(mine, few(shape, dtype, RANK))
+
+
+@given(length=st.integers(0, 4), shape=shapes, dtype=st.sampled_from(NUMBERS), op=st.sampled_from(list(OPERATIONS)))
+def test_reduce_scatter(length, shape, dtype, op):
+    shape = (length * SIZE, *shape)
+    if has_order(dtype, op):
+        block = slice(RANK * length, (RANK + 1) * length)
+        same(COMM.reduce_scatter(few(shape, dtype, RANK), op=op), combined(op, shape, dtype)[block])
+
+
+def test_a_barrier_waits_for_all():
+    counted = COMM.mpi_comm.allreduce(1)
+    COMM.barrier()
+    assert counted == SIZE
+
+
+def test_what_a_communicator_says_it_is():
+    hosts = "1 host" if COMM.inter_size == 1 else f"{COMM.inter_size} hosts"
+    assert repr(COMM) == f"<NaiveCommunicator 'naive': rank {RANK} of {SIZE}, on {hosts}>"
+
+
 def test_half_precision_is_added_up_in_float32():
     # In float16, 2048 + 1 is 2048 again.
     mine = np.float16([2048 if RANK == 0 else 1])
@@ -133,6 +188,10 @@ def test_long_arrays_travel_in_pieces(monkeypatch):
     for rank, array in enumerate(COMM.allgather(test)):
         same(array, np.arange(50.0) + rank)
     same(COMM.allreduce(test), np.arange(50.0) * SIZE + sum(range(SIZE)))
+    total = COMM.reduce(test, root=SIZE - 1)
+    assert total is None or (total == np.arange(50.0) * SIZE + sum(range(SIZE))).all()
+    tiled = np.tile(test, (SIZE, 1))
+    same(COMM.reduce_scatter(tiled, op="max"), (np.arange(50.0) + SIZE - 1).reshape(1, 50))
     for source, array in enumerate(COMM.alltoall([test] * SIZE)):
         same(array, np.arange(50.0) + source)
     gathered = COMM.gather(test)

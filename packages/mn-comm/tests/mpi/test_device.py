@@ -447,7 +447,15 @@ def test_collectives(cupy, comms, name, shape, dtype, layout):
     root = SIZE - 1
     received = comm.bcast(mine if root == RANK else None, root=root)
     same(cupy, received, of(root))
-    same(cupy, comm.allreduce(mine), np.asarray(sum(of(rank) for rank in range(SIZE)), dtype))
+    total = np.asarray(sum(of(rank) for rank in range(SIZE)), dtype)
+    same(cupy, comm.allreduce(mine), total)
+    product = np.asarray(np.prod([of(rank) for rank in range(SIZE)], axis=0), dtype)
+    if np.dtype(dtype).itemsize > 2:  # which the products do not fit into
+        same(cupy, comm.allreduce(mine, op="prod"), product)
+        reduced = comm.reduce(mine, op="prod", root=root)
+        if root == RANK:
+            same(cupy, reduced, product)
+    same(cupy, comm.reduce_scatter(on_device(cupy, np.stack([of(RANK)] * SIZE), layout)), total[None])
     same(cupy, mine, of(RANK))
     for rank, other in enumerate(comm.allgather(mine)):
         same(cupy, other, of(rank))

@@ -1,6 +1,6 @@
 """One collective, one file, on arrays in host memory or on a device; all of them take :class:`~mn_comm.ranks.Ranks`."""
 
-from mn_comm.collectives.allreduce import allreduce, mean_in_place, sum_in_place
+from mn_comm.collectives.allreduce import allreduce, combine_in_place, mean_in_place, sum_in_place
 from mn_comm.collectives.alltoall import alltoall
 from mn_comm.collectives.bcast import bcast, bcast_in_place
 from mn_comm.collectives.gather import allgather, gather
@@ -14,6 +14,8 @@ from mn_comm.collectives.objects import (
     send_obj,
 )
 from mn_comm.collectives.p2p import recv, send
+from mn_comm.collectives.reduce import reduce
+from mn_comm.collectives.reduce_scatter import reduce_scatter
 from mn_comm.collectives.scatter import scatter
 
 __all__ = [
@@ -25,11 +27,14 @@ __all__ = [
     "bcast",
     "bcast_in_place",
     "bcast_obj",
+    "combine_in_place",
     "gather",
     "gather_obj",
     "mean_in_place",
     "recv",
     "recv_obj",
+    "reduce",
+    "reduce_scatter",
     "scatter",
     "scatter_obj",
     "send",

@@ -1,7 +1,8 @@
-"""All-reduce: the sum over all ranks, at every rank."""
+"""All-reduce: the sum, product, maximum or minimum over all ranks, at every rank."""
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -15,26 +16,61 @@ from mn_comm.mpi import MPI
 if TYPE_CHECKING:
     from mn_comm.ranks import Ranks
 
-__all__ = ["allreduce", "mean_in_place", "sum_in_place"]
+__all__ = ["OPERATIONS", "agree_on", "allreduce", "combine_in_place", "mean_in_place", "sum_in_place"]
+
+OPERATIONS = {"sum": "SUM", "prod": "PROD", "max": "MAX", "min": "MIN"}
+"""The names of MPI's operations."""
 
 _Array = np.ndarray[Any, Any]
 
 
-def allreduce(ranks: Ranks, data: Any) -> _Array:
-    """Add up arrays of all ranks; see :meth:`mn_comm.CommunicatorBase.allreduce`."""
-    with agreement.raise_on_all(ranks):
-        array = wire.check_array(data, "allreduce")
-        total_dtype = wire.check_sum(array.dtype, "allreduce")
-    on_device = placement.is_device_array(array)
-    signature = (array.shape, array.dtype.name, *(["on a device"] if on_device else []))
-    agreement.agree(ranks, signature, _explain)
-    if on_device:
+def allreduce(ranks: Ranks, data: Any, op: str = "sum") -> _Array:
+    """Combine the arrays of all ranks; see :meth:`mn_comm.Communicator.allreduce`."""
+    array, total_dtype = agree_on(ranks, data, op, "allreduce")
+    if placement.is_device_array(array):
         from mn_comm.device import collectives
 
-        return collectives.allreduce(ranks, array, total_dtype)  # type: ignore[no-any-return]
+        return collectives.allreduce(ranks, array, total_dtype, op)  # type: ignore[no-any-return]
     total = array.astype(total_dtype, order="C", copy=True)
-    sum_in_place(ranks, total.reshape(-1))
+    combine_in_place(ranks, total.reshape(-1), op)
     return total.astype(array.dtype, copy=False)  # type: ignore[no-any-return]
+
+
+def agree_on(ranks: Ranks, data: Any, op: str, what: str, *more: Any) -> tuple[Any, np.dtype[Any]]:
+    """Check that all ranks combine arrays of the same shape and dtype in the same way; collective.
+
+    Args:
+        ranks: The ranks.
+        data: This rank's array.
+        op: How they are combined.
+        what: The name of the collective, for messages.
+        more: What else has to be the same on all ranks.
+
+    Returns:
+        The array, and the dtype in which it is to be combined.
+
+    Raises:
+        TypeError: A rank has no array, or one of a dtype that cannot be combined so (on every rank).
+        ValueError: The ranks differ, or there is no such ``op`` (on every rank).
+    """
+    with agreement.raise_on_all(ranks):
+        if op not in OPERATIONS:
+            raise ValueError(f"{what}: expected op to be one of {', '.join(OPERATIONS)}; got {op!r}")
+        array = wire.check_array(data, what)
+        total_dtype = wire.check_sum(array.dtype, what)
+        if total_dtype.kind == "c" and op in ("max", "min"):
+            raise TypeError(f"{what}: expected numbers that have an order for op={op!r}, got dtype {array.dtype}")
+    on_device = placement.is_device_array(array)
+    signature = (array.shape, array.dtype.name, op, *more, *(["on a device"] if on_device else []))
+    agreement.agree(ranks, signature, functools.partial(_explain, what))
+    return array, total_dtype
+
+
+def combine_in_place(ranks: Ranks, flat: _Array, op: str) -> None:
+    """Overwrite an array with what comes of combining those of all ranks; collective; as :func:`sum_in_place`."""
+    if ranks.size > 1:
+        for piece in pieces.pieces(flat):
+            ranks.Allreduce(MPI.IN_PLACE, piece, getattr(MPI, OPERATIONS[op]))
 
 
 def sum_in_place(ranks: Ranks, flat: _Array) -> None:
@@ -44,9 +80,7 @@ def sum_in_place(ranks: Ranks, flat: _Array) -> None:
         ranks: The ranks that hold the summands, of equal length and dtype on all of them.
         flat: The summand, and then the result: one-dimensional and contiguous, of a dtype that MPI can add up.
     """
-    if ranks.size > 1:
-        for piece in pieces.pieces(flat):
-            ranks.Allreduce(MPI.IN_PLACE, piece, MPI.SUM)
+    combine_in_place(ranks, flat, "sum")
 
 
 def mean_in_place(ranks: Ranks, flat: _Array) -> None:
@@ -58,9 +92,9 @@ def mean_in_place(ranks: Ranks, flat: _Array) -> None:
         arithmetic.divide(flat, ranks.size, flat)
 
 
-def _explain(signatures: Sequence[tuple[Any, ...]]) -> ValueError:
+def _explain(what: str, signatures: Sequence[tuple[Any, ...]]) -> ValueError:
     rank = next(rank for rank, other in enumerate(signatures) if other != signatures[0])
     return ValueError(
-        f"allreduce: expected arrays of the same shape and dtype on every rank, got {signatures[0]} on rank 0 "
-        f"and {signatures[rank]} on rank {rank}"
+        f"{what}: expected arrays of the same shape and dtype, and the same op, on every rank, got {signatures[0]} on "
+        f"rank 0 and {signatures[rank]} on rank {rank}"
     )

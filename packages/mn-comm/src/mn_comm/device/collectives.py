@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from mn_comm import nccl
-from mn_comm.collectives import pieces, sum_in_place
+from mn_comm.collectives import combine_in_place, pieces
 from mn_comm.device import staging
 from mn_comm.device.nccl_ranks import nccl_ranks_of
 
@@ -17,25 +17,26 @@ if TYPE_CHECKING:
 __all__ = ["allreduce", "bcast", "bcast_new"]
 
 
-def allreduce(ranks: Ranks, array: Any, total_dtype: np.dtype[Any]) -> Any:
-    """Add up arrays on devices, of the same shape and dtype on every rank, checked; collective.
+def allreduce(ranks: Ranks, array: Any, total_dtype: np.dtype[Any], op: str = "sum") -> Any:
+    """Combine arrays on devices, of the same shape and dtype on every rank, checked; collective.
 
     Args:
         ranks: The ranks.
         array: The summand, of any memory layout.
-        total_dtype: The dtype in which they are added up.
+        total_dtype: The dtype in which they are combined.
+        op: How they are: sums by NCCL, others in host memory.
 
     Returns:
-        The sum, a new array on the same device, of the same dtype.
+        What comes of it, a new array on the same device, of the same dtype.
     """
     with array.device:
         total = array.astype(total_dtype, order="C", copy=True)
-        if _by_nccl(ranks) and nccl.supports(total_dtype):
+        if op == "sum" and _by_nccl(ranks) and nccl.supports(total_dtype):
             if total.size:
                 nccl_ranks_of(ranks).connect().all_reduce(total)
         else:
             host = staging.to_host(total)
-            sum_in_place(ranks, host.reshape(-1))
+            combine_in_place(ranks, host.reshape(-1), op)
             total = staging.to_device(host)
         return total.astype(array.dtype, copy=False)
 

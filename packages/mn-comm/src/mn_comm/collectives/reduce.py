@@ -1,0 +1,38 @@
+"""Reduce: the sum, product, maximum or minimum over all ranks, at one of them."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from mn_comm import agreement, placement, wire
+from mn_comm.collectives import pieces
+from mn_comm.collectives.allreduce import OPERATIONS, agree_on
+from mn_comm.mpi import MPI
+
+if TYPE_CHECKING:
+    from mn_comm.ranks import Ranks
+
+__all__ = ["reduce"]
+
+_Array = np.ndarray[Any, Any]
+
+
+def reduce(ranks: Ranks, data: Any, op: str, root: int) -> _Array | None:
+    """Combine the arrays of all ranks at one; see :meth:`mn_comm.Communicator.reduce`."""
+    with agreement.raise_on_all(ranks):
+        root = wire.check_rank(root, ranks.size, "root")
+    array, total_dtype = agree_on(ranks, data, op, "reduce", f"root {root}")
+    if placement.is_device_array(array):
+        from mn_comm.device import collectives
+
+        total = collectives.allreduce(ranks, array, total_dtype, op)
+        return total if ranks.rank == root else None
+    total = array.astype(total_dtype, order="C", copy=True)
+    for piece in pieces.pieces(total.reshape(-1)):
+        if ranks.rank == root:
+            ranks.Reduce(MPI.IN_PLACE, piece, getattr(MPI, OPERATIONS[op]), root)
+        else:
+            ranks.Reduce(piece, None, getattr(MPI, OPERATIONS[op]), root)
+    return total.astype(array.dtype, copy=False) if ranks.rank == root else None

@@ -1,0 +1,43 @@
+"""Reduce-scatter: each rank has its block of the sum, product, maximum or minimum over all ranks."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from mn_comm import agreement, placement
+from mn_comm.collectives import pieces
+from mn_comm.collectives.allreduce import OPERATIONS, agree_on
+from mn_comm.mpi import MPI
+
+if TYPE_CHECKING:
+    from mn_comm.ranks import Ranks
+
+__all__ = ["reduce_scatter"]
+
+_Array = np.ndarray[Any, Any]
+
+
+def reduce_scatter(ranks: Ranks, data: Any, op: str) -> _Array:
+    """Combine the arrays of all ranks, a block at each; see :meth:`mn_comm.Communicator.reduce_scatter`."""
+    array, total_dtype = agree_on(ranks, data, op, "reduce_scatter")
+    with agreement.raise_on_all(ranks):
+        if not array.ndim or array.shape[0] % ranks.size:
+            raise ValueError(
+                f"reduce_scatter: expected a first axis whose length is a multiple of {ranks.size}, got {array.shape}"
+            )
+    shape = (array.shape[0] // ranks.size, *array.shape[1:])
+    if placement.is_device_array(array):
+        from mn_comm.device import collectives
+
+        total = collectives.allreduce(ranks, array, total_dtype, op)
+        return total[ranks.rank * shape[0] : (ranks.rank + 1) * shape[0]].copy()  # type: ignore[no-any-return]
+    blocks = np.ascontiguousarray(array, total_dtype).reshape(ranks.size, -1)
+    block = np.empty(blocks.shape[1], total_dtype)
+    begin = 0
+    for piece in pieces.pieces(block, pieces.PIECE_BYTES // ranks.size):
+        summands = np.ascontiguousarray(blocks[:, begin : begin + piece.size])
+        ranks.Reduce_scatter_block(summands, piece, getattr(MPI, OPERATIONS[op]))
+        begin += piece.size
+    return block.reshape(shape).astype(array.dtype, copy=False)
