@@ -1,4 +1,4 @@
-"""``python -m chainermn doctor``: what :mod:`mn_tools.doctor` looks at, and Chainer.
+"""``chainermn doctor``, or ``python -m chainermn doctor``: what :mod:`mn_tools.doctor` looks at, and Chainer.
 
 Options, output and exit status are those of ``python -m mn_comm doctor``. Beside its checks there are those of Chainer:
 which one is installed and whether it can be imported, whether it is mended by ``mn_compat`` and if not why, which fixes
@@ -22,7 +22,7 @@ from mn_tools.doctor import Catalogue, Check, Options, Status, main, ok, run_pyt
 __all__ = ["check", "problem", "run"]
 
 GROUP = "Chainer"
-USAGE = "usage: python -m chainermn {doctor,bench,timeline} [OPTIONS]\n"
+USAGE = "usage: chainermn {doctor,bench,timeline} [OPTIONS]\n"
 
 _W, _F = Status.WARNING, Status.FAILURE
 _CONSTRAINT = "pip install --build-constraint constraints.txt, with the line setuptools<81 in that file"

@@ -3,12 +3,15 @@
 import json
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
+PROGRAM = Path(sys.executable).with_name("chainermn")
 
-def examine(module="chainermn"):
-    command = [sys.executable, "-m", module, "doctor", "--json", "--timeout=60"]
+
+def examine(*command):
+    command = [*(command or (sys.executable, "-m", "chainermn")), "doctor", "--json", "--timeout=60"]
     process = subprocess.run(command, capture_output=True, text=True, timeout=70)
     assert process.stdout.startswith("{"), process.stdout + process.stderr
     whole = json.loads(process.stdout)
@@ -16,9 +19,9 @@ def examine(module="chainermn"):
     return process.returncode, {code for code in codes if not code.startswith("shm-")}, whole
 
 
-@pytest.mark.parametrize("module", ["chainermn", "chainermn_meta"])
-def test_a_machine_on_which_all_is_well(machine, module):
-    status, codes, whole = examine(module)
+@pytest.mark.parametrize("command", [(PROGRAM,), *((sys.executable, "-m", m) for m in ("chainermn", "chainermn_meta"))])
+def test_a_machine_on_which_all_is_well(machine, command):
+    status, codes, whole = examine(*command)
     assert (status, codes) == (0, set())
     assert whole["program"] == "chainermn"
     assert {"Python", "MPI", "Ranks", "Chainer"} <= {check["group"] for check in whole["checks"]}
