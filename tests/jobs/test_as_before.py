@@ -34,9 +34,9 @@ def test_the_old_software_passes(tests, tmp_path):
     launcher = shutil.which("mpiexec", path=os.path.dirname(sys.executable))
     script = tmp_path / "rank.py"
     script.write_text(RANK)
+    options = ["-c", ROOT / "pyproject.toml", f"--rootdir={ROOT}", "-x", *OPTIONS]
     job = subprocess.run(
-        [launcher, "-n", "2", sys.executable, "-m", "mpi4py", script, "-c", ROOT / "pyproject.toml", "-x", *OPTIONS]
-        + [f"--rootdir={ROOT}", tests],
+        [launcher, "-n", "2", sys.executable, "-m", "mpi4py", script, *options, tests],
         cwd=tmp_path,
         env={**os.environ, "OMP_NUM_THREADS": "1", "CHAINERMN_IMPL": "bundled"},
         capture_output=True,
