@@ -11,11 +11,12 @@ from typing import Any
 import chainer
 import numpy as np
 from chainer.backends import cuda
+from chainer.dataset.convert import _call_converter  # a number or a Device, as the converter wants it; not public
 from chainer.training.extensions import Evaluator
 
 from mn_comm import CommunicatorBase, raise_on_all
 
-__all__ = ["batches_of", "call", "create_multi_node_evaluator", "plain_mean", "weighted_mean"]
+__all__ = ["batches_of", "call", "convert", "create_multi_node_evaluator", "plain_mean", "weighted_mean"]
 
 Results = dict[str, Any]
 # Under each name the values reported, each with the number of samples that it is the mean of.
@@ -133,7 +134,7 @@ def _by_batch(evaluator: Evaluator) -> Weighted:
     for batch in batches_of(evaluator.get_iterator("main")):
         observation: Results = {}
         with chainer.reporter.report_scope(observation), chainer.no_backprop_mode():
-            call(evaluate, evaluator.converter(batch, evaluator.device))
+            call(evaluate, convert(evaluator, batch))
         for name, value in observation.items():
             array = value.array if isinstance(value, chainer.Variable) else value
             collected.setdefault(name, []).append((cuda.to_cpu(array), len(batch)))
@@ -150,7 +151,13 @@ def batches_of(iterator: Any) -> Iterator[Any]:
             iterator.reset()
         else:
             iterator = copy.copy(iterator)
-        yield from iterator
+        # Some have only the method next, which is what the ChainerMN in Chainer calls.
+        yield from iterator if hasattr(iterator, "__iter__") else iter(iterator.next, object())
+
+
+def convert(evaluator: Any, batch: Any) -> Any:
+    """Return what an evaluator's converter makes of a mini-batch; plain functions are given the device's number."""
+    return _call_converter(evaluator.converter, batch, evaluator.device)
 
 
 def call(function: Callable[..., Any], arguments: Any) -> Any:
