@@ -19,6 +19,9 @@ def array(rank, shape, dtype):
     return (np.arange(np.prod(shape, dtype=int)) + 10 * rank).astype(dtype).reshape(shape)
 
 
+LAYOUTS = [np.asfortranarray, np.transpose, lambda array: array[:, ::2], lambda array: array[::-1]]
+
+
 def same(actual, expected):
     assert (actual.dtype, actual.shape) == (expected.dtype, expected.shape)
     np.testing.assert_array_equal(actual, expected)
@@ -68,6 +71,25 @@ def test_collectives(shape, dtype, root):
     if shape:
         stacked = np.stack(everyones)
         same(COMM.scatter(stacked if RANK == root else None, root=root), mine)
+
+
+@pytest.mark.parametrize("root", [0, SIZE - 1])
+@pytest.mark.parametrize("layout", LAYOUTS, ids=["Fortran", "transposed", "strided", "reversed"])
+def test_arrays_that_are_not_contiguous(layout, root):
+    mine, *everyones = (layout(array(rank, (SIZE, 3, 4), "f4")) for rank in (RANK, *range(SIZE)))
+    many = (mine,) * SIZE
+    same(COMM.bcast(mine if RANK == root else None, root=root), everyones[root])
+    for found in (COMM.gather(mine, root) or everyones, COMM.allgather(mine), COMM.alltoall(many)):
+        for got, expected in zip(found, everyones, strict=True):
+            same(got, expected)
+    same(COMM.scatter(many if RANK == root else None, root), everyones[root])
+    same(COMM.allreduce(mine), sum(everyones))
+    if RANK > 0:
+        for got, expected in zip((*COMM.recv(RANK - 1, 1), COMM.recv(RANK - 1, 2)), everyones[:1] * 3, strict=True):
+            same(got, expected)
+    if RANK < SIZE - 1:
+        COMM.send((everyones[0], everyones[0]), RANK + 1, 1)
+        COMM.send(everyones[0], RANK + 1, 2)
 
 
 def test_shapes_of_their_own():
@@ -185,6 +207,10 @@ def test_gradients_that_only_some_ranks_have_count_as_zeros():
 
 def test_settings():
     comm = chainermn.create_communicator("naive", MPI.COMM_WORLD)
+    assert comm.batched_copy is comm.get_config("batched_copy") is True
+    assert chainermn.create_communicator("naive", batched_copy=False).batched_copy is False
+    with pytest.raises(TypeError, match="nonsense"):
+        chainermn.create_communicator("naive", nonsense=1)
     for value in (False, True):
         comm.set_config("batched_copy", value)
         assert comm.get_config("batched_copy") is comm.batched_copy is value
