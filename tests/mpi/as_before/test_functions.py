@@ -64,6 +64,29 @@ def test_alltoall_of_many(kind, dtype):
         MF.alltoall(COMM, xs[1:])
 
 
+@pytest.mark.parametrize("kind", [np.asarray, chainer.Variable], ids=["array", "variable"])
+@pytest.mark.parametrize("shape", [(2,), (3, 2)])
+def test_one_array_for_all_ranks(shape, kind):
+    """Each rank gets its own along the first axis."""
+    given = [value(rank, (SIZE, *shape)) for rank in range(SIZE)]
+    mine = kind(given[RANK])
+    for rank, y in enumerate(tuple_of(MF.alltoall(COMM, mine))):
+        np.testing.assert_array_equal(y.array, given[rank][RANK])
+    y = MF.scatter(COMM, mine if RANK == SIZE - 1 else None, SIZE - 1)
+    np.testing.assert_array_equal(y.array, given[-1][RANK])
+    if isinstance(mine, chainer.Variable):
+        F.sum((RANK + 2) * y).backward()
+        if RANK == SIZE - 1:
+            np.testing.assert_array_equal(mine.grad, np.broadcast_to(np.arange(2, SIZE + 2), (*shape[::-1], SIZE)).T)
+    with pytest.raises(ValueError):
+        MF.alltoall(COMM, kind(np.zeros((SIZE + 1, 2))))
+
+
+def tuple_of(ys):
+    """For one rank the old one returns the Variable itself."""
+    return ys if isinstance(ys, tuple) else (ys,)
+
+
 @pytest.mark.parametrize("call", [lambda x: MF.send(x, COMM, RANK), lambda x: MF.recv(COMM, RANK)])
 def test_a_rank_cannot_talk_to_itself(call):
     with pytest.raises(ValueError):
