@@ -329,6 +329,27 @@ def test_snapshots_are_loaded_by_all_ranks(folder, sets, target):
     np.testing.assert_array_equal(model.W.array, np.full((3, 2), master))
 
 
+def boom(trainer):
+    raise ArithmeticError("boom")
+
+
+@pytest.mark.parametrize("sets", [[], [0]])
+def test_snapshots_that_are_saved_on_errors_and_of_which_few_are_kept(folder, sets):
+    updater = chainer.training.StandardUpdater(
+        chainer.iterators.SerialIterator(np.ones((4, 2), "f4"), 2),
+        chainer.optimizers.SGD().setup(chainer.Sequential(L.Linear(2, 3), F.sum)),
+    )
+    trainer = chainer.training.Trainer(updater, (9, "iteration"), out=str(folder))
+    snapshot = extensions.snapshot(filename="s_{.updater.iteration}", snapshot_on_error=True, n_retains=2)
+    trainer.extend(multi_node_snapshot(COMM, snapshot, sets), trigger=(1, "iteration"))
+    trainer.extend(boom, trigger=(4, "iteration"), priority=1000)
+    with pytest.raises(ArithmeticError, match="boom"):
+        trainer.run(show_loop_exception_msg=False)
+    COMM.mpi_comm.Barrier()
+    masters = {0, *([1] if sets else [])} & set(range(SIZE))
+    assert {path.name for path in folder.iterdir()} == {f"s_{i}.{m}" for i in (3, 4) for m in masters}
+
+
 def checkpointed(folder, stop, **options):
     np.random.seed(RANK)
     model = L.Classifier(L.Linear(3, 2))
