@@ -86,6 +86,39 @@ def test_an_aggregator_of_the_scripts_own():
     assert aggregator.compute_summary(trainer) == [max(rank, 10 - rank) for rank in range(SIZE)]
 
 
+@pytest.mark.parametrize("value", ["text", 3, 0.5, np.float32(2), np.arange(3)])
+def test_observations_come_to_the_aggregator_as_they_are(value):
+    seen = []
+    trainer = Stub(1)
+    trainer.step(x=value)
+    ObservationAggregator(COMM, "main/x", aggregator=lambda xs: seen.extend(xs) or 0)(trainer)
+    assert len(seen) == (SIZE if RANK == 0 else 0)
+    for (each,) in seen:
+        assert type(each) is type(value)
+        np.testing.assert_array_equal(each, value)
+
+
+def communicator_that_is_a_mock(rank=0, size=1):
+    """It has the methods that the old extensions call, of ranks that all have the same."""
+    comm = mock.MagicMock(rank=rank, size=size)
+    comm.gather_obj.side_effect = lambda obj, root=0: [obj] * size
+    comm.bcast_obj.side_effect = lambda obj, root=0, **options: obj
+    return comm
+
+
+def test_extensions_with_a_communicator_that_is_a_mock():
+    comm = communicator_that_is_a_mock(size=2)
+    trainer = Stub(1)
+    trainer.step(x=1.5)
+    ObservationAggregator(comm, "main/x", "mean")(trainer)
+    assert trainer.observation["mean"] == 1.5
+    extension = multi_node_snapshot(comm, extensions.snapshot(filename="s"), [0])
+    assert (extension.is_master, extension.replica_set) == (True, {0})
+    iterator = chainer.iterators.SerialIterator([1, 2], 1, repeat=False, shuffle=False)
+    evaluator = GenericMultiNodeEvaluator(communicator_that_is_a_mock(), iterator, lambda x: int(x[0]))
+    assert evaluator(None) == [1, 2]
+
+
 def test_observations_in_a_trainer_with_a_mock_updater(folder):
     stub = Stub(2)
     stub.updater.update = stub.step

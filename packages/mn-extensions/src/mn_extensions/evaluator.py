@@ -16,7 +16,7 @@ from chainer.training.extensions import Evaluator
 
 from mn_comm import CommunicatorBase, raise_on_all
 
-__all__ = ["batches_of", "call", "convert", "create_multi_node_evaluator", "plain_mean", "weighted_mean"]
+__all__ = ["batches_of", "call", "convert", "create_multi_node_evaluator", "on_host", "plain_mean", "weighted_mean"]
 
 Results = dict[str, Any]
 # Under each name the values reported, each with the number of samples that it is the mean of.
@@ -52,7 +52,7 @@ def create_multi_node_evaluator(
             "expected a chainer.training.extensions.Evaluator for actual_evaluator, got "
             f"{type(actual_evaluator).__name__}: {actual_evaluator!r:.80}"
         )
-    if hasattr(actual_evaluator, "_mn_original_evaluate"):
+    if "_mn_original_evaluate" in vars(actual_evaluator):
         raise ValueError("expected an evaluator for actual_evaluator that is not a multi-node evaluator already")
     actual_evaluator._mn_original_evaluate = actual_evaluator.evaluate  # noqa: SLF001 - the names are the old ones
     actual_evaluator._mn_communicator = communicator  # noqa: SLF001
@@ -66,7 +66,7 @@ def _mean_over_ranks(evaluator: Any) -> Results:
     """Return the results of all ranks, averaged; collective."""
     evaluate, communicator = _parts(evaluator)
     with raise_on_all(communicator):
-        results = {name: _on_host(value) for name, value in evaluate().items()}
+        results = {name: on_host(value) for name, value in evaluate().items()}
     return plain_mean(communicator.allgather_obj(results))
 
 
@@ -86,8 +86,9 @@ def _parts(evaluator: Any) -> tuple[Callable[[], Results], CommunicatorBase]:
     return evaluator._mn_original_evaluate, evaluator._mn_communicator  # noqa: SLF001
 
 
-def _on_host(value: Any) -> Any:
-    return cuda.to_cpu(value) if hasattr(value, "shape") else value  # which makes an array of a number
+def on_host(value: Any) -> Any:
+    """Return an array of a GPU in host memory, and anything else, as a number or a text, as it is."""
+    return cuda.to_cpu(value) if hasattr(value, "shape") and not isinstance(value, np.generic) else value
 
 
 def plain_mean(results: Sequence[Results]) -> Results:
