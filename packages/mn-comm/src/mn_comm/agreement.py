@@ -50,9 +50,10 @@ class _ByMethods:
 def group_of(communicator: CommunicatorBase | MPI.Intracomm | Group) -> Group:
     """Return the ranks of a communicator, ours, somebody else's, or MPI's, to be asked whether they agree."""
     found: Any = communicator
-    if hasattr(found, "differ"):
+    # Of the class: a mock in the place of a communicator has every attribute.
+    if hasattr(type(found), "differ"):
         return found  # type: ignore[no-any-return]
-    if hasattr(getattr(found, "ranks", None), "differ"):
+    if hasattr(type(getattr(found, "ranks", None)), "differ"):
         return found.ranks  # type: ignore[no-any-return]
     if hasattr(found, "allgather_obj"):
         return _ByMethods(found)

@@ -152,7 +152,7 @@ class _Follower(Iterator):  # type: ignore[misc]  # Chainer has no types
         }
         if loaded["previous_epoch_detail"] is not None and loaded["previous_epoch_detail"] < 0:
             loaded["previous_epoch_detail"] = None
-        self._state = _State(**loaded)
+        self._state = self._with_detail(_State(**loaded), state)
         if self._order is not None:
             self._order = _serialize(serializer, "order", self._order)
 
@@ -180,6 +180,13 @@ class _Follower(Iterator):  # type: ignore[misc]  # Chainer has no types
     def previous_epoch_detail(self) -> float | None:
         """``epoch_detail`` before the last batch."""
         return self._state.previous_epoch_detail
+
+    def _with_detail(self, state: _State, before: _State) -> _State:
+        """Fill in ``epoch_detail``, which Chainer's iterators do not save, from what they do."""
+        is_moved = (state.epoch, state.current_position) != (before.epoch, before.current_position)
+        if self.dataset_size and is_moved and state.epoch_detail == before.epoch_detail:
+            return state._replace(epoch_detail=state.epoch + state.current_position / self.dataset_size)
+        return state
 
     def _receive(self) -> Any:
         with raise_on_all(self.communicator):

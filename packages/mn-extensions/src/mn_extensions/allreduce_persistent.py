@@ -50,10 +50,10 @@ class AllreducePersistent(Extension):  # type: ignore[misc]  # Chainer has no ty
 def _average(comm: CommunicatorBase, link: chainer.Link, name: str) -> None:
     value = getattr(link, name)
     mean = comm.allreduce(np.asarray(cuda.to_cpu(value))) / comm.size
-    if hasattr(value, "fill"):
-        value[...] = cuda.get_array_module(value).asarray(mean)
-    else:
+    if isinstance(value, (float, np.generic)):  # which cannot be written to
         setattr(link, name, type(value)(mean))
+    else:
+        value[...] = cuda.get_array_module(value).asarray(mean)
 
 
 def _floating(model: chainer.Link) -> Iterator[tuple[str, chainer.Link, str]]:

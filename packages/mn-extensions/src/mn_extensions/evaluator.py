@@ -11,11 +11,12 @@ from typing import Any
 import chainer
 import numpy as np
 from chainer.backends import cuda
+from chainer.dataset.convert import _call_converter  # a number or a Device, as the converter wants it; not public
 from chainer.training.extensions import Evaluator
 
 from mn_comm import CommunicatorBase, raise_on_all
 
-__all__ = ["batches_of", "call", "create_multi_node_evaluator", "plain_mean", "weighted_mean"]
+__all__ = ["batches_of", "call", "convert", "create_multi_node_evaluator", "on_host", "plain_mean", "weighted_mean"]
 
 Results = dict[str, Any]
 # Under each name the values reported, each with the number of samples that it is the mean of.
@@ -51,7 +52,7 @@ def create_multi_node_evaluator(
             "expected a chainer.training.extensions.Evaluator for actual_evaluator, got "
             f"{type(actual_evaluator).__name__}: {actual_evaluator!r:.80}"
         )
-    if hasattr(actual_evaluator, "_mn_original_evaluate"):
+    if "_mn_original_evaluate" in vars(actual_evaluator):
         raise ValueError("expected an evaluator for actual_evaluator that is not a multi-node evaluator already")
     actual_evaluator._mn_original_evaluate = actual_evaluator.evaluate  # noqa: SLF001 - the names are the old ones
     actual_evaluator._mn_communicator = communicator  # noqa: SLF001
@@ -65,7 +66,7 @@ def _mean_over_ranks(evaluator: Any) -> Results:
     """Return the results of all ranks, averaged; collective."""
     evaluate, communicator = _parts(evaluator)
     with raise_on_all(communicator):
-        results = {name: _on_host(value) for name, value in evaluate().items()}
+        results = {name: on_host(value) for name, value in evaluate().items()}
     return plain_mean(communicator.allgather_obj(results))
 
 
@@ -85,8 +86,9 @@ def _parts(evaluator: Any) -> tuple[Callable[[], Results], CommunicatorBase]:
     return evaluator._mn_original_evaluate, evaluator._mn_communicator  # noqa: SLF001
 
 
-def _on_host(value: Any) -> Any:
-    return cuda.to_cpu(value) if hasattr(value, "shape") else value  # which makes an array of a number
+def on_host(value: Any) -> Any:
+    """Return an array of a GPU in host memory, and anything else, as a number or a text, as it is."""
+    return cuda.to_cpu(value) if hasattr(value, "shape") and not isinstance(value, np.generic) else value
 
 
 def plain_mean(results: Sequence[Results]) -> Results:
@@ -133,7 +135,7 @@ def _by_batch(evaluator: Evaluator) -> Weighted:
     for batch in batches_of(evaluator.get_iterator("main")):
         observation: Results = {}
         with chainer.reporter.report_scope(observation), chainer.no_backprop_mode():
-            call(evaluate, evaluator.converter(batch, evaluator.device))
+            call(evaluate, convert(evaluator, batch))
         for name, value in observation.items():
             array = value.array if isinstance(value, chainer.Variable) else value
             collected.setdefault(name, []).append((cuda.to_cpu(array), len(batch)))
@@ -150,7 +152,13 @@ def batches_of(iterator: Any) -> Iterator[Any]:
             iterator.reset()
         else:
             iterator = copy.copy(iterator)
-        yield from iterator
+        # Some have only the method next, which is what the ChainerMN in Chainer calls.
+        yield from iterator if hasattr(iterator, "__iter__") else iter(iterator.next, object())
+
+
+def convert(evaluator: Any, batch: Any) -> Any:
+    """Return what an evaluator's converter makes of a mini-batch; plain functions are given the device's number."""
+    return _call_converter(evaluator.converter, batch, evaluator.device)
 
 
 def call(function: Callable[..., Any], arguments: Any) -> Any:

@@ -11,7 +11,7 @@ from chainer.dataset import concat_examples
 from chainer.training import PRIORITY_WRITER, Extension
 
 from mn_comm import CommunicatorBase, raise_on_all
-from mn_extensions.evaluator import batches_of, call
+from mn_extensions.evaluator import batches_of, call, convert
 
 __all__ = ["GenericMultiNodeEvaluator"]
 
@@ -105,7 +105,7 @@ class GenericMultiNodeEvaluator(Extension):  # type: ignore[misc]  # Chainer has
     def _local_results(self) -> Iterator[Any]:
         for batch in batches_of(self.iterator):
             with chainer.no_backprop_mode():
-                result = call(self.calc_local, self.converter(batch, self.device))
+                result = call(self.calc_local, convert(self, batch))
             if self._progress_hook is not None and self.comm.rank == self.root:
                 self._progress_hook(batch)
             yield result

@@ -6,10 +6,10 @@ from collections.abc import Callable
 from typing import Any
 
 import chainer
-from chainer.backends import cuda
 from chainer.training import PRIORITY_EDITOR, Extension, get_trigger
 
 from mn_comm import CommunicatorBase, raise_on_all
+from mn_extensions.evaluator import on_host
 
 __all__ = ["ObservationAggregator"]
 
@@ -64,7 +64,7 @@ class ObservationAggregator(Extension):  # type: ignore[misc]  # Chainer has no 
         """
         if self.original_key in trainer.observation:
             value = trainer.observation[self.original_key]
-            self.observation_history.append(cuda.to_cpu(value.array if isinstance(value, chainer.Variable) else value))
+            self.observation_history.append(on_host(value.array if isinstance(value, chainer.Variable) else value))
         if not self.comm_trigger(trainer):
             return None
         gathered = self.comm.gather_obj(self.observation_history)

@@ -136,6 +136,7 @@ class Persistent(chainer.Chain):
         self.add_persistent("transposed", np.full((2, 3), RANK, "f8").T)
         self.add_persistent("strided", np.full(10, RANK, "f4")[::2])
         self.add_persistent("number", float(RANK))
+        self.add_persistent("numpy_number", np.float32(RANK))
         self.add_persistent("integers", np.full(3, RANK))
         self.add_persistent("scalar", np.array(RANK, "f4"))
         self.add_persistent("text", f"rank {RANK}")
@@ -149,6 +150,8 @@ def test_floating_persistents_are_averaged_and_others_left():
         np.testing.assert_allclose(array, (SIZE - 1) / 2)
     assert model.transposed is arrays[2]
     assert model.number == (SIZE - 1) / 2
+    assert model.numpy_number == (SIZE - 1) / 2
+    assert type(model.numpy_number) is np.float32
     assert (model.integers == RANK).all()
     assert model.bn.N == 5 + RANK
     assert model.text == f"rank {RANK}"

@@ -79,6 +79,20 @@ def test_hooks_and_functions_of_the_evaluator_are_called():
     assert seen == ["hook"]
 
 
+def test_a_converter_that_takes_the_number_of_a_device():
+    devices = []
+
+    def converter(batch, device):
+        devices.append(device)
+        return np.stack(batch)
+
+    iterator = chainer.iterators.SerialIterator(part(), 4, repeat=False, shuffle=False)
+    each = extensions.Evaluator(iterator, Report(), converter, device=-1)
+    found = create_multi_node_evaluator(each, COMM, weighted=True)()
+    np.testing.assert_allclose(found["main/value"], VALUES.mean(dtype="f8"), rtol=1e-6)
+    assert set(devices) == {-1}
+
+
 @pytest.mark.parametrize("wrong", [np.nan, np.inf])
 def test_values_that_are_not_finite(wrong):
     assert np.isfinite(weighted_mean([(np.float32(1), 3), (2.0, 1)]))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import chainer
@@ -133,8 +134,8 @@ class MultiNodeOptimizer:
 
         Args:
             lossfun: Computes the loss, whose gradients are then computed; ``None`` if the gradients are there already.
-            args: Passed to ``lossfun``.
-            kwds: Passed to ``lossfun``.
+            args: Passed to ``lossfun``, and to the actual optimizer's ``update`` behind ``None``.
+            kwds: The same, by name.
 
         Raises:
             RuntimeError: No model was set up.
@@ -150,9 +151,10 @@ class MultiNodeOptimizer:
                     loss = lossfun(*args, **kwds)
                 backward = self._backward_from(model, loss)
                 del loss  # the backward pass frees the graph before the gradients are averaged
-            self._average_and_step(model, backward)
+            # The arguments go on to the actual optimizer, as in ChainerMN 7: one of a script's own may want them.
+            self._average_and_step(model, backward, partial(self.actual_optimizer.update, None, *args, **kwds))
 
-    def _average_and_step(self, model: chainer.Link, backward: Backward | None) -> None:
+    def _average_and_step(self, model: chainer.Link, backward: Backward | None, step: Callable[[], None]) -> None:
         if self._accumulates:
             _run(backward)
             self._has_part = True
@@ -166,7 +168,7 @@ class MultiNodeOptimizer:
             self.target_params = seen
         elif self._scheme.average(model, backward):
             with span("update"):
-                self.actual_optimizer.update(None)
+                step()
 
     @contextmanager
     def no_sync(self) -> Iterator[None]:

@@ -72,7 +72,7 @@ class Recorder:
     def setup(self, model):
         self.target = model
 
-    def update(self, lossfun=None):
+    def update(self, lossfun=None, *args):
         self.seen = [
             None if p.data is None or p.grad is None else p.grad.copy() for _, p in sorted(self.target.namedparams())
         ]

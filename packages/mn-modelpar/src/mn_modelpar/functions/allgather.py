@@ -9,7 +9,7 @@ import chainer
 
 from mn_comm import CommunicatorBase, raise_on_all
 from mn_modelpar.functions.collective import Collective, Outputs, communicate
-from mn_modelpar.functions.values import total
+from mn_modelpar.functions.values import parts_of, total
 from mn_modelpar.staging import DeviceName, moved_to
 from mn_modelpar.traffic import Record
 
@@ -70,8 +70,8 @@ def reduce_scatter(comm: CommunicatorBase, xs: Any) -> chainer.Variable:
 
     Args:
         comm: The ranks that take part.
-        xs: A tuple or list of ``comm.size`` Variables or arrays of one dtype: the one at position ``i`` is a summand
-            for rank ``i``, and has the same shape on all ranks.
+        xs: A tuple or list of ``comm.size`` Variables or arrays of one dtype, or one to be cut along its first axis,
+            of that length: the one at position ``i`` is a summand for rank ``i``, and has the same shape on all ranks.
 
     Returns:
         The sum over all ranks of what they have for this one; half precision is added up in float32.
@@ -81,4 +81,4 @@ def reduce_scatter(comm: CommunicatorBase, xs: Any) -> chainer.Variable:
         ValueError: On some rank there are not ``comm.size`` of them, or the summands' shapes differ (on every rank).
     """
     function = ReduceScatter(comm, record=Record("reduce_scatter"))
-    return communicate(function, xs if isinstance(xs, (tuple, list)) else [xs])[0]
+    return communicate(function, parts_of(xs))[0]

@@ -7,6 +7,7 @@ from typing import Any
 
 from mn_comm import CommunicatorBase
 from mn_modelpar.functions.collective import Collective, Outputs, communicate
+from mn_modelpar.functions.values import parts_of
 from mn_modelpar.staging import DeviceName, moved_to
 from mn_modelpar.traffic import Record
 
@@ -32,8 +33,8 @@ def alltoall(comm: CommunicatorBase, xs: Any, device: DeviceName = None) -> Outp
 
     Args:
         comm: The ranks that take part.
-        xs: A tuple or list of ``comm.size`` Variables or arrays of one dtype and any shapes: the one at position ``i``
-            is for rank ``i``.
+        xs: A tuple or list of ``comm.size`` Variables or arrays of one dtype and any shapes, or one to be cut along its
+            first axis, of that length: the one at position ``i`` is for rank ``i``.
         device: Where the result is to be: the number of a GPU, or any name of a device that Chainer knows. Nothing is
             moved by default, and by -1, the default of ChainerMN 1.
 
@@ -44,5 +45,5 @@ def alltoall(comm: CommunicatorBase, xs: Any, device: DeviceName = None) -> Outp
         TypeError: On some rank ``xs`` is something else (on every rank).
         ValueError: On some rank there are not ``comm.size`` of them (on every rank).
     """
-    values = xs if isinstance(xs, (tuple, list)) else [xs]
+    values = parts_of(xs)
     return moved_to(device, communicate(AllToAll(comm, record=Record("alltoall")), values)[:-1])

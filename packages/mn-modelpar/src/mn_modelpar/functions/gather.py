@@ -9,6 +9,7 @@ import chainer
 
 from mn_comm import CommunicatorBase
 from mn_modelpar.functions.collective import Collective, Outputs, communicate
+from mn_modelpar.functions.values import parts_of
 from mn_modelpar.staging import DeviceName, moved_to
 from mn_modelpar.traffic import Record
 
@@ -72,8 +73,8 @@ def scatter(comm: CommunicatorBase, xs: Any, root: int = 0, device: DeviceName =
 
     Args:
         comm: The ranks that take part.
-        xs: At the root a tuple or list of ``comm.size`` Variables or arrays of one dtype and any shapes; elsewhere
-            ``None``, or anything, which is ignored.
+        xs: At the root a tuple or list of ``comm.size`` Variables or arrays of one dtype and any shapes, or one to be
+            cut along its first axis, of that length; elsewhere ``None``, or anything, which is ignored.
         root: The rank that has them.
         device: Where the result is to be: the number of a GPU, or any name of a device that Chainer knows. Nothing is
             moved by default, and by -1, the default of ChainerMN 1.
@@ -86,5 +87,5 @@ def scatter(comm: CommunicatorBase, xs: Any, root: int = 0, device: DeviceName =
         ValueError: There are not ``comm.size`` of them (on every rank), or ``root`` is out of range.
     """
     function = Scatter(comm, root, Record("scatter", f"root={root}"))
-    values = [] if comm.rank != root else xs if isinstance(xs, (tuple, list)) else [xs]
+    values = [] if comm.rank != root else parts_of(xs)
     return moved_to(device, communicate(function, values))[0]

@@ -9,7 +9,7 @@ import chainer
 import numpy as np
 from chainer import backend
 
-__all__ = ["Spec", "fill", "has_floats", "problem_with", "require_floats", "spec_of", "total"]
+__all__ = ["Spec", "fill", "has_floats", "parts_of", "problem_with", "require_floats", "spec_of", "total"]
 
 Spec = tuple[tuple[int, ...], np.dtype[Any]]
 """Shape and dtype of an array."""
@@ -36,6 +36,19 @@ def problem_with(values: Sequence[Any]) -> str:
     if not chainer.is_arrays_compatible(arrays):
         return f"expected arrays on one device, got {', '.join(type(array).__name__ for array in arrays)}"
     return ""
+
+
+def parts_of(values: Any) -> Sequence[Any]:
+    """Return inputs of which there is one for each rank: a tuple or list, or an array or Variable along its first axis.
+
+    Anything else is returned as a single input, for :func:`problem_with` to refuse.
+    """
+    if isinstance(values, (tuple, list)):
+        return values
+    # A Variable without an array has no dimensions either.
+    if isinstance(values, (chainer.Variable, chainer.get_array_types())) and getattr(values, "ndim", None):
+        return [values[i, ...] for i in range(len(values))]
+    return [values]
 
 
 def require_floats(specs: Iterable[Spec], what: str) -> None:
