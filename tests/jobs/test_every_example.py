@@ -63,6 +63,14 @@ def test_no_example_is_left_out():
     assert scripts == {*RUNS, *(script for before in BEFORE.values() for script in before)}
 
 
+def test_the_page_names_every_script():
+    page = (EXAMPLES / "README.md").read_text()
+    assert re.findall(r"^\| `(\S+\.py)` \|.* python examples/\1[ `]", page, re.MULTILINE) == re.findall(
+        r"^\| `(\S+)` \|", page, re.MULTILINE
+    )
+    assert sorted(re.findall(r"^\| `(\S+)` \|", page, re.MULTILINE)) == sorted(RUNS)
+
+
 @pytest.mark.parametrize("script", RUNS)
 def test_its_loss_falls(mpiexec, tmp_path, script):
     run = RUNS[script]

@@ -26,6 +26,12 @@ def test_packages_pin_one_another_to_that_version(packages, version):
         assert ours == dict.fromkeys(ours, f"=={version}"), name
 
 
+def test_the_extra_for_the_examples_is_what_they_are_tested_with(packages, workspace):
+    groups = workspace["dependency-groups"]
+    extra = packages["chainermn-meta"]["project"]["optional-dependencies"]["examples"]
+    assert extra == groups["examples"] + groups["example-data"]
+
+
 def test_all_packages_support_the_same_pythons(packages, workspace):
     pythons = {name: package["project"]["requires-python"] for name, package in packages.items()}
     assert pythons == dict.fromkeys(packages, workspace["project"]["requires-python"])
