@@ -5,6 +5,7 @@ import mmap
 import os
 import select
 import sys
+from dataclasses import replace
 
 import pytest
 
@@ -95,16 +96,24 @@ def test_dev_shm_of_some_size(tmp_path, total, free, expected):
 
 
 def test_files_that_aborted_jobs_have_left(tmp_path):
-    for number in range(3):
-        (tmp_path / f"mpich_shm_{number}").write_bytes(bytes(2 * MEBI))
+    for number in range(6):
+        path = tmp_path / f"mpich_shm_{number}"
+        path.write_bytes(bytes(2 * MEBI))
+        if number != 5:  # which a job may have just made
+            os.utime(path, (0, 0))
     os.symlink("/nowhere", tmp_path / "mpich_shm_gone")
+    (tmp_path / "of_another_program").write_bytes(bytes(2 * MEBI))
     with open(tmp_path / "mpich_shm_1", "r+b") as used:
         mapped = mmap.mmap(used.fileno(), 0)
     *_, left = memory.check(OPTIONS, tmp_path, lambda folder: Room(1024 * MEBI, 0, 1024 * MEBI))
-    mapped.close()
     assert left.code == "shm-leftovers"
-    assert left.found.startswith("2 files")
-    assert left.found.endswith("4 MiB")
+    files = "4 files of jobs that are no more, 8 MiB: mpich_shm_0, mpich_shm_2, mpich_shm_3 and 1 more"
+    assert left.found == files
+    *_, left = memory.check(replace(OPTIONS, fix=True), tmp_path, lambda folder: Room(1024 * MEBI, 0, 1024 * MEBI))
+    mapped.close()
+    assert (left.code, left.found) == ("", f"removed {files}")
+    remaining = sorted(path.name for path in tmp_path.iterdir())
+    assert remaining == ["mpich_shm_1", "mpich_shm_5", "mpich_shm_gone", "of_another_program"]
 
 
 @pytest.fixture

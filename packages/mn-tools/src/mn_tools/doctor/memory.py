@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,8 @@ __all__ = ["check"]
 GROUP = "Memory"
 MEBI = 1 << 20
 _PER_RANK = 8 * MEBI  # MPICH takes 1 to 4 MB for each rank, NCCL about as much
+_NEW_SECONDS = 60
+_SHOWN = 3
 _SMALL = 64 * MEBI  # what a container has unless it is told otherwise
 
 
@@ -26,7 +29,7 @@ def check(
     """Look at the size of ``/dev/shm``, and at what aborted jobs have left there.
 
     Args:
-        options: How many ranks share it.
+        options: How many ranks share it, and whether what was left there is removed.
         folder: Where it is mounted.
         usage: Tells the size and what is free, in bytes.
     """
@@ -43,18 +46,31 @@ def check(
         yield problem("shm-small", GROUP, str(folder), found)
     else:
         yield ok(GROUP, str(folder), found)
-    yield from _leftovers(folder)
+    yield from _leftovers(folder, options.fix)
 
 
-def _leftovers(folder: Path) -> Iterator[Check]:
-    # Those of another user's jobs may be in use: who may not look at his processes cannot tell.
-    me = os.getuid()
-    left = {str(path): status for path in folder.glob("mpich_shm_*") if (status := _status(path)) is not None}
-    mapped = _mapped_files() if left else set()
-    sizes = [status.st_size for path, status in left.items() if path not in mapped and (me == 0 or status.st_uid == me)]
-    if sizes:
-        found = f"{len(sizes)} files of jobs that are no more, {_mebi(sum(sizes))}"
-        yield problem("shm-leftovers", GROUP, "left behind", found, folder=folder)
+def _leftovers(folder: Path, fix: bool) -> Iterator[Check]:
+    # Those of another user's jobs may be in use: who may not look at his processes cannot tell. A file that was just
+    # made may be mapped in a moment.
+    me, now = os.getuid(), time.time()
+    found = {path: status for path in folder.glob("mpich_shm_*") if (status := _status(path)) is not None}
+    mapped = _mapped_files() if found else set()
+    left = {
+        path: status.st_size
+        for path, status in sorted(found.items())
+        if str(path) not in mapped and me in (0, status.st_uid) and now - status.st_mtime > _NEW_SECONDS
+    }
+    if not left:
+        return
+    names = [path.name for path in left]
+    shown = ", ".join(names[:_SHOWN]) + (f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else "")
+    what = f"{len(left)} files of jobs that are no more, {_mebi(sum(left.values()))}: {shown}"
+    if fix:
+        for path in left:
+            path.unlink(missing_ok=True)
+        yield ok(GROUP, "left behind", f"removed {what}")
+    else:
+        yield problem("shm-leftovers", GROUP, "left behind", what)
 
 
 def _status(path: Path) -> os.stat_result | None:

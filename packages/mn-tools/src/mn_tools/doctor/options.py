@@ -22,6 +22,7 @@ class Options:
         ssh: The command that reaches a host, and its options.
         seconds: How long each step may take.
         json: Whether the output is for a machine.
+        fix: Whether what can be corrected without harm is corrected.
     """
 
     ranks: int = 2
@@ -29,6 +30,7 @@ class Options:
     ssh: tuple[str, ...] = ("ssh",)
     seconds: float = 60.0
     json: bool = False
+    fix: bool = False
 
 
 def parse(arguments: list[str], prog: str, description: str) -> Options:
@@ -43,6 +45,7 @@ def parse(arguments: list[str], prog: str, description: str) -> Options:
     parser.add_argument("--ssh", default="ssh", help="the command that reaches a host; default %(default)s")
     parser.add_argument("--timeout", type=float, default=60.0, help="seconds that each step may take; default 60")
     parser.add_argument("--json", action="store_true", help="write one JSON object")
+    parser.add_argument("--fix", action="store_true", help="remove the shared memory that ended jobs have left behind")
     given = parser.parse_args(arguments)
     if given.ranks < 1:
         parser.error(f"expected 1 or more for --ranks, got {given.ranks}")
@@ -56,7 +59,7 @@ def parse(arguments: list[str], prog: str, description: str) -> Options:
         parser.error(f"cannot read the file of hosts: {error}")
     if given.hostfile and not hosts:
         parser.error(f"expected hosts in {given.hostfile}, got none")
-    return Options(given.ranks, hosts, tuple(shlex.split(given.ssh)), given.timeout, given.json)
+    return Options(given.ranks, hosts, tuple(shlex.split(given.ssh)), given.timeout, given.json, given.fix)
 
 
 def read_hostfile(text: str) -> tuple[str, ...]:

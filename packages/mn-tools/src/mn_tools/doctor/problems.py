@@ -87,7 +87,7 @@ problem = Catalogue(
         "shm-missing": (_F, "mount one: mount -t tmpfs -o size=1g tmpfs {folder}; Docker does it by --shm-size=1g"),
         "shm-full": (_F, "remove what nobody uses any more from {folder}, or make it larger"),
         "shm-small": (_W, "Docker makes it larger by --shm-size=1g or --ipc=host, Kubernetes by an emptyDir of Memory"),
-        "shm-leftovers": (_W, "aborted jobs left them; while no job is running: rm {folder}/mpich_shm_*"),
+        "shm-leftovers": (_W, "aborted jobs left them, and nobody uses them: run the doctor again with --fix"),
         # Devices
         "gpu-without-cupy": (_W, "{python} -m pip install 'mn-comm[cuda13]', or [cuda12] for a driver of CUDA 12"),
         "cupy-twice": (_F, "they overwrite each other: uninstall all of them, and install one"),
