@@ -486,15 +486,15 @@ def create_communicator(
             of them would be alone (``CHAINERMN_ALLOW_SINGLETONS=1`` allows that).
         TypeError: ``mpi_comm`` or a setting is of the wrong type.
     """
+    from mn_comm.global_except_hook import add_hook_by_default
+    from mn_comm.launch import check_launch
+
+    add_hook_by_default()
+    check_launch(MPI.COMM_WORLD.size)
     if communicator_name not in _KINDS:
         raise ValueError(f"expected a communicator's name, one of {', '.join(_KINDS)}; got {communicator_name!r}")
     if mpi_comm is None:
         mpi_comm = MPI.COMM_WORLD
-    from mn_comm.global_except_hook import add_hook_by_default
-    from mn_comm.launch import check_launch
-
-    check_launch(MPI.COMM_WORLD.size)
-    add_hook_by_default()
     settings = {"allreduce_grad_dtype": allreduce_grad_dtype, "batched_copy": batched_copy}
     config = Config()
     for name, value in settings.items():

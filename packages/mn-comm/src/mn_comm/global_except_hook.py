@@ -13,13 +13,14 @@ from types import TracebackType
 
 from mn_comm.exit_status import share_exit_status
 from mn_comm.interrupts import watch_interrupts
-from mn_comm.last_words import abort_when_read
+from mn_comm.last_words import abort_when_read, say
 
 __all__ = ["add_hook", "add_hook_by_default", "add_hook_if_enabled"]
 
 _VARIABLES = ("CHAINERMN_FORCE_ABORT_ON_EXCEPTION", "CHAINERMN_FORCE_ABORT_ON_EXCEPTIONS")
 """What the old software read, and what Chainer's manual printed."""
 _PATIENCE_SECONDS = 2.0
+_PATIENCE_AFTER_CTRL_C = 4.0  # rank 0 may be saving what there is
 
 
 def add_hook() -> None:
@@ -94,7 +95,7 @@ class _AbortAllRanks:
             return
         try:
             if issubclass(kind, KeyboardInterrupt):
-                time.sleep(_PATIENCE_SECONDS if _rank() else 0)
+                time.sleep(_PATIENCE_AFTER_CTRL_C if _rank() else 0)
                 return
             if hasattr(value, "raised_on_rank"):
                 time.sleep(_PATIENCE_SECONDS)
@@ -129,5 +130,5 @@ def _rank() -> int:
 
 
 def _abort(reason: str) -> None:
-    sys.stderr.write(f"\nchainermn: {reason} on rank {_rank()} ({socket.gethostname()}): ending all ranks\n")
+    say(f"\nchainermn: {reason} on rank {_rank()} ({socket.gethostname()}): ending all ranks\n")
     abort_when_read()

@@ -2,103 +2,136 @@
 
 Python calls a handler between two instructions of the main thread. Inside MPI there are none until the other ranks
 come, who may be waiting as well. The signal itself is noticed at once: Python writes its number to a descriptor
-(:func:`signal.set_wakeup_fd`). The stall monitor's thread looks there, and ends the job if no handler runs.
+(:func:`signal.set_wakeup_fd`). A thread reads that, and ends the job if the main thread stays in the operation of ours
+that it was waiting in.
 
-Only rank 0 does so. If it is not inside MPI, the script decides: rank 0 may be saving what there is, while the others
-wait for it.
+Only rank 0 does so. Anywhere else the script decides: rank 0 may be saving what there is, while the others wait for it.
 """
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import os
 import signal
 import threading
 import time
 from collections.abc import Callable
-from types import FrameType
-from typing import Any
 
-from mn_comm.watch import polled
+from mn_comm.watch import activities
 
 __all__ = ["Interrupts", "watch_interrupts"]
 
 _PATIENCE_SECONDS = 2.5
+_PAUSE_SECONDS = 0.1
+_STOP = b"\0"
 
 
 class Interrupts:
-    """Knows of SIGINT that came, and whether Python's handler has run since.
+    """A thread that waits for SIGINT.
 
     Args:
-        signals: A descriptor to read the numbers of signals from, without waiting.
-        patience: How many seconds Python's handler is given.
-        end: Ends the job; called in the thread that polls.
+        end: Ends the job.
+        patience: For how many seconds the main thread has to stay where it was.
     """
 
-    def __init__(self, signals: int, patience: float, end: Callable[[], object]) -> None:
-        self._signals = signals
-        self._patience = patience
+    def __init__(self, end: Callable[[], object], patience: float = _PATIENCE_SECONDS) -> None:
         self._end = end
-        self._polled_at = time.monotonic()
-        self._handled_at = 0.0
-        self._pressed_after = self._noticed_at = 0.0
-        self._is_pending = False
+        self._patience = patience
+        self._main = threading.main_thread().ident or 0
+        self._reading, self.writing = os.pipe()
+        os.set_blocking(self.writing, False)
+        self._runner: threading.Thread | None = None
 
-    def handle(self, number: int, frame: FrameType | None) -> None:
-        """Do what Python does on SIGINT, and remember it: a handler for :func:`signal.signal`."""
-        self._handled_at = time.monotonic()
-        signal.default_int_handler(number, frame)
+    def start(self) -> None:
+        """Start the thread."""
+        self._runner = threading.Thread(target=self._run, name="chainermn-interrupts", daemon=True)
+        self._runner.start()
 
-    def poll(self) -> None:
-        """End the job if SIGINT came and the main thread has not noticed it for too long."""
-        before, self._polled_at = self._polled_at, time.monotonic()
-        if signal.SIGINT in self._read() and not self._is_pending:
-            self._is_pending = True
-            self._pressed_after, self._noticed_at = before, self._polled_at
-        if self._handled_at >= self._pressed_after or signal.getsignal(signal.SIGINT) != self.handle:
-            self._is_pending = False
-        if self._is_pending and self._polled_at - self._noticed_at > self._patience:
-            self._end()
+    def stop(self) -> None:
+        """Stop the thread, and wait until it has ended."""
+        if self._runner is not None:
+            os.write(self.writing, _STOP)
+            self._runner.join()
+            self._runner = None
 
-    def _read(self) -> bytes:
-        try:
-            return os.read(self._signals, 4096)
-        except BlockingIOError:
-            return b""
+    def close(self) -> None:
+        """Give the descriptors back; the thread does not run, or is not in this process."""
+        self._runner = None
+        os.close(self._reading)
+        os.close(self.writing)
+
+    def _run(self) -> None:
+        while _STOP not in (numbers := os.read(self._reading, 4096)):
+            if signal.SIGINT in numbers and self._stays_in_mpi():
+                self._end()
+
+    def _stays_in_mpi(self) -> bool:
+        """Whether the main thread stays where it waits for other ranks."""
+        if signal.getsignal(signal.SIGINT) is not signal.default_int_handler:
+            return False  # the script has one of its own now
+        wait = self._wait()
+        deadline = time.monotonic() + self._patience
+        while wait is not None and self._wait() is wait:
+            if time.monotonic() > deadline:
+                return True
+            time.sleep(_PAUSE_SECONDS)
+        return False
+
+    def _wait(self) -> object:
+        activity = activities.get(self._main)
+        return None if activity is None else activity.wait
+
+
+_watching: Interrupts | None = None
 
 
 def watch_interrupts(end: Callable[[], object]) -> None:
-    """From now on, let SIGINT end the job if it comes while the main thread is inside MPI.
+    """From now on, let SIGINT end the job if it comes while the main thread waits for other ranks.
 
     Where the program has a handler of its own for it, or reads the numbers of signals itself (as asyncio does), nothing
-    is done.
+    is done. A second call does nothing.
 
     Args:
-        end: Ends it; called in the stall monitor's thread.
+        end: Ends it; called in a thread.
     """
-    if threading.current_thread() is not threading.main_thread():
-        return  # only the main thread may install handlers
-    # Not the default one either if this was called before.
+    global _watching
+    if _watching is not None or threading.current_thread() is not threading.main_thread():
+        return  # only the main thread may ask for the numbers
     if signal.getsignal(signal.SIGINT) is not signal.default_int_handler:
         return
-    reading, writing = os.pipe()
-    os.set_blocking(reading, False)
-    os.set_blocking(writing, False)
-    there = signal.set_wakeup_fd(writing, warn_on_full_buffer=False)
+    interrupts = Interrupts(end)
+    there = signal.set_wakeup_fd(interrupts.writing, warn_on_full_buffer=False)
     if there != -1:
         signal.set_wakeup_fd(there)
-        os.close(reading)
-        os.close(writing)
+        interrupts.close()
         return
-    interrupts = Interrupts(reading, _PATIENCE_SECONDS, end)
-    signal.signal(signal.SIGINT, interrupts.handle)
-    polled.append(lambda: interrupts.poll)
-    os.register_at_fork(after_in_child=functools.partial(_forget, interrupts))
+    _watching = interrupts
+    interrupts.start()
+    _see_to_forks()
 
 
-def _forget(interrupts: Interrupts) -> None:
-    """Leave the descriptor to the parent: a child of a rank is none."""
-    handler: Any = signal.getsignal(signal.SIGINT)
-    if handler == interrupts.handle:
-        signal.signal(signal.SIGINT, signal.default_int_handler)
-    signal.set_wakeup_fd(-1)
+@functools.cache
+def _see_to_forks() -> None:
+    # Since 3.12 Python warns of a fork while threads run, and rightly: the child would not have them.
+    os.register_at_fork(before=_stop, after_in_parent=_start, after_in_child=_forget)
+
+
+def _stop() -> None:
+    if _watching is not None:
+        _watching.stop()
+
+
+def _start() -> None:
+    if _watching is not None:
+        _watching.start()
+
+
+def _forget() -> None:
+    """Leave the descriptors to the parent: a child of a rank is none."""
+    global _watching
+    if _watching is not None:
+        with contextlib.suppress(ValueError):  # not the main thread
+            signal.set_wakeup_fd(-1)
+        _watching.close()
+        _watching = None

@@ -11,6 +11,7 @@ Where a rank itself ends the job, its launcher may forget what it has not read y
 from __future__ import annotations
 
 import array
+import contextlib
 import faulthandler
 import fcntl
 import functools
@@ -22,7 +23,7 @@ import termios
 import time
 from typing import TextIO
 
-__all__ = ["abort_when_read", "speak_when_ended", "wait_until_read"]
+__all__ = ["abort_when_read", "say", "speak_when_ended"]
 
 _PATIENCE_SECONDS = 2.0
 _PAUSE_SECONDS = 0.01
@@ -44,31 +45,35 @@ def speak_when_ended() -> None:
     os.register_at_fork(after_in_child=_be_silent)
 
 
-def abort_when_read() -> None:
+def say(text: str) -> None:
+    """Write to stderr, and go on if that cannot be: the job has to end all the same."""
+    with contextlib.suppress(Exception):
+        sys.stderr.write(text)
+        sys.stderr.flush()
+
+
+def abort_when_read(status: int = 1) -> None:
     """End the job by ``MPI_Abort``, once the launcher has read what this rank wrote, or after two seconds."""
     from mpi4py import MPI  # not earlier: a script may add the hook before it chooses how MPI is initialised
 
     for stream in (sys.stderr, sys.stdout):
-        wait_until_read(stream)
-    MPI.COMM_WORLD.Abort(1)
+        with contextlib.suppress(Exception):  # no stream, no file behind it, or closed: there is nothing to wait for
+            _wait_until_read(stream)
+    MPI.COMM_WORLD.Abort(status)
 
 
-def wait_until_read(stream: TextIO) -> None:
-    """Flush a stream, and wait until the launcher has read what was written to it, for two seconds at most."""
-    try:
-        stream.flush()
-        descriptor = stream.fileno()
-        if not stat.S_ISFIFO(os.fstat(descriptor).st_mode):
-            return
-        unread = array.array("i", [0])
-        deadline = time.monotonic() + _PATIENCE_SECONDS
-        while time.monotonic() < deadline:
-            fcntl.ioctl(descriptor, termios.FIONREAD, unread)
-            if not unread[0]:
-                return
-            time.sleep(_PAUSE_SECONDS)
-    except (OSError, ValueError, AttributeError):  # no file behind it, or closed: there is nothing to wait for
+def _wait_until_read(stream: TextIO) -> None:
+    stream.flush()
+    descriptor = stream.fileno()
+    if not stat.S_ISFIFO(os.fstat(descriptor).st_mode):
         return
+    unread = array.array("i", [0])
+    deadline = time.monotonic() + _PATIENCE_SECONDS
+    while time.monotonic() < deadline:
+        fcntl.ioctl(descriptor, termios.FIONREAD, unread)
+        if not unread[0]:
+            return
+        time.sleep(_PAUSE_SECONDS)
 
 
 def _be_silent() -> None:

@@ -9,12 +9,14 @@ from mn_comm.mpi import MPI
 
 __all__ = ["check_launch"]
 
+_OF_OPEN_MPI = ("OMPI_COMM_WORLD_SIZE", "PMIX_RANK")
+_OF_MPICH = ("PMI_SIZE", "PMI_RANK", "PMI_FD")
 _SIZES = ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "SLURM_STEP_NUM_TASKS")
 """Where Open MPI's, MPICH's and Slurm's launchers say how many processes they have started."""
 _ALLOWED = "CHAINERMN_ALLOW_SINGLETONS"
 
 
-def check_launch(size: int, environ: Mapping[str, str] = os.environ) -> None:
+def check_launch(size: int, library: str | None = None, environ: Mapping[str, str] = os.environ) -> None:
     """Raise if this process is alone although a launcher has started several.
 
     An MPI library that does not understand its launcher takes each process for a job of its own. All of them would
@@ -22,20 +24,28 @@ def check_launch(size: int, environ: Mapping[str, str] = os.environ) -> None:
 
     Args:
         size: How many processes ``MPI_COMM_WORLD`` has.
+        library: What MPI says it is; by default the one that is loaded.
         environ: The environment.
 
     Raises:
-        RuntimeError: The launcher has started several, ``MPI_COMM_WORLD`` has one, and ``CHAINERMN_ALLOW_SINGLETONS``
-            is not set.
+        RuntimeError: The launcher has started several, it is not the library's own, ``MPI_COMM_WORLD`` has one, and
+            ``CHAINERMN_ALLOW_SINGLETONS`` is not set.
     """
     if size != 1 or environ.get(_ALLOWED, "") not in ("", "0"):
         return
+    library = library or MPI.Get_library_version()
+    its_own = _OF_OPEN_MPI if library.startswith("Open MPI") else _OF_MPICH
+    if any(name in environ for name in its_own):
+        return  # it has understood them; others are those of a launcher further out
     for name in _SIZES:
         started = environ.get(name, "")
         if started.isdecimal() and int(started) > 1:
-            library = " ".join(MPI.Get_library_version().splitlines()[0].split(",")[0].split())
             raise RuntimeError(
                 f"expected {started} processes in MPI_COMM_WORLD, as the launcher says in {name}, got 1: the launcher "
-                f"and the MPI library ({library}) are different implementations. Use the mpiexec that belongs to the "
-                f"library; or set {_ALLOWED}=1 if each process is to be on its own"
+                f"and the MPI library ({_short(library)}) are different implementations. Use the mpiexec that belongs "
+                f"to the library; or set {_ALLOWED}=1 if each process is to be on its own"
             )
+
+
+def _short(library: str) -> str:
+    return " ".join(library.splitlines()[0].split(",")[0].split())

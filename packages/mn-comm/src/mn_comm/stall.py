@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from mn_comm.last_words import abort_when_read
+from mn_comm.last_words import abort_when_read, say
 from mn_comm.mpi import MPI
 from mn_comm.watch import Activity, Call, activities, polled
 
@@ -70,7 +70,7 @@ class Monitor:
         *,
         abort: bool,
         stacks: bool = False,
-        write: Callable[[str], object] = lambda text: (sys.stderr.write(text), sys.stderr.flush()),
+        write: Callable[[str], object] = say,
         end: Callable[[], object] = abort_when_read,
     ) -> None:
         self.limit = limit
@@ -87,6 +87,7 @@ class Monitor:
         self._lock = threading.Lock()
         self._stop = threading.Event()
         self._runner: threading.Thread | None = None
+        self._next_poll = 0.0
 
     def start(self) -> None:
         """Start the thread."""
@@ -131,7 +132,9 @@ class Monitor:
                 self._end()
 
     def _run(self) -> None:
-        while not self._stop.wait(self.interval):
+        # A program that forks again and again stops and starts this thread each time: the time of the next poll stays.
+        while not self._stop.wait(self._next_poll - time.monotonic()):
+            self._next_poll = time.monotonic() + self.interval
             try:
                 self.poll()
             except Exception:  # a script's own explanation, or a closed stderr: the next stall is to be heard of

@@ -1,125 +1,135 @@
-"""SIGINT while Python's handler cannot run, by hand: nothing here waits for MPI."""
+"""SIGINT while the main thread waits, or seems to: nothing here waits for MPI."""
 
+import asyncio
 import os
 import signal
 import threading
 
 import pytest
 
-from mn_comm import interrupts, watch
+from mn_comm import interrupts
 from mn_comm.interrupts import Interrupts, watch_interrupts
 
 
-@pytest.fixture
-def clock(monkeypatch):
-    """Return a list whose last element is the time."""
-    times = [100.0]
-    monkeypatch.setattr(interrupts.time, "monotonic", lambda: times[-1])
-    return times
+class Stand:
+    """A main thread that waits, or not."""
+
+    wait = None
 
 
 @pytest.fixture
-def pressed():
-    """Return the two ends of a pipe that signals are written to."""
-    reading, writing = os.pipe()
-    os.set_blocking(reading, False)
-    yield reading, lambda number=signal.SIGINT: os.write(writing, bytes([number]))
-    os.close(reading)
-    os.close(writing)
+def main(monkeypatch):
+    stand = Stand()
+    monkeypatch.setattr(interrupts, "activities", {threading.main_thread().ident: stand})
+    monkeypatch.setattr(interrupts, "_PAUSE_SECONDS", 0.001)
+    return stand
 
 
 @pytest.fixture
-def watched(clock, pressed):
-    """Return an object that watches, with its handler installed, and whether it has ended the job."""
-    ended = []
-    found = Interrupts(pressed[0], 1.5, lambda: ended.append(True))
-    there = signal.signal(signal.SIGINT, found.handle)
-    yield found, ended
-    signal.signal(signal.SIGINT, there)
+def ended():
+    return threading.Event()
 
 
-def polls(found, clock, count):
-    for _ in range(count):
-        clock.append(clock[-1] + 1)
-        found.poll()
+@pytest.fixture
+def watching(main, ended):
+    found = Interrupts(ended.set, patience=0.02)
+    found.start()
+    yield found
+    found.stop()
+    found.close()
 
 
-def test_nothing_comes(watched, clock):
-    found, ended = watched
-    polls(found, clock, 10)
-    assert not ended
+def press(watching, number=signal.SIGINT):
+    os.write(watching.writing, bytes([number]))
 
 
-def test_a_main_thread_that_does_not_notice(watched, clock, pressed):
-    found, ended = watched
-    polls(found, clock, 3)
-    pressed[1]()
-    polls(found, clock, 2)
-    assert not ended
-    polls(found, clock, 1)
-    assert ended
+def is_read(watching):
+    """Return when everything that was pressed before is dealt with."""
+    watching.stop()
+    watching.start()
 
 
-def test_a_main_thread_that_notices(watched, clock, pressed):
-    found, ended = watched
-    polls(found, clock, 3)
-    clock.append(clock[-1] + 0.5)
-    pressed[1]()
-    with pytest.raises(KeyboardInterrupt):
-        signal.raise_signal(signal.SIGINT)
-    polls(found, clock, 5)
-    assert not ended
-    pressed[1]()  # a second time, and now it does not
-    polls(found, clock, 3)
-    assert ended
+def test_a_main_thread_that_stays_where_it_waits(main, watching, ended):
+    main.wait = ("Bcast", None, 0)
+    press(watching)
+    assert ended.wait(10)
 
 
-def test_a_main_thread_that_notices_late(watched, clock, pressed):
-    found, ended = watched
-    pressed[1]()
-    polls(found, clock, 2)
-    with pytest.raises(KeyboardInterrupt):
-        signal.raise_signal(signal.SIGINT)
-    polls(found, clock, 5)
-    assert not ended
+def test_a_main_thread_that_does_something_else(watching, ended):
+    press(watching)
+    is_read(watching)
+    assert not ended.is_set()
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGCHLD])
-def test_other_signals(watched, clock, pressed, number):
-    found, ended = watched
-    pressed[1](number)
-    polls(found, clock, 5)
-    assert not ended
+def test_a_main_thread_that_comes_out(main, ended):
+    found = Interrupts(ended.set, patience=60)
+    found.start()
+    main.wait = ("Bcast", None, 0)
+    press(found)
+    main.wait = ("Bcast", None, 1)
+    found.stop()
+    assert not ended.is_set()
+    main.wait = None
+    found.start()
+    press(found)
+    found.stop()
+    found.close()
+    assert not ended.is_set()
 
 
-def test_a_handler_of_the_script_decides(watched, clock, pressed):
-    found, ended = watched
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    pressed[1]()
-    polls(found, clock, 5)
-    assert not ended
+def test_other_signals(main, watching, ended):
+    main.wait = ("Bcast", None, 0)
+    press(watching, signal.SIGCHLD)
+    is_read(watching)
+    assert not ended.is_set()
+
+
+def test_a_handler_of_the_script_decides(main, watching, ended, monkeypatch):
+    main.wait = ("Bcast", None, 0)
+    there = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        press(watching)
+        is_read(watching)
+        assert not ended.is_set()
+    finally:
+        signal.signal(signal.SIGINT, there)
 
 
 @pytest.fixture
 def as_new(monkeypatch):
     """Undo what watching has installed."""
-    monkeypatch.setattr(watch, "polled", polled := [])
-    monkeypatch.setattr(interrupts, "polled", polled)
+    monkeypatch.setattr(interrupts, "_watching", None)
     there = signal.signal(signal.SIGINT, signal.default_int_handler)
     descriptor = signal.set_wakeup_fd(-1)
-    yield polled
+    yield
     signal.set_wakeup_fd(descriptor)
     signal.signal(signal.SIGINT, there)
+    if interrupts._watching is not None:
+        interrupts._watching.stop()
+        interrupts._watching.close()
 
 
-def test_a_signal_that_comes_is_known_at_once(as_new, clock):
-    ended = []
-    watch_interrupts(lambda: ended.append(True))
-    watch_interrupts(lambda: ended.append(True))  # nothing more
-    (look,) = as_new
+def test_a_signal_that_comes_is_known_at_once(as_new, main, ended, monkeypatch):
+    monkeypatch.setattr(interrupts, "_PATIENCE_SECONDS", 0.02)
+    watch_interrupts(ended.set)
+    watch_interrupts(pytest.fail)  # nothing more
+    interrupts._watching._patience = 0.02
+    main.wait = ("Bcast", None, 0)
     with pytest.raises(KeyboardInterrupt):
         signal.raise_signal(signal.SIGINT)
-    assert look().__self__._read() == bytes([signal.SIGINT])
+    assert ended.wait(10)
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
+def test_asyncio_still_cancels(as_new, main):
+    watch_interrupts(pytest.fail)
+
+    async def interrupted():
+        signal.raise_signal(signal.SIGINT)
+        await asyncio.sleep(60)
+
+    with pytest.raises(KeyboardInterrupt):
+        asyncio.run(interrupted())
 
 
 def test_scripts_that_are_left_alone(as_new):
@@ -137,8 +147,7 @@ def test_scripts_that_are_left_alone(as_new):
     assert signal.set_wakeup_fd(-1) == writing
     os.close(reading)
     os.close(writing)
-    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
-    assert as_new == []
+    assert interrupts._watching is None
 
 
 @pytest.mark.filterwarnings("ignore:.*multi-threaded:DeprecationWarning")  # the thread is that of pytest's time-out
@@ -146,6 +155,7 @@ def test_a_child_is_no_rank(as_new):
     watch_interrupts(pytest.fail)
     child = os.fork()
     if child == 0:
-        is_as_before = signal.getsignal(signal.SIGINT) is signal.default_int_handler
-        os._exit(0 if is_as_before and signal.set_wakeup_fd(-1) == -1 else 1)
+        is_as_before = interrupts._watching is None and signal.set_wakeup_fd(-1) == -1
+        os._exit(0 if is_as_before else 1)
     assert os.waitpid(child, 0)[1] == 0
+    assert interrupts._watching._runner.is_alive()

@@ -1,5 +1,6 @@
 """A rank that ends the job waits until its last words are read."""
 
+import contextlib
 import os
 import threading
 
@@ -43,21 +44,26 @@ def test_the_job_ends_when_the_launcher_has_read_the_last_words(pipe, end_job, m
     assert sorted(map(str, end_job)) == ["1", "read"]
 
 
+@pytest.mark.parametrize("stream", ["none", "closed", "full", "gone"])
+def test_it_says_what_it_can(stream, end_job, monkeypatch, tmp_path):
+    reading, writing = os.pipe()
+    os.close(reading)
+    streams = {"none": None, "closed": (tmp_path / "closed").open("w"), "full": open("/dev/full", "w")}
+    streams |= {"gone": open(writing, "w")}
+    streams["closed"].close()
+    monkeypatch.setattr(last_words.sys, "stderr", streams[stream])
+    last_words.say("why")
+    last_words.abort_when_read(7)
+    assert end_job == [7]
+    for each in streams.values():
+        with contextlib.suppress(AttributeError, OSError):
+            each.close()
+
+
 def test_it_ends_although_nobody_reads(pipe, end_job, monkeypatch):
     _, writer = pipe
     monkeypatch.setattr(last_words, "_PATIENCE_SECONDS", 0.05)
     monkeypatch.setattr(last_words.sys, "stderr", writer)
     writer.write("why")
-    last_words.abort_when_read()
-    assert end_job == [1]
-
-
-@pytest.mark.parametrize("close", [True, False])
-def test_it_ends_without_a_stream(close, end_job, monkeypatch, tmp_path):
-    stream = None
-    if close:
-        stream = (tmp_path / "gone").open("w")
-        stream.close()
-    monkeypatch.setattr(last_words.sys, "stderr", stream)
     last_words.abort_when_read()
     assert end_job == [1]

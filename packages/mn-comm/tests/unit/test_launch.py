@@ -2,22 +2,39 @@ import pytest
 
 from mn_comm.launch import check_launch
 
-STARTED = [{"PMI_SIZE": "2"}, {"OMPI_COMM_WORLD_SIZE": "4", "PMI_SIZE": "x"}, {"SLURM_STEP_NUM_TASKS": "16"}]
+OPEN_MPI = "Open MPI v5.0.11, package: Open MPI user@host"
+MPICH = "MPICH Version:      5.0.1\nMPICH Release date: today"
+MISTAKES = [
+    (OPEN_MPI, {"PMI_SIZE": "2", "PMI_RANK": "0"}, "PMI_SIZE", r"2 processes.+\(Open MPI v5.0.11\) are different"),
+    (OPEN_MPI, {"SLURM_STEP_NUM_TASKS": "16"}, "SLURM_STEP_NUM_TASKS", "16 processes"),
+    (MPICH, {"SLURM_STEP_NUM_TASKS": "16"}, "SLURM_STEP_NUM_TASKS", r"\(MPICH Version: 5.0.1\)"),
+    (MPICH, {"OMPI_COMM_WORLD_SIZE": "4", "PMIX_RANK": "0"}, "OMPI_COMM_WORLD_SIZE", "4 processes"),
+]
 
 
-@pytest.mark.parametrize("environ", STARTED)
-def test_a_process_that_is_alone_by_mistake(environ):
-    name, started = next(iter(environ.items()))
-    with pytest.raises(
-        RuntimeError, match=rf"expected {started} processes .+ says in {name}, got 1: .+implementations"
-    ):
-        check_launch(1, environ)
-    check_launch(2, environ)
-    check_launch(1, {**environ, "CHAINERMN_ALLOW_SINGLETONS": "1"})
+@pytest.mark.parametrize(("library", "environ", "name", "message"), MISTAKES)
+def test_a_process_that_is_alone_by_mistake(library, environ, name, message):
+    with pytest.raises(RuntimeError, match=message) as caught:
+        check_launch(1, library, environ)
+    assert f"says in {name}, got 1" in str(caught.value)
+    check_launch(2, library, environ)
+    check_launch(1, library, {**environ, "CHAINERMN_ALLOW_SINGLETONS": "1"})
     with pytest.raises(RuntimeError):
-        check_launch(1, {**environ, "CHAINERMN_ALLOW_SINGLETONS": "0"})
+        check_launch(1, library, {**environ, "CHAINERMN_ALLOW_SINGLETONS": "0"})
 
 
-@pytest.mark.parametrize("environ", [{}, {"PMI_SIZE": "1"}, {"PMI_SIZE": ""}, {"SLURM_NTASKS": "4"}])
-def test_a_process_that_was_started_alone(environ):
-    check_launch(1, environ)
+RIGHT = [
+    (MPICH, {}),
+    (OPEN_MPI, {}),
+    (MPICH, {"PMI_SIZE": "1", "PMI_RANK": "0", "OMPI_COMM_WORLD_SIZE": "2"}),  # mpiexec -n 1 in another one's job
+    (OPEN_MPI, {"OMPI_COMM_WORLD_SIZE": "1", "PMIX_RANK": "0", "PMI_SIZE": "2"}),
+    (MPICH, {"PMI_SIZE": "1", "PMI_RANK": "0", "SLURM_STEP_NUM_TASKS": "4"}),
+    (MPICH, {"PMI_SIZE": "2"}),  # what is left of a job, where MPI was told to start anew
+    (OPEN_MPI, {"PMI_SIZE": ""}),
+    (OPEN_MPI, {"SLURM_NTASKS": "4"}),  # an allocation, without a launcher
+]
+
+
+@pytest.mark.parametrize(("library", "environ"), RIGHT)
+def test_a_process_that_was_started_alone(library, environ):
+    check_launch(1, library, environ)

@@ -140,7 +140,6 @@ AT = {
     "a training": "train(chainer.iterators.SerialIterator(data, 4))",
     "the data loader's workers": "train(chainer.iterators.MultiprocessIterator(data, 4, n_processes=2))",
     "a collective": "tell(); comm.recv_obj(1 - comm.rank)",
-    "MPI's own call": "tell(); comm.mpi_comm.recv(source=1 - comm.rank)",
     "one rank's computation": """
 tell()
 if comm.rank == 0:
@@ -185,8 +184,8 @@ def test_ctrl_c(at, tmp_path):
         assert len(re.findall("chainermn: interrupted on rank . .+: ending all ranks", errors)) == 1, errors
 
 
-CAUGHT = """
-import time
+SAVES = {
+    "while another rank waits": """
 try:
     comm.gather_obj("inside")
     if comm.rank == 0:
@@ -195,17 +194,75 @@ try:
     comm.bcast_obj(None)
 except KeyboardInterrupt:
     if comm.rank == 0:
-        time.sleep(6)  # longer than Python's handler is waited for
+        time.sleep(6)  # longer than anybody is waited for
         comm.bcast_obj("end")
         print("saved", flush=True)
-"""
+""",
+    "in a finally clause": """
+try:
+    comm.gather_obj("inside")
+    tell()
+    while True:
+        time.sleep(0.1)
+finally:
+    if comm.rank == 0:
+        time.sleep(3)
+        print("saved", flush=True)
+""",
+    "after a handler of its own": """
+pressed = []
+tell()
+while not pressed:
+    there = signal.signal(signal.SIGINT, lambda *_: pressed.append(True))
+    time.sleep(0.2)  # a step that is not to be cut in two
+    signal.signal(signal.SIGINT, there)
+if comm.rank == 0:
+    for _ in range(60):
+        time.sleep(0.1)
+    print("saved", flush=True)
+comm.mpi_comm.Barrier()
+""",
+    "after a long call of C": """
+try:
+    comm.gather_obj("inside")
+    tell()
+    if comm.rank == 0:
+        began = time.monotonic()
+        for rounds in (10_000_000, 20_000_000):
+            hashlib.pbkdf2_hmac("sha256", b"", b"", rounds)
+    time.sleep(60)
+except KeyboardInterrupt:
+    if comm.rank == 0:
+        print("saved", flush=True)
+comm.mpi_comm.Barrier()
+""",
+}
 
 
-def test_a_script_that_catches_ctrl_c_decides(tmp_path):
-    job, output, errors, _ = press(CAUGHT, tmp_path)
+@pytest.mark.parametrize("what", SAVES)
+def test_a_script_that_saves_after_ctrl_c_is_not_cut_short(what, tmp_path):
+    _, output, errors, _ = press("import hashlib, signal, time" + SAVES[what], tmp_path)
     if "[mpiexec@" in output:
         assert "saved\n" in output, errors
-        assert job.returncode == 0, errors
+
+
+NO_STDERR = {
+    "closed": "with open('log', 'w') as sys.stderr:\n        1 / 0",
+    "none": "sys.stderr = None\n    1 / 0",
+    "closed, and an exit": "with open('log', 'w') as sys.stderr:\n        sys.exit(1)",
+}
+
+
+@pytest.mark.parametrize("how", NO_STDERR)
+def test_all_ranks_end_where_nothing_can_be_said(how, tmp_path):
+    assert mpiexec(2, EXIT.format(NO_STDERR[how]), tmp_path).returncode == 1
+
+
+def test_all_ranks_end_where_only_the_name_is_wrong(tmp_path):
+    code = "from mpi4py import MPI\nfrom mn_comm import create_communicator\n"
+    job = mpiexec(2, code + "create_communicator('naive' if MPI.COMM_WORLD.rank else 'nave')", tmp_path)
+    assert job.returncode == 1
+    assert job.stderr.count("got 'nave'") == 1
 
 
 QUIET = {
