@@ -106,7 +106,7 @@ def create_multi_node_optimizer(
             scheme = AsynchronousMean(communicator, options, exact)
         else:
             scheme = LocalSteps(communicator, options, exact, comm_hook)
-        synchronize_at_the_end()
+        synchronize_at_the_end(MultiNodeOptimizer)
     elif overlap:
         reducer = communicator.gradient_reducer(background=True, comm_hook=comm_hook, bucket_bytes=bucket_bytes)
         scheme = Overlapped(communicator, reducer)
@@ -262,6 +262,11 @@ class MultiNodeOptimizer:
     def is_meeting(self) -> bool:
         """Whether ranks exchanged something in the latest step; always, unless they meet less often."""
         return self._scheme.is_meeting
+
+    @property
+    def may_diverge(self) -> bool:
+        """Whether the ranks' parameters may differ between two steps: with ``local_steps`` and ``asynchronous``."""
+        return self._scheme.may_diverge
 
     def synchronize(self) -> None:
         """Make the parameters of all ranks equal, where local or asynchronous steps let them differ; collective.
