@@ -14,6 +14,7 @@ from chainer.backends import cuda
 from mn_comm import CommunicatorBase, Future, GradientReducer, Worker, raise_on_all, waiting_for
 from mn_optim.options import Asynchronous
 from mn_optim.schemes.optimizer_state import Slots
+from mn_optim.schemes.parameters import initialised_parameters
 from mn_optim.schemes.scheme import Backward, Exact, TakeStep
 from mn_optim.schemes.state import read, write
 
@@ -143,7 +144,7 @@ class _Rounds:
     def __init__(
         self, model: chainer.Link, reducer: GradientReducer, worker: Worker, size: int, options: Asynchronous
     ) -> None:
-        self._params = {name: param for name, param in model.namedparams() if param.data is not None}
+        self._params = initialised_parameters(model)
         self._device = model.device if not self._params else next(iter(self._params.values())).device
         self._reducer = reducer
         self._size = size

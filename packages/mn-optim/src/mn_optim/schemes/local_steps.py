@@ -6,7 +6,7 @@ fragment, no delay and ``alpha=1``.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import chainer
@@ -16,6 +16,7 @@ from mn_comm import CommunicationHook, CommunicatorBase, GradientReducer, waitin
 from mn_optim.options import DiLoCo, LocalSGD, StreamingDiLoCo
 from mn_optim.schemes.fragment import Average, Fragment, cut
 from mn_optim.schemes.optimizer_state import OptimizerState
+from mn_optim.schemes.parameters import initialised_parameters
 from mn_optim.schemes.scheme import Backward, Exact, TakeStep
 from mn_optim.schemes.state import read, write
 
@@ -166,10 +167,10 @@ class LocalSteps:
         if counts is None:
             return False
         self._taken, self._position = map(int, counts)
-        found = {name: (read(mine["common"], name), param) for name, param in model.namedparams()}
-        self._make_fragments(
-            model, {name: param.device.send(array) for name, (array, param) in found.items() if array is not None}
-        )
+        params = dict(model.namedparams())  # those that are not initialised yet are about to be loaded
+        saved = {name: read(mine["common"], name) for name in params}
+        common = {name: params[name].device.send(array) for name, array in saved.items() if array is not None}
+        self._make_fragments(params, common)
         return True
 
     def _exchanger(self, comm_hook: CommunicationHook | None) -> Average | GradientReducer:
@@ -182,12 +183,10 @@ class LocalSteps:
     def _use_fragments(self, model: chainer.Link) -> None:
         """Have fragments, whose common parameters are the model's now, unless there are some already."""
         if not self._fragments:
-            self._make_fragments(
-                model, {name: param.data for name, param in model.namedparams() if param.data is not None}
-            )
+            params = initialised_parameters(model)
+            self._make_fragments(params, {name: param.data for name, param in params.items()})
 
-    def _make_fragments(self, model: chainer.Link, arrays: dict[str, Any]) -> None:
-        params = dict(model.namedparams())
+    def _make_fragments(self, params: Mapping[str, chainer.Parameter], arrays: Mapping[str, Any]) -> None:
         self._fragments = [
             Fragment(index, [(name, params[name]) for name in names], arrays, self._outer, self._exchangers[index])
             for index, names in enumerate(cut(arrays, self._n_fragments))
