@@ -13,9 +13,10 @@ from chainer.backends import cuda
 
 from mn_comm import CommunicatorBase, Future, GradientReducer, Worker, raise_on_all, waiting_for
 from mn_optim.options import Asynchronous
+from mn_optim.schemes.exact import Exact
 from mn_optim.schemes.optimizer_state import Slots
 from mn_optim.schemes.parameters import initialised_parameters
-from mn_optim.schemes.scheme import Backward, Exact, TakeStep
+from mn_optim.schemes.scheme import Backward, TakeStep
 from mn_optim.schemes.state import read, write
 
 __all__ = ["AsynchronousMean"]

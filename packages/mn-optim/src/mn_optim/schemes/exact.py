@@ -3,13 +3,56 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import chainer
 
 from mn_comm import CommunicationHook, CommunicatorBase, GradientReducer, Reduction, raise_on_all
-from mn_optim.schemes.scheme import Backward, Exact
+from mn_optim.schemes.scheme import Backward, TakeStep
 
-__all__ = ["AfterBackward", "DoubleBuffered", "Overlapped"]
+__all__ = ["AfterBackward", "DoubleBuffered", "Exact", "Overlapped"]
+
+
+class Exact:
+    """What the schemes have in common that average gradients in every step: all ranks' parameters are always equal.
+
+    Args:
+        zero_fill: Whether an initialised parameter without a gradient counts as one of zeros.
+    """
+
+    is_meeting = True
+    may_diverge = False
+    has_diverged = False
+
+    def __init__(self, zero_fill: bool) -> None:
+        self.zero_fill = zero_fill
+
+    def step(self, model: chainer.Link, backward: Backward | None, take_step: TakeStep) -> None:
+        """Compute gradients and average them, then take a step if there are means; collective."""
+        if self.average(model, backward):
+            take_step()
+
+    def average(self, model: chainer.Link, backward: Backward | None) -> bool:
+        """Compute gradients and average them; collective.
+
+        Args:
+            model: The model.
+            backward: Computes its gradients; ``None`` if they are there.
+
+        Returns:
+            Whether the gradients are averages now, and a step can be taken.
+        """
+        raise NotImplementedError
+
+    def restart(self, model: chainer.Link) -> None:
+        """Have nothing under way."""
+
+    def synchronize(self, model: chainer.Link, is_shared: bool) -> bool:
+        """Do nothing: the parameters are equal."""
+        return False
+
+    def serialize(self, serializer: Any, model: chainer.Link) -> None:
+        """Do nothing: there is no state that outlives a step."""
 
 
 class AfterBackward(Exact):

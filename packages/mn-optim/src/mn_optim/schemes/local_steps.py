@@ -14,10 +14,11 @@ import numpy as np
 
 from mn_comm import CommunicationHook, CommunicatorBase, GradientReducer, waiting_for
 from mn_optim.options import DiLoCo, LocalSGD, StreamingDiLoCo
+from mn_optim.schemes.exact import Exact
 from mn_optim.schemes.fragment import Average, Fragment, cut
 from mn_optim.schemes.optimizer_state import OptimizerState
 from mn_optim.schemes.parameters import initialised_parameters
-from mn_optim.schemes.scheme import Backward, Exact, TakeStep
+from mn_optim.schemes.scheme import Backward, TakeStep
 from mn_optim.schemes.state import read, write
 
 __all__ = ["LocalSteps"]

@@ -7,7 +7,7 @@ from typing import Any, Protocol
 
 import chainer
 
-__all__ = ["Backward", "Exact", "Scheme", "TakeStep"]
+__all__ = ["Backward", "Scheme", "TakeStep"]
 
 Backward = Callable[[Callable[[chainer.Variable], None] | None], None]
 """Computes the gradients; what it is given is told of each as it becomes final."""
@@ -62,45 +62,3 @@ class Scheme(Protocol):
     def serialize(self, serializer: Any, model: chainer.Link) -> None:
         """Save or load the state, which may be missing where it is loaded; not collective."""
         ...
-
-
-class Exact:
-    """What the schemes have in common that average gradients in every step: all ranks' parameters are always equal.
-
-    Args:
-        zero_fill: Whether an initialised parameter without a gradient counts as one of zeros.
-    """
-
-    is_meeting = True
-    may_diverge = False
-    has_diverged = False
-
-    def __init__(self, zero_fill: bool) -> None:
-        self.zero_fill = zero_fill
-
-    def step(self, model: chainer.Link, backward: Backward | None, take_step: TakeStep) -> None:
-        """Compute gradients and average them, then take a step if there are means; collective."""
-        if self.average(model, backward):
-            take_step()
-
-    def average(self, model: chainer.Link, backward: Backward | None) -> bool:
-        """Compute gradients and average them; collective.
-
-        Args:
-            model: The model.
-            backward: Computes its gradients; ``None`` if they are there.
-
-        Returns:
-            Whether the gradients are averages now, and a step can be taken.
-        """
-        raise NotImplementedError
-
-    def restart(self, model: chainer.Link) -> None:
-        """Have nothing under way."""
-
-    def synchronize(self, model: chainer.Link, is_shared: bool) -> bool:
-        """Do nothing: the parameters are equal."""
-        return False
-
-    def serialize(self, serializer: Any, model: chainer.Link) -> None:
-        """Do nothing: there is no state that outlives a step."""
