@@ -128,7 +128,11 @@ def main() -> None:
         seconds, megabytes = (statistics.median(each[key] for each in runs) for key in ("seconds", "megabytes"))
         sent = f"{megabytes:10.1f}" if comm.inter_size > 1 else f"{'-':>10}"
         print(f"{name:26}{accuracy:12.2f}{worst:12.2f}{accuracy - base:+8.2f}{seconds:10.2f}{sent}")
-        keep(args.json, benchmark="real training", network=args.network, scheme=name, runs=runs)
+    figures: dict[str, Any] = {
+        key: {name: [run[key] for run in runs] for name, runs in found.items()} for key in ("accuracy", "megabytes")
+    }
+    figures["seconds"] = {name: statistics.median(run["seconds"] for run in runs) for name, runs in found.items()}
+    keep(args.json, benchmark="training", model="digits", network=args.network, **figures)
 
 
 if __name__ == "__main__":
