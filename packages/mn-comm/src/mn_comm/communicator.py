@@ -304,7 +304,7 @@ class Communicator(CommunicatorBase):
                 raise ValueError(f"expected sets of at least 1, got {sets}")
             if background and apart:
                 raise ValueError("expected one of background and apart, got both")
-        what = "background, bucket_bytes, sets, own_dtype, apart and use of comm_hook"
+        what = "background, own_dtype, apart, use of comm_hook, bucket_bytes and sets"
         flags = (bool(background), bool(own_dtype), bool(apart), comm_hook is not None)
         agreement.expect_same(self.ranks, what, (*flags, bucket_bytes, sets))
         options.update(comm_hook=comm_hook, own_dtype=own_dtype)

@@ -472,6 +472,41 @@ def test_what_is_shared_within_a_model_moves_once_asynchronously():
     )
 
 
+@pytest.mark.parametrize("dtype", ["f2", "f8"])
+@pytest.mark.parametrize("use_fp32_update", [False, True])
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"local_steps": 2},
+        {"local_steps": StreamingDiLoCo(2, fragments=2, delay=1, outer=chainer.optimizers.SGD(lr=1))},
+        {"asynchronous": Asynchronous(interval=0)},
+    ],
+)
+def test_other_dtypes_and_float32_copies_of_half_precision(options, use_fp32_update, dtype):
+    """Steps that float16 cannot see are not lost where the optimizer keeps a copy in float32."""
+    model = chainer.Link()
+    with model.init_scope():
+        model.a = chainer.Parameter(np.full(3, 1, dtype))
+        model.b = chainer.Parameter(np.full((2, 5), 1, dtype))
+    actual = chainer.optimizers.SGD(lr=1)
+    if use_fp32_update:
+        actual.use_fp32_update()
+    optimizer = create_multi_node_optimizer(actual, COMM, **options).setup(model)
+    optimizer.assume_synchronized()
+    for _ in range(40):
+        for param in model.params():
+            param.grad = np.full(param.shape, -(2.0**-13) * (1 + RANK), dtype)  # float16 has 2**-10 after 1
+        optimizer.update()
+    optimizer.synchronize()
+    equal_everywhere(model)
+    assert model.a.dtype == dtype
+    if dtype == "f8" or use_fp32_update:
+        learned = model.a.data[0] - 1
+        expected = 40 * 2.0**-13 * (SIZE + 1) / 2
+        mixes = isinstance(options.get("local_steps"), StreamingDiLoCo)  # and then loses some of it
+        assert (0.5 if mixes else 0.8) * expected < learned < 1.2 * expected
+
+
 def test_a_nan_on_one_rank_reaches_all():
     optimizer = start(make(DiLoCo(2)))
     for step in range(2):

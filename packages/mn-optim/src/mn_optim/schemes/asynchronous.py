@@ -15,7 +15,7 @@ from mn_comm import CommunicatorBase, Future, GradientReducer, Worker, raise_on_
 from mn_optim.options import Asynchronous
 from mn_optim.schemes.exact import Exact
 from mn_optim.schemes.optimizer_state import Slots
-from mn_optim.schemes.parameters import initialised_parameters
+from mn_optim.schemes.parameters import initialised_parameters, set_value, value_of
 from mn_optim.schemes.scheme import Backward, TakeStep
 from mn_optim.schemes.state import read, write
 
@@ -187,7 +187,7 @@ class _Rounds:
         if self._pending is None:
             return False
         for name, difference in self._pending.items():
-            self._params[name].data += difference
+            set_value(self._params[name], value_of(self._params[name]) + difference)
         self._pending = None
         return True
 
@@ -206,7 +206,7 @@ class _Rounds:
         with self._changed:
             has_ended = self._has_ended.is_set()
             self._sent_at = self._steps
-            sent = {name: param.data.copy() for name, param in self._params.items()}
+            sent = {name: value_of(param).copy() for name, param in self._params.items()}
             for name, difference in (self._pending or {}).items():
                 sent[name] += difference
         means = {name: array.copy() for name, array in sent.items()}
@@ -220,7 +220,7 @@ class _Rounds:
         with self._changed:
             if have_all_ended:
                 for name, param in self._params.items():
-                    param.data[...] = means[name]
+                    set_value(param, means[name])
                 self._pending = None
             else:
                 self._note(means, sent)

@@ -10,6 +10,7 @@ import chainer
 import numpy as np
 
 from mn_comm import GradientReducer, Reduction
+from mn_optim.schemes.parameters import set_value, value_of
 from mn_optim.schemes.state import read, write
 
 __all__ = ["Fragment", "Named", "cut"]
@@ -64,7 +65,7 @@ class Fragment:
             scale: What the mean is multiplied by.
         """
         for (_, param), common in zip(self._named, self._common.params(), strict=True):
-            common.grad = common.data - param.data if self.has_moved else np.zeros_like(common.data)
+            common.grad = common.data - value_of(param) if self.has_moved else np.zeros_like(common.data)
         self.due, self._scale = due, scale
         self.has_moved = False
         if not isinstance(self._exchange, GradientReducer):
@@ -84,10 +85,8 @@ class Fragment:
         self._outer.update()
         self._common.cleargrads()
         for (_, param), common in zip(self._named, self._common.params(), strict=True):
-            if alpha == 1:
-                param.data[...] = common.data
-            else:
-                param.data += alpha * (common.data - param.data)
+            own = value_of(param)
+            set_value(param, common.data if alpha == 1 else own + alpha * (common.data - own))
         self.has_moved = alpha != 1
 
     @property

@@ -17,7 +17,7 @@ from mn_optim.options import DiLoCo, LocalSGD, StreamingDiLoCo
 from mn_optim.schemes.exact import Exact
 from mn_optim.schemes.fragment import Average, Fragment, cut
 from mn_optim.schemes.optimizer_state import OptimizerState
-from mn_optim.schemes.parameters import initialised_parameters
+from mn_optim.schemes.parameters import initialised_parameters, value_of
 from mn_optim.schemes.scheme import Backward, TakeStep
 from mn_optim.schemes.state import read, write
 
@@ -185,7 +185,7 @@ class LocalSteps:
         """Have fragments, whose common parameters are the model's now, unless there are some already."""
         if not self._fragments:
             params = initialised_parameters(model)
-            self._make_fragments(params, {name: param.data for name, param in params.items()})
+            self._make_fragments(params, {name: value_of(param) for name, param in params.items()})
 
     def _make_fragments(self, params: Mapping[str, chainer.Parameter], arrays: Mapping[str, Any]) -> None:
         self._fragments = [
