@@ -265,7 +265,7 @@ class MultiNodeOptimizer:
 
     @property
     def may_diverge(self) -> bool:
-        """Whether the ranks' parameters may differ between two steps: with ``local_steps`` and ``asynchronous``."""
+        """Whether the ranks' parameters may differ between two steps, with ``local_steps`` or ``asynchronous``."""
         return self._scheme.may_diverge
 
     def synchronize(self) -> None:
