@@ -32,11 +32,12 @@ if TYPE_CHECKING:
     from mn_comm.mpi import MPI
     from mn_comm.protocols import Model, Parameter
     from mn_comm.ranks import Ranks as Ranks  # a public name, too
+    from mn_comm.replicas import own, synchronize_replicas
     from mn_comm.spans import is_recording, span
     from mn_comm.stall import explain_stalls
     from mn_comm.topology import Topology
     from mn_comm.watch import operation, waiting_for, watched
-    from mn_comm.worker import Future
+    from mn_comm.worker import Future, Worker
 
 _HOME_OF = {
     "expect_same": "agreement",
@@ -61,6 +62,8 @@ _HOME_OF = {
     "Model": "protocols",
     "Parameter": "protocols",
     "Ranks": "ranks",
+    "own": "replicas",
+    "synchronize_replicas": "replicas",
     "is_recording": "spans",
     "span": "spans",
     "explain_stalls": "stall",
@@ -69,6 +72,7 @@ _HOME_OF = {
     "waiting_for": "watch",
     "watched": "watch",
     "Future": "worker",
+    "Worker": "worker",
 }
 
 # Without Ranks: that is a class of MPI's, so that ``from mn_comm import *`` would start MPI.
@@ -92,14 +96,17 @@ __all__ = [
     "SingleNodeCommunicator",
     "Topology",
     "TwoDimensionalCommunicator",
+    "Worker",
     "check_in_debug_mode",
     "create_communicator",
     "expect_same",
     "explain_stalls",
     "is_recording",
     "operation",
+    "own",
     "raise_on_all",
     "span",
+    "synchronize_replicas",
     "waiting_for",
     "watched",
 ]

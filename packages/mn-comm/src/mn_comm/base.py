@@ -401,6 +401,8 @@ class CommunicatorBase(ABC):
         comm_hook: CommunicationHook | None = None,
         bucket_bytes: int | None = None,
         sets: int = 1,
+        own_dtype: bool = False,
+        apart: bool = False,
     ) -> GradientReducer:
         """Return what averages the gradients of one model in a way of its own; collective.
 
@@ -411,12 +413,17 @@ class CommunicatorBase(ABC):
             bucket_bytes: How many bytes a bucket holds at most, if it holds more than one gradient; ``None`` for what
                 suits.
             sets: How many backward passes may be under way at a time, in the background.
+            own_dtype: Whether arrays travel in their own dtypes, whatever ``allreduce_grad_dtype`` says: for what is
+                averaged beside gradients, and must not be rounded.
+            apart: Whether the reducer has MPI communicators of its own, so that a thread of the caller's may call its
+                ``average`` while other threads communicate.
 
         Returns:
             The reducer. It needs no closing.
 
         Raises:
-            RuntimeError: MPI was initialised without ``MPI_THREAD_MULTIPLE``, and ``background`` asked for.
+            RuntimeError: MPI was initialised without ``MPI_THREAD_MULTIPLE``, and ``background`` or ``apart`` asked
+                for.
             NotImplementedError: This kind of communicator cannot do it.
             ValueError: The ranks ask for different things (on every rank).
         """

@@ -348,35 +348,46 @@ class Communicator(CommunicatorBase):
         comm_hook: CommunicationHook | None = None,
         bucket_bytes: int | None = None,
         sets: int = 1,
+        own_dtype: bool = False,
+        apart: bool = False,
     ) -> GradientReducer:
         from mn_comm.strategies import Strategy
 
         if type(self).multi_node_mean_grad is not Communicator.multi_node_mean_grad:
             # A reducer would not do what the derived class does.
             return super().gradient_reducer()
-        options = {"bucket_bytes": bucket_bytes, "sets": sets}
+        options: dict[str, Any] = {"bucket_bytes": bucket_bytes, "sets": sets}
         with agreement.raise_on_all(self.ranks):
             if bucket_bytes is not None and wire.as_index(bucket_bytes, "bucket_bytes") < 0:
                 raise ValueError(f"expected bucket_bytes of at least 0, got {bucket_bytes}")
             if wire.as_index(sets, "sets") < 1:
                 raise ValueError(f"expected sets of at least 1, got {sets}")
-        what = "background, bucket_bytes, sets and use of comm_hook"
-        agreement.expect_same(self.ranks, what, (bool(background), bucket_bytes, sets, comm_hook is not None))
-        if not background:
-            return self._make_reducer(self._strategy, comm_hook=comm_hook, **options)
+            if background and apart:
+                raise ValueError("expected one of background and apart, got both")
+        what = "background, own_dtype, apart, use of comm_hook, bucket_bytes and sets"
+        flags = (bool(background), bool(own_dtype), bool(apart), comm_hook is not None)
+        agreement.expect_same(self.ranks, what, (*flags, bucket_bytes, sets))
+        options.update(comm_hook=comm_hook, own_dtype=own_dtype)
+        if not background and not apart:
+            return self._make_reducer(self._strategy, **options)
         if MPI.Query_thread() < MPI.THREAD_MULTIPLE:
             raise RuntimeError(
                 "expected MPI to be initialised with MPI_THREAD_MULTIPLE, which averaging in the background needs; "
                 f"got thread level {MPI.Query_thread()}"
             )
+        if apart:
+            return self._make_reducer(Strategy(self.strategy, self._contexts.another()), **options)
         context, worker = self._contexts.background
         strategy = Strategy(self.strategy, context)
-        return self._make_reducer(strategy, worker=worker, comm_hook=comm_hook, **options)
+        return self._make_reducer(strategy, worker=worker, **options)
 
-    def _make_reducer(self, strategy: Any, **options: Any) -> GradientReducer:
+    def _make_reducer(self, strategy: Any, own_dtype: bool = False, **options: Any) -> GradientReducer:
         from mn_comm.gradients.reducer import GradientReducer
 
-        return GradientReducer(strategy, lambda: self._config, **options)
+        def config() -> Config:
+            return self._config.with_value("allreduce_grad_dtype", None) if own_dtype else self._config
+
+        return GradientReducer(strategy, config, **options)
 
 
 def mean_one_by_one(self: Communicator, model: Model, zero_fill: bool = False) -> None:

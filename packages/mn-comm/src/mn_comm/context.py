@@ -70,6 +70,7 @@ class Contexts:
         self._splits: dict[tuple[tuple[int, ...], ...], Ranks] = {}
         self._mpi_comm = mpi_comm
         self._background: tuple[Context, Worker] | None = None
+        self._others: list[Context] = []
 
     @property
     def background(self) -> tuple[Context, Worker]:
@@ -77,6 +78,11 @@ class Contexts:
         if self._background is None:
             self._background = Context(self._mpi_comm), Worker()
         return self._background
+
+    def another(self) -> Context:
+        """Return what one more thread communicates with, and nobody else; collective."""
+        self._others.append(Context(self._mpi_comm))
+        return self._others[-1]
 
     def split(self, color: int, key: int) -> Ranks:
         """Return the ranks of equal color, ordered by key; collective.
@@ -99,6 +105,9 @@ class Contexts:
             worker.close()
             context.free()
             self._background = None
+        for context in self._others:
+            context.free()
+        self._others.clear()
         for ranks in self._splits.values():
             if ranks != MPI.COMM_NULL:
                 ranks.Free()

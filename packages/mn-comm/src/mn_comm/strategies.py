@@ -18,7 +18,6 @@ For arrays on devices see :mod:`mn_comm.device.strategies`.
 
 from __future__ import annotations
 
-import functools
 import warnings
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -95,6 +94,7 @@ class Strategy:
         self.name = name
         self.traits = TRAITS[name]
         self.context = context
+        self._on_device: DeviceStrategy | None = None
         topology = context.topology
         self.size = topology.size
         if self.traits.one_node and topology.inter_size != 1:
@@ -111,12 +111,16 @@ class Strategy:
             topology.least_intra_size if topology.inter_size == 1 else self.traits.talkers or topology.least_intra_size
         )
 
-    @functools.cached_property
+    @property
     def on_device(self) -> DeviceStrategy:
         """The counterpart for buckets on devices; collective when first asked for, on the devices then current."""
-        from mn_comm.device.strategies import on_device
+        # Not functools.cached_property: before Python 3.12 all objects share its lock, so that two threads which are in
+        # collectives here would wait for each other across ranks.
+        if self._on_device is None:
+            from mn_comm.device.strategies import on_device
 
-        return on_device(self)
+            self._on_device = on_device(self)
+        return self._on_device
 
     def average(self, bucket: Bucket, divisor: int) -> None:
         """Overwrite a bucket, or the gradients that it holds, with their sum over all ranks, divided; collective.

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from mpi4py import MPI
 
-from mn_comm import create_communicator
+from mn_comm import Future, Worker, create_communicator
 from mn_comm.device.nccl_ranks import nccl_ranks_of
 
 WORLD = MPI.COMM_WORLD
@@ -524,3 +524,25 @@ def test_host_memory_is_pinned_for_as_long_as_it_is_used(cupy, make):
     del model
     gc.collect()
     assert len(cupy.registered) == before
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_apart(cupy, make, name):
+    """In a thread of the caller's, in arrays' own dtype, while this thread averages as well."""
+    comm = make(name)
+    apart = comm.gradient_reducer(apart=True, own_dtype=True)
+    worker = Worker()
+    device = cupy.cuda.Device()
+    model = Model(p=Param(None, on_device(cupy, np.full(3, RANK + 1 / 3, "f4"))))
+    beside = Model(p=Param(None, on_device(cupy, np.full(3, 10 * RANK, "f4"))))
+
+    def average():
+        device.use()
+        apart.average(model)
+
+    done = Future(average, worker)
+    comm.multi_node_mean_grad(beside)
+    done.wait()
+    worker.close()
+    np.testing.assert_allclose(model.params["p"].grad.get(), MEAN + 1 / 3, rtol=1e-6)
+    np.testing.assert_allclose(beside.params["p"].grad.get(), 10 * MEAN)

@@ -219,7 +219,8 @@ def test_a_hook_may_average_the_bucket_itself_or_not_at_all(comm):
 @several
 def test_reducers_that_differ_between_ranks_raise_on_all(comm):
     with pytest.raises(
-        ValueError, match="expected the same background, bucket_bytes, sets and use of comm_hook on every rank"
+        ValueError,
+        match="expected the same background, own_dtype, apart, use of comm_hook, bucket_bytes and sets on every rank",
     ):
         comm.gradient_reducer(background=RANK == 0)
 
@@ -324,7 +325,9 @@ def test_arguments_of_a_reducer(comm, options, error, message):
 @several
 def test_a_hook_on_some_ranks_only_raises_on_all(comm):
     hook = None if RANK else lambda bucket: bucket.average()
-    with pytest.raises(ValueError, match=r"use of comm_hook on every rank, got \(False, None, 1, True\) on rank 0"):
+    with pytest.raises(
+        ValueError, match=r"bucket_bytes and sets on every rank, got \(False, False, False, True, None, 1\) on rank 0"
+    ):
         comm.gradient_reducer(comm_hook=hook)
 
 

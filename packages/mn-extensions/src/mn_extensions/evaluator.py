@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import MethodType
 from typing import Any
 
@@ -14,9 +14,18 @@ from chainer.backends import cuda
 from chainer.dataset.convert import _call_converter  # a number or a Device, as the converter wants it; not public
 from chainer.training.extensions import Evaluator
 
-from mn_comm import CommunicatorBase, raise_on_all
+from mn_comm import CommunicatorBase, raise_on_all, synchronize_replicas
 
-__all__ = ["batches_of", "call", "convert", "create_multi_node_evaluator", "on_host", "plain_mean", "weighted_mean"]
+__all__ = [
+    "batches_of",
+    "call",
+    "convert",
+    "create_multi_node_evaluator",
+    "on_host",
+    "plain_mean",
+    "synchronize_targets",
+    "weighted_mean",
+]
 
 Results = dict[str, Any]
 # Under each name the values reported, each with the number of samples that it is the mean of.
@@ -27,6 +36,8 @@ def create_multi_node_evaluator(
     actual_evaluator: Evaluator, communicator: CommunicatorBase, *, weighted: bool = False
 ) -> Evaluator:
     """Make an evaluator report the mean over all ranks.
+
+    It evaluates what all ranks have in common: an optimizer whose ranks meet only now and then is synchronised before.
 
     Args:
         actual_evaluator: An evaluator, or one of a class derived from it, whose iterator goes through this rank's part
@@ -65,6 +76,7 @@ def create_multi_node_evaluator(
 def _mean_over_ranks(evaluator: Any) -> Results:
     """Return the results of all ranks, averaged; collective."""
     evaluate, communicator = _parts(evaluator)
+    synchronize_targets(getattr(evaluator, "get_all_targets", dict)())
     with raise_on_all(communicator):
         results = {name: on_host(value) for name, value in evaluate().items()}
     return plain_mean(communicator.allgather_obj(results))
@@ -73,6 +85,7 @@ def _mean_over_ranks(evaluator: Any) -> Results:
 def _mean_over_samples(evaluator: Any) -> Results:
     """Return results in which all samples of all ranks count alike; collective."""
     evaluate, communicator = _parts(evaluator)
+    synchronize_targets(getattr(evaluator, "get_all_targets", dict)())
     is_chainers = getattr(evaluate, "__func__", None) is Evaluator.evaluate
     with raise_on_all(communicator):
         collected = _by_batch(evaluator) if is_chainers else _by_rank(evaluator, evaluate)
@@ -84,6 +97,13 @@ def _mean_over_samples(evaluator: Any) -> Results:
 def _parts(evaluator: Any) -> tuple[Callable[[], Results], CommunicatorBase]:
     """Return what evaluates this rank's part, and the ranks."""
     return evaluator._mn_original_evaluate, evaluator._mn_communicator  # noqa: SLF001
+
+
+def synchronize_targets(targets: Mapping[str, Any]) -> None:
+    """Make all ranks' parameters of some models equal, where an optimizer lets them differ for a while; collective."""
+    for _, target in sorted(targets.items()):
+        if hasattr(target, "namedparams"):
+            synchronize_replicas(target)
 
 
 def on_host(value: Any) -> Any:

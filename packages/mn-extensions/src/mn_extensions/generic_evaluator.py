@@ -11,7 +11,7 @@ from chainer.dataset import concat_examples
 from chainer.training import PRIORITY_WRITER, Extension
 
 from mn_comm import CommunicatorBase, raise_on_all
-from mn_extensions.evaluator import batches_of, call, convert
+from mn_extensions.evaluator import batches_of, call, convert, synchronize_targets
 
 __all__ = ["GenericMultiNodeEvaluator"]
 
@@ -73,6 +73,7 @@ class GenericMultiNodeEvaluator(Extension):  # type: ignore[misc]  # Chainer has
         Raises:
             Exception: What any of the methods raised, on any rank (on every rank).
         """
+        synchronize_targets(self._targets)
         with raise_on_all(self.comm):
             results = [result for result in self._local_results() if result is not None]
         gathered = self.comm.gather_obj(results, root=self.root)

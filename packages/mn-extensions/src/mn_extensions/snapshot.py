@@ -15,7 +15,7 @@ from chainer.training import Extension
 
 from mn_comm import CommunicatorBase, raise_on_all
 from mn_extensions.checkpoint.arrays import read_arrays
-from mn_extensions.checkpoint.replicas import assume_synchronized
+from mn_extensions.checkpoint.replicas import assume_synchronized, synchronize
 from mn_extensions.checkpoint.state import load_state
 
 __all__ = ["multi_node_snapshot"]
@@ -103,11 +103,11 @@ class MultiNodeSnapshot(Extension):  # type: ignore[misc]  # Chainer has no type
         finally:
             self.snapshot.autoload = autoload
         if autoload:
-            target = self.snapshot._target  # noqa: SLF001 - there is no public name
-            self._load(trainer if target is None else target, Path(trainer.out))
+            self._load(self._target_of(trainer), Path(trainer.out))
 
     def __call__(self, trainer: Any) -> None:
-        """Save, on the lowest rank of each group."""
+        """Save, on the lowest rank of each group; collective where optimizers let ranks differ for a while."""
+        synchronize(self._target_of(trainer))
         if self.is_master:
             self.snapshot(trainer)
 
@@ -120,6 +120,10 @@ class MultiNodeSnapshot(Extension):  # type: ignore[misc]  # Chainer has no type
         """Finalize the snapshot."""
         if self.is_master:
             self.snapshot.finalize()
+
+    def _target_of(self, trainer: Any) -> Any:
+        target = self.snapshot._target  # noqa: SLF001 - there is no public name
+        return trainer if target is None else target
 
     def _load(self, target: Any, folder: Path) -> None:
         for name in self._candidates(folder):

@@ -5,7 +5,15 @@ import chainer
 import mn_compat  # noqa: F401 - first: it makes Chainer importable
 from mn_comm import check_in_debug_mode
 from mn_optim.optimizer import MultiNodeOptimizer, create_multi_node_optimizer
+from mn_optim.options import Asynchronous, DiLoCo, LocalSGD, StreamingDiLoCo
 
-__all__ = ["MultiNodeOptimizer", "create_multi_node_optimizer"]
+__all__ = [
+    "Asynchronous",
+    "DiLoCo",
+    "LocalSGD",
+    "MultiNodeOptimizer",
+    "StreamingDiLoCo",
+    "create_multi_node_optimizer",
+]
 
 check_in_debug_mode(chainer.is_debug)

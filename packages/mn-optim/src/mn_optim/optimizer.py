@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
@@ -9,9 +10,27 @@ from typing import Any
 
 import chainer
 
-from mn_comm import CommunicationHook, CommunicatorBase, Model, span
+from mn_comm import CommunicationHook, CommunicatorBase, Model, expect_same, own, raise_on_all, span
 from mn_optim.backward import backward as overlapping_backward
-from mn_optim.schemes import AfterBackward, Backward, DoubleBuffered, Overlapped, Scheme
+from mn_optim.options import (
+    Asynchronous,
+    DiLoCo,
+    LocalSGD,
+    StreamingDiLoCo,
+    as_asynchronous,
+    as_local_steps,
+    describe,
+)
+from mn_optim.schemes import (
+    AfterBackward,
+    AsynchronousMean,
+    Backward,
+    DoubleBuffered,
+    LocalSteps,
+    Overlapped,
+    Scheme,
+)
+from mn_optim.training_end import synchronize_at_the_end
 
 __all__ = ["MultiNodeOptimizer", "create_multi_node_optimizer"]
 
@@ -27,10 +46,12 @@ def create_multi_node_optimizer(
     overlap: bool = False,
     bucket_bytes: int = _BUCKET_BYTES,
     comm_hook: CommunicationHook | None = None,
+    local_steps: int | LocalSGD | DiLoCo | StreamingDiLoCo | None = None,
+    asynchronous: bool | Asynchronous = False,
 ) -> MultiNodeOptimizer:
-    """Make an optimizer average its gradients over all ranks before each step.
+    """Make an optimizer average its gradients over all ranks before each step, or have ranks meet less often.
 
-    With ``overlap``, ``double_buffering`` or ``comm_hook`` it is collective: every rank must call it.
+    Unless all options have their defaults it is collective: every rank must call it.
 
     Args:
         actual_optimizer: A Chainer optimizer, set up already or not; or anything that has its ``setup``, ``update`` and
@@ -47,14 +68,21 @@ def create_multi_node_optimizer(
             the gradients one after the other) and returns a :class:`mn_comm.Future` of their mean. By default that is
             what
             ``bucket.average()`` returns. The model is ``register_comm_hook`` of PyTorch's ``DistributedDataParallel``.
+            With ``local_steps`` what travels is how far ranks have gone, from what they had in common to their own.
+        local_steps: How many steps each rank takes on its own before all go on from the mean of their parameters; or
+            :class:`LocalSGD`, :class:`DiLoCo` or :class:`StreamingDiLoCo`, for more choices.
+        asynchronous: Whether parameters are averaged in the background while each rank goes on at its own speed; or
+            :class:`Asynchronous`, for more choices.
 
     Returns:
         The multi-node optimizer. Everything but its own methods is read from and written to ``actual_optimizer``.
 
     Raises:
         TypeError: ``actual_optimizer`` is not an optimizer.
-        ValueError: ``overlap`` is asked for together with ``double_buffering``, or without ``zero_fill``.
-        RuntimeError: Overlap or double buffering is asked for, but MPI was initialised without ``MPI_THREAD_MULTIPLE``.
+            On every rank: ``local_steps`` or ``asynchronous`` is of a wrong type on some rank.
+        ValueError: Options exclude one another; ``overlap`` is asked for without ``zero_fill``. On every rank: there
+            are fewer than 1 local steps, or the ranks' options differ.
+        RuntimeError: Something is to travel in the background, but MPI was initialised without ``MPI_THREAD_MULTIPLE``.
     """
     if isinstance(actual_optimizer, type) or not (
         hasattr(actual_optimizer, "setup") and hasattr(actual_optimizer, "update")
@@ -69,7 +97,18 @@ def create_multi_node_optimizer(
         # Which gradients there will be is not known when the first ones travel.
         raise ValueError("expected zero_fill=True with overlap, got False")
     scheme: Scheme
-    if overlap:
+    if local_steps is not None or asynchronous is not False:
+        with raise_on_all(communicator):
+            _expect_alone(local_steps, asynchronous, overlap, double_buffering, comm_hook)
+            options = as_asynchronous(asynchronous) if local_steps is None else as_local_steps(local_steps)
+        expect_same(communicator, "local_steps and asynchronous", describe(options))
+        exact = AfterBackward(communicator, zero_fill, None)
+        if isinstance(options, Asynchronous):
+            scheme = AsynchronousMean(communicator, options, exact)
+        else:
+            scheme = LocalSteps(communicator, options, exact, comm_hook)
+        synchronize_at_the_end(MultiNodeOptimizer)
+    elif overlap:
         reducer = communicator.gradient_reducer(background=True, comm_hook=comm_hook, bucket_bytes=bucket_bytes)
         scheme = Overlapped(communicator, reducer)
     elif double_buffering:
@@ -78,6 +117,21 @@ def create_multi_node_optimizer(
     else:
         scheme = AfterBackward(communicator, zero_fill, comm_hook)
     return MultiNodeOptimizer(actual_optimizer, communicator, zero_fill, scheme)
+
+
+def _expect_alone(
+    local_steps: Any, asynchronous: Any, overlap: bool, double_buffering: bool, comm_hook: CommunicationHook | None
+) -> None:
+    if local_steps is not None and asynchronous is not False:
+        raise ValueError("expected one of local_steps and asynchronous, got both")
+    name = "local_steps" if local_steps is not None else "asynchronous"
+    for other, is_asked_for in (("overlap", overlap), ("double_buffering", double_buffering)):
+        if is_asked_for:
+            raise ValueError(f"expected {name} without {other}, got both: no gradients travel that could do so earlier")
+    if comm_hook is not None and name == "asynchronous":
+        raise ValueError(
+            "expected asynchronous without comm_hook, got both: parameters travel, of which nothing may be left out"
+        )
 
 
 class MultiNodeOptimizer:
@@ -96,7 +150,10 @@ class MultiNodeOptimizer:
             them.
     """
 
-    __slots__ = ("_accumulates", "_has_part", "_scheme", "actual_optimizer", "communicator", "target_params")
+    __slots__ = (
+        *("__weakref__", "_accumulates", "_has_part", "_scheme"),
+        *("actual_optimizer", "communicator", "target_params"),
+    )
 
     actual_optimizer: chainer.Optimizer
     communicator: CommunicatorBase
@@ -151,8 +208,7 @@ class MultiNodeOptimizer:
                     loss = lossfun(*args, **kwds)
                 backward = self._backward_from(model, loss)
                 del loss  # the backward pass frees the graph before the gradients are averaged
-            # The arguments go on to the actual optimizer, as in ChainerMN 7: one of a script's own may want them.
-            self._average_and_step(model, backward, partial(self.actual_optimizer.update, None, *args, **kwds))
+            self._average_and_step(model, backward, partial(self._take_step, *args, **kwds))
 
     def _average_and_step(self, model: chainer.Link, backward: Backward | None, step: Callable[[], None]) -> None:
         if self._accumulates:
@@ -163,12 +219,19 @@ class MultiNodeOptimizer:
         if self.is_changed(model):
             seen, self.target_params = self.target_params, []  # after an exception they have still to be shared out
             _run(backward)
-            self._scheme.restart()
+            own(self, (param for _, param in model.namedparams()))
+            self._scheme.restart(model)
             self.communicator.bcast_data(model)
             self.target_params = seen
-        elif self._scheme.average(model, backward):
-            with span("update"):
-                step()
+        else:
+            self._scheme.step(model, backward, step)
+            if self._scheme.may_diverge:
+                chainer.report({"meeting": float(self._scheme.is_meeting)})
+
+    def _take_step(self, *args: Any, **kwds: Any) -> None:
+        # The arguments go on to the actual optimizer, as in ChainerMN 7: one of a script's own may want them.
+        with span("update"):
+            self.actual_optimizer.update(None, *args, **kwds)
 
     @contextmanager
     def no_sync(self) -> Iterator[None]:
@@ -193,7 +256,52 @@ class MultiNodeOptimizer:
 
         To be called on every rank, after the same snapshot was loaded everywhere.
         """
-        self.is_changed(self.actual_optimizer.target)
+        model = self.actual_optimizer.target
+        own(self, (param for _, param in model.namedparams()))
+        self.is_changed(model)
+
+    @property
+    def is_meeting(self) -> bool:
+        """Whether ranks exchanged something in the latest step; always, unless they meet less often."""
+        return self._scheme.is_meeting
+
+    @property
+    def may_diverge(self) -> bool:
+        """Whether the ranks' parameters may differ between two steps, with ``local_steps`` or ``asynchronous``."""
+        return self._scheme.may_diverge
+
+    def synchronize(self) -> None:
+        """Make the parameters of all ranks equal, where local or asynchronous steps let them differ; collective.
+
+        A rank that has come here takes part in the meetings of the others until all have come. Chainer's trainer does
+        so at its end; evaluators, checkpointers and snapshots of several ranks do so before they begin. In a training
+        loop of your own, call it before you evaluate, save, or end.
+
+        Raises:
+            RuntimeError: No model was set up; or another rank's came to another meeting (on every rank).
+        """
+        model = self.actual_optimizer.target
+        if model is None:
+            raise RuntimeError("expected a model before synchronize: call setup(model)")
+        if self._scheme.synchronize(model, bool(self.target_params)):
+            self.assume_synchronized()
+
+    def serialize(self, serializer: Any) -> None:
+        """Save or load the state of the actual optimizer, and of what is under way between the ranks; not collective.
+
+        Plain Chainer, which does not know the latter, ignores it; where it is missing, there is none.
+        """
+        self.actual_optimizer.serialize(serializer)
+        if self.actual_optimizer.target is None:
+            return
+        if isinstance(serializer, chainer.Serializer) and self._scheme.has_diverged:
+            warnings.warn(
+                f"the parameters of rank {self.communicator.rank} are saved while those of other ranks differ: call "
+                "synchronize() on every rank before, or save by create_multi_node_checkpointer or multi_node_snapshot",
+                RuntimeWarning,
+                stacklevel=2,
+            )
+        self._scheme.serialize(serializer, self.actual_optimizer.target)
 
     def is_changed(self, target: Model) -> bool:
         """Return whether the names of a model's parameters, or which are initialised, differ from the last call.

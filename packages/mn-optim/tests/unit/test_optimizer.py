@@ -138,4 +138,7 @@ def test_a_communicator_that_cannot_average_in_the_background():
 
 
 def test_public_names():
-    assert set(mn_optim.__all__) == {"MultiNodeOptimizer", "create_multi_node_optimizer"}
+    assert set(mn_optim.__all__) == {
+        *("Asynchronous", "DiLoCo", "LocalSGD", "StreamingDiLoCo"),
+        *("MultiNodeOptimizer", "create_multi_node_optimizer"),
+    }

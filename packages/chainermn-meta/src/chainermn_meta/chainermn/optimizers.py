@@ -1,6 +1,13 @@
 """Multi-node optimizers."""
 
+from mn_optim import Asynchronous, DiLoCo, LocalSGD, StreamingDiLoCo, create_multi_node_optimizer
 from mn_optim import MultiNodeOptimizer as _MultiNodeOptimizer
-from mn_optim import create_multi_node_optimizer
 
-__all__ = ["_MultiNodeOptimizer", "create_multi_node_optimizer"]
+__all__ = [
+    "Asynchronous",
+    "DiLoCo",
+    "LocalSGD",
+    "StreamingDiLoCo",
+    "_MultiNodeOptimizer",
+    "create_multi_node_optimizer",
+]

@@ -18,7 +18,7 @@ from mn_extensions.checkpoint.ending import Ending
 from mn_extensions.checkpoint.files import FileRecord, check_writable
 from mn_extensions.checkpoint.generations import Generations
 from mn_extensions.checkpoint.manifest import Manifest, file_name, manifest_name, write_manifest
-from mn_extensions.checkpoint.replicas import assume_synchronized
+from mn_extensions.checkpoint.replicas import assume_synchronized, synchronize
 from mn_extensions.checkpoint.state import check_fits, load_state, state_of
 from mn_extensions.checkpoint.stats import CheckpointStats
 
@@ -110,6 +110,8 @@ class MultiNodeCheckpointer(Extension):  # type: ignore[misc]  # Chainer has no 
         If a rank cannot write its file (its disk is full), all ranks warn and go on; older generations are untouched.
         A file that another program has written, as a checkpoint of an older ChainerMN, is never replaced.
 
+        Optimizers whose ranks meet only now and then are synchronised before.
+
         Args:
             target: What to save: a trainer, or anything else that Chainer can serialize.
             iteration: The number under which to save it, the same on every rank.
@@ -120,6 +122,7 @@ class MultiNodeCheckpointer(Extension):  # type: ignore[misc]  # Chainer has no 
             OSError: On some rank there is a file of another program under the name (a ``FileExistsError`` on that one);
                 or this is the first save, and the folder cannot be written on some rank (on every rank).
         """
+        synchronize(target)
         self.stats.start()
         generations = self._use_generations()
         self._expect_ending()

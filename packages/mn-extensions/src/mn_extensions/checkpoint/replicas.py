@@ -1,21 +1,36 @@
-"""Whether all ranks hold the same parameters, so that no update has to be spent on sharing them out."""
+"""All ranks hold the same parameters: before they are saved, and whether they do after they were loaded."""
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable
 from typing import Any
 
 from chainer.backends import cuda
 
-__all__ = ["assume_synchronized"]
+from mn_comm import synchronize_replicas
+
+__all__ = ["assume_synchronized", "synchronize"]
+
+
+def synchronize(target: Any) -> None:
+    """Make all ranks' parameters equal, where an optimizer lets them differ for a while; collective.
+
+    Args:
+        target: A trainer, an updater, an optimizer, or a link; anything else has no parameters.
+    """
+    found = _optimizers_of(target)
+    for each in found or [target]:
+        if hasattr(each, "synchronize") and getattr(each, "target", None) is not None:
+            each.synchronize()
+        elif hasattr(each, "namedparams"):
+            synchronize_replicas(each)
 
 
 def assume_synchronized(target: Any, optimizer: Any = None) -> None:
     """Tell multi-node optimizers that all ranks hold the same parameters, if they do; collective.
 
     Args:
-        target: A trainer, whose optimizers are told if ``optimizer`` is ``None``; anything else has none.
+        target: A trainer or updater, whose optimizers are told if ``optimizer`` is ``None``; anything else has none.
         optimizer: The optimizer to be told. It counts as a multi-node one if it has ``assume_synchronized``.
     """
     for each in _optimizers_of(target) if optimizer is None else [optimizer]:
@@ -25,9 +40,11 @@ def assume_synchronized(target: Any, optimizer: Any = None) -> None:
                 each.assume_synchronized()
 
 
-def _optimizers_of(target: Any) -> Iterable[Any]:
-    updater = getattr(target, "updater", None)
-    return () if updater is None else updater.get_all_optimizers().values()
+def _optimizers_of(target: Any) -> list[Any]:
+    updater: Any = getattr(target, "updater", target)
+    if not hasattr(updater, "get_all_optimizers"):
+        return []
+    return [optimizer for _, optimizer in sorted(updater.get_all_optimizers().items())]
 
 
 def _digest(model: Any) -> bytes:

@@ -1,28 +1,36 @@
-"""When gradients are averaged: after the backward pass, during it, or while the next one runs."""
+"""Gradients averaged in every step: after the backward pass, during it, or while the next one runs."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Protocol
+from typing import Any
 
 import chainer
 
 from mn_comm import CommunicationHook, CommunicatorBase, GradientReducer, Reduction, raise_on_all
+from mn_optim.schemes.scheme import Backward, TakeStep
 
-__all__ = ["AfterBackward", "Backward", "DoubleBuffered", "Overlapped", "Scheme"]
-
-Backward = Callable[[Callable[[chainer.Variable], None] | None], None]
-"""Computes the gradients; what it is given is told of each as it becomes final."""
+__all__ = ["AfterBackward", "DoubleBuffered", "Exact", "Overlapped"]
 
 
-class Scheme(Protocol):
-    """A time to average gradients at.
+class Exact:
+    """What the schemes have in common that average gradients in every step: all ranks' parameters are always equal.
 
-    Attributes:
+    Args:
         zero_fill: Whether an initialised parameter without a gradient counts as one of zeros.
     """
 
-    zero_fill: bool
+    is_meeting = True
+    may_diverge = False
+    has_diverged = False
+
+    def __init__(self, zero_fill: bool) -> None:
+        self.zero_fill = zero_fill
+
+    def step(self, model: chainer.Link, backward: Backward | None, take_step: TakeStep) -> None:
+        """Compute gradients and average them, then take a step if there are means; collective."""
+        if self.average(model, backward):
+            take_step()
 
     def average(self, model: chainer.Link, backward: Backward | None) -> bool:
         """Compute gradients and average them; collective.
@@ -34,14 +42,20 @@ class Scheme(Protocol):
         Returns:
             Whether the gradients are averages now, and a step can be taken.
         """
-        ...
+        raise NotImplementedError
 
-    def restart(self) -> None:
-        """Forget what was under way: the model changed; collective."""
-        ...
+    def restart(self, model: chainer.Link) -> None:
+        """Have nothing under way."""
+
+    def synchronize(self, model: chainer.Link, is_shared: bool) -> bool:
+        """Do nothing: the parameters are equal."""
+        return False
+
+    def serialize(self, serializer: Any, model: chainer.Link) -> None:
+        """Do nothing: there is no state that outlives a step."""
 
 
-class AfterBackward:
+class AfterBackward(Exact):
     """Average after the backward pass.
 
     Args:
@@ -51,7 +65,7 @@ class AfterBackward:
     """
 
     def __init__(self, communicator: CommunicatorBase, zero_fill: bool, comm_hook: CommunicationHook | None) -> None:
-        self.zero_fill = zero_fill
+        super().__init__(zero_fill)
         reducer = communicator.gradient_reducer(comm_hook=comm_hook) if comm_hook is not None else None
         self._average = communicator.multi_node_mean_grad if reducer is None else reducer.average
 
@@ -62,11 +76,8 @@ class AfterBackward:
         self._average(model, self.zero_fill)
         return True
 
-    def restart(self) -> None:
-        """Have nothing under way."""
 
-
-class Overlapped:
+class Overlapped(Exact):
     """Average each bucket of gradients as soon as it is final, while the backward pass goes on.
 
     Buckets travel in the order in which rank 0's gradients became final in the first step, on every rank.
@@ -76,9 +87,8 @@ class Overlapped:
         reducer: What averages their gradients in the background.
     """
 
-    zero_fill = True
-
     def __init__(self, communicator: CommunicatorBase, reducer: GradientReducer) -> None:
+        super().__init__(zero_fill=True)
         self._communicator = communicator
         self._reducer = reducer
         self._order: list[str] | None = None
@@ -99,7 +109,7 @@ class Overlapped:
         reduction.wait()
         return True
 
-    def restart(self) -> None:
+    def restart(self, model: chainer.Link) -> None:
         """Learn the order anew in the next step."""
         self._order = None
 
@@ -111,7 +121,7 @@ class Overlapped:
         return order
 
 
-class DoubleBuffered:
+class DoubleBuffered(Exact):
     """Average while the next forward and backward pass run: each step applies the gradients of the one before.
 
     Args:
@@ -121,7 +131,7 @@ class DoubleBuffered:
     """
 
     def __init__(self, communicator: CommunicatorBase, reducer: GradientReducer, zero_fill: bool) -> None:
-        self.zero_fill = zero_fill
+        super().__init__(zero_fill)
         self._communicator = communicator
         self._reducer = reducer
         self._under_way: Reduction | None = None
@@ -155,7 +165,7 @@ class DoubleBuffered:
             raise
         return current
 
-    def restart(self) -> None:
+    def restart(self, model: chainer.Link) -> None:
         """Let what is under way arrive, and forget it; collective."""
         if self._under_way is not None:
             self._under_way.drain()

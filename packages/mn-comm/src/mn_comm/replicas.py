@@ -1,0 +1,60 @@
+"""Who makes the ranks' copies of a parameter equal again, where these may differ for a while.
+
+An optimizer declares itself the owner of the parameters that it trains; whoever is about to evaluate or save them has
+their owners bring them together.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Iterable
+from typing import Any, Protocol
+
+from mn_comm.protocols import Model
+
+__all__ = ["Owner", "own", "synchronize_replicas"]
+
+
+class Owner(Protocol):
+    """Somebody who can make all ranks' parameters equal."""
+
+    def synchronize(self) -> None:
+        """Make all ranks' parameters equal; collective."""
+        ...
+
+
+# By the parameter's id, since parameters need not have a hash; with the parameter, to see that it is still that one.
+_owners: dict[int, tuple[weakref.ref[Any], weakref.ref[Owner]]] = {}
+
+
+def own(owner: Owner, params: Iterable[Any]) -> None:
+    """Declare who trains some parameters from now on; not collective, though every rank should do it.
+
+    Args:
+        owner: The one who does. No reference to it is kept.
+        params: The parameters; who owned them before does so no more.
+    """
+    for param in params:
+        key = id(param)
+        _owners[key] = (weakref.ref(param, lambda ref, key=key: _forget(key, ref)), weakref.ref(owner))  # type: ignore[misc]
+
+
+def synchronize_replicas(model: Model) -> None:
+    """Have the owners of a model's parameters make them equal on all ranks; collective.
+
+    Args:
+        model: The model, or a part of one.
+    """
+    owners: list[Owner] = []
+    for _, param in sorted(model.namedparams(), key=lambda named: named[0]):
+        known, owner = _owners.get(id(param), (None, None))
+        found = owner() if owner is not None and known is not None and known() is param else None
+        if found is not None and not any(found is each for each in owners):
+            owners.append(found)
+    for each in owners:
+        each.synchronize()
+
+
+def _forget(key: int, ref: weakref.ref[Any]) -> None:
+    if key in _owners and _owners[key][0] is ref:
+        del _owners[key]

@@ -1,0 +1,257 @@
+"""The mean of the parameters in the background, again and again, for which no rank waits."""
+
+from __future__ import annotations
+
+import atexit
+import threading
+import weakref
+from typing import Any
+
+import chainer
+import numpy as np
+from chainer.backends import cuda
+
+from mn_comm import CommunicatorBase, Future, GradientReducer, Worker, raise_on_all, waiting_for
+from mn_optim.options import Asynchronous
+from mn_optim.schemes.exact import Exact
+from mn_optim.schemes.optimizer_state import Slots
+from mn_optim.schemes.parameters import initialised_parameters, set_value, value_of
+from mn_optim.schemes.scheme import Backward, TakeStep
+from mn_optim.schemes.state import read, write
+
+__all__ = ["AsynchronousMean"]
+
+_FLAG = "~has ended"  # no parameter's name: those begin with a slash
+
+
+class AsynchronousMean:
+    """Each rank takes steps of its own while a thread averages copies of the parameters over all ranks.
+
+    A round sends a copy of the parameters; when the mean is there, the rank adds the difference between the mean and
+    what it had sent, after its next step, so that it keeps what it learned meanwhile. With the parameters travels a
+    flag: whether the rank has ended. In the round in which all ranks say so, the mean becomes the parameters, and no
+    other round follows; so all make the same number of rounds, and a rank that ends early takes part until then.
+
+    Args:
+        communicator: The ranks that train together.
+        options: How many exact steps come first, and how far ranks may drift apart.
+        exact: What these first steps are; its ``zero_fill`` is this one's.
+    """
+
+    may_diverge = True
+
+    def __init__(self, communicator: CommunicatorBase, options: Asynchronous, exact: Exact) -> None:
+        self.zero_fill = exact.zero_fill
+        self.is_meeting = False
+        self._communicator = communicator
+        self._options = options
+        self._exact = exact
+        self._taken = 0
+        self._is_shared = False
+        self._has_moved = False
+        self._reducer: GradientReducer | None = None
+        self._worker = Worker()
+        self._rounds: _Rounds | None = None
+        atexit.register(_end, weakref.ref(self))
+
+    @property
+    def has_diverged(self) -> bool:
+        """Whether a step was taken since all ranks were equal."""
+        return self._has_moved
+
+    @property
+    def _is_exact(self) -> bool:
+        return self._taken < self._options.warmup_steps
+
+    def step(self, model: chainer.Link, backward: Backward | None, take_step: TakeStep) -> None:
+        """Take a step of one's own, and add a mean if there is a new one."""
+        self._share(model)
+        if self._is_exact:
+            self._exact.step(model, backward, take_step)
+            self._taken += 1
+            self.is_meeting = True
+            return
+        rounds = self._run(model)
+        if backward is not None:
+            backward(None)
+        self._has_moved = True
+        self.is_meeting = rounds.step(take_step)
+        self._taken += 1
+
+    def restart(self, model: chainer.Link) -> None:
+        """End what is under way; collective."""
+        self._stop()
+        self._is_shared = self._has_moved = False
+        self._share(model)
+
+    def synchronize(self, model: chainer.Link, is_shared: bool) -> bool:
+        """Wait until all ranks have come here, and average meanwhile as long as others train; collective."""
+        if not is_shared:
+            self.restart(model)
+            self._communicator.bcast_data(model)
+        if not self._is_exact:
+            self._share(model)
+            self._run(model)
+            self._stop()
+            self._has_moved = False
+        return not is_shared
+
+    def serialize(self, serializer: Any, model: chainer.Link) -> None:
+        """Save or load how many steps were taken; not collective."""
+        mine = serializer["multi_node_asynchronous"]
+        if isinstance(serializer, chainer.Serializer):
+            write(mine, "taken", np.array([self._taken]))
+        elif (taken := read(mine, "taken")) is not None:
+            self._taken = int(taken[0])
+
+    def _share(self, model: chainer.Link) -> None:
+        """Look at a model that all ranks share from now on; collective the first time."""
+        if self._is_shared:
+            return
+        with raise_on_all(self._communicator):
+            _refuse_meetings_within(model)
+        if self._reducer is None:  # not earlier: it has MPI communicators of its own, of which there are not many
+            self._reducer = self._communicator.gradient_reducer(own_dtype=True, apart=True)
+        self._is_shared = True
+
+    def _run(self, model: chainer.Link) -> _Rounds:
+        """Return the rounds under way, or start to make some."""
+        if self._rounds is None:
+            assert self._reducer is not None
+            self._rounds = _Rounds(model, self._reducer, self._worker, self._communicator.size, self._options)
+        return self._rounds
+
+    def _stop(self) -> None:
+        """Have the rounds end, together with those of all ranks."""
+        rounds, self._rounds = self._rounds, None
+        if rounds is not None:
+            try:
+                rounds.end()
+            finally:
+                self._worker.close()
+
+
+class _Rounds:
+    """Averages of a model's parameters in a thread, one after another, until all ranks have ended.
+
+    Args:
+        model: The model.
+        reducer: What averages, on MPI communicators of its own.
+        worker: The thread.
+        size: The number of ranks.
+        options: How long to pause between two rounds, and how far ranks may drift apart.
+    """
+
+    def __init__(
+        self, model: chainer.Link, reducer: GradientReducer, worker: Worker, size: int, options: Asynchronous
+    ) -> None:
+        self._params = initialised_parameters(model)
+        self._device = model.device if not self._params else next(iter(self._params.values())).device
+        self._reducer = reducer
+        self._size = size
+        self._options = options
+        # Held while parameters change, or are copied. Who waits for it waits for a mean.
+        self._changed = threading.Condition()
+        self._pending: dict[str, Any] | None = None
+        self._steps = self._sent_at = 0
+        self._averaged_at = 0
+        self._has_ended = threading.Event()
+        self._is_over = False
+        self._future = Future(self._make_rounds, worker)
+
+    def step(self, take_step: TakeStep) -> bool:
+        """Take a step, and add a mean if there is a new one; wait for one where the last is too old.
+
+        Returns:
+            Whether a mean was added.
+        """
+        with self._changed:
+            take_step()
+            self._steps += 1
+            has_added = self._add()
+            while self._steps - self._averaged_at >= self._options.max_staleness and not self._is_over:
+                with waiting_for(lambda: f"a mean of parameters, {self._steps - self._averaged_at} steps old"):
+                    self._changed.wait()
+                has_added |= self._add()
+        if self._is_over:
+            self._future.wait()  # which raises what has ended the rounds
+        return has_added
+
+    def end(self) -> None:
+        """Have this rank say that it has ended, and wait until all ranks do; all parameters are equal then."""
+        self._has_ended.set()
+        self._future.wait()
+
+    def _add(self) -> bool:
+        """Add what is pending to the parameters."""
+        if self._pending is None:
+            return False
+        for name, difference in self._pending.items():
+            set_value(self._params[name], value_of(self._params[name]) + difference)
+        self._pending = None
+        return True
+
+    def _make_rounds(self) -> None:
+        try:
+            with waiting_for(lambda: "parameters, asynchronously"), chainer.using_device(self._device):
+                while not self._make_round():
+                    self._has_ended.wait(self._options.interval)
+        finally:
+            with self._changed:
+                self._is_over = True
+                self._changed.notify_all()
+
+    def _make_round(self) -> bool:
+        """Average a copy of the parameters; collective. Return whether all ranks have ended."""
+        with self._changed:
+            has_ended = self._has_ended.is_set()
+            self._sent_at = self._steps
+            sent = {name: value_of(param).copy() for name, param in self._params.items()}
+            for name, difference in (self._pending or {}).items():
+                sent[name] += difference
+        means = {name: array.copy() for name, array in sent.items()}
+        like = next(iter(means.values()), np.zeros(1, np.float32))
+        means[_FLAG] = cuda.get_array_module(like).full(1, has_ended, np.float32)
+        slots = Slots(means)
+        self._reducer.average(slots)
+        slots.write_back()
+        # A mean of ones may be rounded to something less.
+        have_all_ended = float(means.pop(_FLAG)[0]) > 1 - 0.5 / self._size
+        with self._changed:
+            if have_all_ended:
+                for name, param in self._params.items():
+                    set_value(param, means[name])
+                self._pending = None
+            else:
+                self._note(means, sent)
+            self._averaged_at = self._sent_at
+            self._changed.notify_all()
+        return have_all_ended
+
+    def _note(self, means: dict[str, Any], sent: dict[str, Any]) -> None:
+        """Have the difference between the means and what was sent added after the next step."""
+        for name, mean in means.items():
+            mean -= sent[name]
+            if self._pending is not None:
+                mean += self._pending[name]
+        self._pending = means
+
+
+def _refuse_meetings_within(model: chainer.Link) -> None:
+    """Raise if a link of the model communicates: ranks are not at the same place at the same time."""
+    for path, link in model.namedlinks():
+        for value in vars(link).values():
+            if isinstance(value, CommunicatorBase):
+                raise ValueError(  # noqa: TRY004 - it is the combination that cannot be
+                    "asynchronous: expected a model that does not communicate, got a "
+                    f"{type(link).__name__} with a communicator at {path}: ranks take their steps at different times, "
+                    "and would wait for one another or mix up their messages; use local_steps, or a link that meets no "
+                    "other ranks, such as chainer.links.BatchNormalization"
+                )
+
+
+def _end(ref: weakref.ref[AsynchronousMean]) -> None:
+    """Before the process ends: no rank may leave the others in a round."""
+    scheme = ref()
+    if scheme is not None:
+        scheme._stop()  # noqa: SLF001 - it is in this file

@@ -1,0 +1,162 @@
+"""Parameters as all ranks had them when they last met, and the outer optimizer that moves them on."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import chainer
+import numpy as np
+
+from mn_comm import GradientReducer, Reduction
+from mn_optim.schemes.parameters import set_value, value_of
+from mn_optim.schemes.state import read, write
+
+__all__ = ["Fragment", "Named", "cut"]
+
+Named = tuple[str, chainer.Parameter]
+Average = Callable[[chainer.Link], None]
+
+
+class Fragment:
+    """Some parameters of a model, in two copies: a rank's own, and those that all ranks have in common.
+
+    How far a rank has gone, from the common parameters to its own, travels as a gradient does; its negative is the
+    gradient of the common parameters.
+
+    Args:
+        index: Which fragment it is.
+        named: The names and parameters of the model.
+        arrays: What the common parameters are at first, by name; they are copied.
+        outer: The outer optimizer; it is copied.
+        exchange: Averages gradients over all ranks, at once, or in the background.
+
+    Attributes:
+        index: Which fragment it is.
+        has_moved: Whether the rank's own parameters may differ from the common ones.
+        due: At which step the exchange under way is waited for; ``None`` if there is none.
+    """
+
+    def __init__(
+        self,
+        index: int,
+        named: Sequence[Named],
+        arrays: Mapping[str, Any],
+        outer: chainer.Optimizer,
+        exchange: Average | GradientReducer,
+    ) -> None:
+        self.index = index
+        self.has_moved = False
+        self.due: int | None = None
+        self._named = named
+        self._common = Common({name: arrays[name].copy() for name, _ in named})
+        self._outer = copy.deepcopy(outer)
+        self._outer.setup(self._common)
+        self._exchange = exchange
+        self._under_way: Reduction | None = None
+        self._scale = 1.0
+
+    def launch(self, due: int, scale: float) -> None:
+        """Send how far this rank has gone; collective.
+
+        Args:
+            due: At which step to wait for the mean.
+            scale: What the mean is multiplied by.
+        """
+        for (_, param), common in zip(self._named, self._common.params(), strict=True):
+            common.grad = common.data - value_of(param) if self.has_moved else np.zeros_like(common.data)
+        self.due, self._scale = due, scale
+        self.has_moved = False
+        if not isinstance(self._exchange, GradientReducer):
+            self._exchange(self._common)
+            return
+        self._under_way = self._exchange.start(self._common)
+        try:
+            self._under_way.ready_all()
+        except BaseException:
+            self._under_way.abandon()
+            raise
+
+    def land(self, alpha: float) -> None:
+        """Wait for the mean, have the outer optimizer take a step, and mix what comes of it with the rank's own."""
+        self._arrive()
+        self.due = None
+        self._outer.update()
+        self._common.cleargrads()
+        for (_, param), common in zip(self._named, self._common.params(), strict=True):
+            own = value_of(param)
+            set_value(param, common.data if alpha == 1 else own + alpha * (common.data - own))
+        self.has_moved = alpha != 1
+
+    @property
+    def common(self) -> Iterator[Named]:
+        """The common parameters, with their names."""
+        return self._common.namedparams()
+
+    def forget(self) -> None:
+        """Let what is under way arrive, and forget it; collective."""
+        if self._under_way is not None:
+            self._under_way.drain()
+        self._under_way = self.due = None
+
+    def _arrive(self) -> None:
+        """Have the mean in the gradients of the common parameters."""
+        if self._under_way is not None:
+            self._under_way.wait()
+            self._under_way = None
+        if self._scale != 1:
+            for common in self._common.params():
+                common.grad *= self._scale
+            self._scale = 1.0
+
+    def serialize(self, serializer: Any) -> None:
+        """Save or load the state, except for the common parameters; not collective."""
+        if self.due is not None:
+            self._arrive()
+        is_writer = isinstance(serializer, chainer.Serializer)
+        has_outer_state = self._outer.t > 0
+        if is_writer:
+            flags = [self.has_moved, has_outer_state, -1 if self.due is None else self.due]
+            write(serializer, "flags", np.array(flags))
+        else:
+            moved, has_outer_state, due = read(serializer, "flags")
+            self.has_moved, self.due = bool(moved), None if due < 0 else int(due)
+        for name, common in self._common.namedparams():
+            if self.due is not None and is_writer:
+                write(serializer["mean"], name, common.grad)
+            elif self.due is not None:
+                common.grad = common.device.send(read(serializer["mean"], name))
+        if has_outer_state:  # Chainer would raise if there is none yet
+            self._outer.serialize(serializer["outer"])
+
+
+class Common(chainer.Link):  # type: ignore[misc]  # Chainer has no types
+    """Parameters of any names, each on the device where its array is.
+
+    Args:
+        arrays: The parameters' arrays by name.
+    """
+
+    def __init__(self, arrays: dict[str, Any]) -> None:
+        super().__init__()
+        self._by_name = {name: chainer.Parameter(array) for name, array in arrays.items()}
+
+    def params(self, include_uninit: bool = True) -> Iterator[chainer.Parameter]:
+        """Yield the parameters."""
+        return iter(self._by_name.values())
+
+    def namedparams(self, include_uninit: bool = True) -> Iterator[Named]:
+        """Yield names and parameters."""
+        return iter(self._by_name.items())
+
+
+def cut(arrays: Mapping[str, Any], n: int) -> list[list[str]]:
+    """Return the names of arrays in at most ``n`` parts of about equal bytes, none empty; the same on every rank."""
+    parts: list[list[str]] = [[] for _ in range(min(n, len(arrays)))]
+    sizes = [0] * len(parts)
+    for name, array in sorted(arrays.items(), key=lambda each: (-each[1].nbytes, each[0])):
+        smallest = min(range(len(parts)), key=lambda i: (sizes[i], len(parts[i]), i))
+        parts[smallest].append(name)
+        sizes[smallest] += array.nbytes
+    return [sorted(part) for part in parts]

@@ -1,0 +1,247 @@
+"""Steps of one's own between meetings: local SGD, DiLoCo and its streaming form, which are one and the same mechanism.
+
+Local SGD is DiLoCo whose outer optimizer is SGD with a learning rate of 1; DiLoCo is Streaming DiLoCo with one
+fragment, no delay and ``alpha=1``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import chainer
+import numpy as np
+
+from mn_comm import CommunicationHook, CommunicatorBase, GradientReducer, waiting_for
+from mn_optim.options import DiLoCo, LocalSGD, StreamingDiLoCo
+from mn_optim.schemes.exact import Exact
+from mn_optim.schemes.fragment import Average, Fragment, cut
+from mn_optim.schemes.optimizer_state import OptimizerState
+from mn_optim.schemes.parameters import initialised_parameters, value_of
+from mn_optim.schemes.scheme import Backward, TakeStep
+from mn_optim.schemes.state import read, write
+
+__all__ = ["LocalSteps"]
+
+_SHARE, _SYNCHRONIZE = -2, -1
+
+
+class _Word(NamedTuple):
+    """What a rank says before anything is exchanged.
+
+    Attributes:
+        purpose: The fragment that is to meet, or ``_SYNCHRONIZE`` or ``_SHARE``.
+        moved: For each fragment whether this rank has gone anywhere since it last met.
+    """
+
+    purpose: int
+    moved: tuple[bool, ...]
+
+
+class LocalSteps:
+    """Each rank takes steps of its own, and fragments of the model meet every so many of them.
+
+    Before each meeting every rank says, in a word, what it has come for. A rank that has no more steps to take waits in
+    :meth:`synchronize`, and takes part in the meetings of the others until all are there.
+
+    Args:
+        communicator: The ranks that train together.
+        options: How often they meet, and what becomes of the mean.
+        exact: What the first steps are, if some are exact; its ``zero_fill`` is this one's.
+        comm_hook: Starts to average a bucket of what travels; ``None`` to average exactly.
+    """
+
+    may_diverge = True
+
+    def __init__(
+        self,
+        communicator: CommunicatorBase,
+        options: LocalSGD | DiLoCo | StreamingDiLoCo,
+        exact: Exact,
+        comm_hook: CommunicationHook | None,
+    ) -> None:
+        self.zero_fill = exact.zero_fill
+        self.is_meeting = False
+        self._communicator = communicator
+        self._exact = exact
+        self._steps = options.steps
+        self._start_after = options.start_after
+        self._outer = options.outer
+        self._n_fragments = options.fragments
+        self._delay = options.delay
+        self._alpha = options.alpha
+        self._exchangers = [self._exchanger(comm_hook) for _ in range(self._n_fragments)]
+        self._state = OptimizerState(communicator) if options.average_state else None
+        self._taken = 0
+        self._position = 0
+        self._fragments: list[Fragment] = []
+
+    @property
+    def has_diverged(self) -> bool:
+        """Whether a fragment has moved since it last met, or its mean is under way."""
+        return any(each.has_moved or each.due is not None for each in self._fragments)
+
+    @property
+    def _is_exact(self) -> bool:
+        return self._taken < self._start_after
+
+    def step(self, model: chainer.Link, backward: Backward | None, take_step: TakeStep) -> None:
+        """Take a step of one's own, and meet if it is time to; collective then."""
+        if self._is_exact:
+            self._exact.step(model, backward, take_step)
+            self._taken += 1
+            self.is_meeting = True
+            return
+        self._use_fragments(model)
+        if backward is not None:
+            backward(None)
+        take_step()
+        self._taken += 1
+        self._position += 1
+        self.is_meeting = False
+        for fragment in self._fragments:
+            fragment.has_moved = True
+        for fragment in self._fragments:
+            if self._is_time(fragment):
+                self._meet(model, fragment.index)
+        self._land(each for each in self._fragments if each.due is not None and each.due <= self._position)
+
+    def restart(self, model: chainer.Link) -> None:
+        """Let what is under way arrive, and forget it; collective."""
+        if not self._is_exact:
+            words = self._say(_SHARE)
+            if any(word.purpose >= 0 for word in words):
+                raise _mismatch(words)
+        self._forget()
+
+    def synchronize(self, model: chainer.Link, is_shared: bool) -> bool:
+        """Take part in the meetings of others until all ranks are here, then meet with all fragments; collective."""
+        has_shared = not is_shared
+        if has_shared:
+            self.restart(model)
+            self._communicator.bcast_data(model)
+        while not self._is_exact:
+            words = self._say(_SYNCHRONIZE)
+            purposes = {word.purpose for word in words} - {_SYNCHRONIZE}
+            if len(purposes) > 1:
+                raise _mismatch(words)
+            if not purposes:
+                self._meet_in_all(model, words)
+                break
+            has_shared |= self._take_part(model, purposes.pop(), words)
+        return has_shared
+
+    def _take_part(self, model: chainer.Link, purpose: int, words: Sequence[_Word]) -> bool:
+        """Do what others have come for; collective. Return whether that was to share out parameters."""
+        if purpose == _SHARE:
+            self._communicator.bcast_data(model)
+            self._forget()
+            return True
+        self._use_fragments(model)
+        self._exchange(model, purpose, words)
+        self._land(self._fragments)
+        return False
+
+    def _meet_in_all(self, model: chainer.Link, words: Sequence[_Word]) -> None:
+        """Make all parameters equal; collective."""
+        self._land(self._fragments)
+        for fragment in self._fragments:
+            if _n_moved(words, fragment.index):
+                self._exchange(model, fragment.index, words)
+                fragment.land(alpha=1)
+        self._position = 0
+
+    def serialize(self, serializer: Any, model: chainer.Link) -> None:
+        """Save or load how many steps were taken, the common parameters, and what is under way; not collective."""
+        mine = serializer["multi_node_local_steps"]
+        if isinstance(serializer, chainer.Serializer):
+            write(mine, "counts", np.array([self._taken, self._position]))
+            for name, common in (each for fragment in self._fragments for each in fragment.common):
+                write(mine["common"], name, common.data)
+        elif not self._load(mine, model):
+            return
+        for fragment in self._fragments:
+            fragment.serialize(mine[f"fragment_{fragment.index}"])
+
+    def _load(self, mine: Any, model: chainer.Link) -> bool:
+        counts = read(mine, "counts")
+        if counts is None:
+            return False
+        self._taken, self._position = map(int, counts)
+        params = dict(model.namedparams())  # those that are not initialised yet are about to be loaded
+        saved = {name: read(mine["common"], name) for name in params}
+        common = {name: params[name].device.send(array) for name, array in saved.items() if array is not None}
+        self._make_fragments(params, common)
+        return True
+
+    def _exchanger(self, comm_hook: CommunicationHook | None) -> Average | GradientReducer:
+        if self._delay:
+            return self._communicator.gradient_reducer(background=True, comm_hook=comm_hook)
+        if comm_hook is not None:
+            return self._communicator.gradient_reducer(comm_hook=comm_hook).average
+        return self._communicator.multi_node_mean_grad
+
+    def _use_fragments(self, model: chainer.Link) -> None:
+        """Have fragments, whose common parameters are the model's now, unless there are some already."""
+        if not self._fragments:
+            params = initialised_parameters(model)
+            self._make_fragments(params, {name: value_of(param) for name, param in params.items()})
+
+    def _make_fragments(self, params: Mapping[str, chainer.Parameter], arrays: Mapping[str, Any]) -> None:
+        self._fragments = [
+            Fragment(index, [(name, params[name]) for name in names], arrays, self._outer, self._exchangers[index])
+            for index, names in enumerate(cut(arrays, self._n_fragments))
+        ]
+
+    def _is_time(self, fragment: Fragment) -> bool:
+        first = self._steps * (fragment.index + 1) // len(self._fragments)
+        return self._position >= first and (self._position - first) % self._steps == 0
+
+    def _meet(self, model: chainer.Link, index: int) -> None:
+        words = self._say(index)
+        if any(word.purpose not in (index, _SYNCHRONIZE) for word in words):
+            raise _mismatch(words)
+        self._exchange(model, index, words)
+        self.is_meeting = True
+
+    def _exchange(self, model: chainer.Link, index: int, words: Sequence[_Word]) -> None:
+        """Send how far this rank has gone with a fragment; collective. A rank that went nowhere does not count."""
+        n_moved = _n_moved(words, index)
+        scale = len(words) / n_moved if n_moved else 1.0
+        fragment = self._fragments[index]
+        has_moved = fragment.has_moved
+        fragment.launch(self._position + self._delay, scale)
+        if self._state is not None:
+            self._state.average(model, has_moved, scale)
+
+    def _land(self, fragments: Iterable[Fragment]) -> None:
+        for fragment in fragments:
+            if fragment.due is not None:
+                fragment.land(self._alpha)
+
+    def _forget(self) -> None:
+        for fragment in self._fragments:
+            fragment.forget()
+        self._fragments = []
+        self._position = 0
+
+    def _say(self, purpose: int) -> list[_Word]:
+        """Return what all ranks have come for; collective."""
+        # What a rank has learned while a mean is under way survives its arrival only if alpha is below 1.
+        moved = tuple(self._alpha != 1 if each.due is not None else each.has_moved for each in self._fragments)
+        with waiting_for(lambda: "a meeting of local steps"):
+            return [_Word(*each) for each in self._communicator.allgather_obj((purpose, moved))]
+
+
+def _n_moved(words: Sequence[_Word], index: int) -> int:
+    """Return how many ranks have gone anywhere with a fragment since it last met."""
+    return sum(index < len(word.moved) and word.moved[index] for word in words)
+
+
+def _mismatch(words: Sequence[_Word]) -> RuntimeError:
+    names = {_SHARE: "the sharing out of parameters", _SYNCHRONIZE: "synchronize()"}
+    found = ", ".join(
+        f"rank {rank} to {names.get(word.purpose, f'the meeting of fragment {word.purpose}')}"
+        for rank, word in enumerate(words)
+    )
+    return RuntimeError(f"expected all ranks to come to the same meeting, but {found}: have they synchronized alike?")

@@ -1,0 +1,87 @@
+"""The state of an optimizer, such as momentum, averaged over all ranks."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import chainer
+
+from mn_comm import CommunicatorBase
+
+__all__ = ["OptimizerState", "Slot", "Slots"]
+
+
+class Slot:
+    """An array that travels as a gradient does.
+
+    Args:
+        array: The array.
+    """
+
+    __slots__ = ("data", "grad")
+
+    def __init__(self, array: Any) -> None:
+        self.data = self.grad = array
+
+
+class Slots:
+    """Arrays that travel as the gradients of a model do.
+
+    Args:
+        arrays: The arrays, of floats, by name.
+    """
+
+    def __init__(self, arrays: dict[str, Any]) -> None:
+        self.slots = {name: Slot(array) for name, array in arrays.items()}
+
+    def namedparams(self) -> Iterator[tuple[str, Slot]]:
+        """Yield names and slots."""
+        return iter(self.slots.items())
+
+    def write_back(self) -> None:
+        """Copy means to the arrays, where they are in others: an array that shares memory with another gets its own."""
+        for slot in self.slots.values():
+            if slot.grad is not slot.data:
+                slot.data[...] = slot.grad
+
+
+class OptimizerState:
+    """Averages the arrays that the update rules of a model's parameters keep, in their own dtypes.
+
+    Args:
+        communicator: The ranks that train together. Creating it is collective.
+    """
+
+    def __init__(self, communicator: CommunicatorBase) -> None:
+        self._reducer = communicator.gradient_reducer(own_dtype=True)
+
+    def average(self, model: chainer.Link, counts: bool, scale: float) -> None:
+        """Average; collective.
+
+        Args:
+            model: The model, whose parameters have update rules.
+            counts: Whether this rank's state is part of the mean.
+            scale: The number of ranks, divided by that of those whose state is.
+
+        Raises:
+            ValueError: The ranks' states differ in names, shapes or dtypes (on every rank).
+        """
+        arrays = dict(_state_of(model))
+        if not counts:
+            for array in arrays.values():
+                array[...] = 0
+        slots = Slots(arrays)
+        self._reducer.average(slots)
+        slots.write_back()
+        if scale != 1:
+            for array in arrays.values():
+                array *= scale
+
+
+def _state_of(model: chainer.Link) -> Iterator[tuple[str, Any]]:
+    for name, param in model.namedparams():
+        state = getattr(param.update_rule, "state", None) or {}
+        for key, value in state.items():
+            if getattr(getattr(value, "dtype", None), "kind", None) == "f" and value.ndim:
+                yield f"{name}/{key}", value

@@ -1,0 +1,64 @@
+"""What a scheme is: a step of training, of which the optimizer knows no more than that it comes to pass."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Protocol
+
+import chainer
+
+__all__ = ["Backward", "Scheme", "TakeStep"]
+
+Backward = Callable[[Callable[[chainer.Variable], None] | None], None]
+"""Computes the gradients; what it is given is told of each as it becomes final."""
+TakeStep = Callable[[], None]
+"""Has the actual optimizer take a step with the gradients that the model has then."""
+
+
+class Scheme(Protocol):
+    """What is averaged over the ranks, and when.
+
+    Attributes:
+        zero_fill: Whether an initialised parameter without a gradient counts as one of zeros.
+        is_meeting: Whether ranks exchanged something in the latest step.
+        may_diverge: Whether ranks may hold different parameters between two steps.
+    """
+
+    zero_fill: bool
+    is_meeting: bool
+    may_diverge: bool
+
+    @property
+    def has_diverged(self) -> bool:
+        """Whether ranks may hold different parameters now."""
+        ...
+
+    def step(self, model: chainer.Link, backward: Backward | None, take_step: TakeStep) -> None:
+        """Compute gradients, and take a step; average before, after or meanwhile what is to be averaged.
+
+        Args:
+            model: The model.
+            backward: Computes its gradients; ``None`` if they are there.
+            take_step: Takes the step; need not be called.
+        """
+        ...
+
+    def restart(self, model: chainer.Link) -> None:
+        """Forget what was under way, before the parameters of rank 0 are shared out; collective."""
+        ...
+
+    def synchronize(self, model: chainer.Link, is_shared: bool) -> bool:
+        """Make all ranks' parameters equal; collective.
+
+        Args:
+            model: The model.
+            is_shared: Whether the parameters of rank 0 were shared out before.
+
+        Returns:
+            Whether they were meanwhile.
+        """
+        ...
+
+    def serialize(self, serializer: Any, model: chainer.Link) -> None:
+        """Save or load the state, which may be missing where it is loaded; not collective."""
+        ...

@@ -1,0 +1,20 @@
+"""Values in Chainer's serializers, which may be missing where they are loaded: in a snapshot of plain Chainer's."""
+
+from __future__ import annotations
+
+from typing import Any
+
+__all__ = ["read", "write"]
+
+
+def write(serializer: Any, key: str, value: Any) -> None:
+    """Save a value."""
+    serializer(key, value)
+
+
+def read(serializer: Any, key: str) -> Any:
+    """Return a value, as an array, or ``None`` if there is none."""
+    try:
+        return serializer(key, None)
+    except KeyError:
+        return None

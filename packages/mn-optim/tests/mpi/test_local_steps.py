@@ -1,0 +1,561 @@
+"""Local SGD, DiLoCo and Streaming DiLoCo, beside the same computed for all ranks in NumPy."""
+
+import io
+import warnings
+
+import chainer
+import numpy as np
+import pytest
+
+import mn_optim  # noqa: F401 - before Chainer
+from mn_comm import create_communicator, synchronize_replicas
+from mn_optim import Asynchronous, DiLoCo, LocalSGD, StreamingDiLoCo, create_multi_node_optimizer
+
+NAMES = ["naive", "flat", "hierarchical", "two_dimensional"]
+COMM = create_communicator("flat")
+RANK, SIZE = COMM.rank, COMM.size
+SHAPES = {"a": (3, 4), "b": (5,), "c": (2, 2), "d": (40,)}
+
+
+class Net(chainer.Link):
+    """Parameters whose gradients are given."""
+
+    def __init__(self, seed=0):
+        super().__init__()
+        random = np.random.RandomState(seed)
+        with self.init_scope():
+            for name, shape in SHAPES.items():
+                setattr(self, name, chainer.Parameter(random.randn(*shape).astype("f4")))
+
+
+def gradients(rank, step):
+    random = np.random.RandomState(1000 * step + rank)
+    return {name: random.randn(*shape).astype("f4") for name, shape in SHAPES.items()}
+
+
+def exact_gradients(rank, step):
+    """Multiples of 1/4, so that sums of few of them are exact; means on 3 ranks are not."""
+    random = np.random.RandomState(1000 * step + rank)
+    return {name: (random.randint(-8, 9, shape) / 4).astype("f4") for name, shape in SHAPES.items()}
+
+
+def parameters(model):
+    return {name.strip("/"): param.data.copy() for name, param in model.namedparams()}
+
+
+def same(actual, expected, exactly=True):
+    for name, data in expected.items():
+        if exactly:
+            np.testing.assert_array_equal(actual[name], data, err_msg=name)
+        else:
+            np.testing.assert_allclose(actual[name], data, rtol=1e-5, atol=1e-5, err_msg=name)
+
+
+def equal_everywhere(model):
+    mine = parameters(model)
+    for other in COMM.allgather_obj(mine):
+        same(mine, other)
+
+
+def start(optimizer, model=None):
+    optimizer.setup(model or Net())
+    optimizer.assume_synchronized()
+    return optimizer
+
+
+def advance(optimizer, step, given=gradients):
+    for name, grad in given(RANK, step).items():
+        getattr(optimizer.target, name).grad = grad
+    optimizer.update()
+
+
+def train(optimizer, steps, given=gradients):
+    """Yield the number of each step, after it."""
+    for step in steps:
+        advance(optimizer, step, given)
+        yield step
+
+
+def saved(target):
+    file = io.BytesIO()
+    chainer.serializers.save_npz(file, target)
+    file.seek(0)
+    return file
+
+
+def make(local_steps, actual=None, comm=COMM, **options):
+    actual = chainer.optimizers.SGD(lr=0.5) if actual is None else actual
+    return create_multi_node_optimizer(actual, comm, local_steps=local_steps, **options)
+
+
+class InNumpy:
+    """All ranks' parameters, and DiLoCo in fragments, step by step as in the papers."""
+
+    def __init__(self, *, steps, lr=0.5, outer_lr=1.0, momentum=0.0, fragments=None, delay=0, alpha=1.0):
+        self.own = [parameters(Net()) for _ in range(SIZE)]
+        self.common = parameters(Net())
+        self.velocity = {name: np.zeros_like(data) for name, data in self.common.items()}
+        self.fragments = fragments or [list(SHAPES)]
+        self.steps, self.lr, self.outer_lr, self.momentum = steps, lr, outer_lr, momentum
+        self.delay, self.alpha = delay, alpha
+        self.under_way = {}
+        self.position = 0
+
+    def advance(self, step):
+        for rank, own in enumerate(self.own):
+            for name, grad in gradients(rank, step).items():
+                own[name] -= np.float32(self.lr) * grad
+        self.position += 1
+        for index, names in enumerate(self.fragments):
+            first = self.steps * (index + 1) // len(self.fragments)
+            if self.position >= first and (self.position - first) % self.steps == 0:
+                self.under_way[index] = self.position + self.delay, self.mean(names)
+        for index, (due, mean) in list(self.under_way.items()):
+            if due <= self.position:
+                del self.under_way[index]
+                self.land(mean, self.alpha)
+
+    def mean(self, names):
+        return {name: np.mean([self.common[name] - own[name] for own in self.own], axis=0) for name in names}
+
+    def land(self, mean, alpha):
+        for name, grad in mean.items():
+            v = self.velocity[name]
+            v[...] = self.momentum * v - self.outer_lr * grad
+            # As Chainer has it, whose momentum counts once more than in the paper.
+            self.common[name] += self.momentum**2 * v - (1 + self.momentum) * self.outer_lr * grad
+            for own in self.own:
+                own[name] = (
+                    self.common[name].copy() if alpha == 1 else own[name] + alpha * (self.common[name] - own[name])
+                )
+
+    def synchronize(self):
+        for index in list(self.under_way):
+            self.land(self.under_way.pop(index)[1], self.alpha)
+        for names in self.fragments:
+            mean = self.mean(names)
+            if any((own[name] != self.common[name]).any() for own in self.own for name in names):
+                self.land(mean, 1.0)
+        self.position = 0
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("steps", [1, 3])
+def test_local_sgd(name, steps):
+    optimizer = start(make(steps, comm=create_communicator(name)))
+    expected = InNumpy(steps=steps)
+    for step in train(optimizer, range(1, 8)):
+        expected.advance(step)
+        same(parameters(optimizer.target), expected.own[RANK], exactly=False)
+        assert optimizer.is_meeting == (step % steps == 0)
+        if optimizer.is_meeting:
+            equal_everywhere(optimizer.target)
+    optimizer.synchronize()
+    equal_everywhere(optimizer.target)
+
+
+@pytest.mark.skipif(SIZE == 3, reason="thirds are rounded")
+def test_local_sgd_that_meets_in_every_step_is_synchronous_sgd():
+    """Bit for bit where no number is rounded: sums are made of parameters once, and of gradients the other time."""
+    optimizer, exact = start(make(1)), start(create_multi_node_optimizer(chainer.optimizers.SGD(lr=0.5), COMM))
+    for each in (optimizer, exact):
+        for param in each.target.params():
+            param.data[...] = np.round(param.data)
+        for _ in train(each, range(5), exact_gradients):
+            pass
+    same(parameters(optimizer.target), parameters(exact.target))
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_diloco(name):
+    outer = chainer.optimizers.NesterovAG(lr=0.7, momentum=0.9)
+    optimizer = start(make(DiLoCo(2, outer=outer), comm=create_communicator(name)))
+    expected = InNumpy(steps=2, outer_lr=0.7, momentum=0.9)
+    for step in train(optimizer, range(1, 10)):
+        expected.advance(step)
+        same(parameters(optimizer.target), expected.own[RANK], exactly=False)
+        if optimizer.is_meeting:
+            equal_everywhere(optimizer.target)
+    assert outer.target is None
+
+
+def test_diloco_with_plain_sgd_outside_is_local_sgd():
+    diloco = start(make(DiLoCo(3, outer=chainer.optimizers.SGD(lr=1))))
+    local = start(make(LocalSGD(3)))
+    for _ in zip(train(diloco, range(10)), train(local, range(10)), strict=True):
+        same(parameters(diloco.target), parameters(local.target))
+
+
+def test_streaming_in_one_fragment_at_once_is_diloco():
+    streaming = start(make(StreamingDiLoCo(3, fragments=1, delay=0, alpha=1)))
+    diloco = start(make(DiLoCo(3)))
+    for _ in zip(train(streaming, range(10)), train(diloco, range(10)), strict=True):
+        same(parameters(streaming.target), parameters(diloco.target))
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("delay", [0, 1, 3])
+@pytest.mark.parametrize("alpha", [1, 0.5])
+def test_streaming(name, delay, alpha):
+    options = StreamingDiLoCo(4, fragments=2, delay=delay, alpha=alpha)
+    optimizer = start(make(options, comm=create_communicator(name)))
+    fragments = [["d"], ["a", "b", "c"]]  # of 160 and 84 bytes
+    expected = InNumpy(steps=4, outer_lr=0.7, momentum=0.9, fragments=fragments, delay=delay, alpha=alpha)
+    meetings = []
+    for step in train(optimizer, range(1, 14)):
+        expected.advance(step)
+        same(parameters(optimizer.target), expected.own[RANK], exactly=False)
+        meetings.append(optimizer.is_meeting)
+    assert meetings == [step % 2 == 0 for step in range(1, 14)]
+    optimizer.synchronize()
+    equal_everywhere(optimizer.target)
+    expected.synchronize()
+    same(parameters(optimizer.target), expected.own[RANK], exactly=False)
+
+
+def test_more_fragments_than_parameters():
+    optimizer = start(make(StreamingDiLoCo(6, fragments=6, delay=5)))
+    for _ in train(optimizer, range(20)):
+        pass
+    optimizer.synchronize()
+    equal_everywhere(optimizer.target)
+
+
+def test_post_local_sgd_begins_with_exact_steps():
+    optimizer = start(make(LocalSGD(4, start_after=3)))
+    exact = start(create_multi_node_optimizer(chainer.optimizers.SGD(lr=0.5), COMM))
+    meetings = []
+    for step, _ in zip(train(optimizer, range(1, 12)), train(exact, range(1, 12)), strict=True):
+        meetings.append(optimizer.is_meeting)
+        if step <= 3:
+            same(parameters(optimizer.target), parameters(exact.target))
+            optimizer.synchronize()
+    assert [i + 1 for i, is_meeting in enumerate(meetings) if is_meeting] == [1, 2, 3, 7, 11]
+
+
+@pytest.mark.parametrize("make_actual", [lambda: chainer.optimizers.MomentumSGD(0.1), chainer.optimizers.Adam])
+def test_the_optimizers_state_is_averaged_by_choice(make_actual):
+    for average_state in (False, True):
+        optimizer = start(make(LocalSGD(3, average_state=average_state), make_actual()))
+        for _ in train(optimizer, range(3)):
+            pass
+        everywhere = COMM.allgather_obj(optimizer.target.d.update_rule.state)
+        for key, value in everywhere[0].items():
+            are_equal = all((other[key] == value).all() for other in everywhere)
+            assert are_equal == (average_state or SIZE == 1)
+
+
+def test_the_state_is_averaged_in_its_own_dtype():
+    comm = create_communicator("flat", allreduce_grad_dtype="float16")
+    optimizer = start(make(LocalSGD(1, average_state=True), chainer.optimizers.Adam(), comm))
+    for name, shape in SHAPES.items():
+        getattr(optimizer.target, name).grad = np.full(shape, 1e-4, "f4")
+    optimizer.update()
+    state = optimizer.target.d.update_rule.state
+    np.testing.assert_allclose(state["v"], 1e-11, rtol=1e-5)  # nothing in float16
+
+
+@pytest.mark.parametrize(
+    "local_steps", [3, DiLoCo(3), StreamingDiLoCo(4, delay=2, fragments=2), LocalSGD(3, average_state=True)]
+)
+def test_a_rank_that_has_fewer_steps_does_not_hang_the_others(local_steps):
+    optimizer = start(make(local_steps, chainer.optimizers.MomentumSGD(0.1)))
+    for _ in train(optimizer, range(10 + 5 * RANK)):
+        pass
+    optimizer.synchronize()
+    equal_everywhere(optimizer.target)
+    before = parameters(optimizer.target)
+    optimizer.synchronize()  # nobody has moved
+    same(parameters(optimizer.target), before)
+    for _ in train(optimizer, range(7)):
+        pass
+    optimizer.synchronize()
+    equal_everywhere(optimizer.target)
+
+
+def test_a_rank_that_went_nowhere_does_not_count():
+    optimizer = start(make(2, chainer.optimizers.SGD(lr=1)))
+    n = 6 if RANK == SIZE - 1 else 2
+    for _ in range(n):
+        for name, shape in SHAPES.items():
+            getattr(optimizer.target, name).grad = np.full(shape, -1, "f4")
+        optimizer.update()
+    optimizer.synchronize()
+    for name, data in parameters(Net()).items():
+        np.testing.assert_allclose(parameters(optimizer.target)[name], data + 6, rtol=1e-5)
+
+
+def test_a_rank_without_any_step():
+    optimizer = make(2).setup(Net(seed=RANK))
+    if RANK == 0:
+        for _ in train(optimizer, range(8)):
+            pass
+    optimizer.synchronize()
+    equal_everywhere(optimizer.target)
+    for _ in train(optimizer, range(4)):
+        pass
+    equal_everywhere(optimizer.target)
+
+
+def test_abandoned_steps():
+    """An exception in the forward or backward pass; the rank's meeting comes an update later."""
+    optimizer = start(make(2))
+    failed = 0
+    for step in range(8):
+        fails = RANK == SIZE - 1 and step == 3
+
+        def loss(fails=fails):
+            if fails:
+                raise ArithmeticError("no loss")
+            return sum(chainer.functions.sum(param) for param in optimizer.target.params())
+
+        try:
+            optimizer.update(loss)
+        except ArithmeticError:
+            failed += 1
+    assert failed == (RANK == SIZE - 1)
+    optimizer.synchronize()
+    equal_everywhere(optimizer.target)
+
+
+def test_gradients_that_are_added_up_make_one_step():
+    optimizer = start(make(2))
+    loss = lambda: sum(chainer.functions.sum(param) for param in optimizer.target.params())  # noqa: E731
+    with optimizer.no_sync():
+        optimizer.update(loss)
+    optimizer.update(loss)
+    assert not optimizer.is_meeting
+    optimizer.update(loss)
+    assert optimizer.is_meeting
+    for name, data in parameters(Net()).items():
+        np.testing.assert_allclose(parameters(optimizer.target)[name], data - 1.5, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("comm_hook", [None, lambda bucket: bucket.average()])
+@pytest.mark.parametrize("local_steps", [2, StreamingDiLoCo(2, fragments=2, delay=1)])
+def test_the_hook_is_given_how_far_the_ranks_went(local_steps, comm_hook):
+    optimizer, plain = start(make(local_steps, comm_hook=comm_hook)), start(make(local_steps))
+    for _ in zip(train(optimizer, range(9)), train(plain, range(9)), strict=True):
+        same(parameters(optimizer.target), parameters(plain.target), exactly=False)
+    optimizer.synchronize()
+    equal_everywhere(optimizer.target)
+
+
+def test_the_first_update_shares_out_the_parameters_of_rank_0():
+    optimizer = make(3).setup(Net(seed=RANK))
+    advance(optimizer, 0)
+    assert optimizer.t == 0
+    same(parameters(optimizer.target), parameters(Net(seed=0)))
+
+
+def test_a_parameter_that_is_initialised_later():
+    model = chainer.Chain(used=chainer.links.Linear(5, 3), late=chainer.links.Linear(None, 3))
+    optimizer = make(StreamingDiLoCo(3, delay=2, fragments=2)).setup(model)
+    x = np.random.RandomState(RANK).rand(2, 5).astype("f4")
+    for step in range(14):
+        link = model.late if step >= 5 else model.used
+        optimizer.update(lambda link=link: chainer.functions.sum(link(x)))
+    assert optimizer.t == 12
+    optimizer.synchronize()
+    equal_everywhere(model)
+
+
+LOCAL_STEPS = [
+    LocalSGD(3),
+    LocalSGD(3, start_after=4),
+    DiLoCo(3),
+    StreamingDiLoCo(4, fragments=2, delay=0),
+    StreamingDiLoCo(4, fragments=2, delay=3, alpha=0.25),
+    StreamingDiLoCo(5, fragments=3, delay=4, alpha=1),
+]
+
+
+@pytest.mark.parametrize("at", range(1, 9))
+@pytest.mark.parametrize("local_steps", LOCAL_STEPS)
+def test_kill_and_resume(local_steps, at):
+    """In the middle, with fragments under way: bit-identical to the run that was not killed."""
+    lasting = start(make(local_steps, chainer.optimizers.MomentumSGD(0.1)))
+    for _ in train(lasting, range(at)):
+        pass
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        files = saved(lasting), saved(lasting.target)
+    assert all("the parameters of rank" in str(each.message) for each in caught)
+    assert bool(caught) == lasting._scheme.has_diverged
+    resumed = make(local_steps, chainer.optimizers.MomentumSGD(0.1)).setup(Net(seed=RANK + 7))
+    for file, target in zip(files, (resumed, resumed.target), strict=True):
+        chainer.serializers.load_npz(file, target)
+    resumed.assume_synchronized()
+    for _ in zip(train(lasting, range(at, at + 9)), train(resumed, range(at, at + 9)), strict=True):
+        assert lasting.is_meeting == resumed.is_meeting
+        same(parameters(resumed.target), parameters(lasting.target))
+    for each in (lasting, resumed):
+        each.synchronize()
+    same(parameters(resumed.target), parameters(lasting.target))
+
+
+@pytest.mark.filterwarnings("ignore:the parameters of rank")
+def test_snapshots_from_and_for_plain_chainer():
+    optimizer = start(make(DiLoCo(3), chainer.optimizers.MomentumSGD(0.1)))
+    for _ in train(optimizer, range(4)):
+        pass
+    plain = chainer.optimizers.MomentumSGD().setup(Net())
+    chainer.serializers.load_npz(saved(optimizer), plain)
+    assert plain.t == 4
+    other = start(make(DiLoCo(3), chainer.optimizers.MomentumSGD(0.1)))
+    chainer.serializers.load_npz(saved(plain), other)
+    assert other.t == 4
+    for step in train(other, range(6)):
+        assert other.is_meeting == (step % 3 == 2)
+
+
+def test_meetings_are_reported():
+    optimizer = start(make(2))
+    for step in range(1, 5):
+        observation = {}
+        with chainer.Reporter().scope(observation):
+            advance(optimizer, step)
+        assert observation["meeting"] == (step % 2 == 0)
+
+
+def test_whoever_has_a_part_of_the_model_can_synchronize_it():
+    model = chainer.Chain(net=Net(), other=chainer.links.Linear(2, 2))
+    optimizer = make(5).setup(model)
+    optimizer.assume_synchronized()
+    for param in model.params():
+        param.grad = np.full_like(param.data, RANK)
+    optimizer.update()
+    synchronize_replicas(model.other)
+    equal_everywhere(model.net)
+    start(create_multi_node_optimizer(chainer.optimizers.SGD(), COMM), model)  # which owns them now
+    model.net.a.data += RANK
+    synchronize_replicas(model)
+    assert (model.net.a.data == COMM.bcast(model.net.a.data)).all() == (RANK == 0)
+
+
+class Tied(chainer.Link):
+    """One parameter under two names, and one that is another's memory transposed."""
+
+    def __init__(self):
+        super().__init__()
+        with self.init_scope():
+            self.a = chainer.Parameter(np.zeros((2, 3), "f4"))
+            self.b = self.a
+            self.c = chainer.Parameter(self.a.data.T)
+
+
+def moved(options, model, lr):
+    optimizer = create_multi_node_optimizer(chainer.optimizers.SGD(lr=lr), COMM, **options).setup(model)
+    optimizer.assume_synchronized()
+    for _ in range(20):
+        model.a.grad = np.full((2, 3), -RANK, "f4")
+        optimizer.update()
+    optimizer.synchronize()
+    return model.a.data
+
+
+@pytest.mark.parametrize("delay", [0, 1])
+def test_what_is_shared_within_a_model_moves_once(delay):
+    alone = chainer.Link()
+    with alone.init_scope():
+        alone.a = chainer.Parameter(np.zeros((2, 3), "f4"))
+    options = {"local_steps": StreamingDiLoCo(4, fragments=2, delay=delay)}  # the second one of which is empty
+    expected = moved(options, alone, 1)
+    tied = Tied()
+    np.testing.assert_allclose(moved(options, tied, 0.5), expected, rtol=1e-5)  # Chainer takes a step for each name
+    np.testing.assert_array_equal(tied.c.data, tied.a.data.T)
+
+
+def test_what_is_shared_within_a_model_moves_once_asynchronously():
+    np.testing.assert_allclose(
+        moved({"asynchronous": Asynchronous(interval=0)}, Tied(), 0.5), 10 * (SIZE - 1), rtol=1e-4
+    )
+
+
+@pytest.mark.parametrize("dtype", ["f2", "f8"])
+@pytest.mark.parametrize("use_fp32_update", [False, True])
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"local_steps": 2},
+        {"local_steps": StreamingDiLoCo(2, fragments=2, delay=1, outer=chainer.optimizers.SGD(lr=1))},
+        {"asynchronous": Asynchronous(interval=0)},
+    ],
+)
+def test_other_dtypes_and_float32_copies_of_half_precision(options, use_fp32_update, dtype):
+    """Steps that float16 cannot see are not lost where the optimizer keeps a copy in float32."""
+    model = chainer.Link()
+    with model.init_scope():
+        model.a = chainer.Parameter(np.full(3, 1, dtype))
+        model.b = chainer.Parameter(np.full((2, 5), 1, dtype))
+    actual = chainer.optimizers.SGD(lr=1)
+    if use_fp32_update:
+        actual.use_fp32_update()
+    optimizer = create_multi_node_optimizer(actual, COMM, **options).setup(model)
+    optimizer.assume_synchronized()
+    for _ in range(40):
+        for param in model.params():
+            param.grad = np.full(param.shape, -(2.0**-13) * (1 + RANK), dtype)  # float16 has 2**-10 after 1
+        optimizer.update()
+    optimizer.synchronize()
+    equal_everywhere(model)
+    assert model.a.dtype == dtype
+    if dtype == "f8" or use_fp32_update:
+        learned = model.a.data[0] - 1
+        expected = 40 * 2.0**-13 * (SIZE + 1) / 2
+        mixes = isinstance(options.get("local_steps"), StreamingDiLoCo)  # and then loses some of it
+        assert (0.5 if mixes else 0.8) * expected < learned < 1.2 * expected
+
+
+def test_a_nan_on_one_rank_reaches_all():
+    optimizer = start(make(DiLoCo(2)))
+    for step in range(2):
+        for name, grad in gradients(RANK, step).items():
+            getattr(optimizer.target, name).grad = grad
+        if RANK == SIZE - 1 and step == 0:
+            optimizer.target.a.grad[0, 0] = np.nan
+        optimizer.update()
+    assert np.isnan(optimizer.target.a.data[0, 0])
+    assert np.isfinite(optimizer.target.b.data).all()
+
+
+@pytest.mark.parametrize(
+    ("error", "message", "options"),
+    [
+        (ValueError, "local_steps of at least 1, got 0", {"local_steps": 0}),
+        (ValueError, "local_steps of at least 1, got -3", {"local_steps": -3}),
+        (TypeError, "expected a number of steps, .* got float: 2.5", {"local_steps": 2.5}),
+        (TypeError, "expected a number of steps, .* got bool: True", {"local_steps": True}),
+        (ValueError, "local_steps without overlap, got both", {"local_steps": 2, "overlap": True}),
+        (ValueError, "local_steps without double_buffering", {"local_steps": 2, "double_buffering": True}),
+        (ValueError, "one of local_steps and asynchronous", {"local_steps": 2, "asynchronous": True}),
+    ],
+)
+@pytest.mark.parametrize("where", ["all", "one"])
+def test_bad_options_raise_on_all_ranks(error, message, options, where):
+    mine = options if where == "all" or RANK == SIZE - 1 else {"local_steps": 2}
+    with pytest.raises(error, match=message):
+        create_multi_node_optimizer(chainer.optimizers.SGD(), COMM, **mine)
+
+
+@pytest.mark.parametrize(
+    ("error", "message", "call"),
+    [
+        (ValueError, r"fragments in 1..3, .* got 4", lambda: StreamingDiLoCo(3, fragments=4)),
+        (ValueError, r"delay in 0..2, .* got 3", lambda: StreamingDiLoCo(3, fragments=1, delay=3)),
+        (ValueError, r"alpha in \(0, 1\], got 0", lambda: StreamingDiLoCo(8, alpha=0)),
+        (ValueError, "start_after of at least 0, got -1", lambda: DiLoCo(3, start_after=-1)),
+        (TypeError, "chainer.Optimizer for outer, got str", lambda: DiLoCo(3, outer="sgd")),
+        (ValueError, "not set up", lambda: DiLoCo(3, outer=chainer.optimizers.SGD().setup(Net()))),
+    ],
+)
+def test_bad_numbers(error, message, call):
+    with pytest.raises(error, match=message):
+        call()
+
+
+@pytest.mark.skipif(SIZE < 2, reason="needs two ranks that differ")
+@pytest.mark.parametrize("others", [DiLoCo(2, outer=chainer.optimizers.SGD(lr=0.1)), DiLoCo(3), LocalSGD(2)])
+def test_ranks_whose_options_differ(others):
+    with pytest.raises(ValueError, match="expected the same local_steps and asynchronous on every rank, got DiLoCo"):
+        make(DiLoCo(2) if RANK == 0 else others)
