@@ -18,6 +18,7 @@ from mn_comm.protocols import Model
 from mn_comm.watch import operation
 
 if TYPE_CHECKING:
+    from mn_comm.compression import Compression
     from mn_comm.gradients.reducer import GradientReducer
     from mn_comm.gradients.reduction import CommunicationHook
     from mn_comm.ranks import Ranks
@@ -286,6 +287,7 @@ class Communicator(CommunicatorBase):
         *,
         background: bool = False,
         comm_hook: CommunicationHook | None = None,
+        compression: Compression | None = None,
         bucket_bytes: int | None = None,
         sets: int = 1,
     ) -> GradientReducer:
@@ -296,22 +298,50 @@ class Communicator(CommunicatorBase):
             return super().gradient_reducer()
         options = {"bucket_bytes": bucket_bytes, "sets": sets}
         with agreement.raise_on_all(self.ranks):
+            self._check_compression(compression, comm_hook)
             if bucket_bytes is not None and wire.as_index(bucket_bytes, "bucket_bytes") < 0:
                 raise ValueError(f"expected bucket_bytes of at least 0, got {bucket_bytes}")
             if wire.as_index(sets, "sets") < 1:
                 raise ValueError(f"expected sets of at least 1, got {sets}")
         what = "background, bucket_bytes, sets and use of comm_hook"
         agreement.expect_same(self.ranks, what, (bool(background), bucket_bytes, sets, comm_hook is not None))
+        agreement.expect_same(self.ranks, "compression", repr(compression))
+        compressor = None
+        if compression is not None:
+            from mn_comm.compression.compressor import Compressor
+
+            compressor = Compressor(compression)
         if not background:
-            return self._make_reducer(self._strategy, comm_hook=comm_hook, **options)
+            strategy = self._strategy
+            if compressor is not None:
+                strategy = Strategy(self.strategy, self._contexts.foreground, compressor)
+            return self._make_reducer(strategy, comm_hook=comm_hook, **options)
         if MPI.Query_thread() < MPI.THREAD_MULTIPLE:
             raise RuntimeError(
                 "expected MPI to be initialised with MPI_THREAD_MULTIPLE, which averaging in the background needs; "
                 f"got thread level {MPI.Query_thread()}"
             )
         context, worker = self._contexts.background
-        strategy = Strategy(self.strategy, context)
+        strategy = Strategy(self.strategy, context, compressor)
         return self._make_reducer(strategy, worker=worker, comm_hook=comm_hook, **options)
+
+    def _check_compression(self, compression: Any, comm_hook: Any) -> None:
+        if compression is None:
+            return
+        from mn_comm.compression import Compression
+
+        if not isinstance(compression, Compression):
+            raise TypeError(
+                "expected Int8(), TopK(), PowerSGD() or OneBit() of mn_comm.compression for compression, got "
+                f"{type(compression).__name__}: {compression!r:.80}"
+            )
+        if comm_hook is not None:
+            raise ValueError("expected one of compression and comm_hook, got both")
+        if self.strategy == "naive":
+            raise ValueError(
+                "expected a communicator that packs gradients, to compress them: two_dimensional, hierarchical or "
+                "flat; got naive, which sends each by itself"
+            )
 
     def _make_reducer(self, strategy: Any, **options: Any) -> GradientReducer:
         from mn_comm.gradients.reducer import GradientReducer

@@ -8,8 +8,17 @@ from typing import Any
 
 import chainer
 
-from mn_comm import CommunicationHook, CommunicatorBase, Model, span
+from mn_comm import (
+    CommunicationHook,
+    CommunicatorBase,
+    Compression,
+    CompressionReport,
+    GradientReducer,
+    Model,
+    span,
+)
 from mn_optim.backward import backward as overlapping_backward
+from mn_optim.remembered import serialize_compression
 from mn_optim.schemes import AfterBackward, Backward, DoubleBuffered, Overlapped, Scheme
 
 __all__ = ["MultiNodeOptimizer", "create_multi_node_optimizer"]
@@ -26,10 +35,11 @@ def create_multi_node_optimizer(
     overlap: bool = False,
     bucket_bytes: int = _BUCKET_BYTES,
     comm_hook: CommunicationHook | None = None,
+    compression: Compression | None = None,
 ) -> MultiNodeOptimizer:
     """Make an optimizer average its gradients over all ranks before each step.
 
-    With ``overlap``, ``double_buffering`` or ``comm_hook`` it is collective: every rank must call it.
+    With ``overlap``, ``double_buffering``, ``comm_hook`` or ``compression`` it is collective: every rank must call it.
 
     Args:
         actual_optimizer: A Chainer optimizer, set up already or not; or anything that has its ``setup``, ``update`` and
@@ -46,13 +56,18 @@ def create_multi_node_optimizer(
             the gradients one after the other) and returns a :class:`mn_comm.Future` of their mean. By default that is
             what
             ``bucket.average()`` returns. The model is ``register_comm_hook`` of PyTorch's ``DistributedDataParallel``.
+        compression: How gradients are compressed where they cross between nodes, or between the ranks of a single one:
+            ``Int8()``, ``TopK()``, ``PowerSGD()`` or ``OneBit()`` of :mod:`mn_comm.compression`. What it has not sent
+            yet is saved with the optimizer, for each rank its own.
 
     Returns:
         The multi-node optimizer. Everything but its own methods is read from and written to ``actual_optimizer``.
 
     Raises:
         TypeError: ``actual_optimizer`` is not an optimizer.
-        ValueError: ``overlap`` is asked for together with ``double_buffering``, or without ``zero_fill``.
+            Or ``compression`` is none (on every rank).
+        ValueError: ``overlap`` is asked for together with ``double_buffering``, or without ``zero_fill``; or
+            ``compression`` together with ``comm_hook``, or with the communicator ``naive`` (on every rank).
         RuntimeError: Overlap or double buffering is asked for, but MPI was initialised without ``MPI_THREAD_MULTIPLE``.
     """
     if isinstance(actual_optimizer, type) or not (
@@ -68,15 +83,21 @@ def create_multi_node_optimizer(
         # Which gradients there will be is not known when the first ones travel.
         raise ValueError("expected zero_fill=True with overlap, got False")
     scheme: Scheme
+    reducer = None
+    hooks: dict[str, Any] = {
+        key: hook for key, hook in (("comm_hook", comm_hook), ("compression", compression)) if hook is not None
+    }
     if overlap:
-        reducer = communicator.gradient_reducer(background=True, comm_hook=comm_hook, bucket_bytes=bucket_bytes)
+        reducer = communicator.gradient_reducer(background=True, bucket_bytes=bucket_bytes, **hooks)
         scheme = Overlapped(communicator, reducer)
     elif double_buffering:
-        reducer = communicator.gradient_reducer(background=True, comm_hook=comm_hook, sets=2)
+        reducer = communicator.gradient_reducer(background=True, sets=2, **hooks)
         scheme = DoubleBuffered(communicator, reducer, zero_fill)
     else:
-        scheme = AfterBackward(communicator, zero_fill, comm_hook)
-    return MultiNodeOptimizer(actual_optimizer, communicator, zero_fill, scheme)
+        reducer = communicator.gradient_reducer(**hooks) if hooks else None
+        scheme = AfterBackward(communicator, zero_fill, reducer)
+    compressed = reducer if compression is not None else None
+    return MultiNodeOptimizer(actual_optimizer, communicator, zero_fill, scheme, compressed)
 
 
 class MultiNodeOptimizer:
@@ -89,13 +110,17 @@ class MultiNodeOptimizer:
         communicator: The ranks.
         zero_fill: Whether an initialised parameter without a gradient counts as one of zeros.
         scheme: When gradients are averaged; by default after the backward pass.
+        compressed: What averages them, if that compresses.
 
     Attributes:
         target_params: The names of the parameters, and whether each was initialised, as :meth:`is_changed` last saw
             them.
     """
 
-    __slots__ = ("_accumulates", "_has_part", "_scheme", "actual_optimizer", "communicator", "target_params")
+    __slots__ = (
+        *("_accumulates", "_compressed", "_has_part", "_scheme"),
+        *("actual_optimizer", "communicator", "target_params"),
+    )
 
     actual_optimizer: chainer.Optimizer
     communicator: CommunicatorBase
@@ -107,10 +132,12 @@ class MultiNodeOptimizer:
         communicator: CommunicatorBase,
         zero_fill: bool,
         scheme: Scheme | None = None,
+        compressed: GradientReducer | None = None,
     ) -> None:
         self.actual_optimizer = actual_optimizer
         self.communicator = communicator
         self._scheme = AfterBackward(communicator, zero_fill, None) if scheme is None else scheme
+        self._compressed = compressed
         self.target_params = []
         self._accumulates = False
         self._has_part = False
@@ -119,6 +146,20 @@ class MultiNodeOptimizer:
     def zero_fill(self) -> bool:
         """Whether an initialised parameter without a gradient counts as one of zeros."""
         return self._scheme.zero_fill
+
+    @property
+    def compression_report(self) -> CompressionReport | None:
+        """What compression did in the last step on this rank; ``None`` without compression."""
+        return None if self._compressed is None else self._compressed.compression_report
+
+    def serialize(self, serializer: Any) -> None:
+        """Save or load the actual optimizer, and what compression has not sent yet, with one of Chainer's serializers.
+
+        Other optimizers ignore the latter in a snapshot, and a snapshot without it can be loaded.
+        """
+        self.actual_optimizer.serialize(serializer)
+        if self._compressed is not None:
+            serialize_compression(serializer, self._compressed)
 
     def setup(self, link: chainer.Link) -> MultiNodeOptimizer:
         """Set the model whose parameters are to be optimised, and return this optimizer."""
@@ -164,9 +205,15 @@ class MultiNodeOptimizer:
             self._scheme.restart()
             self.communicator.bcast_data(model)
             self.target_params = seen
-        elif self._scheme.average(model, backward):
+        elif self._average(model, backward):
             with span("update"):
                 self.actual_optimizer.update(None)
+
+    def _average(self, model: chainer.Link, backward: Backward | None) -> bool:
+        if self._compressed is not None:
+            # What was not sent yet is in the units of the gradients.
+            self._compressed.scale_errors(getattr(self.actual_optimizer, "_loss_scale", None) or 1.0)
+        return self._scheme.average(model, backward)
 
     @contextmanager
     def no_sync(self) -> Iterator[None]:

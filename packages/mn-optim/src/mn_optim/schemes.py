@@ -7,7 +7,7 @@ from typing import Protocol
 
 import chainer
 
-from mn_comm import CommunicationHook, CommunicatorBase, GradientReducer, Reduction, raise_on_all
+from mn_comm import CommunicatorBase, GradientReducer, Reduction, raise_on_all
 
 __all__ = ["AfterBackward", "Backward", "DoubleBuffered", "Overlapped", "Scheme"]
 
@@ -47,12 +47,11 @@ class AfterBackward:
     Args:
         communicator: The ranks that train together.
         zero_fill: Whether an initialised parameter without a gradient counts as one of zeros.
-        comm_hook: Starts to average a bucket; ``None`` to have the communicator average.
+        reducer: What averages their gradients; ``None`` to have the communicator average.
     """
 
-    def __init__(self, communicator: CommunicatorBase, zero_fill: bool, comm_hook: CommunicationHook | None) -> None:
+    def __init__(self, communicator: CommunicatorBase, zero_fill: bool, reducer: GradientReducer | None) -> None:
         self.zero_fill = zero_fill
-        reducer = communicator.gradient_reducer(comm_hook=comm_hook) if comm_hook is not None else None
         self._average = communicator.multi_node_mean_grad if reducer is None else reducer.average
 
     def average(self, model: chainer.Link, backward: Backward | None) -> bool:
