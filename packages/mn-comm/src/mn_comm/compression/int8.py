@@ -56,7 +56,7 @@ class Int8(Compression):
 class Int8Codec:
     """Quantises blocks to integers from -127 to 127; a message holds the scales, then the integers.
 
-    A block with an infinite value has that for a scale, and says only which values are infinite and which are NaN.
+    A block that is not finite has an infinite scale, and says only which values are infinite and which are NaN.
 
     Args:
         block: How many elements share a scale.
@@ -77,6 +77,7 @@ class Int8Codec:
         scaled, factors = self._room.arrays(values.size)
         np.abs(values, out=scaled)
         np.maximum.reduceat(scaled, _starts(values.size, self.block), out=scales)
+        infinite = self._take_infinite(values, scales)
         usable = is_usable(scales, _GREATEST)
         unit = np.where(usable, scales / _GREATEST, 0).astype(np.float32)
         with np.errstate(divide="ignore"):
@@ -87,14 +88,14 @@ class Int8Codec:
         else:
             scaled += random.random(values.size, np.float32)
             np.floor(scaled, out=scaled)
-        np.clip(scaled, -_GREATEST, _GREATEST, out=scaled)
-        with np.errstate(invalid="ignore"):
-            np.copyto(codes, scaled, casting="unsafe")
+            np.clip(scaled, -_GREATEST, _GREATEST, out=scaled)
+        np.copyto(codes, scaled, casting="unsafe")
         np.multiply(scaled, expand(unit, self.block, factors), out=scaled)
         np.subtract(values, scaled, out=values)
         scales[...] = unit
-        if not usable.all():
-            self._encode_unusable(values, scales, codes, usable)
+        for i, block in infinite.items():
+            scales[i] = np.inf
+            codes[i * self.block : (i + 1) * self.block] = block
 
     def decode(self, message: _Array, values: _Array) -> None:
         """Overwrite ``values`` with what a message says."""
@@ -105,18 +106,16 @@ class Int8Codec:
         if not np.isfinite(scales).all():
             self._decode_infinite(values, scales, codes.view(np.int8))
 
-    def _encode_unusable(self, values: _Array, scales: _Array, codes: _Array, usable: _Array) -> None:
-        for i in np.flatnonzero(~usable):
-            block = slice(i * self.block, (i + 1) * self.block)
-            each = values[block]
-            codes[block] = 0
-            finite = np.isfinite(each)
-            if not finite.all():
-                scales[i] = np.inf
-                codes[block][np.isnan(each)] = _NAN
-                codes[block][np.isposinf(each)] = 1
-                codes[block][np.isneginf(each)] = -1
-                each[...] = 0  # an error that is not finite would never go again
+    def _take_infinite(self, values: _Array, scales: _Array) -> dict[int, _Array]:
+        """Return the codes of blocks that are not finite, which are zeros then: so errors are finite."""
+        if scales.max(initial=0) < np.inf:
+            return {}
+        found = {}
+        for i in np.flatnonzero(~(scales < np.inf)).tolist():
+            block = values[i * self.block : (i + 1) * self.block]
+            found[i] = np.select([np.isposinf(block), np.isneginf(block), np.isnan(block)], [1, -1, _NAN], 0)
+            block[...] = scales[i] = 0
+        return found
 
     def _decode_infinite(self, values: _Array, scales: _Array, codes: _Array) -> None:
         for i in np.flatnonzero(~np.isfinite(scales)):
