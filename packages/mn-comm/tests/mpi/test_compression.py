@@ -205,6 +205,16 @@ def test_another_layout_begins_anew_with_one_warning():
     comm.finalize()
 
 
+@pytest.mark.skipif(SIZE < 2, reason="one rank remembers nothing")
+def test_where_warnings_are_errors_all_ranks_raise():
+    comm = create_communicator("flat")
+    reducer = comm.gradient_reducer(compression=Int8())
+    average(reducer, gradients(RANK), False)
+    with pytest.raises((UserWarning, RuntimeError), match="error feedback begins anew"):
+        average(reducer, gradients(RANK, shapes=SHAPES[:-1]), False)
+    comm.finalize()
+
+
 def test_models_that_take_turns_keep_what_is_theirs():
     comm = create_communicator("flat")
     reducer, alone = (comm.gradient_reducer(compression=TopK(0.3)) for _ in range(2))

@@ -210,10 +210,16 @@ class MultiNodeOptimizer:
                 self.actual_optimizer.update(None)
 
     def _average(self, model: chainer.Link, backward: Backward | None) -> bool:
-        if self._compressed is not None:
+        loss_scale = None if backward is None else getattr(self.actual_optimizer, "_loss_scale", None)
+        if self._compressed is not None and backward is not None:
             # What was not sent yet is in the units of the gradients.
-            self._compressed.scale_errors(getattr(self.actual_optimizer, "_loss_scale", None) or 1.0)
-        return self._scheme.average(model, backward)
+            self._compressed.scale_errors(loss_scale or 1.0)
+        has_means = self._scheme.average(model, backward)
+        if loss_scale is not None:
+            # A mean is scaled also where this rank's backward pass gave no gradient.
+            for param in model.params():
+                param._loss_scale = loss_scale  # noqa: SLF001
+        return has_means
 
     @contextmanager
     def no_sync(self) -> Iterator[None]:

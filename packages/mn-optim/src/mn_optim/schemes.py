@@ -106,6 +106,8 @@ class Overlapped:
         names: list[str] = []
         with raise_on_all(self._communicator):
             _run(backward, model, names.append)
+        # Functions of equal rank may come in another order in another run.
+        names = self._reducer.remembered_order(model) or names
         order: list[str] = self._communicator.bcast_obj(names if self._communicator.rank == 0 else None)
         return order
 

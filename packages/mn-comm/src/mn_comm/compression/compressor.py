@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import warnings
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -43,14 +43,16 @@ class _Known:
     Attributes:
         key: What tells the layout from others, in this run and the next.
         names: The names of its parameters.
+        order: Those in whose order gradients travel.
         step: How many steps were taken with it.
         exchanges: Those of the buckets, by the element that each begins with.
         saved: The arrays of exchanges that were loaded and not asked for yet.
     """
 
-    def __init__(self, key: str, names: frozenset[str]) -> None:
+    def __init__(self, key: str, names: frozenset[str], order: Sequence[str]) -> None:
         self.key = key
         self.names = names
+        self.order = list(order)
         self.step = 0
         self.exchanges: dict[str, Exchange] = {}
         self.saved: dict[str, dict[str, _Array]] = {}
@@ -91,7 +93,7 @@ class Compressor:
         """
         signature = [(name, shape, dtype.name) for name, shape, dtype in layout.specs]
         key = f"{ranks.rank}/{ranks.size}: {agreement.digest((signature, layout.form))}"
-        known = _Known(key, frozenset(name for name, *_ in signature))
+        known = _Known(key, frozenset(name for name, *_ in signature), layout.order)
         fitting = next((each for each in self._loaded if each.key == key), None)
         others = [each for each in self._known.values() if each.names & known.names]
         if not ranks.any(fitting is None) and fitting is not None and not ranks.differ(fitting.step):
@@ -174,7 +176,8 @@ class Compressor:
                 for name, array in memory.items():
                     names.append((portion, name))
                     arrays[str(len(arrays))] = array.copy()
-            header.append({"key": known.key, "names": sorted(known.names), "step": known.step, "arrays": names})
+            told = {"key": known.key, "names": sorted(known.names), "order": known.order, "step": known.step}
+            header.append(told | {"arrays": names})
         if not header:
             return {}
         text = json.dumps({"compression": repr(self.compression), "scale": self.scale, "layouts": header})
@@ -198,24 +201,29 @@ class Compressor:
         fits = header["compression"] == repr(self.compression)
         numbers = iter(range(len(state)))
         for each in header["layouts"]:
-            known = _Known(each["key"] if fits else "", frozenset(each["names"]))
+            known = _Known(each["key"] if fits else "", frozenset(each["names"]), each["order"])
             known.step = each["step"]
             for portion, name in each["arrays"]:
                 known.saved.setdefault(portion, {})[name] = np.array(state[str(next(numbers))])
             self._loaded.append(known)
+
+    def loaded_order(self, names: frozenset[str]) -> list[str] | None:
+        """Return the order in which gradients of these parameters travelled when what was loaded was saved."""
+        return next((each.order for each in self._loaded if each.order and each.names == names), None)
 
     def _expects(self, names: frozenset[str]) -> bool:
         """Return whether something was loaded for these parameters."""
         return any(each.names & names for each in self._loaded)
 
     def _warn(self, ranks: Ranks) -> None:
-        if ranks.rank == 0 and not self._has_warned:
-            warnings.warn(
-                "compression: what was not sent yet is lost, and error feedback begins anew: the layout of the "
-                "gradients, the number of ranks, or the compression is not what it was before",
-                stacklevel=2,
-            )
-        self._has_warned = True
+        has_warned, self._has_warned = self._has_warned, True
+        with agreement.raise_on_all(ranks):  # where warnings are errors, all ranks raise
+            if ranks.rank == 0 and not has_warned:
+                warnings.warn(
+                    "compression: what was not sent yet is lost, and error feedback begins anew: the layout of the "
+                    "gradients, the number of ranks, or the compression is not what it was before",
+                    stacklevel=2,
+                )
 
     def _exchange(self, known: _Known, ranks: Ranks, portion: _Array, what: Exchanged) -> Exchange:
         member, within, *_ = what.parts[0]

@@ -63,6 +63,7 @@ class Layout:
     Attributes:
         specs: The gradients' names, shapes and dtypes.
         nbytes: How many bytes they are, all together.
+        order: The names of parameters in the order in which their gradients are to travel.
         pace: How often ranks meet, where that can be chosen.
         number: The same on all ranks that made it together, and no other layout's.
 
@@ -86,6 +87,7 @@ class Layout:
         self.nbytes = sum(count(shape) * dtype.itemsize for _, shape, dtype in self.specs)
         self.pace = Pace()
         self.number = next(strategy.context.numbers)
+        self.order = order
         self._strategy = strategy
         self._config = config
         self._bucket_bytes = bucket_bytes

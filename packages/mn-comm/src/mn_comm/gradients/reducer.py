@@ -189,6 +189,16 @@ class GradientReducer:
             self._layouts.clear()
             self._latest = None
 
+    def remembered_order(self, model: Model) -> list[str] | None:
+        """Return the order for :meth:`start` with which a loaded state goes on, if there is one.
+
+        Args:
+            model: The model. All of its parameters that are initialised are meant.
+        """
+        if self._compressor is None:
+            return None
+        return self._compressor.loaded_order(frozenset(name for name, _ in select(model, True).params))
+
     def scale_errors(self, scale: float) -> None:
         """Take note of what gradients are multiplied by from now on, as a loss scale; to be called on every rank alike.
 
