@@ -29,7 +29,8 @@ class CompressionReport(NamedTuple):
     Attributes:
         bytes_sent: How many bytes this rank sent to other nodes; on one node, to other ranks.
         ratio: That, divided by what an exact all-reduce would have sent in the gradients' dtype.
-        error_norm: The norm of what this rank has not sent yet.
+        error_norm: The norm of what this rank has not sent yet, of the part of each bucket that it exchanges; without
+            the loss scale.
     """
 
     bytes_sent: int
@@ -163,7 +164,7 @@ class Compressor:
             each.memory.now["error"] for known in list(self._known.values()) for each in list(known.exchanges.values())
         ]
         square = sum(float(np.vdot(error, error)) for error in errors)
-        return CompressionReport(int(sent), sent / plain if plain else 1.0, square**0.5)
+        return CompressionReport(int(sent), sent / plain if plain else 1.0, square**0.5 / self.scale)
 
     def state(self) -> dict[str, _Array]:
         """Return what this rank has to remember, copied; empty if it is nothing."""
