@@ -133,14 +133,17 @@ class BlockExchange:
         """Return the sum of a chunk over all ranks, added up in their order."""
         total, summand = self._total[: own.size], self._summand[: own.size]
         for rank in range(self._size):
-            out = summand if rank else total
-            if rank == self._rank:
-                np.copyto(out, own, casting="unsafe")
-            else:
+            each = own
+            if rank != self._rank:
                 link.ranks.wait(incoming[rank][i], "Irecv")
-                self._codec.decode(self._incoming[rank][i], out)
-            if rank:
-                np.add(total, summand, out=total)
+                each = summand if rank else total
+                self._codec.decode(self._incoming[rank][i], each)
+            if not rank:
+                first = each
+            elif rank == 1:
+                np.add(first, each, out=total, casting="unsafe")
+            else:
+                np.add(total, each, out=total, casting="unsafe")
         return total
 
     def _decode(self, message: _Array, out: _Array) -> None:

@@ -142,8 +142,12 @@ class PowerSGDExchange:
         if not is_finite:
             out[...] = np.nan
             return
-        product = np.matmul(self._lefts(each), self._factor(self.memory.new["right"], each.right).T)
-        np.copyto(out, product, casting="unsafe")
+        left, right = self._lefts(each), self._factor(self.memory.new["right"], each.right)
+        if out.dtype == np.float32:
+            product = np.matmul(left, right.T, out=out)
+        else:
+            product = np.matmul(left, right.T)
+            np.copyto(out, product, casting="unsafe")
         part = self._matrix(error, each)
         np.subtract(part, product, out=part)
 

@@ -166,12 +166,14 @@ class TopKExchange:
         lengths = [chunk.stop - chunk.start for chunk in self._chunks()]
         parts = [list(_read(message, lengths)) for message in messages]
         for i, chunk in enumerate(self._chunks()):
-            total = self._room[0, : lengths[i]]
+            out = portion[chunk]
+            total = out if out.dtype == np.float32 else self._room[0, : lengths[i]]
             total[...] = 0
             for each in parts:
                 places, values = each[i]
-                total[places] += values
-            np.multiply(total, np.float32(1 / self._size), out=portion[chunk], casting="unsafe")
+                total[places] += values * np.float32(1 / self._size)
+            if total is not out:
+                np.copyto(out, total, casting="unsafe")
 
     def _chunks(self) -> Iterator[slice]:
         for begin in range(0, self._length, _CHUNK):
