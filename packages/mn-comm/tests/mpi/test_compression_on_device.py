@@ -79,6 +79,6 @@ def test_across_nodes(cupy, on_nodes, how, name, background):
     each = np.concatenate([grad.reshape(-1) for grad in gradients(0, "f4")])
     expected = np.mean(WORLD.allgather(each), axis=0)
     # Matrices of random numbers are far from those of rank two.
-    tolerance = 0.7 if isinstance(how, PowerSGD) else 0.1
+    tolerance = {PowerSGD: 0.7, OneBit: 0.3}.get(type(how), 0.15)
     assert np.linalg.norm(total / 20 - expected) < tolerance * np.linalg.norm(expected)
     comm.finalize()

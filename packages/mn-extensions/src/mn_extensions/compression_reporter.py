@@ -53,4 +53,4 @@ class CompressionReporter(Extension):  # type: ignore[misc]  # Chainer has no ty
 
 def _norm_of_gradients(model: Any) -> float:
     grads = [param.grad for param in model.params() if param.data is not None and param.grad is not None]
-    return float(sum(float((grad.astype("f") ** 2).sum()) for grad in grads) ** 0.5)
+    return float(sum(float((grad.astype("f4") ** 2).sum()) for grad in grads) ** 0.5)
