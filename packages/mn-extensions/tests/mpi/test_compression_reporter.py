@@ -24,8 +24,8 @@ def test_it_reports_what_was_sent_and_the_norms():
     model.b.grad = np.array([300, 0, 0], "f2")  # its square does not fit into float16
     optimizer = types.SimpleNamespace(target=model, compression_report=CompressionReport(1000, 0.25, 7.0))
     for which in ("main", optimizer):
-        observation = {}
-        with chainer.Reporter() as reporter, reporter.scope(observation):
+        observation, reporter = {}, chainer.Reporter()
+        with reporter, reporter.scope(observation):
             CompressionReporter(which)(trainer_of(optimizer))
         assert observation == {
             "compression/bytes": 1000,
