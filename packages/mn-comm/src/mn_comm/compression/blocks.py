@@ -95,10 +95,10 @@ class BlockExchange:
             for (begin, end), message, request in zip(
                 self._ranges[other], self._means[other], means[other], strict=True
             ):
-                link.ranks.wait(request, "Irecv")
+                link.ranks.wait_with_pauses(request, "Irecv")
                 self._decode(message, portion[begin:end])
         for request in sent:
-            link.ranks.wait(request, "Isend")
+            link.ranks.wait_with_pauses(request, "Isend")
 
     def _send_summands(
         self, link: Link, portion: _Array, owner: int, random: np.random.Generator | None
@@ -135,7 +135,7 @@ class BlockExchange:
         for rank in range(self._size):
             each = own
             if rank != self._rank:
-                link.ranks.wait(incoming[rank][i], "Irecv")
+                link.ranks.wait_with_pauses(incoming[rank][i], "Irecv")
                 each = summand if rank else total
                 self._codec.decode(self._incoming[rank][i], each)
             if not rank:

@@ -34,7 +34,7 @@ def gather_bytes(ranks: Ranks, message: _Array) -> list[_Array]:
     requests = [ranks.Irecv(piece, other, _TAG) for other in others for piece in _pieces(messages[other])]
     requests += [ranks.Isend(piece, other, _TAG) for other in others for piece in _pieces(message)]
     for request in requests:
-        ranks.wait(request, "Allgatherv")
+        ranks.wait_with_pauses(request, "Allgatherv")
     return messages
 
 
@@ -58,7 +58,7 @@ def mean_exactly(link: Link, flat: _Array) -> None:
     ]
     requests += [ranks.Isend(piece, other, _TAG) for other in others for piece in _pieces(parts[other])]
     for request in requests:
-        ranks.wait(request, "Reduce_scatter")
+        ranks.wait_with_pauses(request, "Reduce_scatter")
     total = np.zeros_like(own)
     for rank in range(size):
         total += own if rank == ranks.rank else received[rank]
@@ -66,7 +66,7 @@ def mean_exactly(link: Link, flat: _Array) -> None:
     requests = [ranks.Irecv(piece, other, _TAG) for other in others for piece in _pieces(parts[other])]
     requests += [ranks.Isend(piece, other, _TAG) for other in others for piece in _pieces(parts[ranks.rank])]
     for request in requests:
-        ranks.wait(request, "Allgather")
+        ranks.wait_with_pauses(request, "Allgather")
     link.sent += (flat.nbytes - own.nbytes) + own.nbytes * (size - 1)
 
 
