@@ -156,7 +156,9 @@ class BlockExchange:
 
     def _send(self, link: Link, message: _Array, other: int) -> MPI.Request:
         link.sent += message.size
-        return link.ranks.Isend(message, other, _TAG)
+        request = link.ranks.Isend(message, other, _TAG)
+        request.Test()  # MPI makes progress only when it is called, and the next chunk takes its time
+        return request
 
     def _receive(self, link: Link, messages: list[_Array], other: int) -> list[MPI.Request]:
         return [link.ranks.Irecv(message, other, _TAG) for message in messages]
