@@ -9,6 +9,7 @@ import pytest
 from mpi4py import MPI
 
 from mn_comm import create_communicator
+from mn_comm.compression import Int8, OneBit, PowerSGD, TopK
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "packages" / "mn-comm" / "tests" / "fakes"))
 from fake_model import Model, Param
@@ -77,4 +78,43 @@ def test_in_the_background():
         current.wait()
         for param in model.params.values():
             np.testing.assert_allclose(param.grad, factor * (SIZE - 1) / 2)
+    comm.finalize()
+
+
+@pytest.mark.parametrize("background", [False, True])
+@pytest.mark.parametrize("name", ["flat", "hierarchical", "two_dimensional"])
+@pytest.mark.parametrize(
+    "how", [Int8(), OneBit(block=64), TopK(0.3), PowerSGD(rank=2, start_iter=1, min_compression_rate=1)], ids=repr
+)
+def test_compression(how, name, background):
+    comm = create_communicator(name)
+    reducer = comm.gradient_reducer(compression=how, background=background)
+    shapes = [(60, 40), (11,), (30, 3, 3)]
+
+    def gradients(rank):
+        random = np.random.RandomState(rank)
+        return [
+            (
+                np.sign(random.standard_normal((s[0], *[1] * (len(s) - 1)))) * random.uniform(0.5, 1.5, (1, *s[1:]))
+            ).astype("f4")
+            for s in shapes
+        ]
+
+    total = 0
+    for _ in range(30):
+        model = make_model(gradients(RANK))
+        if background:
+            reduction = reducer.start(model)
+            reduction.ready_all()
+            reduction.wait()
+        else:
+            reducer.average(model)
+        mean = np.concatenate([param.grad.reshape(-1) for param in model.params.values()])
+        total = total + mean
+    assert len(set(WORLD.allgather(mean.tobytes()))) == 1
+    everyones = [np.concatenate([grad.reshape(-1) for grad in gradients(rank)]) for rank in range(SIZE)]
+    expected = np.mean(everyones, axis=0)
+    assert np.linalg.norm(total / 30 - expected) < 0.2 * np.linalg.norm(expected)
+    talks = name == "flat" or comm.intra_rank < (1 if name == "hierarchical" else min(RANKS))
+    assert (reducer.compression_report.bytes_sent > 0) == talks
     comm.finalize()

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import mn_comm.workers  # noqa: F401 - before mpi4py.MPI is imported, which initialises MPI
 
 if TYPE_CHECKING:
+    from mn_comm import compression as compression
     from mn_comm.agreement import expect_same, raise_on_all
     from mn_comm.base import CommunicatorBase
     from mn_comm.communicator import (
@@ -25,6 +26,8 @@ if TYPE_CHECKING:
         TwoDimensionalCommunicator,
         create_communicator,
     )
+    from mn_comm.compression import Compression
+    from mn_comm.compression.compressor import CompressionReport
     from mn_comm.gradients.bucket import AnyBucket
     from mn_comm.gradients.reducer import GradientReducer
     from mn_comm.gradients.reduction import CommunicationHook, Reduction
@@ -53,6 +56,9 @@ _HOME_OF = {
     "SingleNodeCommunicator": "communicator",
     "TwoDimensionalCommunicator": "communicator",
     "create_communicator": "communicator",
+    "compression": "compression",  # itself
+    "Compression": "compression",
+    "CompressionReport": "compression.compressor",
     "AnyBucket": "gradients.bucket",
     "GradientReducer": "gradients.reducer",
     "CommunicationHook": "gradients.reduction",
@@ -82,6 +88,8 @@ __all__ = [
     "CommunicationHook",
     "Communicator",
     "CommunicatorBase",
+    "Compression",
+    "CompressionReport",
     "DummyCommunicator",
     "FlatCommunicator",
     "Future",
@@ -98,6 +106,7 @@ __all__ = [
     "TwoDimensionalCommunicator",
     "Worker",
     "check_in_debug_mode",
+    "compression",
     "create_communicator",
     "expect_same",
     "explain_stalls",
@@ -115,7 +124,8 @@ __all__ = [
 def __getattr__(name: str) -> Any:
     if name not in _HOME_OF:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    found = getattr(importlib.import_module(f"mn_comm.{_HOME_OF[name]}"), name)
+    module = importlib.import_module(f"mn_comm.{_HOME_OF[name]}")
+    found = module if name == _HOME_OF[name] else getattr(module, name)
     globals()[name] = found
     return found
 

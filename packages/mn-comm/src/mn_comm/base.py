@@ -16,6 +16,7 @@ from mn_comm.protocols import Model
 if TYPE_CHECKING:
     from mpi4py import MPI
 
+    from mn_comm.compression import Compression
     from mn_comm.gradients.reducer import GradientReducer
     from mn_comm.gradients.reduction import CommunicationHook
 
@@ -399,6 +400,7 @@ class CommunicatorBase(ABC):
         *,
         background: bool = False,
         comm_hook: CommunicationHook | None = None,
+        compression: Compression | None = None,
         bucket_bytes: int | None = None,
         sets: int = 1,
         own_dtype: bool = False,
@@ -410,6 +412,8 @@ class CommunicatorBase(ABC):
             background: Whether gradients are averaged by a thread, or on a stream, while this thread goes on computing.
             comm_hook: Starts to average a bucket, exactly or less exactly with fewer bytes; ``None`` to average
                 exactly.
+            compression: How gradients are compressed where they cross between nodes, one of
+                :mod:`mn_comm.compression`; ``None`` to send all of them.
             bucket_bytes: How many bytes a bucket holds at most, if it holds more than one gradient; ``None`` for what
                 suits.
             sets: How many backward passes may be under way at a time, in the background.
@@ -425,7 +429,9 @@ class CommunicatorBase(ABC):
             RuntimeError: MPI was initialised without ``MPI_THREAD_MULTIPLE``, and ``background`` or ``apart`` asked
                 for.
             NotImplementedError: This kind of communicator cannot do it.
-            ValueError: The ranks ask for different things (on every rank).
+            TypeError: ``compression`` is none (on every rank).
+            ValueError: The ranks ask for different things, or for compression together with a hook, or with ``naive``
+                (on every rank).
         """
         raise NotImplementedError(f"{type(self).__name__} cannot average gradients in the background or by a hook")
 

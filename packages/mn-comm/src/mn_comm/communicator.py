@@ -18,6 +18,8 @@ from mn_comm.protocols import Model
 from mn_comm.watch import operation
 
 if TYPE_CHECKING:
+    from mn_comm.compression import Compression
+    from mn_comm.compression.compressor import Compressor
     from mn_comm.gradients.reducer import GradientReducer
     from mn_comm.gradients.reduction import CommunicationHook
     from mn_comm.ranks import Ranks
@@ -346,6 +348,7 @@ class Communicator(CommunicatorBase):
         *,
         background: bool = False,
         comm_hook: CommunicationHook | None = None,
+        compression: Compression | None = None,
         bucket_bytes: int | None = None,
         sets: int = 1,
         own_dtype: bool = False,
@@ -356,8 +359,8 @@ class Communicator(CommunicatorBase):
         if type(self).multi_node_mean_grad is not Communicator.multi_node_mean_grad:
             # A reducer would not do what the derived class does.
             return super().gradient_reducer()
-        options: dict[str, Any] = {"bucket_bytes": bucket_bytes, "sets": sets}
         with agreement.raise_on_all(self.ranks):
+            self._check_compression(compression, comm_hook)
             if bucket_bytes is not None and wire.as_index(bucket_bytes, "bucket_bytes") < 0:
                 raise ValueError(f"expected bucket_bytes of at least 0, got {bucket_bytes}")
             if wire.as_index(sets, "sets") < 1:
@@ -367,19 +370,37 @@ class Communicator(CommunicatorBase):
         what = "background, own_dtype, apart, use of comm_hook, bucket_bytes and sets"
         flags = (bool(background), bool(own_dtype), bool(apart), comm_hook is not None)
         agreement.expect_same(self.ranks, what, (*flags, bucket_bytes, sets))
-        options.update(comm_hook=comm_hook, own_dtype=own_dtype)
-        if not background and not apart:
-            return self._make_reducer(self._strategy, **options)
-        if MPI.Query_thread() < MPI.THREAD_MULTIPLE:
-            raise RuntimeError(
-                "expected MPI to be initialised with MPI_THREAD_MULTIPLE, which averaging in the background needs; "
-                f"got thread level {MPI.Query_thread()}"
+        agreement.expect_same(self.ranks, "compression", repr(compression))
+        worker = None
+        if apart or background:
+            _require_threads()
+            context, worker = (self._contexts.another(), None) if apart else self._contexts.background
+            strategy = Strategy(self.strategy, context, _compressor(compression))
+        elif compression is not None:
+            strategy = Strategy(self.strategy, self._contexts.foreground, _compressor(compression))
+        else:
+            strategy = self._strategy
+        return self._make_reducer(
+            strategy, own_dtype, worker=worker, comm_hook=comm_hook, bucket_bytes=bucket_bytes, sets=sets
+        )
+
+    def _check_compression(self, compression: Any, comm_hook: Any) -> None:
+        if compression is None:
+            return
+        from mn_comm.compression import Compression
+
+        if not isinstance(compression, Compression):
+            raise TypeError(
+                "expected Int8(), TopK(), PowerSGD() or OneBit() of mn_comm.compression for compression, got "
+                f"{type(compression).__name__}: {compression!r:.80}"
             )
-        if apart:
-            return self._make_reducer(Strategy(self.strategy, self._contexts.another()), **options)
-        context, worker = self._contexts.background
-        strategy = Strategy(self.strategy, context)
-        return self._make_reducer(strategy, worker=worker, **options)
+        if comm_hook is not None:
+            raise ValueError("expected one of compression and comm_hook, got both")
+        if self.strategy == "naive":
+            raise ValueError(
+                "expected a communicator that packs gradients, to compress them: two_dimensional, hierarchical or "
+                "flat; got naive, which sends each by itself"
+            )
 
     def _make_reducer(self, strategy: Any, own_dtype: bool = False, **options: Any) -> GradientReducer:
         from mn_comm.gradients.reducer import GradientReducer
@@ -388,6 +409,22 @@ class Communicator(CommunicatorBase):
             return self._config.with_value("allreduce_grad_dtype", None) if own_dtype else self._config
 
         return GradientReducer(strategy, config, **options)
+
+
+def _require_threads() -> None:
+    if MPI.Query_thread() < MPI.THREAD_MULTIPLE:
+        raise RuntimeError(
+            "expected MPI to be initialised with MPI_THREAD_MULTIPLE, which averaging in the background needs; "
+            f"got thread level {MPI.Query_thread()}"
+        )
+
+
+def _compressor(compression: Compression | None) -> Compressor | None:
+    if compression is None:
+        return None
+    from mn_comm.compression.compressor import Compressor
+
+    return Compressor(compression)
 
 
 def mean_one_by_one(self: Communicator, model: Model, zero_fill: bool = False) -> None:

@@ -53,6 +53,10 @@ class Ranks(MPI.Intracomm):
         doing = activity()
         doing.wait_for(_poll if doing.polls else MPI.Request.Wait, what, self, (request,))
 
+    def wait_with_pauses(self, request: MPI.Request, what: str) -> None:
+        """Wait for what a slow network brings, and leave the core to the ranks that still have something to do."""
+        activity().wait_for(_poll, what, self, (request,))
+
     def wait_all(self, requests: Sequence[MPI.Request]) -> None:
         """Wait for the end of all of some nonblocking operations among these ranks."""
         activity().wait_for(MPI.Request.Waitall, "Waitall", self, (requests,))

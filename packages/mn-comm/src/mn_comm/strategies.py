@@ -27,12 +27,14 @@ import numpy as np
 from mn_comm import agreement
 from mn_comm.arithmetic import add_up, divide
 from mn_comm.collectives.allreduce import mean_in_place
-from mn_comm.gradients.bucket import Block, Bucket
+from mn_comm.gradients.bucket import Block, Bucket, Exchanged
 from mn_comm.shared_memory import share
 
 if TYPE_CHECKING:
+    from mn_comm.compression.compressor import Compressor
     from mn_comm.context import Context
     from mn_comm.device.strategies import DeviceStrategy
+    from mn_comm.ranks import Ranks
 
 __all__ = ["TRAITS", "Strategy", "Traits"]
 
@@ -79,6 +81,8 @@ class Strategy:
     Args:
         name: One of :data:`TRAITS`.
         context: The ranks, and the communicators derived from them.
+        compressor: Averages across nodes, and among the ranks of a single one, in fewer bytes; ``None`` to do so
+            exactly.
 
     Attributes:
         traits: What tells it from the others.
@@ -90,8 +94,9 @@ class Strategy:
         ValueError: The strategy cannot work on these nodes (on every rank).
     """
 
-    def __init__(self, name: str, context: Context) -> None:
+    def __init__(self, name: str, context: Context, compressor: Compressor | None = None) -> None:
         self.name = name
+        self.compressor = compressor
         self.traits = TRAITS[name]
         self.context = context
         self._on_device: DeviceStrategy | None = None
@@ -106,6 +111,8 @@ class Strategy:
                 nccl.require()
         # On nodes of one rank each there is nobody to share it with.
         self.shares_memory = self.traits.talkers != 0 and topology.most_intra_size > 1
+        if compressor is not None and topology.inter_size == 1:
+            self.shares_memory = False  # all ranks exchange, as if each were a node
         # On a single node nobody talks, and every rank keeps what it adds up.
         self.talkers = (
             topology.least_intra_size if topology.inter_size == 1 else self.traits.talkers or topology.least_intra_size
@@ -175,10 +182,24 @@ class Strategy:
 
     def average_across(self, bucket: Bucket) -> None:
         """Average a bucket's share over the nodes, or all of it over all ranks where nodes play no role; collective."""
-        if not bucket.shares_memory and self.traits.communicates:
-            mean_in_place(self.context.ranks, bucket.share)
-        elif bucket.share.size and bucket.shares_memory:
-            mean_in_place(self.context.across, bucket.share)
+        if bucket.shares_memory or self.traits.communicates:
+            ranks = self.context.across if bucket.shares_memory else self.context.ranks
+            self.mean_across(ranks, bucket.share, bucket.exchanged)
+
+    def mean_across(self, ranks: Ranks, share: _Array, what: Exchanged) -> None:
+        """Overwrite a part of a bucket with its mean over ranks on different nodes; collective among them.
+
+        Args:
+            ranks: The ranks.
+            share: The part, in host memory.
+            what: Which part of which bucket it is.
+        """
+        if not share.size:
+            return
+        if self.compressor is None:
+            mean_in_place(ranks, share)
+        else:
+            self.compressor.average(ranks, share, what)
 
     def all_gather(self, bucket: Bucket, divisor: int = 1, blocks: Sequence[Block] | None = None) -> None:
         """Write a bucket whose shares are final to where its elements belong; collective within the node.

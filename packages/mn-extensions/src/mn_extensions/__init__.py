@@ -4,6 +4,7 @@ import mn_comm  # noqa: F401 - before mpi4py, which it keeps from initialising M
 import mn_compat  # noqa: F401 - it makes Chainer importable
 from mn_extensions.allreduce_persistent import AllreducePersistent
 from mn_extensions.checkpoint import create_multi_node_checkpointer
+from mn_extensions.compression_reporter import CompressionReporter
 from mn_extensions.early_stopping import MultiNodeEarlyStoppingTrigger
 from mn_extensions.evaluator import create_multi_node_evaluator
 from mn_extensions.generic_evaluator import GenericMultiNodeEvaluator
@@ -13,6 +14,7 @@ from mn_extensions.snapshot import multi_node_snapshot
 
 __all__ = [
     "AllreducePersistent",
+    "CompressionReporter",
     "GenericMultiNodeEvaluator",
     "MultiNodeEarlyStoppingTrigger",
     "ObservationAggregator",

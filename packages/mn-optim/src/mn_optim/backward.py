@@ -105,15 +105,19 @@ class _Seam:
 _seam = _Seam()
 
 
-def _leaves_by_function(loss: chainer.Variable) -> dict[Any, set[Any]]:
-    """Return, for each function of the graph, the leaves among its inputs that want a gradient."""
-    leaves: dict[Any, set[Any]] = {}
+def _leaves_by_function(loss: chainer.Variable) -> dict[Any, list[Any]]:
+    """Return, for each function of the graph, the leaves among its inputs that want a gradient.
+
+    They are in the order of the inputs, so that gradients become final in the same order in every run: what is
+    compressed depends on it.
+    """
+    leaves: dict[Any, list[Any]] = {}
     functions = [] if loss.creator_node is None else [loss.creator_node]
     while functions:
         function = functions.pop()
         if function in leaves:
             continue
         inputs = [node for node in function.inputs if node.requires_grad]
-        leaves[function] = {node for node in inputs if node.creator_node is None}
+        leaves[function] = list(dict.fromkeys(node for node in inputs if node.creator_node is None))
         functions.extend(node.creator_node for node in inputs if node.creator_node is not None)
     return leaves

@@ -3,14 +3,25 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
 import chainer
 
-from mn_comm import CommunicationHook, CommunicatorBase, Model, expect_same, own, raise_on_all, span
+from mn_comm import (
+    CommunicationHook,
+    CommunicatorBase,
+    Compression,
+    CompressionReport,
+    GradientReducer,
+    Model,
+    expect_same,
+    own,
+    raise_on_all,
+    span,
+)
 from mn_optim.backward import backward as overlapping_backward
 from mn_optim.options import (
     Asynchronous,
@@ -21,6 +32,7 @@ from mn_optim.options import (
     as_local_steps,
     describe,
 )
+from mn_optim.remembered import serialize_compression
 from mn_optim.schemes import (
     AfterBackward,
     AsynchronousMean,
@@ -46,6 +58,7 @@ def create_multi_node_optimizer(
     overlap: bool = False,
     bucket_bytes: int = _BUCKET_BYTES,
     comm_hook: CommunicationHook | None = None,
+    compression: Compression | None = None,
     local_steps: int | LocalSGD | DiLoCo | StreamingDiLoCo | None = None,
     asynchronous: bool | Asynchronous = False,
 ) -> MultiNodeOptimizer:
@@ -68,6 +81,9 @@ def create_multi_node_optimizer(
             the gradients one after the other) and returns a :class:`mn_comm.Future` of their mean. By default that is
             what
             ``bucket.average()`` returns. The model is ``register_comm_hook`` of PyTorch's ``DistributedDataParallel``.
+        compression: How gradients are compressed where they cross between nodes, or between the ranks of a single one:
+            ``Int8()``, ``TopK()``, ``PowerSGD()`` or ``OneBit()`` of :mod:`mn_comm.compression`. What it has not sent
+            yet is saved with the optimizer, for each rank its own.
             With ``local_steps`` what travels is how far ranks have gone, from what they had in common to their own.
         local_steps: How many steps each rank takes on its own before all go on from the mean of their parameters; or
             :class:`LocalSGD`, :class:`DiLoCo` or :class:`StreamingDiLoCo`, for more choices.
@@ -79,9 +95,10 @@ def create_multi_node_optimizer(
 
     Raises:
         TypeError: ``actual_optimizer`` is not an optimizer.
-            On every rank: ``local_steps`` or ``asynchronous`` is of a wrong type on some rank.
+            On every rank: ``local_steps``, ``asynchronous`` or ``compression`` is of a wrong type on some rank.
         ValueError: Options exclude one another; ``overlap`` is asked for without ``zero_fill``. On every rank: there
-            are fewer than 1 local steps, or the ranks' options differ.
+            are fewer than 1 local steps, the ranks' options differ, or ``compression`` is asked for together with
+            ``comm_hook``, ``local_steps`` or ``asynchronous``, or with the communicator ``naive``.
         RuntimeError: Something is to travel in the background, but MPI was initialised without ``MPI_THREAD_MULTIPLE``.
     """
     if isinstance(actual_optimizer, type) or not (
@@ -97,9 +114,14 @@ def create_multi_node_optimizer(
         # Which gradients there will be is not known when the first ones travel.
         raise ValueError("expected zero_fill=True with overlap, got False")
     scheme: Scheme
+    reducer = None
+    hooks: dict[str, Any] = {
+        key: hook for key, hook in (("comm_hook", comm_hook), ("compression", compression)) if hook is not None
+    }
     if local_steps is not None or asynchronous is not False:
         with raise_on_all(communicator):
-            _expect_alone(local_steps, asynchronous, overlap, double_buffering, comm_hook)
+            others = {"overlap": overlap, "double_buffering": double_buffering, "compression": compression is not None}
+            _expect_alone(local_steps, asynchronous, others, comm_hook)
             options = as_asynchronous(asynchronous) if local_steps is None else as_local_steps(local_steps)
         expect_same(communicator, "local_steps and asynchronous", describe(options))
         exact = AfterBackward(communicator, zero_fill, None)
@@ -109,25 +131,27 @@ def create_multi_node_optimizer(
             scheme = LocalSteps(communicator, options, exact, comm_hook)
         synchronize_at_the_end(MultiNodeOptimizer)
     elif overlap:
-        reducer = communicator.gradient_reducer(background=True, comm_hook=comm_hook, bucket_bytes=bucket_bytes)
+        reducer = communicator.gradient_reducer(background=True, bucket_bytes=bucket_bytes, **hooks)
         scheme = Overlapped(communicator, reducer)
     elif double_buffering:
-        reducer = communicator.gradient_reducer(background=True, comm_hook=comm_hook, sets=2)
+        reducer = communicator.gradient_reducer(background=True, sets=2, **hooks)
         scheme = DoubleBuffered(communicator, reducer, zero_fill)
     else:
-        scheme = AfterBackward(communicator, zero_fill, comm_hook)
-    return MultiNodeOptimizer(actual_optimizer, communicator, zero_fill, scheme)
+        reducer = communicator.gradient_reducer(**hooks) if hooks else None
+        scheme = AfterBackward(communicator, zero_fill, reducer)
+    compressed = reducer if compression is not None else None
+    return MultiNodeOptimizer(actual_optimizer, communicator, zero_fill, scheme, compressed)
 
 
 def _expect_alone(
-    local_steps: Any, asynchronous: Any, overlap: bool, double_buffering: bool, comm_hook: CommunicationHook | None
+    local_steps: Any, asynchronous: Any, others: Mapping[str, bool], comm_hook: CommunicationHook | None
 ) -> None:
     if local_steps is not None and asynchronous is not False:
         raise ValueError("expected one of local_steps and asynchronous, got both")
     name = "local_steps" if local_steps is not None else "asynchronous"
-    for other, is_asked_for in (("overlap", overlap), ("double_buffering", double_buffering)):
+    for other, is_asked_for in others.items():
         if is_asked_for:
-            raise ValueError(f"expected {name} without {other}, got both: no gradients travel that could do so earlier")
+            raise ValueError(f"expected {name} without {other}, got both: no gradients travel in each step")
     if comm_hook is not None and name == "asynchronous":
         raise ValueError(
             "expected asynchronous without comm_hook, got both: parameters travel, of which nothing may be left out"
@@ -144,6 +168,7 @@ class MultiNodeOptimizer:
         communicator: The ranks.
         zero_fill: Whether an initialised parameter without a gradient counts as one of zeros.
         scheme: When gradients are averaged; by default after the backward pass.
+        compressed: What averages them, if that compresses.
 
     Attributes:
         target_params: The names of the parameters, and whether each was initialised, as :meth:`is_changed` last saw
@@ -151,7 +176,7 @@ class MultiNodeOptimizer:
     """
 
     __slots__ = (
-        *("__weakref__", "_accumulates", "_has_part", "_scheme"),
+        *("__weakref__", "_accumulates", "_compressed", "_has_part", "_scheme"),
         *("actual_optimizer", "communicator", "target_params"),
     )
 
@@ -165,10 +190,12 @@ class MultiNodeOptimizer:
         communicator: CommunicatorBase,
         zero_fill: bool,
         scheme: Scheme | None = None,
+        compressed: GradientReducer | None = None,
     ) -> None:
         self.actual_optimizer = actual_optimizer
         self.communicator = communicator
         self._scheme = AfterBackward(communicator, zero_fill, None) if scheme is None else scheme
+        self._compressed = compressed
         self.target_params = []
         self._accumulates = False
         self._has_part = False
@@ -177,6 +204,11 @@ class MultiNodeOptimizer:
     def zero_fill(self) -> bool:
         """Whether an initialised parameter without a gradient counts as one of zeros."""
         return self._scheme.zero_fill
+
+    @property
+    def compression_report(self) -> CompressionReport | None:
+        """What compression did in the last step on this rank; ``None`` without compression."""
+        return None if self._compressed is None else self._compressed.compression_report
 
     def setup(self, link: chainer.Link) -> MultiNodeOptimizer:
         """Set the model whose parameters are to be optimised, and return this optimizer."""
@@ -208,7 +240,8 @@ class MultiNodeOptimizer:
                     loss = lossfun(*args, **kwds)
                 backward = self._backward_from(model, loss)
                 del loss  # the backward pass frees the graph before the gradients are averaged
-            self._average_and_step(model, backward, partial(self._take_step, *args, **kwds))
+            # The arguments go on to the actual optimizer, as in ChainerMN 7: one of a script's own may want them.
+            self._average_and_step(model, backward, partial(self.actual_optimizer.update, None, *args, **kwds))
 
     def _average_and_step(self, model: chainer.Link, backward: Backward | None, step: Callable[[], None]) -> None:
         if self._accumulates:
@@ -224,14 +257,13 @@ class MultiNodeOptimizer:
             self.communicator.bcast_data(model)
             self.target_params = seen
         else:
-            self._scheme.step(model, backward, step)
+            loss_scale = None if backward is None else getattr(self.actual_optimizer, "_loss_scale", None)
+            if self._compressed is not None and backward is not None:
+                # What was not sent yet is in the units of the gradients.
+                self._compressed.scale_errors(loss_scale or 1.0)
+            self._scheme.step(model, backward, partial(_take_step, model, loss_scale, step))
             if self._scheme.may_diverge:
                 chainer.report({"meeting": float(self._scheme.is_meeting)})
-
-    def _take_step(self, *args: Any, **kwds: Any) -> None:
-        # The arguments go on to the actual optimizer, as in ChainerMN 7: one of a script's own may want them.
-        with span("update"):
-            self.actual_optimizer.update(None, *args, **kwds)
 
     @contextmanager
     def no_sync(self) -> Iterator[None]:
@@ -287,9 +319,10 @@ class MultiNodeOptimizer:
             self.assume_synchronized()
 
     def serialize(self, serializer: Any) -> None:
-        """Save or load the state of the actual optimizer, and of what is under way between the ranks; not collective.
+        """Save or load the actual optimizer's state, what is under way, and what compression has not sent yet.
 
-        Plain Chainer, which does not know the latter, ignores it; where it is missing, there is none.
+        Not collective. Plain Chainer, which does not know the latter two, ignores them; where they are missing, there
+        are none.
         """
         self.actual_optimizer.serialize(serializer)
         if self.actual_optimizer.target is None:
@@ -302,6 +335,8 @@ class MultiNodeOptimizer:
                 stacklevel=2,
             )
         self._scheme.serialize(serializer, self.actual_optimizer.target)
+        if self._compressed is not None:
+            serialize_compression(serializer, self._compressed)
 
     def is_changed(self, target: Model) -> bool:
         """Return whether the names of a model's parameters, or which are initialised, differ from the last call.
@@ -349,3 +384,12 @@ class MultiNodeOptimizer:
 def _run(backward: Backward | None) -> None:
     if backward is not None:
         backward(None)
+
+
+def _take_step(model: chainer.Link, loss_scale: float | None, step: Callable[[], None]) -> None:
+    if loss_scale is not None:
+        # A mean is scaled also where this rank's backward pass gave no gradient.
+        for param in model.params():
+            param._loss_scale = loss_scale  # noqa: SLF001
+    with span("update"):
+        step()

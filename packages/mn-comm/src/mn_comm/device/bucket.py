@@ -12,7 +12,7 @@ from mn_comm.config import Config
 from mn_comm.device import staging
 from mn_comm.device.kernels import Table, pack, unpack
 from mn_comm.device.strategies import DeviceStrategy
-from mn_comm.gradients.bucket import Arrays, Bucket, Part, Spec, check_floats
+from mn_comm.gradients.bucket import Arrays, Bucket, Exchanged, Part, Spec, check_floats
 from mn_comm.worker import Future
 
 if TYPE_CHECKING:
@@ -34,8 +34,10 @@ class DeviceBucket:
         mean_of: Returns the mean over all ranks of an array in host memory; collective.
         host: Where it passes through host memory; ``None`` where it need not.
         side: The stream beside the current one; ``None`` for the current one itself.
+        layout: The number of its layout.
 
     Attributes:
+        exchanged: All of it.
         flat: The memory of the gradients.
         pinned: Where a share of it passes through host memory, if one does.
         nccl: NCCL's communicator, if it is used.
@@ -58,8 +60,10 @@ class DeviceBucket:
         mean_of: Callable[[Any], Any],
         host: Bucket | None,
         side: Any,
+        layout: int,
     ) -> None:
         self.index = index
+        self.exchanged = Exchanged(layout, parts, specs, 0)
         self.whole = whole
         self.flat = whole[: parts[-1].end]
         self.host = host
@@ -180,6 +184,7 @@ def lay_out(
     likes: Sequence[Any],
     config: Config,
     host_buckets: Callable[[Sequence[Sequence[Part]]], list[Bucket]],
+    layout: int,
     in_background: bool,
 ) -> list[DeviceBucket]:
     """Make the buckets that gradients on devices travel in; collective.
@@ -191,6 +196,7 @@ def lay_out(
         likes: An array on the device for each of those that are on one.
         config: The communicator's settings.
         host_buckets: Returns buckets in host memory of such parts; collective.
+        layout: The number of the layout.
         in_background: Whether the program goes on while they are averaged.
 
     Raises:
@@ -218,7 +224,9 @@ def lay_out(
             if host is not None:
                 staging.register(host.flat)
             mean_of = strategy.mean_of
-            bucket = DeviceBucket(index, parts, specs, whole, way, config, mean_of=mean_of, host=host, side=side)
+            bucket = DeviceBucket(
+                index, parts, specs, whole, way, config, mean_of=mean_of, host=host, side=side, layout=layout
+            )
             bucket.nccl = communicator
             buckets.append(bucket)
     return buckets

@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING, Any, Protocol
 import numpy as np
 
 from mn_comm.arithmetic import divide, is_half
-from mn_comm.collectives.allreduce import mean_in_place
 from mn_comm.device import staging
 from mn_comm.device.awareness import is_cuda_aware
 from mn_comm.device.nccl_ranks import NcclRanks, nccl_ranks_of
@@ -66,7 +65,7 @@ def on_device(strategy: Strategy) -> DeviceStrategy:
         RuntimeError: It needs NCCL, and that or CuPy is missing on some rank (on every rank).
         ValueError: It needs a device for each rank, and two share one (on every rank).
     """
-    context, way = strategy.context, strategy.traits.on_device
+    context, way = strategy.context, _way(strategy)
     if way == "alone" or strategy.size == 1:
         return Alone()
     if way == "mpi" and is_cuda_aware(context.ranks):
@@ -83,6 +82,15 @@ def on_device(strategy: Strategy) -> DeviceStrategy:
         if context.ranks.rank == 0:
             warnings.warn(f"gradients on devices are averaged through host memory: {reasons[0]}", stacklevel=2)
     return Staged(strategy)
+
+
+def _way(strategy: Strategy) -> str:
+    """Return how gradients on devices are averaged, as the traits name it."""
+    way = strategy.traits.on_device
+    has_slow_stage = way == "nodes" and strategy.context.topology.inter_size > 1
+    if strategy.compressor is None or has_slow_stage or way == "alone":
+        return way
+    return "staged"  # all of it is exchanged between ranks, and compressed in host memory
 
 
 class Alone:
@@ -207,6 +215,7 @@ class NodeNccl:
 
     def __init__(self, host: Strategy, within: NcclRanks) -> None:
         within.require()
+        self._host = host
         self._context = host.context
         self._within = within
         self.shares = host.traits.talkers or host.context.topology.least_intra_size
@@ -225,6 +234,7 @@ class NodeNccl:
         if topology.intra_rank >= self.shares:
             return _OnStream(bucket, lambda: self._all_gather(bucket), done)
         share = self._share(bucket.whole, topology.intra_rank)
+        what = bucket.exchanged._replace(begin=bounds(bucket.whole.size, self.shares)[topology.intra_rank])
         if bucket.pinned is None:
             bucket.pinned = staging.empty_pinned(share.shape, share.dtype)
 
@@ -234,7 +244,7 @@ class NodeNccl:
                 share.get(out=pinned)
                 # It is the mean over this node, which may have more ranks than another one.
                 divide(pinned, topology.size / topology.inter_size / topology.intra_size, pinned)
-                mean_in_place(self._context.across, pinned)
+                self._host.mean_across(self._context.across, pinned, what)
                 share.set(pinned)
                 stream.synchronize()
 

@@ -16,7 +16,19 @@ from mn_comm.worker import Future
 if TYPE_CHECKING:
     from mn_comm.strategies import Strategy
 
-__all__ = ["AnyBucket", "Block", "Bucket", "Part", "Spec", "bounds", "check_floats", "count", "cut", "taker"]
+__all__ = [
+    "AnyBucket",
+    "Block",
+    "Bucket",
+    "Exchanged",
+    "Part",
+    "Spec",
+    "bounds",
+    "check_floats",
+    "count",
+    "cut",
+    "taker",
+]
 
 _Array = np.ndarray[Any, Any]
 _Dtype = np.dtype[Any]
@@ -40,6 +52,22 @@ class Part(NamedTuple):
     within: slice | EllipsisType
     begin: int
     end: int
+
+
+class Exchanged(NamedTuple):
+    """Which part of a bucket a rank exchanges.
+
+    Attributes:
+        layout: The number of the bucket's layout.
+        parts: What the bucket consists of.
+        specs: The names, shapes and dtypes of all gradients.
+        begin: Where the part begins in the bucket, in elements.
+    """
+
+    layout: int
+    parts: Sequence[Part]
+    specs: Sequence[Spec]
+    begin: int
 
 
 class Block(NamedTuple):
@@ -117,6 +145,7 @@ class Bucket:
         mine: Which rank of the node this one is, for the blocks.
         shares_memory: Whether the ranks of a node see each other's memory for it.
         strategy: How it is averaged.
+        exchanged: Which part of it ``share`` is.
 
     Attributes:
         names: The names of the parameters whose gradients, or parts of them, it holds.
@@ -140,9 +169,11 @@ class Bucket:
         mine: int,
         shares_memory: bool,
         strategy: Strategy,
+        exchanged: Exchanged,
     ) -> None:
         self.index = index
         self.parts = parts
+        self.exchanged = exchanged
         self.flat = flat
         self.share = share
         self.blocks = blocks

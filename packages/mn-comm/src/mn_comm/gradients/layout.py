@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 from bisect import bisect_right
 from collections.abc import Iterator, Sequence
+from dataclasses import astuple
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -12,7 +13,7 @@ import numpy as np
 from mn_comm.arithmetic import is_half, sum_dtype
 from mn_comm.config import Config
 from mn_comm.gradients.agree import ON_DEVICE, Entry
-from mn_comm.gradients.bucket import AnyBucket, Block, Bucket, Part, Spec, bounds, count, cut, taker
+from mn_comm.gradients.bucket import AnyBucket, Block, Bucket, Exchanged, Part, Spec, bounds, count, cut, taker
 from mn_comm.gradients.pace import Pace
 from mn_comm.strategies import Strategy
 
@@ -62,6 +63,7 @@ class Layout:
     Attributes:
         specs: The gradients' names, shapes and dtypes.
         nbytes: How many bytes they are, all together.
+        order: The names of parameters in the order in which their gradients are to travel.
         pace: How often ranks meet, where that can be chosen.
         number: The same on all ranks that made it together, and no other layout's.
 
@@ -85,6 +87,7 @@ class Layout:
         self.nbytes = sum(count(shape) * dtype.itemsize for _, shape, dtype in self.specs)
         self.pace = Pace()
         self.number = next(strategy.context.numbers)
+        self.order = order
         self._strategy = strategy
         self._config = config
         self._bucket_bytes = bucket_bytes
@@ -144,6 +147,7 @@ class Layout:
             self._like_on_device,
             self._config,
             lambda staged: self._make_buckets(staged) or self._make_buckets(staged) or [],
+            layout=self.number,
             in_background=self._lasting,
         )
 
@@ -165,7 +169,10 @@ class Layout:
             blocks, flattened = self._cut_into_blocks(parts, views, mine, room)
             owners = bounds(views[mine].size, strategy.talkers if shares_memory else 1)
             share = views[mine][owners[mine] : owners[mine + 1]] if mine < len(owners) - 1 else views[mine][:0]
-            bucket = Bucket(len(buckets), parts, specs, views[mine], share, blocks, mine, shares_memory, strategy)
+            exchanged = Exchanged(self.number, parts, specs, owners[min(mine, len(owners) - 1)])
+            bucket = Bucket(
+                len(buckets), parts, specs, views[mine], share, blocks, mine, shares_memory, strategy, exchanged
+            )
             bucket.flattened = flattened
             buckets.append(bucket)
         return buckets
@@ -204,6 +211,14 @@ class Layout:
 
     def _shape_of(self, part: Part) -> tuple[int, ...]:
         return self.specs[part.member][1] if part.within is ... else (part.end - part.begin,)
+
+    @property
+    def form(self) -> tuple[Any, ...]:
+        """What decides, beside the gradients, which of their elements this rank exchanges with which others."""
+        strategy, dtype = self._strategy, self._config.allreduce_grad_dtype
+        limits = (self._limit(), self._bucket_bytes, self._whole, dtype and dtype.name)
+        places = (tuple(self._on_host), tuple(self._on_device))
+        return (*limits, *places, strategy.shares_memory, strategy.talkers, *astuple(strategy.context.topology))
 
     @property
     def _has_pace(self) -> bool:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import functools
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields
 from operator import attrgetter
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -22,6 +23,7 @@ from mn_comm.watch import activity
 from mn_comm.worker import Future, Worker
 
 if TYPE_CHECKING:
+    from mn_comm.compression.compressor import CompressionReport
     from mn_comm.strategies import Strategy
 
 __all__ = ["GradientReducer"]
@@ -69,6 +71,8 @@ class GradientReducer:
         self._signature: Signature = ()
         self._layouts: dict[tuple[Signature, tuple[str, ...], Config], Layout] = {}
         self._latest: tuple[Signature, tuple[str, ...], Config, Layout] | None = None
+        self._compressor = strategy.compressor
+        self._scale = 1.0
         self._under_way: list[Reduction] = []
         self._turn = 0
         self._averaged: Layout | None = None
@@ -104,6 +108,7 @@ class GradientReducer:
         buckets, flattened = layout.buckets()  # before the clock starts: to make them takes long, and is done once
         doing = activity()
         began, waited = time.perf_counter_ns(), doing.waited
+        self._begin()
         with span("communicate", bytes=layout.nbytes, strategy=self._strategy.name), np.errstate(all="ignore"):
             targets = Targets(selection.params, selection.grads, layout.specs, flattened if self._hook is None else ())
             for bucket in buckets:
@@ -112,6 +117,7 @@ class GradientReducer:
                 else:
                     bucket.pack(targets.arrays)
                     bucket.unpack(targets.arrays, mean_of(bucket, self._hook(bucket), self._hook))
+            self._end(layout.number, True)
             targets.finish()
         self._notes = (time.perf_counter_ns() - began, doing.waited - waited)
 
@@ -153,9 +159,68 @@ class GradientReducer:
             layout.specs if layout is not None else [],
             layout.buckets(self._turn).buckets if layout is not None else [],
             self._hook or average_exactly,
+            functools.partial(self._end, layout.number if layout is not None else 0),
         )
         self._under_way.append(reduction)
         return reduction
+
+    @property
+    def compression_report(self) -> CompressionReport | None:
+        """What compression did in the last step on this rank; ``None`` if there is none."""
+        return None if self._compressor is None else self._compressor.report()
+
+    def state(self) -> dict[str, np.ndarray[Any, Any]]:
+        """Return what compression has to remember on this rank, for a snapshot: arrays by name; not collective."""
+        if self._compressor is None:
+            return {}
+        return Future(self._compressor.state, self._worker).wait()  # after what is under way
+
+    def load_state(self, state: Mapping[str, np.ndarray[Any, Any]]) -> None:
+        """Go on with what :meth:`state` returned; to be called on every rank, each with its own.
+
+        Args:
+            state: The arrays; empty to begin anew. What does not fit is found when the next gradients are averaged, and
+                is forgotten on all ranks, with a warning.
+        """
+        if self._compressor is not None:
+            compressor = self._compressor
+            Future(lambda: compressor.load(state), self._worker).wait()
+            self._scale = compressor.scale
+            self._layouts.clear()
+            self._latest = None
+
+    def remembered_order(self, model: Model) -> list[str] | None:
+        """Return the order for :meth:`start` with which a loaded state goes on, if there is one.
+
+        Args:
+            model: The model. All of its parameters that are initialised are meant.
+        """
+        if self._compressor is None:
+            return None
+        return self._compressor.loaded_order(frozenset(name for name, _ in select(model, True).params))
+
+    def scale_errors(self, scale: float) -> None:
+        """Take note of what gradients are multiplied by from now on, as a loss scale; to be called on every rank alike.
+
+        Args:
+            scale: The factor, above 0; compression multiplies what it has not sent yet by how much it has changed.
+        """
+        if self._compressor is not None and scale != self._scale:
+            compressor, self._scale = self._compressor, scale
+            Future(lambda: compressor.use_scale(scale), self._worker).wait()
+
+    def _begin(self) -> None:
+        if self._compressor is not None:
+            self._compressor.roll_back()  # what an exception may have left
+
+    def _end(self, layout: int, succeeded: bool) -> None:
+        """Keep or forget what compression has left out, on all ranks alike."""
+        if self._compressor is None:
+            return
+        if succeeded:
+            self._compressor.commit(layout)
+        else:
+            self._compressor.roll_back()
 
     def _select(self, model: Model, zero_fill: bool) -> tuple[Selection, Signature, Exception | None]:
         """Return the gradients that take part, what all ranks must have alike, and what went wrong on this rank."""
@@ -203,7 +268,11 @@ class GradientReducer:
             lasting=not is_foreground,
         )
         while len(self._layouts) >= _MOST_LAYOUTS:
-            del self._layouts[next(iter(self._layouts))]
+            oldest = self._layouts.pop(next(iter(self._layouts)))
+            if self._compressor is not None:
+                self._compressor.forget(oldest.number)
+        if self._compressor is not None:
+            self._compressor.adopt(self._strategy.context.ranks, layout)
         self._layouts[signature, order, config] = layout
         self._latest = signature, order, config, layout
         return layout

@@ -72,6 +72,7 @@ class Reduction:
         specs: Their names, shapes and dtypes.
         buckets: Their buckets.
         comm_hook: Starts to average a bucket.
+        on_end: Called by the worker when all buckets are averaged: whether that succeeded on all ranks.
 
     Attributes:
         is_over: Whether nothing of it is under way any more.
@@ -86,7 +87,9 @@ class Reduction:
         specs: Sequence[Spec],
         buckets: Sequence[AnyBucket],
         comm_hook: CommunicationHook,
+        on_end: Callable[[bool], None],
     ) -> None:
+        self._on_end = on_end
         self._ranks = ranks
         self._worker = worker
         self._agreed = agreed
@@ -205,6 +208,7 @@ class Reduction:
         self.agree()
         abandoned_by = np.array([self._ranks.rank + 1 if self._is_abandoned else 0], np.int32)
         self._ranks.Allreduce(MPI.IN_PLACE, abandoned_by, MPI.MAX)
+        self._on_end(not abandoned_by[0])
         if abandoned_by[0]:
             raise RuntimeError(
                 f"rank {abandoned_by[0] - 1} has abandoned its backward pass, by an exception: this one has no means"

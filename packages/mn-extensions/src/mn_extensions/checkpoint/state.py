@@ -17,6 +17,8 @@ _RANDOM = "chainermn_numpy_random/"
 _RANDOM_PARTS = ("keys", "position", "has_gauss", "gauss")
 _GENERATOR = "MT19937"  # NumPy's own
 _OF_AN_OPTIMIZER = re.compile(r"(^|/)optimizer:")
+# What compression has not sent yet, whatever it fits: the optimizer itself finds out, and begins anew if it must.
+_OF_COMPRESSION = re.compile(r"(^|/)optimizer:[^/]*/compression/")
 _OF_A_MODEL = re.compile(r"(^|/)model:")
 # What Chainer's iterators look for where they do not find the name: until Chainer 3 they saved it under this one.
 _OLD_NAMES = {"order": "_order"}
@@ -99,7 +101,8 @@ def _arrays_of(target: Any) -> dict[str, np.ndarray[Any, Any]]:
     updater = getattr(target, "updater", None)
     state = npz.serialize(target) if updater is None else _prefixed("updater/", npz.serialize(updater))
     arrays = {name: np.asarray(value) for name, value in state.items()}
-    return {name: array for name, array in arrays.items() if array.ndim or _is_model(name)}
+    checked = (name for name in arrays if not _OF_COMPRESSION.search(name))
+    return {name: arrays[name] for name in checked if arrays[name].ndim or _is_model(name)}
 
 
 def _prefixed(prefix: str, state: State) -> dict[str, np.ndarray[Any, Any]]:

@@ -7,7 +7,7 @@ from typing import Any
 
 import chainer
 
-from mn_comm import CommunicationHook, CommunicatorBase, GradientReducer, Reduction, raise_on_all
+from mn_comm import CommunicatorBase, GradientReducer, Reduction, raise_on_all
 from mn_optim.schemes.scheme import Backward, TakeStep
 
 __all__ = ["AfterBackward", "DoubleBuffered", "Exact", "Overlapped"]
@@ -61,12 +61,11 @@ class AfterBackward(Exact):
     Args:
         communicator: The ranks that train together.
         zero_fill: Whether an initialised parameter without a gradient counts as one of zeros.
-        comm_hook: Starts to average a bucket; ``None`` to have the communicator average.
+        reducer: What averages their gradients; ``None`` to have the communicator average.
     """
 
-    def __init__(self, communicator: CommunicatorBase, zero_fill: bool, comm_hook: CommunicationHook | None) -> None:
+    def __init__(self, communicator: CommunicatorBase, zero_fill: bool, reducer: GradientReducer | None) -> None:
         super().__init__(zero_fill)
-        reducer = communicator.gradient_reducer(comm_hook=comm_hook) if comm_hook is not None else None
         self._average = communicator.multi_node_mean_grad if reducer is None else reducer.average
 
     def average(self, model: chainer.Link, backward: Backward | None) -> bool:
@@ -117,6 +116,8 @@ class Overlapped(Exact):
         names: list[str] = []
         with raise_on_all(self._communicator):
             _run(backward, model, names.append)
+        # Functions of equal rank may come in another order in another run.
+        names = self._reducer.remembered_order(model) or names
         order: list[str] = self._communicator.bcast_obj(names if self._communicator.rank == 0 else None)
         return order
 

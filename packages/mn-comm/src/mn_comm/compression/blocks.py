@@ -1,0 +1,180 @@
+"""The averaging of a portion as quantised blocks: a reduce-scatter, then an all-gather (ZeRO++, arXiv:2306.10209).
+
+Each rank owns a range of the blocks. It receives the others' summands of that range in quantised form, adds them up in
+float32 in the order of the ranks, and sends the mean, quantised again, to all. So every element is quantised twice, be
+there two nodes or a hundred. What both quantisations leave out is kept, and added the next time: of a range that
+another rank owns the summand's error, of its own the mean's, so that one array holds both.
+
+Messages are small, and sent as soon as they are quantised, so that the network is busy while the next ones are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any, Protocol
+
+import numpy as np
+
+from mn_comm.compression.base import Link, Memory, Portion
+
+if TYPE_CHECKING:
+    from mpi4py import MPI
+
+__all__ = ["BlockCodec", "BlockExchange"]
+
+_Array = np.ndarray[Any, Any]
+# With some scratch memory of the same size it stays in a core's second-level cache.
+_CHUNK = 64 * 1024
+_TAG = 7
+
+
+class BlockCodec(Protocol):
+    """Quantises consecutive elements, block by block.
+
+    Attributes:
+        block: How many elements share a scale. It divides the lengths that messages are cut into.
+    """
+
+    block: int
+
+    def nbytes(self, length: int) -> int:
+        """Return how many bytes the message of so many elements has."""
+        ...
+
+    def encode(self, values: _Array, message: _Array, random: np.random.Generator | None) -> None:
+        """Write a message, and leave in ``values`` what it does not say: never a value that is not finite.
+
+        Args:
+            values: Of float32, one-dimensional and contiguous.
+            message: As many bytes as :meth:`nbytes` says.
+            random: For stochastic rounding; ``None`` unless the codec asks for it.
+        """
+        ...
+
+    def decode(self, message: _Array, values: _Array) -> None:
+        """Overwrite ``values`` with what a message says; the same on every machine, bit for bit."""
+        ...
+
+
+class BlockExchange:
+    """See the module.
+
+    Args:
+        codec: How blocks are quantised.
+        portion: What is averaged.
+        seed: For stochastic rounding; ``None`` for none.
+    """
+
+    def __init__(self, codec: BlockCodec, portion: Portion, seed: int | None) -> None:
+        self.memory = Memory(error=np.zeros(portion.length, np.float32))
+        self._codec = codec
+        self._seed = seed
+        self._rank, self._size = portion.rank, portion.size
+        self._ranges = [
+            list(_chunks(*each, codec.block)) for each in _ranges(portion.length, codec.block, portion.size)
+        ]
+        longest = max((end - begin for chunks in self._ranges for begin, end in chunks), default=0)
+        self._total = np.empty(longest, np.float32)
+        self._summand = np.empty(longest, np.float32)
+        own = self._ranges[self._rank]
+        self._incoming = [[self._room(chunk) for chunk in own] for _ in range(self._size)]
+        self._outgoing = [[self._room(chunk) for chunk in chunks] for chunks in self._ranges]
+        self._means = [[self._room(chunk) for chunk in chunks] for chunks in self._ranges]
+
+    def average(self, link: Link, portion: _Array, step: int) -> None:
+        """Overwrite a portion with its mean over the ranks; collective."""
+        random = None if self._seed is None else np.random.default_rng([self._seed, step, self._rank, portion.size])
+        others = [(self._rank + distance) % self._size for distance in range(1, self._size)]
+        # Those of the same rank arrive in the order in which they were asked for: summands, then means.
+        summands = {other: self._receive(link, self._incoming[other], other) for other in others}
+        means = {other: self._receive(link, self._means[other], other) for other in others}
+        sent = [request for other in others for request in self._send_summands(link, portion, other, random)]
+        sent += self._send_means(link, portion, summands, random)
+        for other in others:
+            for (begin, end), message, request in zip(
+                self._ranges[other], self._means[other], means[other], strict=True
+            ):
+                link.ranks.wait_with_pauses(request, "Irecv")
+                self._decode(message, portion[begin:end])
+        for request in sent:
+            link.ranks.wait_with_pauses(request, "Isend")
+
+    def _send_summands(
+        self, link: Link, portion: _Array, owner: int, random: np.random.Generator | None
+    ) -> Iterator[MPI.Request]:
+        before, after = self.memory.now["error"], self.memory.new["error"]
+        for (begin, end), message in zip(self._ranges[owner], self._outgoing[owner], strict=True):
+            error = after[begin:end]
+            np.add(portion[begin:end], before[begin:end], out=error, casting="unsafe")
+            self._codec.encode(error, message, random)
+            yield self._send(link, message, owner)
+
+    def _send_means(
+        self,
+        link: Link,
+        portion: _Array,
+        incoming: dict[int, list[MPI.Request]],
+        random: np.random.Generator | None,
+    ) -> list[MPI.Request]:
+        before, after = self.memory.now["error"], self.memory.new["error"]
+        requests = []
+        for i, (begin, end) in enumerate(self._ranges[self._rank]):
+            total = self._add_up(link, portion[begin:end], incoming, i)
+            error, message = after[begin:end], self._means[self._rank][i]
+            np.multiply(total, np.float32(1 / self._size), out=error)
+            np.add(error, before[begin:end], out=error)
+            self._codec.encode(error, message, random)
+            requests += [self._send(link, message, other) for other in incoming]
+            self._decode(message, portion[begin:end])
+        return requests
+
+    def _add_up(self, link: Link, own: _Array, incoming: dict[int, list[MPI.Request]], i: int) -> _Array:
+        """Return the sum of a chunk over all ranks, added up in their order."""
+        total, summand = self._total[: own.size], self._summand[: own.size]
+        for rank in range(self._size):
+            each = own
+            if rank != self._rank:
+                link.ranks.wait_with_pauses(incoming[rank][i], "Irecv")
+                each = summand if rank else total
+                self._codec.decode(self._incoming[rank][i], each)
+            if not rank:
+                first = each
+            elif rank == 1:
+                np.add(first, each, out=total, casting="unsafe")
+            else:
+                np.add(total, each, out=total, casting="unsafe")
+        return total
+
+    def _decode(self, message: _Array, out: _Array) -> None:
+        if out.dtype == np.float32:
+            self._codec.decode(message, out)
+        else:
+            values = self._summand[: out.size]
+            self._codec.decode(message, values)
+            np.copyto(out, values, casting="unsafe")
+
+    def _send(self, link: Link, message: _Array, other: int) -> MPI.Request:
+        link.sent += message.size
+        request = link.ranks.Isend(message, other, _TAG)
+        request.Test()  # MPI makes progress only when it is called, and the next chunk takes its time
+        return request
+
+    def _receive(self, link: Link, messages: list[_Array], other: int) -> list[MPI.Request]:
+        return [link.ranks.Irecv(message, other, _TAG) for message in messages]
+
+    def _room(self, chunk: tuple[int, int]) -> _Array:
+        return np.empty(self._codec.nbytes(chunk[1] - chunk[0]), np.uint8)
+
+
+def _ranges(length: int, block: int, size: int) -> list[tuple[int, int]]:
+    """Return where the range of each rank begins and ends, in elements: whole blocks but for the last one."""
+    blocks = -(-length // block)
+    points = [min(length, blocks * rank // size * block) for rank in range(size + 1)]
+    return list(pairwise(points))
+
+
+def _chunks(begin: int, end: int, block: int) -> Iterator[tuple[int, int]]:
+    step = max(1, _CHUNK // block) * block
+    for first in range(begin, end, step):
+        yield first, min(first + step, end)

@@ -1,0 +1,251 @@
+"""What a gradient reducer compresses with: the exchange of each bucket, what it remembers, and what it has sent."""
+
+from __future__ import annotations
+
+import json
+import warnings
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+
+from mn_comm import agreement
+from mn_comm.compression.base import Compression, Exchange, Link, Piece, Portion
+
+if TYPE_CHECKING:
+    from mn_comm.gradients.bucket import Exchanged
+    from mn_comm.gradients.layout import Layout
+    from mn_comm.ranks import Ranks
+
+__all__ = ["CompressionReport", "Compressor"]
+
+_Array = np.ndarray[Any, Any]
+_HEADER = "header"
+
+
+class CompressionReport(NamedTuple):
+    """What compression did on one rank in the last step, or was left with after it.
+
+    Attributes:
+        bytes_sent: How many bytes this rank sent to other nodes; on one node, to other ranks.
+        ratio: That, divided by what an exact all-reduce would have sent in the gradients' dtype.
+        error_norm: The norm of what this rank has not sent yet, of the part of each bucket that it exchanges; without
+            the loss scale.
+    """
+
+    bytes_sent: int
+    ratio: float
+    error_norm: float
+
+
+class _Known:
+    """What is remembered for one layout of gradients.
+
+    Attributes:
+        key: What tells the layout from others, in this run and the next.
+        names: The names of its parameters.
+        order: Those in whose order gradients travel.
+        step: How many steps were taken with it.
+        exchanges: Those of the buckets, by the element that each begins with.
+        saved: The arrays of exchanges that were loaded and not asked for yet.
+    """
+
+    def __init__(self, key: str, names: frozenset[str], order: Sequence[str]) -> None:
+        self.key = key
+        self.names = names
+        self.order = list(order)
+        self.step = 0
+        self.exchanges: dict[str, Exchange] = {}
+        self.saved: dict[str, dict[str, _Array]] = {}
+
+
+class Compressor:
+    """Averages what is to be exchanged of buckets, less exactly and with fewer bytes.
+
+    What a step leaves in the memories counts only when it is committed, on all ranks alike; a reduction that is
+    abandoned leaves none.
+
+    Args:
+        compression: How.
+
+    Attributes:
+        scale: What the gradients are multiplied by, and so what was left out of them.
+    """
+
+    def __init__(self, compression: Compression) -> None:
+        self.compression = compression
+        self.scale = 1.0
+        self._known: dict[int, _Known] = {}
+        self._touched: list[tuple[_Known, Exchange]] = []
+        self._sent = self._plain = 0.0
+        self._last = (0.0, 0.0)
+        self._loaded: list[_Known] = []
+        self._has_warned = False
+
+    def adopt(self, ranks: Ranks, layout: Layout) -> None:
+        """Get ready for the buckets of a layout that was just made; collective.
+
+        What was loaded is used, if it fits on all ranks. What was remembered of the same parameters in another layout
+        is forgotten, with a warning.
+
+        Args:
+            ranks: All ranks.
+            layout: The layout.
+        """
+        signature = [(name, shape, dtype.name) for name, shape, dtype in layout.specs]
+        key = f"{ranks.rank}/{ranks.size}: {agreement.digest((signature, layout.form))}"
+        known = _Known(key, frozenset(name for name, *_ in signature), layout.order)
+        fitting = next((each for each in self._loaded if each.key == key), None)
+        others = [each for each in self._known.values() if each.names & known.names]
+        if not ranks.any(fitting is None) and fitting is not None and not ranks.differ(fitting.step):
+            known.step, known.saved = fitting.step, fitting.saved
+            self._loaded.remove(fitting)
+        elif ranks.any(any(each.step for each in others) or self._expects(known.names)):
+            self._warn(ranks)
+            self._loaded = [each for each in self._loaded if not each.names & known.names]
+        for each in others:
+            each.exchanges.clear()
+            each.saved.clear()
+        self._known[layout.number] = known
+
+    def forget(self, layout: int) -> None:
+        """Forget a layout that is used no more."""
+        self._known.pop(layout, None)
+
+    def average(self, ranks: Ranks, portion: _Array, what: Exchanged) -> None:
+        """Overwrite a part of a bucket with its mean over some ranks; collective.
+
+        Args:
+            ranks: The ranks.
+            portion: The part: one-dimensional, of floats.
+            what: Which part of which bucket it is.
+        """
+        if ranks.size == 1:
+            return
+        known = self._known[what.layout]
+        exchange = self._exchange(known, ranks, portion, what)
+        self._touched.append((known, exchange))
+        link = Link(ranks)
+        with np.errstate(all="ignore"):  # NaN and infinities are the gradients' own
+            exchange.average(link, portion, known.step)
+        self._sent += link.sent
+        self._plain += 2 * (ranks.size - 1) / ranks.size * portion.nbytes
+
+    def commit(self, layout: int) -> None:
+        """Keep what the last step has left, on all ranks alike.
+
+        Args:
+            layout: The number of the layout whose buckets were averaged.
+        """
+        for _, exchange in self._touched:
+            exchange.memory.commit()
+        if layout in self._known:
+            self._known[layout].step += 1
+        self._last = self._sent, self._plain
+        self.roll_back()
+
+    def roll_back(self) -> None:
+        """Forget what a step has left that was abandoned."""
+        self._touched.clear()
+        self._sent = self._plain = 0.0
+
+    def use_scale(self, scale: float) -> None:
+        """Have gradients multiplied by another factor from now on."""
+        change, self.scale = np.float32(scale / self.scale), scale
+        for known in (*self._known.values(), *self._loaded):
+            memories = [*known.saved.values(), *(each.memory.now for each in known.exchanges.values())]
+            for array in (array for memory in memories for array in memory.values()):
+                array *= change
+
+    def report(self) -> CompressionReport:
+        """Return what the last step sent, and what it has left out on this rank; not collective."""
+        sent, plain = self._last
+        errors = [
+            each.memory.now["error"] for known in list(self._known.values()) for each in list(known.exchanges.values())
+        ]
+        square = sum(float(np.vdot(error, error)) for error in errors)
+        return CompressionReport(int(sent), sent / plain if plain else 1.0, square**0.5 / self.scale)
+
+    def state(self) -> dict[str, _Array]:
+        """Return what this rank has to remember, copied; empty if it is nothing."""
+        arrays: dict[str, _Array] = {}
+        header = []
+        for known in [*self._known.values(), *self._loaded]:
+            held = known.saved | {name: each.memory.now for name, each in known.exchanges.items()}
+            names = []
+            for portion, memory in held.items():
+                for name, array in memory.items():
+                    names.append((portion, name))
+                    arrays[str(len(arrays))] = array.copy()
+            told = {"key": known.key, "names": sorted(known.names), "order": known.order, "step": known.step}
+            header.append(told | {"arrays": names})
+        if not header:
+            return {}
+        text = json.dumps({"compression": repr(self.compression), "scale": self.scale, "layouts": header})
+        return {_HEADER: np.frombuffer(text.encode(), np.uint8).copy(), **arrays}
+
+    def load(self, state: Mapping[str, _Array]) -> None:
+        """Remember what :meth:`state` returned, instead of everything else; the reducer must forget its layouts.
+
+        Args:
+            state: The arrays by name; empty to remember nothing.
+        """
+        self._known.clear()
+        self._loaded.clear()
+        self._has_warned = False
+        self.scale = 1.0
+        self.roll_back()
+        if _HEADER not in state:
+            return
+        header = json.loads(np.asarray(state[_HEADER]).tobytes())
+        self.scale = header["scale"]
+        fits = header["compression"] == repr(self.compression)
+        numbers = iter(range(len(state)))
+        for each in header["layouts"]:
+            known = _Known(each["key"] if fits else "", frozenset(each["names"]), each["order"])
+            known.step = each["step"]
+            for portion, name in each["arrays"]:
+                known.saved.setdefault(portion, {})[name] = np.array(state[str(next(numbers))])
+            self._loaded.append(known)
+
+    def loaded_order(self, names: frozenset[str]) -> list[str] | None:
+        """Return the order in which gradients of these parameters travelled when what was loaded was saved."""
+        return next((each.order for each in self._loaded if each.order and each.names == names), None)
+
+    def _expects(self, names: frozenset[str]) -> bool:
+        """Return whether something was loaded for these parameters."""
+        return any(each.names & names for each in self._loaded)
+
+    def _warn(self, ranks: Ranks) -> None:
+        has_warned, self._has_warned = self._has_warned, True
+        with agreement.raise_on_all(ranks):  # where warnings are errors, all ranks raise
+            if ranks.rank == 0 and not has_warned:
+                warnings.warn(
+                    "compression: what was not sent yet is lost, and error feedback begins anew: the layout of the "
+                    "gradients, the number of ranks, or the compression is not what it was before",
+                    stacklevel=2,
+                )
+
+    def _exchange(self, known: _Known, ranks: Ranks, portion: _Array, what: Exchanged) -> Exchange:
+        member, within, *_ = what.parts[0]
+        name = f"{member}+{within.start if isinstance(within, slice) else 0}"
+        found = known.exchanges.get(name)
+        if found is None:
+            pieces = _pieces(what, portion.size)
+            found = self.compression.exchange(Portion(portion.size, pieces, ranks.rank, ranks.size))
+            for key, array in known.saved.pop(name, {}).items():
+                if found.memory.now[key].shape == array.shape:  # otherwise memory can be shared no more, or again
+                    found.memory.now[key][...] = array
+            known.exchanges[name] = found
+        return found
+
+
+def _pieces(what: Exchanged, length: int) -> list[Piece]:
+    """Return of which pieces of gradients a part of a bucket consists."""
+    pieces = []
+    for part in what.parts:
+        begin, end = max(part.begin, what.begin), min(part.end, what.begin + length)
+        if begin < end:
+            start = (part.within.start if isinstance(part.within, slice) else 0) + begin - part.begin
+            pieces.append(Piece(begin - what.begin, end - what.begin, what.specs[part.member][1], start))
+    return pieces

@@ -1,0 +1,194 @@
+"""Matrices as products of two thin ones."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from mn_comm.compression.base import Compression, Link, Memory, Piece, Portion, check_integer, check_number
+from mn_comm.compression.exact import mean_exactly
+
+__all__ = ["PowerSGD", "PowerSGDExchange"]
+
+_Array = np.ndarray[Any, Any]
+
+
+@dataclass(frozen=True)
+class PowerSGD(Compression):
+    """Two thin factors of each matrix, found by one step of the power iteration; vectors travel as they are.
+
+    Vogels et al., arXiv:1905.13727, with the names of PyTorch's ``PowerSGDState``. A gradient of more than two
+    dimensions counts as a matrix with as many rows as the first one is long. Where each rank of a node exchanges a
+    share of a bucket, the rows of a matrix in one share are a matrix of their own.
+
+    Every rank multiplies the factors itself: results are the same bit for bit where NumPy and the BLAS are the same,
+    and the processors are of one kind.
+
+    Args:
+        rank: How many columns the factors have.
+        start_iter: How many steps to average exactly before.
+        min_compression_rate: How many times fewer elements the factors must have than the matrix.
+        seed: For the first factors.
+
+    Raises:
+        TypeError: A number is not one.
+        ValueError: It is out of range.
+    """
+
+    rank: int = 4
+    start_iter: int = 1000
+    min_compression_rate: float = 2
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        check_integer("rank", self.rank, 1)
+        check_integer("start_iter", self.start_iter, 0)
+        check_integer("seed", self.seed, 0)
+        check_number("min_compression_rate", self.min_compression_rate)
+        if not self.min_compression_rate > 0:
+            raise ValueError(f"expected min_compression_rate above 0, got {self.min_compression_rate}")
+
+    def exchange(self, portion: Portion) -> PowerSGDExchange:
+        """Return what averages such a portion."""
+        return PowerSGDExchange(self, portion)
+
+
+class _Matrix(NamedTuple):
+    """Consecutive elements that are a matrix, and where its factors lie among all factors."""
+
+    place: slice
+    rows: int
+    columns: int
+    left: slice
+    right: slice
+
+
+class PowerSGDExchange:
+    """The averaging of a portion by factors of its matrices.
+
+    Args:
+        numbers: What to do.
+        portion: What is averaged.
+    """
+
+    def __init__(self, numbers: PowerSGD, portion: Portion) -> None:
+        self._numbers = numbers
+        self._matrices: list[_Matrix] = []
+        self._vectors: list[slice] = []
+        left = right = 0
+        for piece in portion.pieces:
+            for place, rows, columns in _cut(piece):
+                if not self._pays(rows, columns):
+                    self._vectors.append(place)
+                    continue
+                ends = left + rows * numbers.rank, right + columns * numbers.rank
+                self._matrices.append(_Matrix(place, rows, columns, slice(left, ends[0]), slice(right, ends[1])))
+                left, right = ends
+        compressed = sum(each.rows * each.columns for each in self._matrices)
+        self._left = np.empty(left + portion.length - compressed, np.float32)
+        # The same on every rank: not of its own place.
+        first = np.random.default_rng(numbers.seed).standard_normal(right, np.float32)
+        self.memory = Memory(error=np.zeros(portion.length, np.float32), right=first)
+        self._end_of_left = left
+
+    def average(self, link: Link, portion: _Array, step: int) -> None:
+        """Overwrite a portion with its mean over the ranks; collective."""
+        if step < self._numbers.start_iter or not self._matrices:
+            self._average_exactly(link, portion)
+            return
+        now, new = self.memory.now, self.memory.new
+        error, right = new["error"], new["right"]
+        np.add(portion, now["error"], out=error, casting="unsafe")
+        for each in self._matrices:
+            np.matmul(self._matrix(error, each), self._factor(now["right"], each.right), out=self._lefts(each))
+        self._pack_vectors(error)
+        mean_exactly(link, self._left)
+        is_finite = bool(np.isfinite(self._left[: self._end_of_left]).all())
+        for each in self._matrices if is_finite else ():
+            left = self._lefts(each)
+            left[...] = np.linalg.qr(left)[0]
+            np.matmul(self._matrix(error, each).T, left, out=self._factor(right, each.right))
+        if is_finite:
+            mean_exactly(link, right)
+            is_finite = bool(np.isfinite(right).all())
+        for each in self._matrices:
+            self._multiply(portion, each, is_finite)
+        self._unpack_vectors(portion)
+        if not is_finite:  # then the step is lost; what was left out before is not
+            error[...] = now["error"]
+            right[...] = now["right"]
+
+    def _pays(self, rows: int, columns: int) -> bool:
+        factors = (rows + columns) * self._numbers.rank
+        is_thick = min(rows, columns) > self._numbers.rank
+        return is_thick and self._numbers.min_compression_rate * factors < rows * columns
+
+    def _average_exactly(self, link: Link, portion: _Array) -> None:
+        if portion.dtype in (np.float32, np.float64):
+            mean_exactly(link, portion)
+        else:
+            mean = portion.astype(np.float32)
+            mean_exactly(link, mean)
+            np.copyto(portion, mean, casting="unsafe")
+        for name, array in self.memory.new.items():
+            array[...] = self.memory.now[name]
+
+    def _multiply(self, portion: _Array, each: _Matrix, is_finite: bool) -> None:
+        """Write the product of factors to the portion, and leave in the error what it lacks."""
+        error, out = self.memory.new["error"], self._matrix(portion, each)
+        if not is_finite:
+            out[...] = np.nan
+            return
+        left, right = self._lefts(each), self._factor(self.memory.new["right"], each.right)
+        if out.dtype == np.float32:
+            product = np.matmul(left, right.T, out=out)
+        else:
+            product = np.matmul(left, right.T)
+            np.copyto(out, product, casting="unsafe")
+        part = self._matrix(error, each)
+        np.subtract(part, product, out=part)
+
+    def _pack_vectors(self, values: _Array) -> None:
+        begin = self._end_of_left
+        for place in self._vectors:
+            end = begin + place.stop - place.start
+            self._left[begin:end] = values[place]
+            begin = end
+
+    def _unpack_vectors(self, portion: _Array) -> None:
+        begin = self._end_of_left
+        for place in self._vectors:
+            end = begin + place.stop - place.start
+            np.copyto(portion[place], self._left[begin:end], casting="unsafe")
+            self.memory.new["error"][place] = 0
+            begin = end
+
+    def _matrix(self, flat: _Array, each: _Matrix) -> _Array:
+        return flat[each.place].reshape(each.rows, each.columns)
+
+    def _lefts(self, each: _Matrix) -> _Array:
+        return self._factor(self._left, each.left)
+
+    def _factor(self, flat: _Array, place: slice) -> _Array:
+        return flat[place].reshape(-1, self._numbers.rank)
+
+
+def _cut(piece: Piece) -> Iterator[tuple[slice, int, int]]:
+    """Cut a piece of a gradient into whole rows and what is before and after them.
+
+    Yields:
+        Where each part lies, how many rows it has, and how many columns.
+    """
+    length = piece.end - piece.begin
+    columns = int(np.prod(piece.shape[1:], dtype=np.int64)) if len(piece.shape) > 1 else length
+    head = min(length, -piece.start % columns)
+    rows = (length - head) // columns
+    tail = length - head - rows * columns
+    begin = piece.begin
+    for row, column in ((1, head), (rows, columns), (1, tail)):
+        if row * column:
+            yield slice(begin, begin + row * column), row, column
+            begin += row * column

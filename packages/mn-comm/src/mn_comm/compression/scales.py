@@ -1,0 +1,45 @@
+"""Scales of blocks: where they lie in a message, and how each is applied to all elements of its block."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+__all__ = ["Room", "expand", "is_usable", "split_message"]
+
+_Array = np.ndarray[Any, Any]
+
+
+class Room:
+    """Two arrays of float32 for what is computed on the way; kept, since new memory costs more than the computation."""
+
+    def __init__(self) -> None:
+        self._arrays = np.empty((2, 0), np.float32)
+
+    def arrays(self, length: int) -> tuple[_Array, _Array]:
+        """Return the arrays."""
+        if self._arrays.shape[1] < length:
+            self._arrays = np.empty((2, length), np.float32)
+        return self._arrays[0, :length], self._arrays[1, :length]
+
+
+def split_message(message: _Array, length: int, block: int) -> tuple[_Array, _Array]:
+    """Return views of a message of bytes: the scales of its blocks, of float32, and what follows them."""
+    end = 4 * -(-length // block)
+    return message[:end].view(np.float32), message[end:]
+
+
+def expand(scales: _Array, block: int, out: _Array) -> _Array:
+    """Write each block's scale once for each of its elements; NumPy copies rows faster than it multiplies by them."""
+    whole = out.size // block
+    out[: whole * block].reshape(whole, block)[...] = scales[:whole, np.newaxis]
+    out[whole * block :] = scales[-1:] if whole * block < out.size else 0
+    return out
+
+
+def is_usable(scales: _Array, divisor: np.float32) -> _Array:
+    """Return which scales are finite, and large enough that neither they nor their inverses leave float32's range."""
+    with np.errstate(invalid="ignore"):
+        usable: _Array = (scales >= divisor * np.finfo(np.float32).tiny) & (scales < np.inf)
+    return usable

@@ -1,0 +1,197 @@
+"""The largest elements, with their places; the others wait until they have added up."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from mn_comm.compression.base import Compression, Link, Memory, Portion, check_integer, check_number
+from mn_comm.compression.exact import gather_bytes
+
+__all__ = ["TopK", "TopKExchange"]
+
+_Array = np.ndarray[Any, Any]
+# A place within a chunk fits into 16 bits.
+_CHUNK = 1 << 16
+# Of so many elements the threshold is estimated.
+_SAMPLES = 1 << 15
+_SMALLEST = float(np.finfo(np.float32).smallest_subnormal)
+
+
+@dataclass(frozen=True)
+class TopK(Compression):
+    """Indices and values of the largest elements: 6 bytes for each that travels.
+
+    Deep Gradient Compression (Lin et al., arXiv:1712.01887): what does not travel is added up until it is large enough.
+    The threshold is estimated from a sample, so that about as many travel as asked for. Every node receives the
+    elements of every other one, so that the bytes grow with the number of nodes.
+
+    Args:
+        ratio: Which part of the elements travels, above 0 and at most 1.
+        momentum: Momentum correction: what is added up is not the gradients but their velocity with this factor, below
+            1, which is also forgotten where an element has travelled. Use an optimizer without momentum then. 0 for
+            none.
+        clip: Local clipping: the greatest norm of a bucket's gradients, of which each of the ``n`` that exchange brings
+            in at most ``clip / sqrt(n)``; ``None`` for any.
+        warm_up: Within how many steps the ratio falls to its final value, exponentially.
+
+    Raises:
+        TypeError: A number is not one.
+        ValueError: It is out of range.
+    """
+
+    ratio: float = 0.01
+    momentum: float = 0.0
+    clip: float | None = None
+    warm_up: int = 0
+
+    def __post_init__(self) -> None:
+        check_number("ratio", self.ratio)
+        check_number("momentum", self.momentum)
+        check_integer("warm_up", self.warm_up, 0)
+        if not 0 < self.ratio <= 1:
+            raise ValueError(f"expected a ratio above 0 and at most 1, got {self.ratio}")
+        if not 0 <= self.momentum < 1:
+            raise ValueError(f"expected momentum of at least 0 and below 1, got {self.momentum}")
+        if self.clip is not None:
+            check_number("clip", self.clip)
+            if not self.clip > 0:
+                raise ValueError(f"expected clip above 0, got {self.clip}")
+
+    def ratio_at(self, step: int) -> float:
+        """Return which part travels in a step, counted from 0."""
+        return float(self.ratio ** min(1.0, (step + 1) / (self.warm_up + 1)))
+
+    def exchange(self, portion: Portion) -> TopKExchange:
+        """Return what averages such a portion."""
+        return TopKExchange(self, portion)
+
+
+class TopKExchange:
+    """The averaging of a portion by its largest elements.
+
+    Args:
+        numbers: What to do.
+        portion: What is averaged.
+    """
+
+    def __init__(self, numbers: TopK, portion: Portion) -> None:
+        self._numbers = numbers
+        self._size = portion.size
+        self._length = portion.length
+        names = ["error", "velocity"] if numbers.momentum else ["error"]
+        self.memory = Memory(**{name: np.zeros(portion.length, np.float32) for name in names})
+        self._room = np.empty((2, min(_CHUNK, portion.length)), np.float32)
+        self._mask = np.empty(min(_CHUNK, portion.length), np.bool_)
+
+    def average(self, link: Link, portion: _Array, step: int) -> None:
+        """Overwrite a portion with its mean over the ranks; collective."""
+        factor = self._clipping(portion)
+        threshold = self._threshold(portion, factor, self._numbers.ratio_at(step))
+        message = self._encode(portion, factor, threshold)
+        link.sent += message.nbytes * (self._size - 1)
+        self._decode(gather_bytes(link.ranks, message), portion)
+
+    def _clipping(self, portion: _Array) -> float:
+        """Return what the gradients are multiplied by."""
+        if self._numbers.clip is None:
+            return 1.0
+        norm = np.sqrt(
+            sum(float(np.vdot(each, each)) for each in (portion[chunk].astype(np.float32) for chunk in self._chunks()))
+        )
+        most = self._numbers.clip / np.sqrt(self._size)
+        return float(most / norm) if most < norm < np.inf else 1.0
+
+    def _threshold(self, portion: _Array, factor: float, ratio: float) -> float:
+        """Return an estimate of the absolute value that this part of the elements reaches."""
+        # An odd stride meets every column of a matrix with an even number of them.
+        every = slice(None, None, max(1, self._length // _SAMPLES) | 1)
+        now = self.memory.now
+        sample = portion[every].astype(np.float32) * np.float32(factor)
+        if self._numbers.momentum:
+            sample += now["velocity"][every] * np.float32(self._numbers.momentum)
+        sample += now["error"][every]
+        sample = np.abs(sample)
+        sample = sample[sample < np.inf]
+        if not sample.size:
+            return np.inf
+        rest = sample.size - max(1, round(ratio * sample.size))
+        # Never 0: zeros need not travel.
+        return max(float(np.partition(sample, rest)[rest]), _SMALLEST)
+
+    def _encode(self, portion: _Array, factor: float, threshold: float) -> _Array:
+        """Return the message: for each chunk how many, then the places, then the values; and keep the others."""
+        places: list[_Array] = []
+        values: list[_Array] = []
+        for chunk in self._chunks():
+            error = self._accumulate(portion, chunk, factor)
+            absolute, mask = self._room[0, : error.size], self._mask[: error.size]
+            np.abs(error, out=absolute)
+            np.less(absolute, np.float32(threshold), out=mask)
+            np.logical_not(mask, out=mask)  # so that NaN travels
+            found = np.flatnonzero(mask)
+            places.append(found.astype(np.uint16))
+            values.append(error[found])
+            for kept in self.memory.new.values():
+                kept[chunk][found] = 0
+        counts = np.array([each.size for each in places], np.uint32)
+        # Where all travel, their places are known.
+        lengths = [chunk.stop - chunk.start for chunk in self._chunks()]
+        told = [each for each, length in zip(places, lengths, strict=True) if each.size < length]
+        parts = [counts, *values, *told]
+        return np.concatenate([part.view(np.uint8) for part in parts])
+
+    def _accumulate(self, portion: _Array, chunk: slice, factor: float) -> _Array:
+        """Add the gradients of a chunk, or their velocity, to what was left out; return that."""
+        now, new = self.memory.now, self.memory.new
+        error: _Array = new["error"][chunk]
+        gradient = portion[chunk]
+        if factor != 1:
+            scaled = self._room[1, : error.size]
+            np.multiply(gradient, np.float32(factor), out=scaled, casting="unsafe")
+            gradient = scaled
+        if self._numbers.momentum:
+            velocity = new["velocity"][chunk]
+            np.multiply(now["velocity"][chunk], np.float32(self._numbers.momentum), out=velocity)
+            np.add(velocity, gradient, out=velocity, casting="unsafe")
+            gradient = velocity
+        np.add(now["error"][chunk], gradient, out=error, casting="unsafe")
+        return error
+
+    def _decode(self, messages: list[_Array], portion: _Array) -> None:
+        """Overwrite a portion with the mean of what the messages say, added up in the order of the ranks."""
+        lengths = [chunk.stop - chunk.start for chunk in self._chunks()]
+        parts = [list(_read(message, lengths)) for message in messages]
+        for i, chunk in enumerate(self._chunks()):
+            out = portion[chunk]
+            total = out if out.dtype == np.float32 else self._room[0, : lengths[i]]
+            total[...] = 0
+            for each in parts:
+                places, values = each[i]
+                total[places] += values * np.float32(1 / self._size)
+            if total is not out:
+                np.copyto(out, total, casting="unsafe")
+
+    def _chunks(self) -> Iterator[slice]:
+        for begin in range(0, self._length, _CHUNK):
+            yield slice(begin, min(begin + _CHUNK, self._length))
+
+
+def _read(message: _Array, lengths: list[int]) -> Iterator[tuple[Any, _Array]]:
+    """Yield the places and the values of each chunk."""
+    end = 4 * len(lengths)
+    counts = message[:end].view(np.uint32).tolist()
+    total = end + 4 * sum(counts)
+    values = message[end:total].view(np.float32)
+    places = message[total:].view(np.uint16)
+    first = told = 0
+    for count, length in zip(counts, lengths, strict=True):
+        where: Any = slice(None)
+        if count < length:
+            where = places[told : told + count]
+            told += count
+        yield where, values[first : first + count]
+        first += count

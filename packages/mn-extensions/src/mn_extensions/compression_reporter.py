@@ -1,0 +1,56 @@
+"""What compression sends and leaves out, in the log."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import chainer
+from chainer.training import PRIORITY_WRITER, Extension
+
+__all__ = ["CompressionReporter"]
+
+
+class CompressionReporter(Extension):  # type: ignore[misc]  # Chainer has no types
+    """Reports what the compression of gradients did in the last step, for ``LogReport`` and ``PlotReport``.
+
+    ``compression/bytes`` is what this rank has sent, ``compression/ratio`` that divided by what would have been sent
+    without compression, ``compression/error_norm`` the norm of what this rank has not sent yet, and
+    ``compression/gradient_norm`` that of the averaged gradients. Not collective; to see all ranks, put an
+    ``ObservationAggregator`` behind it.
+
+    Args:
+        optimizer: The name of the multi-node optimizer in the updater, or the optimizer itself.
+
+    Raises:
+        ValueError: When it is called: the optimizer does not compress.
+    """
+
+    trigger = 1, "iteration"
+    priority = PRIORITY_WRITER
+    name = "CompressionReporter"
+
+    def __init__(self, optimizer: Any = "main") -> None:
+        self._optimizer = optimizer
+
+    def __call__(self, trainer: Any) -> None:
+        """Report; not collective."""
+        name = self._optimizer
+        optimizer = trainer.updater.get_optimizer(name) if isinstance(name, str) else name
+        report = getattr(optimizer, "compression_report", None)
+        if report is None:
+            raise ValueError(
+                "expected an optimizer made by create_multi_node_optimizer(…, compression=…), got one that does not "
+                f"compress: {type(optimizer).__name__}"
+            )
+        values = {
+            "bytes": report.bytes_sent,
+            "ratio": report.ratio,
+            "error_norm": report.error_norm,
+            "gradient_norm": _norm_of_gradients(optimizer.target),
+        }
+        chainer.report({f"compression/{key}": value for key, value in values.items()})
+
+
+def _norm_of_gradients(model: Any) -> float:
+    grads = [param.grad for param in model.params() if param.data is not None and param.grad is not None]
+    return float(sum(float((grad.astype("f4") ** 2).sum()) for grad in grads) ** 0.5)

@@ -1,0 +1,46 @@
+"""What compression has not sent yet, as a part of an optimizer's snapshot."""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any
+
+import chainer
+import numpy as np
+
+from mn_comm import GradientReducer
+
+__all__ = ["COMPRESSION", "serialize_compression"]
+
+COMPRESSION = "compression"
+"""The name of the part."""
+
+
+def serialize_compression(serializer: Any, reducer: GradientReducer) -> None:
+    """Save what a reducer has to remember, or have it remember what was saved.
+
+    Args:
+        serializer: One of Chainer's, for the optimizer.
+        reducer: The reducer.
+    """
+    if isinstance(serializer, chainer.Serializer):
+        part = serializer[COMPRESSION]
+        for name, array in reducer.state().items():
+            part(name, array)
+        return
+    state: dict[str, np.ndarray[Any, Any]] = {}
+    # A deserializer cannot be asked what it holds.
+    for name in itertools.chain(["header"], map(str, itertools.count())):
+        found = _read(serializer, name)
+        if found is None:
+            break
+        state[name] = found
+    reducer.load_state(state)
+
+
+def _read(serializer: Any, name: str) -> np.ndarray[Any, Any] | None:
+    try:
+        found = serializer[COMPRESSION](name, None)
+    except (KeyError, ValueError):  # of an optimizer without compression, or before its first step
+        return None
+    return None if found is None else np.asarray(found)
