@@ -20,9 +20,9 @@ def synchronize(target: Any) -> None:
     """
     found = _optimizers_of(target)
     for each in found or [target]:
-        if hasattr(each, "synchronize") and getattr(each, "target", None) is not None:
+        if hasattr(type(each), "synchronize") and getattr(each, "target", None) is not None:
             each.synchronize()
-        elif hasattr(each, "namedparams"):
+        elif hasattr(type(each), "namedparams"):
             synchronize_replicas(each)
 
 
@@ -42,7 +42,7 @@ def assume_synchronized(target: Any, optimizer: Any = None) -> None:
 
 def _optimizers_of(target: Any) -> list[Any]:
     updater: Any = getattr(target, "updater", target)
-    if not hasattr(updater, "get_all_optimizers"):
+    if not hasattr(type(updater), "get_all_optimizers"):  # of the class: a mock has every attribute
         return []
     return [optimizer for _, optimizer in sorted(updater.get_all_optimizers().items())]
 
