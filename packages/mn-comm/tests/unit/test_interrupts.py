@@ -22,7 +22,9 @@ def main(monkeypatch):
     stand = Stand()
     monkeypatch.setattr(interrupts, "activities", {threading.main_thread().ident: stand})
     monkeypatch.setattr(interrupts, "_PAUSE_SECONDS", 0.001)
-    return stand
+    there = signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell has background jobs ignore it
+    yield stand
+    signal.signal(signal.SIGINT, there)
 
 
 @pytest.fixture
