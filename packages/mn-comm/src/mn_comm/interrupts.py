@@ -62,7 +62,9 @@ class Interrupts:
         os.close(self.writing)
 
     def _run(self) -> None:
-        while _STOP not in (numbers := os.read(self._reading, 4096)):
+        numbers = b""
+        while _STOP not in numbers:
+            numbers = os.read(self._reading, 4096)
             if signal.SIGINT in numbers and self._stays_in_mpi():
                 self._end()
 
