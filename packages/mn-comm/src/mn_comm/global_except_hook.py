@@ -20,7 +20,7 @@ __all__ = ["add_hook", "add_hook_by_default", "add_hook_if_enabled"]
 _VARIABLES = ("CHAINERMN_FORCE_ABORT_ON_EXCEPTION", "CHAINERMN_FORCE_ABORT_ON_EXCEPTIONS")
 """What the old software read, and what Chainer's manual printed."""
 _PATIENCE_SECONDS = 2.0
-_PATIENCE_AFTER_CTRL_C = 4.0  # rank 0 may be saving what there is
+_PATIENCE_AFTER_CTRL_C = 3.5  # rank 0 may be saving what there is
 
 
 def add_hook() -> None:
