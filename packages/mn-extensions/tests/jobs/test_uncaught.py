@@ -228,11 +228,14 @@ if comm.rank == 0:
 comm.mpi_comm.Barrier()
 """,
     "after a long call of C": """
+began = time.monotonic()
+hashlib.pbkdf2_hmac("sha256", b"", b"", 1_000_000)
+four_seconds = int(4_000_000 / (time.monotonic() - began))
 try:
     comm.gather_obj("inside")
     tell()
     if comm.rank == 0:
-        hashlib.pbkdf2_hmac("sha256", b"", b"", 10_000_000)
+        hashlib.pbkdf2_hmac("sha256", b"", b"", four_seconds)
     time.sleep(60)
 except KeyboardInterrupt:
     if comm.rank == 0:
