@@ -19,7 +19,7 @@ from typing import Any
 
 import numpy as np
 from common import keep, table
-from gloo import in_buckets
+from gloo import in_buckets, start_gloo
 from models import make_model, resnet50
 from mpi4py import MPI
 
@@ -130,17 +130,10 @@ def bytes_sent() -> int:
 def torch_power_sgd(params: Sequence[Any]) -> dict[str, Callable[[], None]]:
     """Return PyTorch's PowerSGD on Gloo as a contestant, or nothing if PyTorch is not installed."""
     try:
-        import torch
-        import torch.distributed as dist
         from torch.distributed.algorithms.ddp_comm_hooks import powerSGD_hook
     except ImportError:
         return {}
-    import tempfile
-
-    torch.set_num_threads(1)
-    if not dist.is_initialized():
-        meeting_point = WORLD.bcast(f"file://{tempfile.mkdtemp()}/gloo")
-        dist.init_process_group("gloo", init_method=meeting_point, rank=WORLD.rank, world_size=WORLD.size)
+    start_gloo()
     state = powerSGD_hook.PowerSGDState(
         None, matrix_approximation_rank=4, start_powerSGD_iter=2, min_compression_rate=2, use_error_feedback=True
     )

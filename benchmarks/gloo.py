@@ -14,6 +14,17 @@ WORLD = MPI.COMM_WORLD
 BUCKET_BYTES = 25 * 1024 * 1024
 
 
+def start_gloo() -> None:
+    """Have PyTorch use one thread, and its ranks meet, once; collective."""
+    import torch
+    import torch.distributed as dist
+
+    torch.set_num_threads(1)
+    if not dist.is_initialized():
+        meeting_point = WORLD.bcast(f"file://{tempfile.mkdtemp()}/gloo")
+        dist.init_process_group("gloo", init_method=meeting_point, rank=WORLD.rank, world_size=WORLD.size)
+
+
 def make_gloo(params: Sequence[Any]) -> dict[str, Callable[[], None]]:
     """Return the contestant, or nothing if PyTorch is not installed."""
     try:
@@ -21,10 +32,7 @@ def make_gloo(params: Sequence[Any]) -> dict[str, Callable[[], None]]:
         import torch.distributed as dist
     except ImportError:
         return {}
-    torch.set_num_threads(1)
-    if not dist.is_initialized():
-        meeting_point = WORLD.bcast(f"file://{tempfile.mkdtemp()}/gloo")
-        dist.init_process_group("gloo", init_method=meeting_point, rank=WORLD.rank, world_size=WORLD.size)
+    start_gloo()
     groups = in_buckets(params)
     buckets = [torch.empty(sum(param.size for param in group)) for group in groups]
     views = [list(split(bucket, group)) for bucket, group in zip(buckets, groups, strict=True)]

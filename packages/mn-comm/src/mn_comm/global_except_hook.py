@@ -47,8 +47,8 @@ def add_hook_by_default() -> None:
     """Add the hook in a job of several processes, as the others would wait for ever for one that has raised.
 
     Not where the script has a hook of its own, in an interactive session, or if ``CHAINERMN_FORCE_ABORT_ON_EXCEPTION``
-    is 0. Then Ctrl-C ends the job even while the main thread of rank 0 is inside MPI, and so does ``sys.exit`` with a
-    status other than 0.
+    is 0. With the hook, Ctrl-C ends the job even while rank 0 waits for other ranks, and so does ``sys.exit`` with a
+    status other than 0 on any rank.
     """
     from mpi4py import MPI
 
