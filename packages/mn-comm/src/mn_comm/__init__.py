@@ -28,6 +28,9 @@ if TYPE_CHECKING:
     )
     from mn_comm.compression import Compression
     from mn_comm.compression.compressor import CompressionReport
+    from mn_comm.elastic.change import Change, RankLost
+    from mn_comm.elastic.communicator import ElasticCommunicator
+    from mn_comm.elastic.transaction import is_elastic, transact
     from mn_comm.gradients.bucket import AnyBucket
     from mn_comm.gradients.reducer import GradientReducer
     from mn_comm.gradients.reduction import CommunicationHook, Reduction
@@ -59,6 +62,11 @@ _HOME_OF = {
     "compression": "compression",  # itself
     "Compression": "compression",
     "CompressionReport": "compression.compressor",
+    "Change": "elastic.change",
+    "RankLost": "elastic.change",
+    "ElasticCommunicator": "elastic.communicator",
+    "is_elastic": "elastic.transaction",
+    "transact": "elastic.transaction",
     "AnyBucket": "gradients.bucket",
     "GradientReducer": "gradients.reducer",
     "CommunicationHook": "gradients.reduction",
@@ -85,12 +93,14 @@ _HOME_OF = {
 __all__ = [
     "MPI",
     "AnyBucket",
+    "Change",
     "CommunicationHook",
     "Communicator",
     "CommunicatorBase",
     "Compression",
     "CompressionReport",
     "DummyCommunicator",
+    "ElasticCommunicator",
     "FlatCommunicator",
     "Future",
     "GradientReducer",
@@ -100,6 +110,7 @@ __all__ = [
     "NonCudaAwareCommunicator",
     "Parameter",
     "PureNcclCommunicator",
+    "RankLost",
     "Reduction",
     "SingleNodeCommunicator",
     "Topology",
@@ -110,12 +121,14 @@ __all__ = [
     "create_communicator",
     "expect_same",
     "explain_stalls",
+    "is_elastic",
     "is_recording",
     "operation",
     "own",
     "raise_on_all",
     "span",
     "synchronize_replicas",
+    "transact",
     "waiting_for",
     "watched",
 ]

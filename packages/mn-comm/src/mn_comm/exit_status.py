@@ -20,7 +20,7 @@ from typing import Any, NoReturn
 
 from mn_comm.last_words import abort_when_read, say
 
-__all__ = ["share_exit_status"]
+__all__ = ["share_exit_status", "status_so_far"]
 
 _GRACE_SECONDS = 1.0  # for other ranks that end as well, and are writing what they have to say
 _TOOLS = (3, 4)  # the numbers that Python's documentation gives to no kind of tool
@@ -91,12 +91,17 @@ def _note_what_python_asks_for() -> None:
 
 
 def _end_all(rank: int, process: int) -> None:
-    status = _as_number(_noted[-1])
+    status = status_so_far()
     if not status or os.getpid() != process:
         return
     say(f"\nchainermn: exit status {status} on rank {rank} ({socket.gethostname()}): ending all ranks\n")
     time.sleep(_GRACE_SECONDS)
     abort_when_read(status)
+
+
+def status_so_far() -> int:
+    """Return the status with which this process is ending, as far as that is shared; 0 if it is not ending."""
+    return _as_number(_noted[-1]) if _noted else 0
 
 
 def _as_number(status: object) -> int:

@@ -8,6 +8,7 @@ import socket
 import sys
 import time
 import warnings
+from collections.abc import Callable
 from traceback import format_exception_only
 from types import TracebackType
 
@@ -15,11 +16,12 @@ from mn_comm.exit_status import share_exit_status
 from mn_comm.interrupts import watch_interrupts
 from mn_comm.last_words import abort_when_read, say
 
-__all__ = ["add_hook", "add_hook_by_default", "add_hook_if_enabled"]
+__all__ = ["add_hook", "add_hook_by_default", "add_hook_if_enabled", "end_by"]
 
 _VARIABLES = ("CHAINERMN_FORCE_ABORT_ON_EXCEPTION", "CHAINERMN_FORCE_ABORT_ON_EXCEPTIONS")
 """What the old software read, and what Chainer's manual printed."""
 _PATIENCE_SECONDS = 2.0
+_end: Callable[[str, int], object] | None = None
 _PATIENCE_AFTER_CTRL_C = 3.5  # rank 0 may be saving what there is
 
 
@@ -63,6 +65,16 @@ def add_hook_by_default() -> None:
             watch_interrupts(functools.partial(_abort, "interrupted"))
 
 
+def end_by(end: Callable[[str, int], object]) -> None:
+    """Have an uncaught exception end this rank in another way than by ``MPI_Abort``; Ctrl-C still ends all ranks.
+
+    Args:
+        end: Ends this process, given the reason and an exit status.
+    """
+    global _end
+    _end = end
+
+
 def _setting() -> str:
     return next((os.environ[name] for name in _VARIABLES if name in os.environ), "")
 
@@ -104,7 +116,10 @@ class _AbortAllRanks:
             else:
                 self._previous(kind, value, traceback)  # type: ignore[operator]
         finally:
-            _abort("interrupted" if issubclass(kind, KeyboardInterrupt) else "uncaught exception")
+            if issubclass(kind, KeyboardInterrupt):
+                _abort("interrupted")
+            else:
+                (_end or _abort)("uncaught exception", 1)
 
 
 def _shown_by_trainer(value: BaseException, traceback: TracebackType | None) -> bool:
@@ -129,6 +144,6 @@ def _rank() -> int:
     return MPI.COMM_WORLD.rank
 
 
-def _abort(reason: str) -> None:
+def _abort(reason: str, status: int = 1) -> None:
     say(f"\nchainermn: {reason} on rank {_rank()} ({socket.gethostname()}): ending all ranks\n")
-    abort_when_read()
+    abort_when_read(status)

@@ -23,7 +23,7 @@ import termios
 import time
 from typing import TextIO
 
-__all__ = ["abort_when_read", "say", "speak_when_ended"]
+__all__ = ["abort_when_read", "flush_until_read", "say", "speak_when_ended"]
 
 _PATIENCE_SECONDS = 2.0
 _PAUSE_SECONDS = 0.01
@@ -56,10 +56,15 @@ def abort_when_read(status: int = 1) -> None:
     """End the job by ``MPI_Abort``, once the launcher has read what this rank wrote, or after two seconds."""
     from mpi4py import MPI  # not earlier: a script may add the hook before it chooses how MPI is initialised
 
+    flush_until_read()
+    MPI.COMM_WORLD.Abort(status)
+
+
+def flush_until_read() -> None:
+    """Wait until the launcher has read what this rank wrote, two seconds at most."""
     for stream in (sys.stderr, sys.stdout):
         with contextlib.suppress(Exception):  # no stream, no file behind it, or closed: there is nothing to wait for
             _wait_until_read(stream)
-    MPI.COMM_WORLD.Abort(status)
 
 
 def _wait_until_read(stream: TextIO) -> None:

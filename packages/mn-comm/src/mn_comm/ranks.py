@@ -39,6 +39,10 @@ class Ranks(MPI.Intracomm):
         """Return what a function returns that waits for these ranks by other means than the methods below."""
         return activity().wait_for(call, getattr(call, "__name__", "wait"), self, args)
 
+    def duplicate(self) -> Ranks:
+        """Return a communicator of the same ranks; collective."""
+        return Ranks(self.Dup())
+
     def split(self, color: int, key: int) -> Ranks:
         """Split the ranks into groups of equal color, ordered by key; collective."""
         return Ranks(cast(MPI.Intracomm, self.Split(color, key)))

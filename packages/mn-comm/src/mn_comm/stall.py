@@ -170,14 +170,20 @@ class Monitor:
     def _answer(self) -> None:
         if not self._can_ask:
             return
-        for ranks in self._joined:
-            while ranks.Iprobe(MPI.ANY_SOURCE, _QUESTION_TAG):
-                about = np.zeros(1, np.int64)
-                MPI.Intracomm.Recv(ranks, about, MPI.ANY_SOURCE, _QUESTION_TAG)
-                asking = ranks.group.Translate_ranks([int(about[0])], MPI.COMM_WORLD.group)[0]
-                if not self._stalled():  # one that has stalled asks by itself
-                    self._say(f", asked by rank {asking},")
-                    self._ask(ranks, int(about[0]))
+        for ranks in list(self._joined):
+            try:
+                self._answer_on(ranks)
+            except MPI.Exception:  # it was revoked, as a rank was lost
+                self._joined.remove(ranks)
+
+    def _answer_on(self, ranks: Ranks) -> None:
+        while ranks.Iprobe(MPI.ANY_SOURCE, _QUESTION_TAG):
+            about = np.zeros(1, np.int64)
+            MPI.Intracomm.Recv(ranks, about, MPI.ANY_SOURCE, _QUESTION_TAG)
+            asking = ranks.group.Translate_ranks([int(about[0])], MPI.COMM_WORLD.group)[0]
+            if not self._stalled():  # one that has stalled asks by itself
+                self._say(f", asked by rank {asking},")
+                self._ask(ranks, int(about[0]))
 
     def _say(self, occasion: str) -> None:
         """Write what this rank is doing, unless it has written just that already."""

@@ -18,11 +18,13 @@ from mn_comm import (
     GradientReducer,
     Model,
     expect_same,
+    is_elastic,
     own,
     raise_on_all,
     span,
 )
 from mn_optim.backward import backward as overlapping_backward
+from mn_optim.commit import Defer, Forward, commit, refuse_elastic, restart_after_losses
 from mn_optim.options import (
     Asynchronous,
     DiLoCo,
@@ -119,6 +121,7 @@ def create_multi_node_optimizer(
         key: hook for key, hook in (("comm_hook", comm_hook), ("compression", compression)) if hook is not None
     }
     if local_steps is not None or asynchronous is not False:
+        refuse_elastic(communicator, "local_steps" if local_steps is not None else "asynchronous")
         with raise_on_all(communicator):
             others = {"overlap": overlap, "double_buffering": double_buffering, "compression": compression is not None}
             _expect_alone(local_steps, asynchronous, others, comm_hook)
@@ -139,6 +142,7 @@ def create_multi_node_optimizer(
     else:
         reducer = communicator.gradient_reducer(**hooks) if hooks else None
         scheme = AfterBackward(communicator, zero_fill, reducer)
+    restart_after_losses(communicator, scheme)
     compressed = reducer if compression is not None else None
     return MultiNodeOptimizer(actual_optimizer, communicator, zero_fill, scheme, compressed)
 
@@ -234,16 +238,35 @@ class MultiNodeOptimizer:
         if model is None:
             raise RuntimeError("expected a model before the first update: call setup(model)")
         with span("step"):
-            backward = None
-            if lossfun is not None:
-                with span("forward"):
-                    loss = lossfun(*args, **kwds)
-                backward = self._backward_from(model, loss)
-                del loss  # the backward pass frees the graph before the gradients are averaged
+            forward = None if lossfun is None else partial(lossfun, *args, **kwds)
             # The arguments go on to the actual optimizer, as in ChainerMN 7: one of a script's own may want them.
-            self._average_and_step(model, backward, partial(self.actual_optimizer.update, None, *args, **kwds))
+            step = partial(self.actual_optimizer.update, None, *args, **kwds)
+            if is_elastic(self.communicator) and not self._accumulates:
+                self._commit(model, forward, step)
+            else:
+                self._average_and_step(model, forward, step)
 
-    def _average_and_step(self, model: chainer.Link, backward: Backward | None, step: Callable[[], None]) -> None:
+    def _commit(self, model: chainer.Link, forward: Forward | None, step: Callable[[], None]) -> None:
+        """Average, have all ranks agree, then take the step; after a loss begin again, if there is a loss function."""
+        has_part, seen = self._has_part, self.target_params
+
+        def restore() -> None:
+            self._has_part, self.target_params = has_part, seen
+
+        attempt = partial(self._average_and_step, model, forward)
+        can_repeat = forward is not None
+        take_step = commit(self.communicator, model, attempt, step, restore, can_repeat=can_repeat, has_part=has_part)
+        take_step()
+
+    def _average_and_step(
+        self, model: chainer.Link, forward: Forward | None, step: Callable[[], None], defer: Defer | None = None
+    ) -> None:
+        backward = None
+        if forward is not None:
+            with span("forward"):
+                loss = forward()
+            backward = self._backward_from(model, loss)
+            del loss  # the backward pass frees the graph before the gradients are averaged
         if self._accumulates:
             _run(backward)
             self._has_part = True
@@ -261,7 +284,8 @@ class MultiNodeOptimizer:
             if self._compressed is not None and backward is not None:
                 # What was not sent yet is in the units of the gradients.
                 self._compressed.scale_errors(loss_scale or 1.0)
-            self._scheme.step(model, backward, partial(_take_step, model, loss_scale, step))
+            take_step = partial(_take_step, model, loss_scale, step)
+            self._scheme.step(model, backward, take_step if defer is None else partial(defer, take_step))
             if self._scheme.may_diverge:
                 chainer.report({"meeting": float(self._scheme.is_meeting)})
 

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from typing import Any
 
 import chainer
 
-from mn_comm import CommunicatorBase, GradientReducer, Reduction, raise_on_all
+from mn_comm import CommunicatorBase, GradientReducer, Reduction, is_elastic, raise_on_all
 from mn_optim.schemes.scheme import Backward, TakeStep
+
+logger = logging.getLogger(__name__)
 
 __all__ = ["AfterBackward", "DoubleBuffered", "Exact", "Overlapped"]
 
@@ -136,6 +139,7 @@ class DoubleBuffered(Exact):
         self._communicator = communicator
         self._reducer = reducer
         self._under_way: Reduction | None = None
+        self._has_begun = False
 
     def average(self, model: chainer.Link, backward: Backward | None) -> bool:
         """Compute gradients, send them on their way, and wait for those of the step before; collective."""
@@ -148,7 +152,7 @@ class DoubleBuffered(Exact):
             if previous is not None:
                 previous.drain()
             raise
-        self._under_way = current
+        self._under_way, self._has_begun = current, True
         if previous is None:
             return False
         previous.wait()
@@ -171,6 +175,9 @@ class DoubleBuffered(Exact):
         if self._under_way is not None:
             self._under_way.drain()
             self._under_way = None
+        if self._has_begun and is_elastic(self._communicator) and self._communicator.rank == 0:
+            logger.warning("double buffering: the gradients of the step before were under way, and are dropped")
+        self._has_begun = False
 
 
 def _run(backward: Backward, model: chainer.Link, on_final: Callable[[str], None]) -> None:
