@@ -42,8 +42,7 @@ class Context:
         self.ranks = (mpi_comm if isinstance(mpi_comm, Ranks) else Ranks(mpi_comm)).duplicate()
         stall.join(self.ranks)
         self.topology: Topology = discover(self.ranks)
-        self.within = self.ranks.split(self.topology.inter_rank, self.topology.intra_rank)
-        self.across = self.ranks.split(self.topology.intra_rank, self.topology.inter_rank)
+        self.within, self.across = self.ranks.by_node(self.topology)
         self.memory = SharedMemory(self.within)
         self.numbers = itertools.count(1)
         self.may_use_devices = type(self.ranks) is Ranks

@@ -19,6 +19,8 @@ from mn_comm.watch import activity
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from mn_comm.topology import Topology
+
 __all__ = ["ElasticRanks", "Family", "Overruled"]
 
 
@@ -116,6 +118,15 @@ class ElasticRanks(Ranks):
     def duplicate(self) -> Ranks:
         """Return a communicator of the same ranks; collective."""
         return self.family.adopt(self.Dup)
+
+    def by_node(self, topology: Topology) -> tuple[Ranks, Ranks]:
+        """Do what :meth:`Ranks.by_node` does, with as few new communicators as can be.
+
+        Open MPI 5.0.11 crashes if a rank dies while the others are making one.
+        """
+        if topology.inter_size == 1:
+            return self, Ranks(MPI.COMM_SELF)
+        return super().by_node(topology)
 
     def split(self, color: int, key: int) -> Ranks:
         """Split the ranks into groups of equal color, ordered by key; collective."""
