@@ -15,6 +15,7 @@ import dataclasses
 import json
 import os
 import shutil
+import signal
 import statistics
 import subprocess
 import sys
@@ -143,26 +144,47 @@ def main() -> int:
     if arguments.train is not None:
         train(plan(arguments.train), arguments.folder)
         return 0
-    kills: Counter[str] = Counter()
-    times: list[float] = []
-    failed = 0
-    for seed in range(arguments.first, arguments.first + arguments.jobs):
-        problem, notes = run(plan(seed), arguments.patience)
-        if problem:
-            failed += 1
-            print(f"{plan(seed)}: {problem}", flush=True)
+    tally = Tally()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
+    try:
+        for seed in range(arguments.first, arguments.first + arguments.jobs):
+            problem, notes = run(plan(seed), arguments.patience)
+            tally.add(notes, bool(problem))
+            if problem:
+                print(f"{plan(seed)}: {problem}", flush=True)
+    finally:
+        print(tally)
+    return int(tally.failed > 0)
+
+
+class Tally:
+    """What has become of the jobs so far."""
+
+    def __init__(self) -> None:
+        self.jobs = 0
+        self.failed = 0
+        self._kills: Counter[str] = Counter()
+        self._times: list[float] = []
+
+    def add(self, notes: list[dict[str, object]], has_failed: bool) -> None:
+        """Count another job."""
+        self.jobs += 1
+        self.failed += has_failed
         for note in notes:
             if "killed" in note:
-                kills[str(note["killed"])] += 1
-                kills["rank 0"] += note["rank"] == 0
-        times += latencies(notes)
-    total = sum(count for name, count in kills.items() if name != "rank 0")
-    print(f"{arguments.jobs} jobs, {total} kills, {failed} failed")
-    for name, count in sorted(kills.items()):
-        print(f"  {name:<30} {count}")
-    if times:
-        print(f"from a kill to the next step: median {statistics.median(times):.0f} ms, at most {max(times):.0f} ms")
-    return int(failed > 0)
+                self._kills[str(note["killed"])] += 1
+                self._kills["rank 0"] += note["rank"] == 0
+        self._times += latencies(notes)
+
+    def __str__(self) -> str:
+        """Return a table."""
+        total = sum(count for name, count in self._kills.items() if name != "rank 0")
+        lines = [f"{self.jobs} jobs, {total} kills, {self.failed} failed"]
+        lines += [f"  {name:<34} {count}" for name, count in sorted(self._kills.items())]
+        if self._times:
+            median, most = statistics.median(self._times), max(self._times)
+            lines.append(f"from a kill to the next step: median {median:.0f} ms, at most {most:.0f} ms")
+        return "\n".join(lines)
 
 
 def train(job: Plan, folder: Path) -> None:
@@ -291,8 +313,6 @@ class Killer:
         return self._wait_for(activity, call, what, *args)  # type: ignore[arg-type]
 
     def _kill(self, how: str) -> None:
-        import signal
-
         assert self._victim is not None
         self._notes.write(killed=f"{how} {self._victim.phase} {self._variant}".strip())
         os.kill(os.getpid(), signal.SIGKILL)
