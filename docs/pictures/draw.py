@@ -206,7 +206,46 @@ def _two_branches(picture: Canvas, y: float, heading: str, joined: bool) -> None
     picture.arrow((366, y + 114), (190, high + 24), style="red")
 
 
-PICTURES = [overview, step, scatter, topology, delegate, pseudo_connect]
+def network() -> Canvas:
+    """Which option when the network is the limit."""
+    title = "A flow chart: from the cause of the wait to overlap, asynchronous, local steps, or a compression."
+    choices = [
+        (("Does a step wait more than a tenth", "of its time? (The timeline shows it.)"), "no", "yes"),
+        (("Is the wait shorter than", "the backward pass?"), "yes", "no"),
+        (("Is it now one rank that is slow,", "and now another?"), "yes", "no"),
+        (("Must all ranks have equal parameters", "after every step?"), "no", "yes"),
+        (("Are a quarter of the bytes", "few enough?"), "yes", "no"),
+    ]
+    answers = [
+        ("the default", "nothing to gain"),
+        ("overlap=True", "changes no bit"),
+        ("asynchronous=True", "no rank waits for another"),
+        ("local_steps=8", "larger H: DiLoCo, StreamingDiLoCo"),
+        ("compression=Int8()", "changes training least"),
+    ]
+    picture = Canvas("network", title, 720, 560)
+    for number, ((question, aside, down), (answer, note)) in enumerate(zip(choices, answers, strict=True)):
+        y = 12 + 88 * number
+        picture.box(30, y, 300, 54, "plain")
+        for line, words in enumerate(question):
+            picture.text(180, y + 18 + 19 * line, words)
+        picture.arrow((330, y + 27), (418, y + 27))
+        picture.text(372, y + 17, aside, "small soft")
+        picture.box(420, y, 270, 54, "blue tint", 16)
+        picture.text(555, y + 18, answer, "code")
+        picture.text(555, y + 37, note, "small soft")
+        picture.arrow((180, y + 54), (180, y + 86))
+        picture.text(188, y + 69, down, "small soft", "start")
+    kinds = ("compression=PowerSGD(4)", "large matrices"), ("OneBit()", "any layers"), ("TopK(0.01)", "few elements matter")
+    for x, width, (answer, note) in zip((30, 266, 482), (222, 202, 208), kinds, strict=True):
+        picture.box(x, 452, width, 54, "blue tint", 16)
+        picture.text(x + width / 2, 470, answer, "code")
+        picture.text(x + width / 2, 489, note, "small soft")
+    picture.text(360, 536, "overlap=True goes together with each compression", "small soft")
+    return picture
+
+
+PICTURES = [overview, step, scatter, topology, delegate, pseudo_connect, network]
 
 
 def main() -> None:
