@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     )
     from mn_comm.compression import Compression
     from mn_comm.compression.compressor import CompressionReport
+    from mn_comm.exit_status import at_exit
     from mn_comm.gradients.bucket import AnyBucket
     from mn_comm.gradients.reducer import GradientReducer
     from mn_comm.gradients.reduction import CommunicationHook, Reduction
@@ -56,6 +57,7 @@ _HOME_OF = {
     "SingleNodeCommunicator": "communicator",
     "TwoDimensionalCommunicator": "communicator",
     "create_communicator": "communicator",
+    "at_exit": "exit_status",
     "compression": "compression",  # itself
     "Compression": "compression",
     "CompressionReport": "compression.compressor",
@@ -105,6 +107,7 @@ __all__ = [
     "Topology",
     "TwoDimensionalCommunicator",
     "Worker",
+    "at_exit",
     "check_in_debug_mode",
     "compression",
     "create_communicator",

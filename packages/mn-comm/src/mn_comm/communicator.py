@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import weakref
 from typing import TYPE_CHECKING, Any, ClassVar
-from weakref import WeakKeyDictionary
 
 import numpy as np
 
@@ -97,7 +97,7 @@ class Communicator(CommunicatorBase):
         self._contexts = contexts
         self._topology = context.topology
         self._parameters = Agreement(context.ranks, "bcast_data")
-        self._reducers: WeakKeyDictionary[Model, GradientReducer] = WeakKeyDictionary()
+        self._reducers: weakref.WeakKeyDictionary[Model, GradientReducer] = weakref.WeakKeyDictionary()
         self._common_reducer: GradientReducer | None = None
 
     @property
@@ -376,6 +376,8 @@ class Communicator(CommunicatorBase):
             _require_threads()
             context, worker = (self._contexts.another(), None) if apart else self._contexts.background
             strategy = Strategy(self.strategy, context, _compressor(compression))
+            if apart:
+                weakref.finalize(strategy, self._contexts.give_back, context).atexit = False
         elif compression is not None:
             strategy = Strategy(self.strategy, self._contexts.foreground, _compressor(compression))
         else:

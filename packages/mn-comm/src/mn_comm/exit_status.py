@@ -20,12 +20,13 @@ from typing import Any, NoReturn
 
 from mn_comm.last_words import abort_when_read, say
 
-__all__ = ["share_exit_status"]
+__all__ = ["at_exit", "share_exit_status"]
 
 _GRACE_SECONDS = 1.0  # for other ranks that end as well, and are writing what they have to say
 _TOOLS = (3, 4)  # the numbers that Python's documentation gives to no kind of tool
 
 _noted: list[object] = []
+_sharing: list[tuple[int, int]] = []  # this process's rank and number, once its status is shared
 
 
 def share_exit_status(rank: int) -> None:
@@ -34,15 +35,34 @@ def share_exit_status(rank: int) -> None:
     Args:
         rank: This process's rank.
     """
-    if _noted:
+    if _sharing:
         return
+    _sharing.append((rank, os.getpid()))
     _noted.append(None)
     if sys.version_info >= (3, 12):
         _note_what_leaves_the_outermost_function()
     else:
         _note_what_python_asks_for()
+    _come_first()
+
+
+def at_exit(function: Callable[[], object]) -> None:
+    """Have a function called when the process ends, unless its exit status ends all ranks; that is found out before.
+
+    For what waits for other ranks: they may be waiting for this one, and learn of its status only then.
+
+    Args:
+        function: The function.
+    """
+    atexit.register(function)
+    _come_first()
+
+
+def _come_first() -> None:
+    """Have the exit status looked at before anything that was registered until now; what comes last is called first."""
+    atexit.unregister(_end_all)
     # Not where it is noted: Python has not written the message yet.
-    atexit.register(_end_all, rank, os.getpid())
+    atexit.register(_end_all)
 
 
 def _note_what_leaves_the_outermost_function() -> None:
@@ -90,8 +110,10 @@ def _note_what_python_asks_for() -> None:
     sys.exit = exit
 
 
-def _end_all(rank: int, process: int) -> None:
-    status = _as_number(_noted[-1])
+def _end_all() -> None:
+    if not _sharing:
+        return
+    (rank, process), status = _sharing[0], _as_number(_noted[-1])
     if not status or os.getpid() != process:
         return
     say(f"\nchainermn: exit status {status} on rank {rank} ({socket.gethostname()}): ending all ranks\n")

@@ -211,6 +211,23 @@ def test_several_models_beside_each_other_and_beside_overlap():
         equal_everywhere(optimizer.target)
 
 
+def test_hundreds_of_them_are_made_and_dropped():
+    """Half of them in the midst of a round. Neither threads nor MPI communicators are left."""
+    threads = None
+    for i in range(300):
+        optimizer = make(Asynchronous(interval=0))
+        for _ in range(RANK + 1):
+            pull(optimizer, RANK)
+        if i % 2:
+            optimizer.synchronize()
+            equal_everywhere(optimizer.target)
+        del optimizer
+        if i == 20:
+            threads = threading.active_count()
+    assert threading.active_count() <= threads + 10
+    assert len(COMM._contexts._others) < 30
+
+
 def test_parameters_travel_in_their_own_dtype():
     comm = create_communicator("flat", allreduce_grad_dtype="float16")
     optimizer = make(Asynchronous(interval=0), comm)

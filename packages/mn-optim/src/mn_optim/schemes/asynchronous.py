@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-import atexit
+import contextlib
 import threading
 import weakref
+from queue import Empty, SimpleQueue
 from typing import Any
 
 import chainer
 import numpy as np
 from chainer.backends import cuda
 
-from mn_comm import CommunicatorBase, Future, GradientReducer, Worker, raise_on_all, waiting_for
+from mn_comm import CommunicatorBase, Future, GradientReducer, Worker, at_exit, raise_on_all, waiting_for
 from mn_optim.options import Asynchronous
 from mn_optim.schemes.exact import Exact
 from mn_optim.schemes.optimizer_state import Slots
@@ -52,7 +53,8 @@ class AsynchronousMean:
         self._reducer: GradientReducer | None = None
         self._worker = Worker()
         self._rounds: _Rounds | None = None
-        atexit.register(_end, weakref.ref(self))
+        self._when_dropped: weakref.finalize[..., AsynchronousMean] | None = None
+        _all.add(self)
 
     @property
     def has_diverged(self) -> bool:
@@ -119,12 +121,21 @@ class AsynchronousMean:
         if self._rounds is None:
             assert self._reducer is not None
             self._rounds = _Rounds(model, self._reducer, self._worker, self._communicator.size, self._options)
+            self._when_dropped = weakref.finalize(self, _drop, self._rounds, self._worker)
+            self._when_dropped.atexit = False
         return self._rounds
+
+    def _announce_end(self) -> None:
+        """Have this rank say that its rounds may end, without waiting for the others."""
+        if self._rounds is not None:
+            self._rounds.announce_end()
 
     def _stop(self) -> None:
         """Have the rounds end, together with those of all ranks."""
         rounds, self._rounds = self._rounds, None
         if rounds is not None:
+            assert self._when_dropped is not None
+            self._when_dropped.detach()
             try:
                 rounds.end()
             finally:
@@ -155,7 +166,9 @@ class _Rounds:
         self._pending: dict[str, Any] | None = None
         self._steps = self._sent_at = 0
         self._averaged_at = 0
-        self._has_ended = threading.Event()
+        # A finalizer may put something into this queue at any time, as it could not set an event.
+        self._endings: SimpleQueue[None] = SimpleQueue()
+        self._has_ended = False
         self._is_over = False
         self._future = Future(self._make_rounds, worker)
 
@@ -177,9 +190,13 @@ class _Rounds:
             self._future.wait()  # which raises what has ended the rounds
         return has_added
 
+    def announce_end(self) -> None:
+        """Have this rank say that it has ended."""
+        self._endings.put(None)
+
     def end(self) -> None:
         """Have this rank say that it has ended, and wait until all ranks do; all parameters are equal then."""
-        self._has_ended.set()
+        self.announce_end()
         self._future.wait()
 
     def _add(self) -> bool:
@@ -194,24 +211,31 @@ class _Rounds:
     def _make_rounds(self) -> None:
         try:
             with waiting_for(lambda: "parameters, asynchronously"), chainer.using_device(self._device):
+                self._listen(0)
                 while not self._make_round():
-                    self._has_ended.wait(self._options.interval)
+                    self._listen(self._options.interval)
         finally:
             with self._changed:
                 self._is_over = True
                 self._changed.notify_all()
 
+    def _listen(self, seconds: float) -> None:
+        """Wait some seconds, unless this rank ends before, or has ended already."""
+        if not self._has_ended:
+            with contextlib.suppress(Empty):
+                self._endings.get(timeout=seconds)
+                self._has_ended = True
+
     def _make_round(self) -> bool:
         """Average a copy of the parameters; collective. Return whether all ranks have ended."""
         with self._changed:
-            has_ended = self._has_ended.is_set()
             self._sent_at = self._steps
             sent = {name: value_of(param).copy() for name, param in self._params.items()}
             for name, difference in (self._pending or {}).items():
                 sent[name] += difference
         means = {name: array.copy() for name, array in sent.items()}
         like = next(iter(means.values()), np.zeros(1, np.float32))
-        means[_FLAG] = cuda.get_array_module(like).full(1, has_ended, np.float32)
+        means[_FLAG] = cuda.get_array_module(like).full(1, self._has_ended, np.float32)
         slots = Slots(means)
         self._reducer.average(slots)
         slots.write_back()
@@ -250,8 +274,22 @@ def _refuse_meetings_within(model: chainer.Link) -> None:
                 )
 
 
-def _end(ref: weakref.ref[AsynchronousMean]) -> None:
+def _drop(rounds: _Rounds, worker: Worker) -> None:
+    """Let rounds end whose optimizer is gone; those of other ranks may go on until theirs are, too."""
+    rounds.announce_end()
+    worker.close(wait=False)
+
+
+_all: weakref.WeakSet[AsynchronousMean] = weakref.WeakSet()
+
+
+def _end_all() -> None:
     """Before the process ends: no rank may leave the others in a round."""
-    scheme = ref()
-    if scheme is not None:
-        scheme._stop()  # noqa: SLF001 - it is in this file
+    with contextlib.ExitStack() as stack:  # which goes on after an exception
+        for scheme in list(_all):
+            stack.callback(scheme._stop)  # noqa: SLF001 - it is in this file
+            # Of all of them first: which is waited for first may not be the same on all ranks.
+            scheme._announce_end()  # noqa: SLF001
+
+
+at_exit(_end_all)
