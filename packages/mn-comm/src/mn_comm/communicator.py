@@ -90,7 +90,7 @@ class Communicator(CommunicatorBase):
         contexts = contexts_of(mpi_comm)
         context = contexts.foreground
         spans.start(context.ranks)
-        speak_when_ended()
+        speak_when_ended(context.within)
         self._strategy = Strategy(self.strategy, context)  # first, since it may refuse these ranks
         self._mpi_comm = mpi_comm
         self._peers = Ranks(mpi_comm)

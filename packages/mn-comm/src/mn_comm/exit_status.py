@@ -23,6 +23,7 @@ from mn_comm.last_words import abort_when_read, say
 __all__ = ["at_exit", "share_exit_status"]
 
 _GRACE_SECONDS = 1.0  # for other ranks that end as well, and are writing what they have to say
+_LONGEST_TEXT = 500
 _TOOLS = (3, 4)  # the numbers that Python's documentation gives to no kind of tool
 
 _noted: list[object] = []
@@ -118,7 +119,8 @@ def _end_all() -> None:
         return
     say(f"\nchainermn: exit status {status} on rank {rank} ({socket.gethostname()}): ending all ranks\n")
     time.sleep(_GRACE_SECONDS)
-    abort_when_read(status)
+    text = _noted[-1] if isinstance(_noted[-1], str) else ""
+    abort_when_read(status, f"exit status {status}" + (f": {text[:_LONGEST_TEXT]}" if text else ""))
 
 
 def _as_number(status: object) -> int:

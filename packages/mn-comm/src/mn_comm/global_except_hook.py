@@ -19,6 +19,7 @@ __all__ = ["add_hook", "add_hook_by_default", "add_hook_if_enabled"]
 
 _VARIABLES = ("CHAINERMN_FORCE_ABORT_ON_EXCEPTION", "CHAINERMN_FORCE_ABORT_ON_EXCEPTIONS")
 """What the old software read, and what Chainer's manual printed."""
+_LONGEST_SUMMARY = 500
 _PATIENCE_SECONDS = 2.0
 _PATIENCE_AFTER_CTRL_C = 3.5  # rank 0 may be saving what there is
 
@@ -104,7 +105,10 @@ class _AbortAllRanks:
             else:
                 self._previous(kind, value, traceback)  # type: ignore[operator]
         finally:
-            _abort("interrupted" if issubclass(kind, KeyboardInterrupt) else "uncaught exception")
+            if issubclass(kind, KeyboardInterrupt):
+                _abort("interrupted")
+            else:
+                _abort("uncaught exception", format_exception_only(kind, value)[-1])
 
 
 def _shown_by_trainer(value: BaseException, traceback: TracebackType | None) -> bool:
@@ -129,6 +133,6 @@ def _rank() -> int:
     return MPI.COMM_WORLD.rank
 
 
-def _abort(reason: str) -> None:
+def _abort(reason: str, details: str = "") -> None:
     say(f"\nchainermn: {reason} on rank {_rank()} ({socket.gethostname()}): ending all ranks\n")
-    abort_when_read()
+    abort_when_read(summary=": ".join(filter(None, (reason, details.strip()[:_LONGEST_SUMMARY]))))

@@ -101,3 +101,55 @@ def test_a_hook_whose_mean_never_comes(background):
     job = run(2, script, CHAINERMN_STALL_SECONDS="1", CHAINERMN_STALL_ABORT="1")
     assert job.returncode != 0
     assert re.search(r"has waited for \S+ s in comm_hook, at <string>", job.stderr), job.stderr
+
+
+FINISHES = """
+from mn_comm import create_communicator
+comm = create_communicator("naive")
+if comm.rank:
+    comm.allreduce_obj(1)
+"""
+
+
+def test_a_rank_that_has_come_to_its_end_is_named_and_not_waited_for():
+    job = run(3, FINISHES, CHAINERMN_STALL_SECONDS="1")
+    assert job.returncode != 0
+    assert "rank 0 has come to the end of its program, and this one waits for it" in job.stderr
+
+
+LATE = """
+import time
+from mn_comm import create_communicator
+comm = create_communicator("naive")
+others = comm.split(0 if comm.rank else 1, 0)
+if comm.rank == 1:
+    time.sleep(4)
+if comm.rank:
+    others.allreduce_obj(1)
+    print("done")
+"""
+
+
+def test_a_rank_that_ends_early_ends_nothing_that_goes_on_without_it():
+    job = run(3, LATE, CHAINERMN_STALL_SECONDS="1")
+    assert (job.returncode, job.stdout) == (0, "done\ndone\n"), job.stderr
+    assert "rank 2 of 3" in job.stderr
+
+
+STOPPED = """
+import os, signal, sys, threading
+from mn_comm import create_communicator
+comm = create_communicator("naive")
+others = comm.allgather_obj(os.getpid())
+if comm.rank == 0:
+    threading.Timer(4, lambda: os.kill(others[1], signal.SIGCONT)).start()
+else:
+    os.kill(os.getpid(), signal.SIGSTOP)
+comm.allreduce_obj(1)
+"""
+
+
+def test_a_rank_that_does_not_answer_is_named():
+    job = run(2, STOPPED, CHAINERMN_STALL_SECONDS="1")
+    assert job.returncode == 0, job.stderr
+    assert job.stderr.count("rank 1 does not answer") == 1
