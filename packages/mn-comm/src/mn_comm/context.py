@@ -14,6 +14,7 @@ from typing import Any
 from mpi4py import MPI
 
 from mn_comm import stall
+from mn_comm.questions import Desk
 from mn_comm.ranks import Ranks
 from mn_comm.shared_memory import SharedMemory
 from mn_comm.topology import Topology, discover
@@ -71,6 +72,7 @@ class Contexts:
         self._mpi_comm = mpi_comm
         self._background: tuple[Context, Worker] | None = None
         self._others: list[Context] = []
+        self._desk: Desk | None = None
 
     @property
     def background(self) -> tuple[Context, Worker]:
@@ -78,6 +80,13 @@ class Contexts:
         if self._background is None:
             self._background = Context(self._mpi_comm), Worker()
         return self._background
+
+    @property
+    def desk(self) -> Desk:
+        """What answers other ranks' questions in a thread of its own; collective when first asked for."""
+        if self._desk is None:
+            self._desk = Desk(Ranks(Ranks(self._mpi_comm).Dup()))
+        return self._desk
 
     def another(self) -> Context:
         """Return what one more thread communicates with, and nobody else; collective."""
@@ -105,6 +114,8 @@ class Contexts:
             worker.close()
             context.free()
             self._background = None
+        if self._desk is not None:
+            self._desk.free()
         for context in self._others:
             context.free()
         self._others.clear()

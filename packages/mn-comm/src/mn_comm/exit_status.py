@@ -20,7 +20,7 @@ from typing import Any, NoReturn
 
 from mn_comm.last_words import abort_when_read, say
 
-__all__ = ["share_exit_status"]
+__all__ = ["ends_well", "share_exit_status"]
 
 _GRACE_SECONDS = 1.0  # for other ranks that end as well, and are writing what they have to say
 _TOOLS = (3, 4)  # the numbers that Python's documentation gives to no kind of tool
@@ -43,6 +43,11 @@ def share_exit_status(rank: int) -> None:
         _note_what_python_asks_for()
     # Not where it is noted: Python has not written the message yet.
     atexit.register(_end_all, rank, os.getpid())
+
+
+def ends_well() -> bool:
+    """Return, at the end of this process, whether that is with status 0, as far as is known."""
+    return not _noted or not _as_number(_noted[-1])
 
 
 def _note_what_leaves_the_outermost_function() -> None:
