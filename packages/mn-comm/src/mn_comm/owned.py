@@ -31,7 +31,7 @@ _Bytes = np.ndarray[Any, np.dtype[np.uint8]]
 _Entry = tuple[str, tuple[int, ...], str, int]
 
 # Of the chunks of all ranks together. Each round is a meeting of the ranks; larger ones are too large for the caches.
-_ROUND_BYTES = 16 * 1024 * 1024
+_ROUND_BYTES = 8 * 1024 * 1024
 _LEAST_CHUNK_BYTES = 64 * 1024
 _MOST_CHUNK_BYTES = 4 * 1024 * 1024
 _HEAD = np.dtype([("plan", np.int64), ("has_failed", np.int64)])

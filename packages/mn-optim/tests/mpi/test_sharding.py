@@ -141,3 +141,110 @@ def test_sharded_is_unsharded(name, dtype, overlap):
     has_master = dtype == "mixed16"
     halves = [param.dtype == np.float16 for _, param in sorted(actual.target.namedparams())]
     assert [sum(each) for each in zip(*COMM.allgather_obj(masters), strict=True)] == [has_master * h for h in halves]
+
+
+@pytest.fixture
+def folder(tmp_path_factory):
+    return COMM.bcast_obj(str(tmp_path_factory.mktemp("run")) if RANK == 0 else None)
+
+
+def test_a_rank_saves_alone_what_all_have(folder):
+    """As Chainer's own snapshot does, of which the other ranks know nothing: they are in the next step already."""
+    unsharded = make()
+    train(unsharded, 5)
+    optimizer = make(shard_state=True)
+    train(optimizer, 5)
+    if RANK == SIZE - 1:
+        chainer.serializers.save_npz(f"{folder}/optimizer.npz", optimizer)
+        chainer.serializers.save_npz(f"{folder}/model.npz", optimizer.target)
+    had = states(optimizer).keys()
+    train(optimizer, 5, first=5)
+    assert states(optimizer).keys() == had
+    COMM.barrier()
+    layout = {key: np.array(value) for key, value in chainer.serializers.npz.serialize(unsharded).items()}
+    with np.load(f"{folder}/optimizer.npz") as saved:
+        assert set(saved) == layout.keys()
+        for key, value in layout.items():
+            np.testing.assert_array_equal(saved[key], value)
+            assert saved[key].dtype == value.dtype
+    train(unsharded, 5, first=5)
+    for wrap in (lambda o: make(o, shard_state=True), make):  # sharded again, and not
+        resumed = wrap(chainer.optimizers.Adam())
+        resumed.target(*batch(0))  # so that the last parameters are there
+        chainer.serializers.load_npz(f"{folder}/model.npz", resumed.target)
+        chainer.serializers.load_npz(f"{folder}/optimizer.npz", resumed)
+        resumed.assume_synchronized()
+        train(resumed, 5, first=5)
+        same(parameters(resumed.target), parameters(unsharded.target))
+        same_everywhere(resumed.target)
+    plain = chainer.optimizers.Adam().setup(Net())
+    plain.target(*batch(0))
+    chainer.serializers.load_npz(f"{folder}/optimizer.npz", plain)
+    for key, value in chainer.serializers.npz.serialize(plain).items():
+        np.testing.assert_array_equal(value, layout[key])
+
+
+def test_what_is_loaded_of_others_is_dropped(folder):
+    optimizer = make(shard_state=True)
+    train(optimizer, 3)
+    if RANK == 0:
+        chainer.serializers.save_npz(f"{folder}/optimizer.npz", optimizer)
+    COMM.barrier()
+    expected = {name: value.copy() for name, value in states(optimizer).items()}
+    train(optimizer, 3)
+    chainer.serializers.load_npz(f"{folder}/optimizer.npz", optimizer)  # while it runs
+    same(states(optimizer), expected)
+    assert optimizer.t == 2
+    other = make(shard_state=True)
+    other.target(*batch(0))
+    chainer.serializers.load_npz(f"{folder}/optimizer.npz", other)
+    same(states(other), expected)
+    if RANK == 0:  # before the first step, it is still where it was loaded
+        chainer.serializers.save_npz(f"{folder}/again.npz", other)
+        with np.load(f"{folder}/again.npz") as again, np.load(f"{folder}/optimizer.npz") as first:
+            assert set(again) == set(first)
+            for key in first:
+                np.testing.assert_array_equal(again[key], first[key])
+    COMM.barrier()
+
+
+def test_several_ranks_save_at_once(folder):
+    optimizer = make(shard_state=True)
+    train(optimizer, 4)
+    saved = chainer.serializers.npz.serialize(optimizer)
+    for other in COMM.allgather_obj(saved):
+        assert other.keys() == saved.keys()
+        for key, value in saved.items():
+            np.testing.assert_array_equal(other[key], value)
+    with optimizer.own_part():
+        part = chainer.serializers.npz.serialize(optimizer)
+    assert sum(len(each) for each in COMM.allgather_obj(states(optimizer))) == 2 * len(parameters(optimizer.target))
+    assert {key for key in part if key.endswith("/v")} == {f"{key[1:]}" for key in states(optimizer) if key[-1] == "v"}
+
+
+def test_hdf5(folder):
+    pytest.importorskip("h5py")
+    optimizer = make(shard_state=True)
+    train(optimizer, 4)
+    if RANK == 0:
+        chainer.serializers.save_hdf5(f"{folder}/optimizer.h5", optimizer)
+    COMM.barrier()
+    before = {name: value.copy() for name, value in states(optimizer).items()}
+    train(optimizer, 2)
+    chainer.serializers.load_hdf5(f"{folder}/optimizer.h5", optimizer)
+    same(states(optimizer), before)
+
+
+def test_a_part_of_another_rank_is_refused(folder):
+    optimizer = make(shard_state=True)
+    train(optimizer, 3)
+    with optimizer.own_part():
+        chainer.serializers.save_npz(f"{folder}/part.{RANK}", optimizer)
+    COMM.barrier()
+    before = {name: value.copy() for name, value in states(optimizer).items()}
+    train(optimizer, 2)
+    chainer.serializers.load_npz(f"{folder}/part.{RANK}", optimizer)
+    same(states(optimizer), before)
+    if SIZE > 1:
+        with pytest.raises(ValueError, match=rf"expected the optimizer state of rank {RANK} of {SIZE}, got that of"):
+            chainer.serializers.load_npz(f"{folder}/part.{(RANK + 1) % SIZE}", optimizer)
