@@ -236,7 +236,11 @@ def network() -> Canvas:
         picture.text(555, y + 37, note, "small soft")
         picture.arrow((180, y + 54), (180, y + 86))
         picture.text(188, y + 69, down, "small soft", "start")
-    kinds = ("compression=PowerSGD(4)", "large matrices"), ("OneBit()", "any layers"), ("TopK(0.01)", "few elements matter")
+    kinds = (
+        ("compression=PowerSGD(4)", "large matrices"),
+        ("OneBit()", "any layers"),
+        ("TopK(0.01)", "few elements matter"),
+    )
     for x, width, (answer, note) in zip((30, 266, 482), (222, 202, 208), kinds, strict=True):
         picture.box(x, 452, width, 54, "blue tint", 16)
         picture.text(x + width / 2, 470, answer, "code")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import warnings
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from mn_comm.compression import Compression
     from mn_comm.gradients.reducer import GradientReducer
     from mn_comm.gradients.reduction import CommunicationHook
+    from mn_comm.questions import Questions
 
 __all__ = ["DEFAULT_MAX_BUF_LEN", "CommunicatorBase", "mean_as_version_1"]
 
@@ -434,6 +435,41 @@ class CommunicatorBase(ABC):
                 (on every rank).
         """
         raise NotImplementedError(f"{type(self).__name__} cannot average gradients in the background or by a hook")
+
+    def all_gather_owned(
+        self, arrays: Sequence[tuple[str, Any]], owners: Sequence[int], failure: Exception | None = None
+    ) -> None:
+        """Overwrite arrays, in place, with those of the rank that owns them; collective.
+
+        Args:
+            arrays: Names and arrays, of NumPy or CuPy, of any memory layout, of the same names, shapes and dtypes on
+                every rank.
+            owners: For each the rank that owns it.
+            failure: What went wrong on this rank before. The arrays are gathered all the same; then every rank raises.
+
+        Raises:
+            ValueError: The ranks' arrays or owners differ (on every rank); then nothing was gathered. Or an array must
+                not be written to on some rank (on every rank).
+            Exception: ``failure``, and on the other ranks one of the same built-in type.
+            NotImplementedError: This kind of communicator cannot do it.
+        """
+        raise NotImplementedError(f"{type(self).__name__} cannot gather arrays that some ranks own")
+
+    def questions(self, answer: Callable[[Any], Any]) -> Questions:
+        """Have other ranks' questions answered in a thread, whatever this rank is doing meanwhile; collective.
+
+        Args:
+            answer: Returns, given a question, its answer, which can be pickled; called in that thread. If it is a bound
+                method, no reference to its object is kept.
+
+        Returns:
+            What asks other ranks.
+
+        Raises:
+            RuntimeError: MPI was initialised without ``MPI_THREAD_MULTIPLE``.
+            NotImplementedError: This kind of communicator cannot do it.
+        """
+        raise NotImplementedError(f"{type(self).__name__} cannot answer questions in the background")
 
     def broadcast_data(self, model: Model) -> None:
         """Do what :meth:`bcast_data` does, by its old name."""

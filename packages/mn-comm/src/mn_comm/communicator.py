@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import weakref
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
@@ -22,6 +23,8 @@ if TYPE_CHECKING:
     from mn_comm.compression.compressor import Compressor
     from mn_comm.gradients.reducer import GradientReducer
     from mn_comm.gradients.reduction import CommunicationHook
+    from mn_comm.owned import OwnedArrays
+    from mn_comm.questions import Questions
     from mn_comm.ranks import Ranks
 
 __all__ = [
@@ -99,6 +102,7 @@ class Communicator(CommunicatorBase):
         self._parameters = Agreement(context.ranks, "bcast_data")
         self._reducers: weakref.WeakKeyDictionary[Model, GradientReducer] = weakref.WeakKeyDictionary()
         self._common_reducer: GradientReducer | None = None
+        self._owned: OwnedArrays | None = None
 
     @property
     def ranks(self) -> Ranks:
@@ -386,6 +390,23 @@ class Communicator(CommunicatorBase):
             strategy, own_dtype, worker=worker, comm_hook=comm_hook, bucket_bytes=bucket_bytes, sets=sets
         )
 
+    @operation
+    def all_gather_owned(
+        self, arrays: Sequence[tuple[str, Any]], owners: Sequence[int], failure: Exception | None = None
+    ) -> None:
+        if self._owned is None:
+            from mn_comm.owned import OwnedArrays
+
+            self._owned = OwnedArrays(self._strategy)
+        self._owned.gather(arrays, owners, failure)
+
+    @operation
+    def questions(self, answer: Callable[[Any], Any]) -> Questions:
+        from mn_comm.questions import Questions
+
+        _require_threads("answering in the background")
+        return Questions(self._contexts.desk, answer)
+
     def _check_compression(self, compression: Any, comm_hook: Any) -> None:
         if compression is None:
             return
@@ -413,10 +434,10 @@ class Communicator(CommunicatorBase):
         return GradientReducer(strategy, config, **options)
 
 
-def _require_threads() -> None:
+def _require_threads(what: str = "averaging in the background") -> None:
     if MPI.Query_thread() < MPI.THREAD_MULTIPLE:
         raise RuntimeError(
-            "expected MPI to be initialised with MPI_THREAD_MULTIPLE, which averaging in the background needs; "
+            f"expected MPI to be initialised with MPI_THREAD_MULTIPLE, which {what} needs; "
             f"got thread level {MPI.Query_thread()}"
         )
 

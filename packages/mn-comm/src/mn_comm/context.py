@@ -15,6 +15,7 @@ from typing import Any
 from mpi4py import MPI
 
 from mn_comm import stall
+from mn_comm.questions import Desk
 from mn_comm.ranks import Ranks
 from mn_comm.shared_memory import SharedMemory
 from mn_comm.topology import Topology, discover
@@ -73,6 +74,7 @@ class Contexts:
         self._background: tuple[Context, Worker] | None = None
         self._others: list[Context] = []
         self._given_back: set[int] = set()
+        self._desk: Desk | None = None
 
     @property
     def background(self) -> tuple[Context, Worker]:
@@ -80,6 +82,13 @@ class Contexts:
         if self._background is None:
             self._background = Context(self._mpi_comm), Worker()
         return self._background
+
+    @property
+    def desk(self) -> Desk:
+        """What answers other ranks' questions in a thread of its own; collective when first asked for."""
+        if self._desk is None:
+            self._desk = Desk(Ranks(Ranks(self._mpi_comm).Dup()))
+        return self._desk
 
     def another(self) -> Context:
         """Return what one more thread communicates with, and nobody else until it is given back; collective."""
@@ -124,6 +133,8 @@ class Contexts:
             worker.close()
             context.free()
             self._background = None
+        if self._desk is not None:
+            self._desk.free()
         for context in self._others:
             context.free()
         self._others.clear()

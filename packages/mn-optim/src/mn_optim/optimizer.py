@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
 from typing import Any
 
@@ -41,7 +41,9 @@ from mn_optim.schemes import (
     LocalSteps,
     Overlapped,
     Scheme,
+    Sharded,
 )
+from mn_optim.sharding import Shards
 from mn_optim.training_end import synchronize_at_the_end
 
 __all__ = ["MultiNodeOptimizer", "create_multi_node_optimizer"]
@@ -61,6 +63,7 @@ def create_multi_node_optimizer(
     compression: Compression | None = None,
     local_steps: int | LocalSGD | DiLoCo | StreamingDiLoCo | None = None,
     asynchronous: bool | Asynchronous = False,
+    shard_state: bool = False,
 ) -> MultiNodeOptimizer:
     """Make an optimizer average its gradients over all ranks before each step, or have ranks meet less often.
 
@@ -89,6 +92,11 @@ def create_multi_node_optimizer(
             :class:`LocalSGD`, :class:`DiLoCo` or :class:`StreamingDiLoCo`, for more choices.
         asynchronous: Whether parameters are averaged in the background while each rank goes on at its own speed; or
             :class:`Asynchronous`, for more choices.
+        shard_state: Whether each parameter is updated by one rank only, which alone has the optimizer's state for it
+            and hands the parameter to all others (ZeRO-1). The result is the same, bit for bit. Hooks for each
+            parameter that come before the update act where it is updated, unless a hook over all parameters comes
+            before it, too. A rank that saves the optimizer asks the others for their state, and needs no help of the
+            script on them.
 
     Returns:
         The multi-node optimizer. Everything but its own methods is read from and written to ``actual_optimizer``.
@@ -98,16 +106,13 @@ def create_multi_node_optimizer(
             On every rank: ``local_steps``, ``asynchronous`` or ``compression`` is of a wrong type on some rank.
         ValueError: Options exclude one another; ``overlap`` is asked for without ``zero_fill``. On every rank: there
             are fewer than 1 local steps, the ranks' options differ, or ``compression`` is asked for together with
-            ``comm_hook``, ``local_steps`` or ``asynchronous``, or with the communicator ``naive``.
-        RuntimeError: Something is to travel in the background, but MPI was initialised without ``MPI_THREAD_MULTIPLE``.
+            ``comm_hook``, ``local_steps`` or ``asynchronous``, or with the communicator ``naive``; or ``shard_state``
+            together with ``local_steps`` or ``asynchronous``.
+        NotImplementedError: A kind of communicator of a script's own cannot do what is asked for.
+        RuntimeError: Something is to travel in the background, or ``shard_state`` is asked for, but MPI was initialised
+            without ``MPI_THREAD_MULTIPLE``.
     """
-    if isinstance(actual_optimizer, type) or not (
-        hasattr(actual_optimizer, "setup") and hasattr(actual_optimizer, "update")
-    ):
-        raise TypeError(
-            "expected a chainer.Optimizer for actual_optimizer, or what has its setup, update and target; got "
-            f"{type(actual_optimizer).__name__}: {actual_optimizer!r:.80}"
-        )
+    _expect_optimizer(actual_optimizer)
     if overlap and double_buffering:
         raise ValueError("expected one of overlap and double_buffering, got both")
     if overlap and not zero_fill:
@@ -115,12 +120,11 @@ def create_multi_node_optimizer(
         raise ValueError("expected zero_fill=True with overlap, got False")
     scheme: Scheme
     reducer = None
-    hooks: dict[str, Any] = {
-        key: hook for key, hook in (("comm_hook", comm_hook), ("compression", compression)) if hook is not None
-    }
+    hooks = _given(comm_hook=comm_hook, compression=compression)
     if local_steps is not None or asynchronous is not False:
         with raise_on_all(communicator):
             others = {"overlap": overlap, "double_buffering": double_buffering, "compression": compression is not None}
+            others["shard_state"] = shard_state
             _expect_alone(local_steps, asynchronous, others, comm_hook)
             options = as_asynchronous(asynchronous) if local_steps is None else as_local_steps(local_steps)
         expect_same(communicator, "local_steps and asynchronous", describe(options))
@@ -140,7 +144,24 @@ def create_multi_node_optimizer(
         reducer = communicator.gradient_reducer(**hooks) if hooks else None
         scheme = AfterBackward(communicator, zero_fill, reducer)
     compressed = reducer if compression is not None else None
-    return MultiNodeOptimizer(actual_optimizer, communicator, zero_fill, scheme, compressed)
+    if not shard_state:
+        return MultiNodeOptimizer(actual_optimizer, communicator, zero_fill, scheme, compressed)
+    shards = Shards(communicator, actual_optimizer)
+    return MultiNodeOptimizer(actual_optimizer, communicator, zero_fill, Sharded(scheme, shards), compressed, shards)
+
+
+def _expect_optimizer(actual_optimizer: Any) -> None:
+    if isinstance(actual_optimizer, type) or not (
+        hasattr(actual_optimizer, "setup") and hasattr(actual_optimizer, "update")
+    ):
+        raise TypeError(
+            "expected a chainer.Optimizer for actual_optimizer, or what has its setup, update and target; got "
+            f"{type(actual_optimizer).__name__}: {actual_optimizer!r:.80}"
+        )
+
+
+def _given(**options: Any) -> dict[str, Any]:
+    return {key: value for key, value in options.items() if value is not None}
 
 
 def _expect_alone(
@@ -169,6 +190,7 @@ class MultiNodeOptimizer:
         zero_fill: Whether an initialised parameter without a gradient counts as one of zeros.
         scheme: When gradients are averaged; by default after the backward pass.
         compressed: What averages them, if that compresses.
+        shards: The part of the optimizer's state that this rank has, if that is sharded.
 
     Attributes:
         target_params: The names of the parameters, and whether each was initialised, as :meth:`is_changed` last saw
@@ -176,7 +198,7 @@ class MultiNodeOptimizer:
     """
 
     __slots__ = (
-        *("__weakref__", "_accumulates", "_compressed", "_has_part", "_scheme"),
+        *("__weakref__", "_accumulates", "_compressed", "_has_part", "_scheme", "_shards"),
         *("actual_optimizer", "communicator", "target_params"),
     )
 
@@ -191,11 +213,13 @@ class MultiNodeOptimizer:
         zero_fill: bool,
         scheme: Scheme | None = None,
         compressed: GradientReducer | None = None,
+        shards: Shards | None = None,
     ) -> None:
         self.actual_optimizer = actual_optimizer
         self.communicator = communicator
         self._scheme = AfterBackward(communicator, zero_fill, None) if scheme is None else scheme
         self._compressed = compressed
+        self._shards = shards
         self.target_params = []
         self._accumulates = False
         self._has_part = False
@@ -322,9 +346,9 @@ class MultiNodeOptimizer:
         """Save or load the actual optimizer's state, what is under way, and what compression has not sent yet.
 
         Not collective. Plain Chainer, which does not know the latter two, ignores them; where they are missing, there
-        are none.
+        are none. Sharded state is saved as if it were not: other ranks are asked for theirs.
         """
-        self.actual_optimizer.serialize(serializer)
+        (self._shards or self.actual_optimizer).serialize(serializer)
         if self.actual_optimizer.target is None:
             return
         if isinstance(serializer, chainer.Serializer) and self._scheme.has_diverged:
@@ -337,6 +361,13 @@ class MultiNodeOptimizer:
         self._scheme.serialize(serializer, self.actual_optimizer.target)
         if self._compressed is not None:
             serialize_compression(serializer, self._compressed)
+
+    def own_part(self) -> AbstractContextManager[None]:
+        """Return a context in which :meth:`serialize` saves no state but this rank's own, where state is sharded.
+
+        For checkpoints of all ranks together; what is saved so can be loaded only by the same number of ranks.
+        """
+        return nullcontext() if self._shards is None else self._shards.own_part()
 
     def is_changed(self, target: Model) -> bool:
         """Return whether the names of a model's parameters, or which are initialised, differ from the last call.

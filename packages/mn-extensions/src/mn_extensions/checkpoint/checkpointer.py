@@ -18,7 +18,7 @@ from mn_extensions.checkpoint.ending import Ending
 from mn_extensions.checkpoint.files import FileRecord, check_writable
 from mn_extensions.checkpoint.generations import Generations
 from mn_extensions.checkpoint.manifest import Manifest, file_name, manifest_name, write_manifest
-from mn_extensions.checkpoint.replicas import assume_synchronized, synchronize
+from mn_extensions.checkpoint.replicas import assume_synchronized, own_parts, synchronize
 from mn_extensions.checkpoint.state import check_fits, load_state, state_of
 from mn_extensions.checkpoint.stats import CheckpointStats
 
@@ -110,7 +110,8 @@ class MultiNodeCheckpointer(Extension):  # type: ignore[misc]  # Chainer has no 
         If a rank cannot write its file (its disk is full), all ranks warn and go on; older generations are untouched.
         A file that another program has written, as a checkpoint of an older ChainerMN, is never replaced.
 
-        Optimizers whose ranks meet only now and then are synchronised before.
+        Optimizers whose ranks meet only now and then are synchronised before. Of optimizer state that is sharded each
+        rank saves its own part.
 
         Args:
             target: What to save: a trainer, or anything else that Chainer can serialize.
@@ -128,7 +129,7 @@ class MultiNodeCheckpointer(Extension):  # type: ignore[misc]  # Chainer has no 
         self._expect_ending()
         with raise_on_all(self.comm):  # before any rank writes
             generations.expect_free(iteration)
-        with raise_on_all(self.comm):
+        with raise_on_all(self.comm), own_parts(target):
             report = generations.write(state_of(target), iteration)
         outcome = self._complete_generation(generations, iteration, self.comm.allgather_obj(report))
         generations.remove(generations.mine - outcome.kept)
@@ -171,7 +172,7 @@ class MultiNodeCheckpointer(Extension):  # type: ignore[misc]  # Chainer has no 
         newest = generations.newest_unharmed(self.name or self._run)  # the old one named files after the extension
         if newest is None:
             return None
-        with raise_on_all(self.comm):
+        with raise_on_all(self.comm), own_parts(trainer):
             check_fits(newest.state, trainer)
         with raise_on_all(self.comm):
             load_state(newest.state, trainer)

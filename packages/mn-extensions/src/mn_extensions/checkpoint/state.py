@@ -19,6 +19,8 @@ _GENERATOR = "MT19937"  # NumPy's own
 _OF_AN_OPTIMIZER = re.compile(r"(^|/)optimizer:")
 # What compression has not sent yet, whatever it fits: the optimizer itself finds out, and begins anew if it must.
 _OF_COMPRESSION = re.compile(r"(^|/)optimizer:[^/]*/compression/")
+# Whose parameters' state it is; the optimizer itself looks at that.
+_OF_A_SHARD = re.compile(r"(^|/)optimizer:[^/]*/multi_node_shard/")
 _OF_A_MODEL = re.compile(r"(^|/)model:")
 # What Chainer's iterators look for where they do not find the name: until Chainer 3 they saved it under this one.
 _OLD_NAMES = {"order": "_order"}
@@ -101,7 +103,7 @@ def _arrays_of(target: Any) -> dict[str, np.ndarray[Any, Any]]:
     updater = getattr(target, "updater", None)
     state = npz.serialize(target) if updater is None else _prefixed("updater/", npz.serialize(updater))
     arrays = {name: np.asarray(value) for name, value in state.items()}
-    checked = (name for name in arrays if not _OF_COMPRESSION.search(name))
+    checked = (name for name in arrays if not _OF_COMPRESSION.search(name) and not _OF_A_SHARD.search(name))
     return {name: arrays[name] for name in checked if arrays[name].ndim or _is_model(name)}
 
 

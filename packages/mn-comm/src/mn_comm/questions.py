@@ -1,0 +1,182 @@
+"""Questions that a rank may ask another one at any time, whatever that is doing meanwhile.
+
+A thread of each rank looks now and then whether it was asked, and answers. A rank that has nothing more to do waits at
+its end until all others have come to theirs, as MPI itself does: until then it may be asked.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+import threading
+import time
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+from mpi4py import MPI
+
+from mn_comm.agreement import describe, remote_error
+from mn_comm.collectives.objects import recv_obj, send_obj
+from mn_comm.exit_status import at_exit
+from mn_comm.ranks import Ranks
+from mn_comm.watch import activity
+
+__all__ = ["Desk", "Questions"]
+
+_QUESTION, _ANSWER = 1, 2
+# More often while questions come, since a rank waits for each answer; each look costs a few microseconds.
+_LEAST_PAUSE_SECONDS = 50e-6
+_MOST_PAUSE_SECONDS = 20e-3
+
+Answer = Callable[[Any], Any]
+
+
+class Desk:
+    """Answers the questions of other ranks in a thread, which starts with the first who can answer any.
+
+    For a fork of the process, which must not have threads, it ends; then it starts again.
+
+    Args:
+        ranks: The ranks, which nobody else communicates with.
+    """
+
+    def __init__(self, ranks: Ranks) -> None:
+        self.ranks = ranks
+        self._answers: dict[int, Callable[[], Answer | None]] = {}
+        self._numbers = itertools.count(1)
+        self._closing = threading.Event()
+        self._thread: threading.Thread | None = None
+        _desks.add(self)
+
+    def open(self, answer: Answer) -> int:
+        """Have questions answered from now on; collective, in the same order on every rank.
+
+        Args:
+            answer: Returns the answer to a question.
+
+        Returns:
+            The number under which others ask.
+        """
+        number = next(self._numbers)
+        is_method = hasattr(answer, "__self__")
+        self._answers[number] = weakref.WeakMethod(answer) if is_method else lambda: answer
+        self.start()
+        return number
+
+    def ask(self, rank: int, number: int, question: Any) -> Any:
+        """Return another rank's answer; see :meth:`Questions.ask`."""
+        send_obj(self.ranks, (number, question), rank, _QUESTION)
+        is_answer, value = recv_obj(self.ranks, rank, _ANSWER, None)
+        if not is_answer:
+            raise remote_error(rank, *value)
+        return value
+
+    def start(self) -> None:
+        """Start the thread, if there is something to answer."""
+        if self._answers and self._thread is None:
+            self._closing.clear()
+            self._thread = threading.Thread(target=self._run, name="mn_comm-answers", daemon=True)
+            self._thread.start()
+
+    def stop(self) -> None:
+        """End the thread."""
+        if self._thread is not None:
+            self._closing.set()
+            self._thread.join()
+            self._thread = None
+
+    def stop_with_others(self) -> None:
+        """Answer until all ranks have come here, then end the thread; collective."""
+        if self._thread is not None and not MPI.Is_finalized():
+            request = self.ranks.Ibarrier()
+            while not request.Test():  # the stall monitor has nothing to say of it: another rank may go on for long
+                time.sleep(_MOST_PAUSE_SECONDS)
+        self.stop()
+
+    def free(self) -> None:
+        """End the thread, and free the communicator; collective."""
+        self._answers.clear()
+        self.stop()
+        self.ranks.Free()
+
+    def _run(self) -> None:
+        activity().polls = True
+        pause = _MOST_PAUSE_SECONDS
+        while not self._closing.wait(pause) and not MPI.Is_finalized():
+            pause = min(2 * pause, _MOST_PAUSE_SECONDS)
+            status = MPI.Status()
+            while self.ranks.Iprobe(MPI.ANY_SOURCE, _QUESTION, status):
+                self._serve(status.source)
+                pause = _LEAST_PAUSE_SECONDS
+
+    def _serve(self, rank: int) -> None:
+        number, question = recv_obj(self.ranks, rank, _QUESTION, None)
+        try:
+            reply = True, self._answer_of(number)(question)
+        except Exception as error:
+            reply = False, describe(error)
+        try:
+            send_obj(self.ranks, reply, rank, _ANSWER)
+        except Exception:  # it cannot be pickled, and send_obj has told the other rank
+            return
+
+    def _answer_of(self, number: int) -> Answer:
+        answer = self._answers[number]()
+        if answer is None:
+            raise RuntimeError("expected somebody who answers, but it is not there any more")
+        return answer
+
+
+class Questions:
+    """Asks other ranks, and answers them; see :meth:`mn_comm.CommunicatorBase.questions`.
+
+    Args:
+        desk: What answers. Creating it is collective.
+        answer: Returns this rank's answer to a question.
+    """
+
+    def __init__(self, desk: Desk, answer: Answer) -> None:
+        self._desk = desk
+        self._number = desk.open(answer)
+
+    def ask(self, rank: int, question: Any) -> Any:
+        """Return another rank's answer to a question; not collective.
+
+        Args:
+            rank: The rank, not this one.
+            question: Anything that can be pickled.
+
+        Raises:
+            Exception: What the other rank's ``answer`` raised.
+        """
+        return self._desk.ask(rank, self._number, question)
+
+
+_desks: weakref.WeakSet[Desk] = weakref.WeakSet()
+
+
+def _stop_all() -> None:
+    for desk in list(_desks):
+        desk.stop()
+
+
+def _start_all() -> None:
+    for desk in list(_desks):
+        desk.start()
+
+
+def _forget_all() -> None:
+    _desks.clear()  # a child of a rank is none
+
+
+def _end() -> None:
+    """End all threads, when all ranks end."""
+    for desk in sorted(_desks, key=lambda desk: desk.ranks.py2f()):
+        desk.stop_with_others()
+
+
+# What is asked must be answered before MPI ends, which happens after this.
+at_exit(_end)
+# Since 3.12 Python warns of a fork while threads run, and rightly: the child would not have them.
+os.register_at_fork(before=_stop_all, after_in_parent=_start_all, after_in_child=_forget_all)

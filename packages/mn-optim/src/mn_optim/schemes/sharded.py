@@ -1,0 +1,49 @@
+"""Another scheme, in which each rank updates the parameters that it owns, and has only their optimizer state."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+import chainer
+
+from mn_optim.schemes.scheme import Backward, Scheme, TakeStep
+from mn_optim.sharding import Shards
+
+__all__ = ["Sharded"]
+
+
+class Sharded:
+    """Averages as another scheme does; the step that follows is divided among the ranks.
+
+    ZeRO-1: Rajbhandari et al. 2019, arXiv 1910.02054, section 5.1.
+
+    Args:
+        exact: Averages gradients.
+        shards: What this rank owns.
+    """
+
+    is_meeting = True
+    may_diverge = False
+    has_diverged = False
+
+    def __init__(self, exact: Scheme, shards: Shards) -> None:
+        self.zero_fill = exact.zero_fill
+        self._exact = exact
+        self._shards = shards
+
+    def step(self, model: chainer.Link, backward: Backward | None, take_step: TakeStep) -> None:
+        """Average gradients, update what is this rank's, and give it to all; collective."""
+        self._exact.step(model, backward, partial(self._shards.take_step, model, take_step))
+
+    def restart(self, model: chainer.Link) -> None:
+        """Have nothing under way, and find out anew who owns what; collective."""
+        self._exact.restart(model)
+        self._shards.restart()
+
+    def synchronize(self, model: chainer.Link, is_shared: bool) -> bool:
+        """Do nothing: the parameters are equal."""
+        return self._exact.synchronize(model, is_shared)
+
+    def serialize(self, serializer: Any, model: chainer.Link) -> None:
+        """Do nothing: the optimizer's state is all there is, and :class:`Shards` sees to that."""
