@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     )
     from mn_comm.compression import Compression
     from mn_comm.compression.compressor import CompressionReport
+    from mn_comm.gradients.agree import Roll
     from mn_comm.gradients.bucket import AnyBucket
     from mn_comm.gradients.reducer import GradientReducer
     from mn_comm.gradients.reduction import CommunicationHook, Reduction
@@ -59,6 +60,7 @@ _HOME_OF = {
     "compression": "compression",  # itself
     "Compression": "compression",
     "CompressionReport": "compression.compressor",
+    "Roll": "gradients.agree",
     "AnyBucket": "gradients.bucket",
     "GradientReducer": "gradients.reducer",
     "CommunicationHook": "gradients.reduction",
@@ -101,6 +103,7 @@ __all__ = [
     "Parameter",
     "PureNcclCommunicator",
     "Reduction",
+    "Roll",
     "SingleNodeCommunicator",
     "Topology",
     "TwoDimensionalCommunicator",
