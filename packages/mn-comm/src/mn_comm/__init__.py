@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from mn_comm.compression import Compression
     from mn_comm.compression.compressor import CompressionReport
     from mn_comm.exit_status import at_exit
+    from mn_comm.gradients.agree import Roll
     from mn_comm.gradients.bucket import AnyBucket
     from mn_comm.gradients.reducer import GradientReducer
     from mn_comm.gradients.reduction import CommunicationHook, Reduction
@@ -61,6 +62,7 @@ _HOME_OF = {
     "compression": "compression",  # itself
     "Compression": "compression",
     "CompressionReport": "compression.compressor",
+    "Roll": "gradients.agree",
     "AnyBucket": "gradients.bucket",
     "GradientReducer": "gradients.reducer",
     "CommunicationHook": "gradients.reduction",
@@ -103,6 +105,7 @@ __all__ = [
     "Parameter",
     "PureNcclCommunicator",
     "Reduction",
+    "Roll",
     "SingleNodeCommunicator",
     "Topology",
     "TwoDimensionalCommunicator",

@@ -471,6 +471,17 @@ class CommunicatorBase(ABC):
         """
         raise NotImplementedError(f"{type(self).__name__} cannot answer questions in the background")
 
+    def mean_grad_reducer(self, model: Model) -> GradientReducer:
+        """Return what :meth:`multi_node_mean_grad` averages a model's gradients by; not collective.
+
+        Args:
+            model: The model.
+
+        Raises:
+            NotImplementedError: This kind of communicator averages in a way of its own.
+        """
+        raise NotImplementedError(f"{type(self).__name__} averages gradients in a way of its own")
+
     def broadcast_data(self, model: Model) -> None:
         """Do what :meth:`bcast_data` does, by its old name."""
         self.bcast_data(model)

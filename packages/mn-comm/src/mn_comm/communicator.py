@@ -346,6 +346,11 @@ class Communicator(CommunicatorBase):
             reducer = self._common_reducer
         return reducer
 
+    def mean_grad_reducer(self, model: Model) -> GradientReducer:
+        if type(self).multi_node_mean_grad is not Communicator.multi_node_mean_grad:
+            return super().mean_grad_reducer(model)
+        return self._reducer_of(model)
+
     @operation
     def gradient_reducer(
         self,

@@ -23,6 +23,7 @@ from mn_comm import (
     span,
 )
 from mn_optim.backward import backward as overlapping_backward
+from mn_optim.joining import Attendance, joined
 from mn_optim.options import (
     Asynchronous,
     DiLoCo,
@@ -43,6 +44,7 @@ from mn_optim.schemes import (
     Scheme,
     Sharded,
 )
+from mn_optim.schemes.shared import share_out
 from mn_optim.sharding import Shards
 from mn_optim.training_end import synchronize_at_the_end
 
@@ -198,7 +200,7 @@ class MultiNodeOptimizer:
     """
 
     __slots__ = (
-        *("__weakref__", "_accumulates", "_compressed", "_has_part", "_scheme", "_shards"),
+        *("__weakref__", "_accumulates", "_attendance", "_compressed", "_has_part", "_scheme", "_shards"),
         *("actual_optimizer", "communicator", "target_params"),
     )
 
@@ -223,6 +225,7 @@ class MultiNodeOptimizer:
         self.target_params = []
         self._accumulates = False
         self._has_part = False
+        self._attendance: Attendance | None = None
 
     @property
     def zero_fill(self) -> bool:
@@ -258,6 +261,8 @@ class MultiNodeOptimizer:
         if model is None:
             raise RuntimeError("expected a model before the first update: call setup(model)")
         with span("step"):
+            if self._attendance is not None:
+                self._attendance.begin(model, lossfun, args, kwds, self._accumulates)
             backward = None
             if lossfun is not None:
                 with span("forward"):
@@ -274,20 +279,31 @@ class MultiNodeOptimizer:
             return
         self._has_part = False
         if self.is_changed(model):
-            seen, self.target_params = self.target_params, []  # after an exception they have still to be shared out
+            self.target_params = []  # after an exception they have still to be shared out
             _run(backward)
-            own(self, (param for _, param in model.namedparams()))
-            self._scheme.restart(model)
-            self.communicator.bcast_data(model)
-            self.target_params = seen
+            if self._attendance is not None:
+                self._attendance.ask_for_parameters(model)
+            self._share_out(model)
         else:
-            loss_scale = None if backward is None else getattr(self.actual_optimizer, "_loss_scale", None)
-            if self._compressed is not None and backward is not None:
-                # What was not sent yet is in the units of the gradients.
-                self._compressed.scale_errors(loss_scale or 1.0)
-            self._scheme.step(model, backward, partial(_take_step, model, loss_scale, step))
+            self._step(model, backward, step)
             if self._scheme.may_diverge:
                 chainer.report({"meeting": float(self._scheme.is_meeting)})
+
+    def _share_out(self, model: chainer.Link) -> None:
+        """Give all ranks the parameters of rank 0; collective."""
+        self.target_params = []
+        own(self, (param for _, param in model.namedparams()))
+        self._scheme.restart(model)
+        share_out(self.communicator, model, fills_in=self._attendance is not None)
+        self.is_changed(model)
+
+    def _step(self, model: chainer.Link, backward: Backward | None, step: Callable[[], None]) -> None:
+        has_loss = backward is not None or (self._attendance is not None and self._attendance.roll.is_absent)
+        loss_scale = getattr(self.actual_optimizer, "_loss_scale", None) if has_loss else None
+        if self._compressed is not None and has_loss:
+            # What was not sent yet is in the units of the gradients.
+            self._compressed.scale_errors(loss_scale or 1.0)
+        self._scheme.step(model, backward, partial(_take_step, model, loss_scale, step))
 
     @contextmanager
     def no_sync(self) -> Iterator[None]:
@@ -306,6 +322,65 @@ class MultiNodeOptimizer:
             yield
         finally:
             self._accumulates = False
+
+    def join(self, over: str = "present") -> AbstractContextManager[None]:
+        """Return a context in which ranks may call ``update`` unequally often: each as long as it has data.
+
+        A rank that comes to the end of the block takes part in the updates of the others, with gradients of zeros,
+        until all have come; then all have the same parameters and have taken as many steps::
+
+            with optimizer.join():
+                for batch in batches_of_this_rank:  # there may be none
+                    optimizer.update(model, *batch)
+
+        To enter it is not collective; to leave it is. In the block, nothing but ``update`` may communicate. A rank that
+        leaves it by an exception tells the others, which raise as well, unless the exception comes amid an update's
+        communication. Hyperparameters that change with time have to be changed by hooks of the optimizer, which are
+        called on every rank.
+
+        Models that communicate, as by ``MultiNodeBatchNormalization``, are run without samples on ranks that have no
+        data; ``update`` must be given the loss function then. Arrays have samples along their first axis.
+
+        Args:
+            over: What means are over: ``"present"`` for the ranks that still have data, ``"all"`` for all.
+
+        Raises:
+            RuntimeError: No model was set up; one join is within another; on the other ranks, a rank has left by an
+                exception, or never entered.
+            ValueError: ``over`` is neither, or not the same on every rank (on every rank); or the optimizer was made
+                with ``zero_fill=False``.
+        """
+        return joined(self, over)
+
+    def join_in_steps(self, over: str = "present") -> None:
+        """Have every rank call in each step either ``update`` or :meth:`update_without_data`, from now on.
+
+        For updaters, which do so. To be called on every rank.
+
+        Args:
+            over: As for :meth:`join`.
+        """
+        self._attendance = Attendance(self, over)
+
+    def update_without_data(self, lossfun: Callable[..., chainer.Variable] | None = None) -> None:
+        """Take part in a step of other ranks without data of one's own; collective with their ``update``.
+
+        If no rank has data, none takes a step.
+
+        Args:
+            lossfun: What the other ranks' ``update`` is given: run without samples if the model communicates. By
+                default what was given last, or the model.
+
+        Raises:
+            RuntimeError: No model was set up, or :meth:`join_in_steps` was not called.
+        """
+        model = self.actual_optimizer.target
+        if model is None:
+            raise RuntimeError("expected a model before the first update: call setup(model)")
+        if self._attendance is None:
+            raise RuntimeError("expected join_in_steps() before an update without data")
+        with span("step"):
+            self._attendance.stand_in(model, lossfun)
 
     def assume_synchronized(self) -> None:
         """Take the parameters of all ranks to be equal already: the next update takes a step.

@@ -559,3 +559,18 @@ def test_bad_numbers(error, message, call):
 def test_ranks_whose_options_differ(others):
     with pytest.raises(ValueError, match="expected the same local_steps and asynchronous on every rank, got DiLoCo"):
         make(DiLoCo(2) if RANK == 0 else others)
+
+
+def test_rank_without_a_step_of_its_own_meets_those_that_have_taken_one():
+    options = LocalSGD(4, start_after=1)
+    optimizer = create_multi_node_optimizer(chainer.optimizers.SGD(0.1), COMM, local_steps=options)
+    optimizer.setup(chainer.Sequential(chainer.links.Linear(2, 2)))
+    for _ in range(2 if COMM.rank else 3):  # one shares out, one is exact
+        for param in optimizer.target.params():
+            param.grad = np.full(param.shape, COMM.rank + 1, np.float32)
+        optimizer.update()
+    optimizer.synchronize()
+    mine = [param.data.copy() for param in optimizer.target.params()]
+    for other in COMM.allgather_obj(mine):
+        for a, b in zip(mine, other, strict=True):
+            np.testing.assert_array_equal(a, b)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import threading
 import weakref
+from functools import partial
 from queue import Empty, SimpleQueue
 from typing import Any
 
@@ -14,10 +15,13 @@ from chainer.backends import cuda
 
 from mn_comm import CommunicatorBase, Future, GradientReducer, Worker, at_exit, raise_on_all, waiting_for
 from mn_optim.options import Asynchronous
+from mn_optim.roll import Roll
+from mn_optim.schemes.communicating import communicating_links
 from mn_optim.schemes.exact import Exact
 from mn_optim.schemes.optimizer_state import Slots
 from mn_optim.schemes.parameters import initialised_parameters, set_value, value_of
 from mn_optim.schemes.scheme import Backward, TakeStep
+from mn_optim.schemes.shared import share_out
 from mn_optim.schemes.state import read, write
 
 __all__ = ["AsynchronousMean"]
@@ -57,6 +61,20 @@ class AsynchronousMean:
         _all.add(self)
 
     @property
+    def roll(self) -> Roll | None:
+        """Who has data in the exact steps."""
+        return self._exact.roll
+
+    @roll.setter
+    def roll(self, roll: Roll | None) -> None:
+        self._exact.roll = roll
+
+    @property
+    def exact(self) -> Exact | None:
+        """What averages gradients in the next step, if that is an exact one."""
+        return self._exact if self._is_exact else None
+
+    @property
     def has_diverged(self) -> bool:
         """Whether a step was taken since all ranks were equal."""
         return self._has_moved
@@ -69,8 +87,7 @@ class AsynchronousMean:
         """Take a step of one's own, and add a mean if there is a new one."""
         self._share(model)
         if self._is_exact:
-            self._exact.step(model, backward, take_step)
-            self._taken += 1
+            self._exact.step(model, backward, partial(self._count, take_step))
             self.is_meeting = True
             return
         rounds = self._run(model)
@@ -79,6 +96,19 @@ class AsynchronousMean:
         self._has_moved = True
         self.is_meeting = rounds.step(take_step)
         self._taken += 1
+
+    def _count(self, take_step: TakeStep) -> None:
+        self._taken += 1  # before: where the step fails, it has failed between two meetings
+        take_step()
+
+    def idle(self, model: chainer.Link) -> None:
+        """Do nothing: ranks take their steps at different times anyway."""
+
+    def fail(self, error: Exception) -> None:
+        """Have the rounds of all ranks end by an exception; collective with these."""
+        rounds, self._rounds = self._rounds, None
+        if rounds is not None:
+            rounds.fail()
 
     def restart(self, model: chainer.Link) -> None:
         """End what is under way; collective."""
@@ -90,7 +120,7 @@ class AsynchronousMean:
         """Wait until all ranks have come here, and average meanwhile as long as others train; collective."""
         if not is_shared:
             self.restart(model)
-            self._communicator.bcast_data(model)
+            share_out(self._communicator, model, fills_in=self.roll is not None)
         if not self._is_exact:
             self._share(model)
             self._run(model)
@@ -168,7 +198,7 @@ class _Rounds:
         self._averaged_at = 0
         # A finalizer may put something into this queue at any time, as it could not set an event.
         self._endings: SimpleQueue[None] = SimpleQueue()
-        self._has_ended = False
+        self._has_ended = self._has_failed = False
         self._is_over = False
         self._future = Future(self._make_rounds, worker)
 
@@ -198,6 +228,13 @@ class _Rounds:
         """Have this rank say that it has ended, and wait until all ranks do; all parameters are equal then."""
         self.announce_end()
         self._future.wait()
+
+    def fail(self) -> None:
+        """Have this rank say that it has failed, and wait until all ranks know."""
+        self._has_failed = True
+        self.announce_end()
+        with contextlib.suppress(RuntimeError):  # which is raised on this rank, too
+            self._future.wait()
 
     def _add(self) -> bool:
         """Add what is pending to the parameters."""
@@ -229,18 +266,22 @@ class _Rounds:
     def _make_round(self) -> bool:
         """Average a copy of the parameters; collective. Return whether all ranks have ended."""
         with self._changed:
+            flag = float("inf") if self._has_failed else float(self._has_ended)
             self._sent_at = self._steps
             sent = {name: value_of(param).copy() for name, param in self._params.items()}
             for name, difference in (self._pending or {}).items():
                 sent[name] += difference
         means = {name: array.copy() for name, array in sent.items()}
         like = next(iter(means.values()), np.zeros(1, np.float32))
-        means[_FLAG] = cuda.get_array_module(like).full(1, self._has_ended, np.float32)
+        means[_FLAG] = cuda.get_array_module(like).full(1, flag, np.float32)
         slots = Slots(means)
         self._reducer.average(slots)
         slots.write_back()
+        mean_flag = float(means.pop(_FLAG)[0])
+        if mean_flag == float("inf"):
+            raise RuntimeError("a rank has left join() by an exception: parameters are not averaged any more")
         # A mean of ones may be rounded to something less.
-        have_all_ended = float(means.pop(_FLAG)[0]) > 1 - 0.5 / self._size
+        have_all_ended = mean_flag > 1 - 0.5 / self._size
         with self._changed:
             if have_all_ended:
                 for name, param in self._params.items():
@@ -263,15 +304,13 @@ class _Rounds:
 
 def _refuse_meetings_within(model: chainer.Link) -> None:
     """Raise if a link of the model communicates: ranks are not at the same place at the same time."""
-    for path, link in model.namedlinks():
-        for value in vars(link).values():
-            if isinstance(value, CommunicatorBase):
-                raise ValueError(  # noqa: TRY004 - it is the combination that cannot be
-                    "asynchronous: expected a model that does not communicate, got a "
-                    f"{type(link).__name__} with a communicator at {path}: ranks take their steps at different times, "
-                    "and would wait for one another or mix up their messages; use local_steps, or a link that meets no "
-                    "other ranks, such as chainer.links.BatchNormalization"
-                )
+    for path, link in communicating_links(model):
+        raise ValueError(
+            f"asynchronous: expected a model that does not communicate, got a {type(link).__name__} with a "
+            f"communicator at {path}: ranks take their steps at different times, and would wait for one another or mix "
+            "up their messages; use local_steps, or a link that meets no other ranks, such as "
+            "chainer.links.BatchNormalization"
+        )
 
 
 def _drop(rounds: _Rounds, worker: Worker) -> None:

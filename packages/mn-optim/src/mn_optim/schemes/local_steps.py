@@ -7,6 +7,7 @@ fragment, no delay and ``alpha=1``.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 import chainer
@@ -14,28 +15,32 @@ import numpy as np
 
 from mn_comm import CommunicationHook, CommunicatorBase, GradientReducer, waiting_for
 from mn_optim.options import DiLoCo, LocalSGD, StreamingDiLoCo
+from mn_optim.roll import LeftByException, Roll
 from mn_optim.schemes.exact import Exact
 from mn_optim.schemes.fragment import Average, Fragment, cut
 from mn_optim.schemes.optimizer_state import OptimizerState
 from mn_optim.schemes.parameters import initialised_parameters, value_of
 from mn_optim.schemes.scheme import Backward, TakeStep
+from mn_optim.schemes.shared import share_out
 from mn_optim.schemes.state import read, write
 
 __all__ = ["LocalSteps"]
 
-_SHARE, _SYNCHRONIZE = -2, -1
+_FAILURE, _SHARE, _SYNCHRONIZE = -3, -2, -1
 
 
 class _Word(NamedTuple):
     """What a rank says before anything is exchanged.
 
     Attributes:
-        purpose: The fragment that is to meet, or ``_SYNCHRONIZE`` or ``_SHARE``.
+        purpose: The fragment that is to meet, or ``_SYNCHRONIZE``, ``_SHARE`` or ``_FAILURE``.
         moved: For each fragment whether this rank has gone anywhere since it last met.
+        failure: By what exception it has left a join.
     """
 
     purpose: int
     moved: tuple[bool, ...]
+    failure: str = ""
 
 
 class LocalSteps:
@@ -77,6 +82,20 @@ class LocalSteps:
         self._fragments: list[Fragment] = []
 
     @property
+    def roll(self) -> Roll | None:
+        """Who has data in the exact steps."""
+        return self._exact.roll
+
+    @roll.setter
+    def roll(self, roll: Roll | None) -> None:
+        self._exact.roll = roll
+
+    @property
+    def exact(self) -> Exact | None:
+        """What averages gradients in the next step, if that is an exact one."""
+        return self._exact if self._is_exact else None
+
+    @property
     def has_diverged(self) -> bool:
         """Whether a fragment has moved since it last met, or its mean is under way."""
         return any(each.has_moved or each.due is not None for each in self._fragments)
@@ -88,19 +107,34 @@ class LocalSteps:
     def step(self, model: chainer.Link, backward: Backward | None, take_step: TakeStep) -> None:
         """Take a step of one's own, and meet if it is time to; collective then."""
         if self._is_exact:
-            self._exact.step(model, backward, take_step)
-            self._taken += 1
+            self._exact.step(model, backward, partial(self._count, take_step))
             self.is_meeting = True
             return
         self._use_fragments(model)
         if backward is not None:
             backward(None)
         take_step()
+        for fragment in self._fragments:
+            fragment.has_moved = True
+        self._advance(model)
+
+    def _count(self, take_step: TakeStep) -> None:
+        self._taken += 1  # before: where the step fails, it has failed between two meetings
+        take_step()
+
+    def idle(self, model: chainer.Link) -> None:
+        """Go nowhere in a step, and meet if it is time to; collective then."""
+        self._use_fragments(model)
+        self._advance(model)
+
+    def fail(self, error: Exception) -> None:
+        """Have all ranks that meet, or wait for meetings, learn of an exception; collective with these."""
+        self._say(_FAILURE, f"{type(error).__name__}: {error}")
+
+    def _advance(self, model: chainer.Link) -> None:
         self._taken += 1
         self._position += 1
         self.is_meeting = False
-        for fragment in self._fragments:
-            fragment.has_moved = True
         for fragment in self._fragments:
             if self._is_time(fragment):
                 self._meet(model, fragment.index)
@@ -119,7 +153,7 @@ class LocalSteps:
         has_shared = not is_shared
         if has_shared:
             self.restart(model)
-            self._communicator.bcast_data(model)
+            share_out(self._communicator, model, fills_in=self.roll is not None)
         while not self._is_exact:
             words = self._say(_SYNCHRONIZE)
             purposes = {word.purpose for word in words} - {_SYNCHRONIZE}
@@ -134,7 +168,7 @@ class LocalSteps:
     def _take_part(self, model: chainer.Link, purpose: int, words: Sequence[_Word]) -> bool:
         """Do what others have come for; collective. Return whether that was to share out parameters."""
         if purpose == _SHARE:
-            self._communicator.bcast_data(model)
+            share_out(self._communicator, model, fills_in=self.roll is not None)
             self._forget()
             return True
         self._use_fragments(model)
@@ -144,6 +178,7 @@ class LocalSteps:
 
     def _meet_in_all(self, model: chainer.Link, words: Sequence[_Word]) -> None:
         """Make all parameters equal; collective."""
+        self._use_fragments(model)  # others may have taken steps of their own where this rank has not
         self._land(self._fragments)
         for fragment in self._fragments:
             if _n_moved(words, fragment.index):
@@ -225,12 +260,20 @@ class LocalSteps:
         self._fragments = []
         self._position = 0
 
-    def _say(self, purpose: int) -> list[_Word]:
-        """Return what all ranks have come for; collective."""
+    def _say(self, purpose: int, failure: str = "") -> list[_Word]:
+        """Return what all ranks have come for; collective.
+
+        Raises:
+            LeftByException: Another rank has left a join by an exception.
+        """
         # What a rank has learned while a mean is under way survives its arrival only if alpha is below 1.
         moved = tuple(self._alpha != 1 if each.due is not None else each.has_moved for each in self._fragments)
         with waiting_for(lambda: "a meeting of local steps"):
-            return [_Word(*each) for each in self._communicator.allgather_obj((purpose, moved))]
+            words = [_Word(*each) for each in self._communicator.allgather_obj((purpose, moved, failure))]
+        for rank, word in enumerate(words):
+            if word.purpose == _FAILURE and purpose != _FAILURE:
+                raise LeftByException(rank, word.failure)
+        return words
 
 
 def _n_moved(words: Sequence[_Word], index: int) -> int:

@@ -7,6 +7,8 @@ from typing import Any
 
 import chainer
 
+from mn_optim.roll import Roll
+from mn_optim.schemes.exact import Exact
 from mn_optim.schemes.scheme import Backward, Scheme, TakeStep
 from mn_optim.sharding import Shards
 
@@ -31,6 +33,26 @@ class Sharded:
         self.zero_fill = exact.zero_fill
         self._exact = exact
         self._shards = shards
+
+    @property
+    def roll(self) -> Roll | None:
+        """Who has data, within a join."""
+        return self._exact.roll
+
+    @roll.setter
+    def roll(self, roll: Roll | None) -> None:
+        self._exact.roll = roll
+
+    @property
+    def exact(self) -> Exact | None:
+        """What averages gradients in the next step."""
+        return self._exact.exact
+
+    def idle(self, model: chainer.Link) -> None:
+        """Do nothing: there are no steps of a rank's own."""
+
+    def fail(self, error: Exception) -> None:
+        """Do nothing: other ranks are told by the roll."""
 
     def step(self, model: chainer.Link, backward: Backward | None, take_step: TakeStep) -> None:
         """Average gradients, update what is this rank's, and give it to all; collective."""
