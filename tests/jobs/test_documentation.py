@@ -3,7 +3,7 @@
 A comment ``<!-- script: NAME.py, ranks: 1 2 -->`` before a block of Python begins a script, which goes on in the blocks
 after it; it is run on as many ranks as are named, and with ``fails`` at the end it has to. A block of commands that
 starts such a script shows what it prints, with ``…`` for what may differ. Other commands are run if the comment before
-them is ``<!-- run -->``.
+them is ``<!-- run -->``. A block of differences is two scripts: one before them, for a single process, and one after.
 """
 
 import os
@@ -15,9 +15,11 @@ from typing import NamedTuple
 
 import pytest
 
-DOCS = Path(__file__).resolve().parents[2] / "docs"
+ROOT = Path(__file__).resolve().parents[2]
+DOCS = ROOT / "docs"
 PAGES = sorted(path for path in DOCS.rglob("*.md") if path.relative_to(DOCS).parts[0] not in ("api", "_build"))
-BLOCK = re.compile(r"(?:^<!-- (?P<mark>.+?) -->\n)?^```(?P<kind>python|console)\n(?P<text>.*?)^```$", re.M | re.S)
+PAGES.append(ROOT / "README.md")
+BLOCK = re.compile(r"(?:^<!-- (?P<mark>[^\n]+?) -->\n)?^```(?P<kind>python|console|diff)\n(?P<text>.*?)^```$", re.M | re.S)
 SCRIPT = re.compile(r"script: (\S+), ranks:((?: \d)+)(, fails)?")
 
 
@@ -43,6 +45,10 @@ def read(page):
         mark, text = block["mark"] or "", block["text"]
         if block["kind"] == "console":
             commands += [Command(page, *split(part), mark == "run") for part in re.split(r"^\$ ", text, flags=re.M)[1:]]
+        elif block["kind"] == "diff":
+            name, ranks, _ = SCRIPT.fullmatch(mark).groups()
+            scripts.append(Script(page, f"before_{name}", [1], False, side(text, without="+")))
+            scripts.append(Script(page, name, [int(n) for n in ranks.split()], False, side(text, without="-")))
         elif mark:
             name, ranks, fails = SCRIPT.fullmatch(mark).groups()
             scripts.append(Script(page, name, [int(n) for n in ranks.split()], bool(fails), text))
@@ -50,6 +56,11 @@ def read(page):
             assert scripts, f"{page.name}: this belongs to no script: {text[:60]}"
             scripts[-1] = scripts[-1]._replace(code=f"{scripts[-1].code}\n{text}")
     return scripts, commands
+
+
+def side(difference, without):
+    """Return one side of a difference: the lines that do not begin with a sign."""
+    return "".join(f"{line[1:]}\n" for line in difference.splitlines() if not line.startswith(without))
 
 
 def split(part):
