@@ -1,5 +1,6 @@
 """Draw the pictures of the documentation: ``python docs/pictures/draw.py`` writes them beside this file."""
 
+import json
 from pathlib import Path
 
 from canvas import Canvas
@@ -7,6 +8,16 @@ from canvas import Canvas
 __all__ = ["PICTURES"]
 
 COLOURS = ["blue", "orange", "green", "purple"]
+MEASURED = Path(__file__).parents[2] / "benchmarks" / "results" / "two-cores.jsonl"
+# What the benchmark calls them, and what the chart calls them.
+CONTESTANTS = {
+    "memory copy": ("one memory copy, for comparison", "plain"),
+    "ours, hierarchical": ("this package, hierarchical (the default)", "blue"),
+    "bundled naive": ("ChainerMN 7, naive", "orange tint"),
+    "MPI_Allreduce of each array": ("MPI_Allreduce, array by array", "orange tint"),
+    "MPI_Allreduce of one buffer": ("MPI_Allreduce, packed into one buffer", "orange tint"),
+    "Gloo in 25 MB buckets": ("PyTorch's Gloo, buckets of 25 MB", "orange tint"),
+}
 
 
 def overview() -> Canvas:
@@ -249,7 +260,33 @@ def network() -> Canvas:
     return picture
 
 
-PICTURES = [overview, step, scatter, topology, delegate, pseudo_connect, network]
+def averaging() -> Canvas:
+    """How long it takes to average the gradients of ResNet-50, beside other ways to do it."""
+    seconds = _seconds("resnet50", 2)
+    title = "Milliseconds that several libraries take to average the gradients of ResNet-50 over two processes."
+    picture = Canvas("averaging", title, 720, 70 + 34 * len(CONTESTANTS))
+    picture.box(0, 0, 720, 70 + 34 * len(CONTESTANTS), "panel")
+    picture.text(
+        24, 26, "Averaging the gradients of ResNet-50 (102 MB) over 2 processes: milliseconds", "bold", "start"
+    )
+    scale = 310 / max(seconds[name] for name in CONTESTANTS)
+    for row, (name, (words, style)) in enumerate(sorted(CONTESTANTS.items(), key=lambda item: seconds[item[0]])):
+        y = 62 + 34 * row
+        picture.text(300, y, words, "bold" if style == "blue" else "", "end")
+        picture.box(312, y - 11, scale * seconds[name], 22, style, 3)
+        picture.text(320 + scale * seconds[name], y, f"{1e3 * seconds[name]:.0f}", "bold", "start")
+    return picture
+
+
+def _seconds(model: str, ranks: int) -> dict[str, float]:
+    """Return what each contestant took on one host with nothing else running."""
+    lines = [json.loads(line) for line in MEASURED.read_text().splitlines()]
+    wanted = ("averaging", model, ranks, "", 0)
+    keys = ("benchmark", "model", "ranks", "network", "busy")
+    return next(line["seconds"] for line in lines if tuple(line.get(key) for key in keys) == wanted)
+
+
+PICTURES = [averaging, overview, step, scatter, topology, delegate, pseudo_connect, network]
 
 
 def main() -> None:
