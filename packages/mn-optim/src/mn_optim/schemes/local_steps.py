@@ -12,10 +12,10 @@ from typing import Any, NamedTuple
 import chainer
 import numpy as np
 
-from mn_comm import CommunicationHook, CommunicatorBase, GradientReducer, waiting_for
+from mn_comm import CommunicationHook, CommunicatorBase, Compression, CompressionReport, waiting_for
 from mn_optim.options import DiLoCo, LocalSGD, StreamingDiLoCo
 from mn_optim.schemes.exact import Exact
-from mn_optim.schemes.fragment import Average, Fragment, cut
+from mn_optim.schemes.fragment import Exchanger, Fragment, cut
 from mn_optim.schemes.optimizer_state import OptimizerState
 from mn_optim.schemes.parameters import initialised_parameters, value_of
 from mn_optim.schemes.scheme import Backward, TakeStep
@@ -49,6 +49,7 @@ class LocalSteps:
         options: How often they meet, and what becomes of the mean.
         exact: What the first steps are, if some are exact; its ``zero_fill`` is this one's.
         comm_hook: Starts to average a bucket of what travels; ``None`` to average exactly.
+        compression: How what travels is compressed; ``None`` to send all of it.
     """
 
     may_diverge = True
@@ -59,6 +60,7 @@ class LocalSteps:
         options: LocalSGD | DiLoCo | StreamingDiLoCo,
         exact: Exact,
         comm_hook: CommunicationHook | None,
+        compression: Compression | None,
     ) -> None:
         self.zero_fill = exact.zero_fill
         self.is_meeting = False
@@ -70,11 +72,27 @@ class LocalSteps:
         self._n_fragments = options.fragments
         self._delay = options.delay
         self._alpha = options.alpha
-        self._exchangers = [self._exchanger(comm_hook) for _ in range(self._n_fragments)]
+        self._exchangers = [self._exchanger(comm_hook, compression) for _ in range(self._n_fragments)]
         self._state = OptimizerState(communicator) if options.average_state else None
         self._taken = 0
         self._position = 0
         self._fragments: list[Fragment] = []
+        self._landed: list[int] = []
+
+    @property
+    def compression_report(self) -> CompressionReport | None:
+        """What the fragments sent whose means arrived in the latest step; ``None`` without compression."""
+        reports = [
+            each.compressed.compression_report or CompressionReport(0, 1.0, 0.0)
+            for each in self._exchangers
+            if each.compressed is not None
+        ]
+        if not reports:
+            return None
+        sent = sum(reports[index].bytes_sent for index in self._landed)
+        plain = sum(each.bytes_sent / each.ratio for each in reports)
+        ratio = sum(each.bytes_sent for each in reports) / plain if plain else 1.0
+        return CompressionReport(sent, ratio, float(np.hypot.reduce([each.error_norm for each in reports])))
 
     @property
     def has_diverged(self) -> bool:
@@ -87,6 +105,7 @@ class LocalSteps:
 
     def step(self, model: chainer.Link, backward: Backward | None, take_step: TakeStep) -> None:
         """Take a step of one's own, and meet if it is time to; collective then."""
+        self._landed.clear()
         if self._is_exact:
             self._exact.step(model, backward, take_step)
             self._taken += 1
@@ -117,6 +136,7 @@ class LocalSteps:
     def synchronize(self, model: chainer.Link, is_shared: bool) -> bool:
         """Take part in the meetings of others until all ranks are here, then meet with all fragments; collective."""
         has_shared = not is_shared
+        self._landed.clear()
         if has_shared:
             self.restart(model)
             self._communicator.bcast_data(model)
@@ -148,7 +168,7 @@ class LocalSteps:
         for fragment in self._fragments:
             if _n_moved(words, fragment.index):
                 self._exchange(model, fragment.index, words)
-                fragment.land(alpha=1)
+                self._land([fragment], alpha=1)
         self._position = 0
 
     def serialize(self, serializer: Any, model: chainer.Link) -> None:
@@ -174,12 +194,13 @@ class LocalSteps:
         self._make_fragments(params, common)
         return True
 
-    def _exchanger(self, comm_hook: CommunicationHook | None) -> Average | GradientReducer:
-        if self._delay:
-            return self._communicator.gradient_reducer(background=True, comm_hook=comm_hook)
-        if comm_hook is not None:
-            return self._communicator.gradient_reducer(comm_hook=comm_hook).average
-        return self._communicator.multi_node_mean_grad
+    def _exchanger(self, comm_hook: CommunicationHook | None, compression: Compression | None) -> Exchanger:
+        if not self._delay and comm_hook is None and compression is None:
+            return Exchanger(self._communicator.multi_node_mean_grad)
+        reducer = self._communicator.gradient_reducer(
+            background=self._delay > 0, comm_hook=comm_hook, compression=compression
+        )
+        return Exchanger(reducer if self._delay else reducer.average, None if compression is None else reducer)
 
     def _use_fragments(self, model: chainer.Link) -> None:
         """Have fragments, whose common parameters are the model's now, unless there are some already."""
@@ -214,10 +235,11 @@ class LocalSteps:
         if self._state is not None:
             self._state.average(model, has_moved, scale)
 
-    def _land(self, fragments: Iterable[Fragment]) -> None:
+    def _land(self, fragments: Iterable[Fragment], alpha: float | None = None) -> None:
         for fragment in fragments:
             if fragment.due is not None:
-                fragment.land(self._alpha)
+                fragment.land(self._alpha if alpha is None else alpha)
+                self._landed.append(fragment.index)
 
     def _forget(self) -> None:
         for fragment in self._fragments:

@@ -7,6 +7,8 @@ from typing import Any, Protocol
 
 import chainer
 
+from mn_comm import CompressionReport
+
 __all__ = ["Backward", "Scheme", "TakeStep"]
 
 Backward = Callable[[Callable[[chainer.Variable], None] | None], None]
@@ -27,6 +29,11 @@ class Scheme(Protocol):
     zero_fill: bool
     is_meeting: bool
     may_diverge: bool
+
+    @property
+    def compression_report(self) -> CompressionReport | None:
+        """What compression did in the latest step, where the scheme itself sees to it."""
+        ...
 
     @property
     def has_diverged(self) -> bool:
