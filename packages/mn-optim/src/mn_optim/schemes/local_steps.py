@@ -6,6 +6,8 @@ fragment, no delay and ``alpha=1``.
 
 from __future__ import annotations
 
+import json
+import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -176,6 +178,7 @@ class LocalSteps:
         mine = serializer["multi_node_local_steps"]
         if isinstance(serializer, chainer.Serializer):
             write(mine, "counts", np.array([self._taken, self._position]))
+            write(mine, "cut", self._cut())
             for name, common in (each for fragment in self._fragments for each in fragment.common):
                 write(mine["common"], name, common.data)
         elif not self._load(mine, model):
@@ -191,8 +194,31 @@ class LocalSteps:
         params = dict(model.namedparams())  # those that are not initialised yet are about to be loaded
         saved = {name: read(mine["common"], name) for name in params}
         common = {name: params[name].device.send(array) for name, array in saved.items() if array is not None}
-        self._make_fragments(params, common)
-        return True
+        lacking = [name for name in initialised_parameters(model) if name not in common]
+        self._make_fragments(params, {} if lacking else common)
+        if not lacking and np.array_equal(read(mine, "cut"), self._cut()):
+            return True
+        if common:
+            self._begin_anew()
+        return False
+
+    def _cut(self) -> np.ndarray[Any, np.dtype[np.uint8]]:
+        """Return, as an array, what must be the same for the fragments' state in a snapshot to be that of these."""
+        names = [[name for name, _ in fragment.common] for fragment in self._fragments]
+        return np.frombuffer(json.dumps([type(self._outer).__name__, names]).encode(), np.uint8)
+
+    def _begin_anew(self) -> None:
+        """Keep nothing but common parameters; not collective."""
+        self._position = 0
+        for fragment in self._fragments:
+            fragment.has_moved = True  # maybe
+            fragment.forget()
+        if self._communicator.rank == 0:
+            warnings.warn(
+                "local_steps: the state of the outer optimizer begins anew: the parameters, their fragments, or the "
+                "kind of outer optimizer are not what they were when it was saved",
+                stacklevel=2,
+            )
 
     def _exchanger(self, comm_hook: CommunicationHook | None, compression: Compression | None) -> Exchanger:
         if not self._delay and comm_hook is None and compression is None:
