@@ -142,6 +142,20 @@ def bench(session: nox.Session) -> None:
     session.run("python", "benchmarks/draw.py", str(folder / "figures.jsonl"), str(folder))
 
 
+@nox.session(name="bench-compression", requires=["build"])
+def bench_compression(session: nox.Session) -> None:
+    """Measure compressed averages across two hosts at three speeds; `-- torch` measures PyTorch's PowerSGD as well."""
+    folder = ROOT / "result" / "bench"
+    folder.mkdir(parents=True, exist_ok=True)
+    kept = folder / "compression.jsonl"
+    kept.unlink(missing_ok=True)
+    install(session, with_mpi("chainermn-meta", "mpich"), *groups("examples"), *session.posargs)
+    for rate in ("100mbit", "1gbit", "10gbit"):
+        cluster = ["python", "tools/cluster.py", "--hosts", "2,2", "--rate", rate, "--", "python"]
+        what = ["benchmarks/compression.py", "--json", str(kept), "--network", rate]
+        session.run(*cluster, *what, env=MPI_SETTINGS, success_codes=[0, 77])
+
+
 @nox.session(venv_backend="none")
 def lock(session: nox.Session) -> None:
     """Renew the pinned versions: uv.lock, and tools/requirements.txt for tools/bootstrap.py."""

@@ -88,7 +88,7 @@ def create_multi_node_optimizer(
             ``bucket.average()`` returns. The model is ``register_comm_hook`` of PyTorch's ``DistributedDataParallel``.
         compression: How gradients are compressed where they cross between nodes, or between the ranks of a single one:
             ``Int8()``, ``TopK()``, ``PowerSGD()`` or ``OneBit()`` of :mod:`mn_comm.compression`. What it has not sent
-            yet is saved with the optimizer, for each rank its own.
+            yet is saved with the optimizer, for each rank its own. Exact first steps (``start_after``) stay exact.
             With ``local_steps`` what travels is how far ranks have gone, from what they had in common to their own.
         local_steps: How many steps each rank takes on its own before all go on from the mean of their parameters; or
             :class:`LocalSGD`, :class:`DiLoCo` or :class:`StreamingDiLoCo`, for more choices.
@@ -108,8 +108,8 @@ def create_multi_node_optimizer(
             On every rank: ``local_steps``, ``asynchronous`` or ``compression`` is of a wrong type on some rank.
         ValueError: Options exclude one another; ``overlap`` is asked for without ``zero_fill``. On every rank: there
             are fewer than 1 local steps, the ranks' options differ, or ``compression`` is asked for together with
-            ``comm_hook``, ``local_steps`` or ``asynchronous``, or with the communicator ``naive``; or ``shard_state``
-            together with ``local_steps`` or ``asynchronous``.
+            ``comm_hook`` or ``asynchronous``, or with the communicator ``naive``; or ``shard_state`` together with
+            ``local_steps`` or ``asynchronous``.
         NotImplementedError: A kind of communicator of a script's own cannot do what is asked for.
         RuntimeError: Something is to travel in the background, or ``shard_state`` is asked for, but MPI was initialised
             without ``MPI_THREAD_MULTIPLE``.
@@ -125,16 +125,16 @@ def create_multi_node_optimizer(
     hooks = _given(comm_hook=comm_hook, compression=compression)
     if local_steps is not None or asynchronous is not False:
         with raise_on_all(communicator):
-            others = {"overlap": overlap, "double_buffering": double_buffering, "compression": compression is not None}
-            others["shard_state"] = shard_state
-            _expect_alone(local_steps, asynchronous, others, comm_hook)
+            others = {"overlap": overlap, "double_buffering": double_buffering, "shard_state": shard_state}
+            _expect_alone(local_steps, asynchronous, others, hooks)
             options = as_asynchronous(asynchronous) if local_steps is None else as_local_steps(local_steps)
         expect_same(communicator, "local_steps and asynchronous", describe(options))
+        expect_same(communicator, "use of comm_hook and compression", sorted(hooks))
         exact = AfterBackward(communicator, zero_fill, None)
         if isinstance(options, Asynchronous):
             scheme = AsynchronousMean(communicator, options, exact)
         else:
-            scheme = LocalSteps(communicator, options, exact, comm_hook)
+            scheme = LocalSteps(communicator, options, exact, comm_hook, compression)
         synchronize_at_the_end(MultiNodeOptimizer)
     elif overlap:
         reducer = communicator.gradient_reducer(background=True, bucket_bytes=bucket_bytes, **hooks)
@@ -145,7 +145,7 @@ def create_multi_node_optimizer(
     else:
         reducer = communicator.gradient_reducer(**hooks) if hooks else None
         scheme = AfterBackward(communicator, zero_fill, reducer)
-    compressed = reducer if compression is not None else None
+    compressed = reducer if compression is not None else None  # with local steps the scheme has several
     if not shard_state:
         return MultiNodeOptimizer(actual_optimizer, communicator, zero_fill, scheme, compressed)
     shards = Shards(communicator, actual_optimizer)
@@ -166,18 +166,17 @@ def _given(**options: Any) -> dict[str, Any]:
     return {key: value for key, value in options.items() if value is not None}
 
 
-def _expect_alone(
-    local_steps: Any, asynchronous: Any, others: Mapping[str, bool], comm_hook: CommunicationHook | None
-) -> None:
+def _expect_alone(local_steps: Any, asynchronous: Any, others: Mapping[str, bool], hooks: Mapping[str, Any]) -> None:
     if local_steps is not None and asynchronous is not False:
         raise ValueError("expected one of local_steps and asynchronous, got both")
     name = "local_steps" if local_steps is not None else "asynchronous"
     for other, is_asked_for in others.items():
         if is_asked_for:
             raise ValueError(f"expected {name} without {other}, got both: no gradients travel in each step")
-    if comm_hook is not None and name == "asynchronous":
+    if hooks and name == "asynchronous":
         raise ValueError(
-            "expected asynchronous without comm_hook, got both: parameters travel, of which nothing may be left out"
+            f"expected asynchronous without {' and '.join(hooks)}, got both: parameters travel, of which nothing may "
+            "be left out"
         )
 
 
@@ -234,8 +233,11 @@ class MultiNodeOptimizer:
 
     @property
     def compression_report(self) -> CompressionReport | None:
-        """What compression did in the last step on this rank; ``None`` without compression."""
-        return None if self._compressed is None else self._compressed.compression_report
+        """What compression did in the last step on this rank; ``None`` without compression.
+
+        With ``local_steps`` nothing is sent in a step without a meeting.
+        """
+        return self._scheme.compression_report if self._compressed is None else self._compressed.compression_report
 
     def setup(self, link: chainer.Link) -> MultiNodeOptimizer:
         """Set the model whose parameters are to be optimised, and return this optimizer."""

@@ -394,6 +394,39 @@ def test_kill_and_resume(local_steps, at):
     same(parameters(resumed.target), parameters(lasting.target))
 
 
+OTHERS = [
+    LocalSGD(3),
+    DiLoCo(3),
+    StreamingDiLoCo(4, fragments=2, delay=1),
+    StreamingDiLoCo(4, fragments=3, delay=1),
+]
+
+
+@pytest.mark.filterwarnings("ignore:the parameters of rank")
+@pytest.mark.parametrize("before", OTHERS)
+@pytest.mark.parametrize("after", OTHERS)
+def test_a_snapshot_of_other_local_steps(before, after):
+    """The common parameters are the same; what else there is begins anew, with one warning."""
+    optimizer = start(make(before))
+    for _ in train(optimizer, range(5)):
+        pass
+    files = saved(optimizer), saved(optimizer.target)
+    other = start(make(after))
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        for file, target in zip(files, (other, other.target), strict=True):
+            chainer.serializers.load_npz(file, target)
+    warns = before is not after and RANK == 0
+    assert ["the state of the outer optimizer begins anew" in str(each.message) for each in caught] == [True] * warns
+    commons = [dict(named for each in o._scheme._fragments for named in each.common) for o in (optimizer, other)]
+    for name, param in commons[0].items():
+        np.testing.assert_array_equal(commons[1][name].data, param.data)
+    for _ in train(other, range(5, 12)):
+        pass
+    other.synchronize()
+    equal_everywhere(other.target)
+
+
 @pytest.mark.filterwarnings("ignore:the parameters of rank")
 def test_snapshots_from_and_for_plain_chainer():
     optimizer = start(make(DiLoCo(3), chainer.optimizers.MomentumSGD(0.1)))

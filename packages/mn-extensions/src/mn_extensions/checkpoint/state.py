@@ -18,7 +18,7 @@ _RANDOM_PARTS = ("keys", "position", "has_gauss", "gauss")
 _GENERATOR = "MT19937"  # NumPy's own
 _OF_AN_OPTIMIZER = re.compile(r"(^|/)optimizer:")
 # What compression has not sent yet, whatever it fits: the optimizer itself finds out, and begins anew if it must.
-_OF_COMPRESSION = re.compile(r"(^|/)optimizer:[^/]*/compression/")
+_OF_COMPRESSION = re.compile(r"(^|/)optimizer:[^/]*/(multi_node_local_steps/fragment_\d+/)?compression/")
 # Whose parameters' state it is; the optimizer itself looks at that.
 _OF_A_SHARD = re.compile(r"(^|/)optimizer:[^/]*/multi_node_shard/")
 _OF_A_MODEL = re.compile(r"(^|/)model:")

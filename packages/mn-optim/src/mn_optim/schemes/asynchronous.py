@@ -44,6 +44,7 @@ class AsynchronousMean:
     """
 
     may_diverge = True
+    compression_report = None
 
     def __init__(self, communicator: CommunicatorBase, options: Asynchronous, exact: Exact) -> None:
         self.zero_fill = exact.zero_fill

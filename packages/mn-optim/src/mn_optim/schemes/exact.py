@@ -24,6 +24,7 @@ class Exact:
     is_meeting = True
     may_diverge = False
     has_diverged = False
+    compression_report = None  # the reducer has it
 
     def __init__(self, zero_fill: bool) -> None:
         self.zero_fill = zero_fill

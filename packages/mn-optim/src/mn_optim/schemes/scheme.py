@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import chainer
 
+from mn_comm import CompressionReport
 from mn_optim.roll import Roll
 
 if TYPE_CHECKING:
@@ -34,6 +35,11 @@ class Scheme(Protocol):
     is_meeting: bool
     may_diverge: bool
     roll: Roll | None
+
+    @property
+    def compression_report(self) -> CompressionReport | None:
+        """What compression did in the latest step, where the scheme itself sees to it."""
+        ...
 
     @property
     def has_diverged(self) -> bool:

@@ -28,6 +28,7 @@ class Sharded:
     is_meeting = True
     may_diverge = False
     has_diverged = False
+    compression_report = None  # the reducer has it
 
     def __init__(self, exact: Scheme, shards: Shards) -> None:
         self.zero_fill = exact.zero_fill
