@@ -177,7 +177,7 @@ def coverage(session: nox.Session) -> None:
     suites = session.posargs or SUITES
     requirements = {name for suite in suites for name in GROUPS.get(suite, ["test"])}
     install(session, *(with_mpi(package, "mpich") for package in PACKAGES), *groups(*requirements, "coverage"))
-    data = ROOT / ".nox" / "coverage"
+    data = REPORTS / "coverage-data"
     shutil.rmtree(data, ignore_errors=True)
     data.mkdir(parents=True)
     environ = {**MPI_SETTINGS, "COVERAGE_FILE": str(data / "data"), "COVERAGE_RCFILE": str(ROOT / "pyproject.toml")}
