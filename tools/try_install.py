@@ -4,7 +4,7 @@
 
 The commands are those of the page's first block, as they stand there; `python3` is the Python that is asked for. Then
 two processes create a communicator. As root, all of it is done as `nobody`, and the Python is made visible to that user
-where it lies in a folder of root's; that needs the commands ``unshare`` and ``setpriv``. What is committed is installed.
+where it lies in a folder of root's: that needs ``unshare`` and ``setpriv``. What is committed is installed.
 """
 
 from __future__ import annotations
