@@ -156,6 +156,66 @@ def bench_compression(session: nox.Session) -> None:
         session.run(*cluster, *what, env=MPI_SETTINGS, success_codes=[0, 77])
 
 
+@nox.session(name="release-check", requires=["build"])
+def release_check(session: nox.Session) -> None:
+    """Build what a release consists of into result/release/, check it, and install it where there is nothing else."""
+    folder = ROOT / "result" / "release"
+    shutil.rmtree(folder, ignore_errors=True)
+    install(session, *groups("build", "release"))
+    # Each wheel is built from its sdist, so that those are complete.
+    session.run("uv", "build", "--quiet", "--all-packages", "--no-build-isolation", f"--out-dir={folder}")
+    folder.joinpath(".gitignore").unlink()  # uv's
+    session.run("twine", "check", "--strict", *map(str, sorted(folder.iterdir())))
+    # PyPI has Chainer in source form only; beside the others, pip finds this wheel without building anything.
+    for wheel in DIST.glob("chainer-*.whl"):
+        shutil.copy(wheel, folder)
+    clean = Path(session.create_tmp()) / "clean"
+    session.run("uv", "venv", "--quiet", "--clear", f"--python={session.python or sys.executable}", str(clean))
+    # Of the release itself nothing comes from the network; what it depends on does, in the pinned versions.
+    pins = [line for line in CONSTRAINTS.read_text().splitlines() if " @ " not in line]
+    ours = [f"{wheel.name.split('-')[0]} @ {wheel.as_uri()}" for wheel in sorted(folder.glob("*.whl"))]
+    constraints = Path(session.create_tmp()) / "constraints.txt"
+    constraints.write_text("\n".join([*pins, *ours]) + "\n")
+    options = ["--quiet", f"--python={clean}", f"--constraint={constraints}"]
+    session.run("uv", "pip", "install", *options, "chainermn-meta[mpich]")
+    session.run("uv", "pip", "check", "--quiet", f"--python={clean}")
+    hello = "import chainermn; comm = chainermn.create_communicator(); print(chainermn.__version__, comm)"
+    session.run(f"{clean}/bin/mpiexec", "-n", "2", f"{clean}/bin/python", "-c", hello, env=MPI_SETTINGS, external=True)
+
+
+@nox.session(requires=["build"])
+def coverage(session: nox.Session) -> None:
+    """Measure what the unit and MPI tests run, of all ranks together; names of packages after `--` choose some.
+
+    The report is in result/coverage/. It is made on two ranks of MPICH.
+    """
+    suites = session.posargs or SUITES
+    requirements = {name for suite in suites for name in GROUPS.get(suite, ["test"])}
+    install(session, *(with_mpi(package, "mpich") for package in PACKAGES), *groups(*requirements, "coverage"))
+    data = REPORTS / "coverage-data"
+    shutil.rmtree(data, ignore_errors=True)
+    data.mkdir(parents=True)
+    environ = {**MPI_SETTINGS, "COVERAGE_FILE": str(data / "data"), "COVERAGE_RCFILE": str(ROOT / "pyproject.toml")}
+    for suite in suites:
+        folder = f"packages/{suite}/tests" if suite in PACKAGES else "tests"
+        reports = REPORTS / f"{session.name}-{suite}"
+        shutil.rmtree(reports, ignore_errors=True)
+        reports.mkdir(parents=True)
+        options = ["--parts=unit,mpi", "--ranks=2", f"--reports={reports}"]
+        session.run("coverage", "run", "tools/run_tests.py", folder, *options, env=environ)
+    site = ROOT / "result" / "coverage"
+    session.run("coverage", "combine", "--quiet", env=environ)
+    session.run("coverage", "html", "--quiet", "--skip-covered", f"--directory={site}", env=environ)
+    session.run("coverage", "report", "--skip-covered", "--sort=cover", env=environ)
+
+
+@nox.session(venv_backend="none")
+def bump(session: nox.Session) -> None:
+    """Give all packages a version, `-- 8.0.0b1`, or the project an address, `-- --repository URL`."""
+    session.run(sys.executable, "tools/bump.py", *session.posargs)
+    session.run("uv", "lock", "--quiet")
+
+
 @nox.session(venv_backend="none")
 def lock(session: nox.Session) -> None:
     """Renew the pinned versions: uv.lock, and tools/requirements.txt for tools/bootstrap.py."""
@@ -183,6 +243,12 @@ def add_examples_session(mpi: str) -> None:
 
     body.__doc__ = f"Run every example for a few iterations, with the extra {mpi}."
     nox.session(body, name=f"examples-{mpi}", requires=["build"])
+
+
+@nox.session(name="mistakes-openmpi", requires=["build"])
+def mistakes_openmpi(session: nox.Session) -> None:
+    """See that every mistake on one rank ends the job and is named, with Open MPI; test-product does so with MPICH."""
+    run_tests(session, "product", "openmpi", "--parts=jobs", "-kmistakes or watched")
 
 
 @nox.session(name="debian-sid", venv_backend="none", requires=["build"])
@@ -268,7 +334,7 @@ def examples(session: nox.Session) -> None:
     session.log("all of them ran")
 
 
-needed = ["lint", "layers", "docs"]
+needed = ["lint", "layers", "docs", "release-check"]
 for suite in SUITES:
     add_test_session("test", suite, "mpich", "unit tests, 1 to 4 ranks of MPICH, whole jobs", ranks="1,2,3,4")
     needed.append(f"test-{suite}-{RUNNING}")

@@ -51,6 +51,10 @@ class Communicator(CommunicatorBase):
     share the
     duplicate: to use two in two threads at the same time, give each a ``Dup()`` of its own.
 
+    A derived class can have a method ``comm_hook(bucket)``, which averages every bucket in place of the strategy, also
+    in the background: what ``create_multi_node_optimizer`` takes as ``comm_hook``. Its ``strategy`` names the one of
+    ours that packs the gradients.
+
     A derived class of a script's own may have a ``multi_node_mean_grad`` of its own, or, to have gradients averaged one
     by one, a ``_multi_node_mean``; otherwise it averages as ``naive`` does. :meth:`split` calls it with ``mpi_comm``
     alone.
@@ -60,6 +64,7 @@ class Communicator(CommunicatorBase):
     """
 
     strategy: ClassVar[str] = "naive"
+    comm_hook: CommunicationHook | None = None
     _config = Config()
 
     def __init_subclass__(cls, **kwds: Any) -> None:
@@ -369,7 +374,7 @@ class Communicator(CommunicatorBase):
             # A reducer would not do what the derived class does.
             return super().gradient_reducer()
         with agreement.raise_on_all(self.ranks):
-            self._check_compression(compression, comm_hook)
+            self._check_compression(compression, comm_hook or self.comm_hook)
             if bucket_bytes is not None and wire.as_index(bucket_bytes, "bucket_bytes") < 0:
                 raise ValueError(f"expected bucket_bytes of at least 0, got {bucket_bytes}")
             if wire.as_index(sets, "sets") < 1:
@@ -430,13 +435,15 @@ class Communicator(CommunicatorBase):
                 "flat; got naive, which sends each by itself"
             )
 
-    def _make_reducer(self, strategy: Any, own_dtype: bool = False, **options: Any) -> GradientReducer:
+    def _make_reducer(
+        self, strategy: Any, own_dtype: bool = False, comm_hook: CommunicationHook | None = None, **options: Any
+    ) -> GradientReducer:
         from mn_comm.gradients.reducer import GradientReducer
 
         def config() -> Config:
             return self._config.with_value("allreduce_grad_dtype", None) if own_dtype else self._config
 
-        return GradientReducer(strategy, config, **options)
+        return GradientReducer(strategy, config, comm_hook=comm_hook or self.comm_hook, **options)
 
 
 def _require_threads(what: str = "averaging in the background") -> None:
@@ -543,7 +550,8 @@ def create_communicator(
     Args:
         communicator_name: How gradients are averaged: ``naive``, ``flat``, ``hierarchical``, ``two_dimensional``,
             ``single_node``, ``non_cuda_aware``, ``pure_nccl`` or ``dummy``. All but ``dummy`` compute the same;
-            ``pure_nccl`` takes gradients on devices only, the others take them anywhere.
+            ``pure_nccl`` takes gradients on devices only, the others take them anywhere. Other packages can add names,
+            by entry points of the group ``mn_comm.strategies``.
         mpi_comm: The ranks that take part; by default all that ``mpiexec`` started.
         allreduce_grad_dtype: The dtype in which gradients travel: float16, bfloat16 (as the string or the dtype of
             ``ml_dtypes``), float32 or float64; ``None`` for their own. Half precision is added up in float32 within a
@@ -561,20 +569,21 @@ def create_communicator(
             launcher has started several processes, and the MPI library is another one than the launcher's, so that each
             of them would be alone (``CHAINERMN_ALLOW_SINGLETONS=1`` allows that).
         TypeError: ``mpi_comm`` or a setting is of the wrong type.
+        ImportError: The communicator of another package cannot be imported (on every rank).
     """
     from mn_comm.global_except_hook import add_hook_by_default
     from mn_comm.launch import check_launch
+    from mn_comm.registry import kind_of
 
     add_hook_by_default()
     check_launch(MPI.COMM_WORLD.size)
-    if communicator_name not in _KINDS:
-        raise ValueError(f"expected a communicator's name, one of {', '.join(_KINDS)}; got {communicator_name!r}")
     if mpi_comm is None:
         mpi_comm = MPI.COMM_WORLD
+    kind = kind_of(communicator_name, _KINDS, mpi_comm)
     settings = {"allreduce_grad_dtype": allreduce_grad_dtype, "batched_copy": batched_copy}
     config = Config()
     for name, value in settings.items():
         config = config.with_value(name, value)
-    communicator = _KINDS[communicator_name](mpi_comm)
+    communicator = kind(mpi_comm)
     communicator._config = config  # noqa: SLF001 - checked before anything collective
     return communicator

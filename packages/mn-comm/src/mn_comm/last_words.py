@@ -36,6 +36,7 @@ __all__ = ["abort_when_read", "folders_of_libraries", "say", "speak_when_ended"]
 
 _NOT_THE_SCRIPT = (
     *("mn_comm", "mn_compat", "mn_data", "mn_extensions", "mn_modelpar", "mn_optim", "chainermn_meta", "chainer"),
+    *("mpi4py", "numpy"),
 )
 
 _PATIENCE_SECONDS = 2.0
@@ -59,7 +60,7 @@ def speak_when_ended(within: Ranks) -> None:
 
 
 def folders_of_libraries() -> tuple[str, ...]:
-    """Return the folders of these packages and of Chainer, in which the user's script does not lie."""
+    """Return the folders of these packages and of those below them, in which the user's script does not lie."""
     found = []
     for name in _NOT_THE_SCRIPT:
         with contextlib.suppress(ImportError, ValueError):  # not here, or a module that somebody has made
