@@ -271,6 +271,11 @@ class ClipWeights:
         param.data.clip(-0.3, 0.3, out=param.data)
 
 
+def hooks_of(optimizer):
+    hookable = optimizer._hookable
+    return list(hookable._pre_update_hooks.items()), list(hookable._post_update_hooks.items())
+
+
 def hooks(name):
     from chainer import optimizer_hooks
 
