@@ -67,6 +67,7 @@ class Desk:
         self._answers[number] = answer
         self._remaining[number] = self.ranks.size
         self.start()
+        self.ranks.Barrier()  # a rank that is asked must have come here
         return number
 
     def close(self, number: int) -> None:
