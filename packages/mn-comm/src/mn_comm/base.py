@@ -459,8 +459,8 @@ class CommunicatorBase(ABC):
         """Have other ranks' questions answered in a thread, whatever this rank is doing meanwhile; collective.
 
         Args:
-            answer: Returns, given a question, its answer, which can be pickled; called in that thread. If it is a bound
-                method, no reference to its object is kept.
+            answer: Returns, given a question, its answer, which can be pickled; called in that thread. It is kept until
+                no rank has what is returned any more, which it must not refer to.
 
         Returns:
             What asks other ranks.

@@ -28,7 +28,8 @@ __all__ = ["OwnedArrays"]
 
 _Array = np.ndarray[Any, Any]
 _Bytes = np.ndarray[Any, np.dtype[np.uint8]]
-_Entry = tuple[str, tuple[int, ...], str, int]
+_Entry = tuple[str, tuple[int, ...], str, bool, int]
+"""The name, shape and dtype of an array, whether it is on a device, and its owner."""
 
 # Of the chunks of all ranks together. Each round is a meeting of the ranks; larger ones are too large for the caches.
 _ROUND_BYTES = 8 * 1024 * 1024
@@ -36,7 +37,6 @@ _LEAST_CHUNK_BYTES = 64 * 1024
 _MOST_CHUNK_BYTES = 4 * 1024 * 1024
 _HEAD = np.dtype([("plan", np.int64), ("has_failed", np.int64)])
 _HEAD_BYTES = 64  # a cache line
-_ON_DEVICE = "on a device"
 # A chunk is overwritten two rounds later: by then all ranks have met in the one between.
 _SLOTS = 2
 _MOST_PLANS = 8
@@ -271,10 +271,8 @@ def _make_plan(signature: tuple[_Entry, ...], size: int, chunk_bytes: int) -> _P
     """Cut the arrays of each owner into chunks."""
     streams: list[list[list[_Piece]]] = [[] for _ in range(size)]
     ends = [chunk_bytes] * size
-    for member, (_, shape, dtype, owner) in enumerate(signature):
-        if dtype == _ON_DEVICE:
-            continue
-        nbytes, begin = count(shape) * np.dtype(dtype).itemsize, 0
+    for member, (_, shape, dtype, is_on_device, owner) in enumerate(signature):
+        nbytes, begin = 0 if is_on_device else count(shape) * np.dtype(dtype).itemsize, 0
         while begin < nbytes:
             if ends[owner] == chunk_bytes:
                 streams[owner].append([])
@@ -289,20 +287,25 @@ def _make_plan(signature: tuple[_Entry, ...], size: int, chunk_bytes: int) -> _P
 
 def _signature_of(arrays: Sequence[tuple[str, Any]], owners: Sequence[int]) -> tuple[_Entry, ...]:
     return tuple(
-        (name, array.shape, _ON_DEVICE if is_device_array(array) else array.dtype.str, owner)
+        (name, array.shape, array.dtype.str, is_device_array(array), owner)
         for (name, array), owner in zip(arrays, owners, strict=True)
     )
 
 
 def _explain(signatures: Sequence[tuple[_Entry, ...]]) -> ValueError:
     rank = next(rank for rank, other in enumerate(signatures) if other != signatures[0])
-    expected, got = next(
-        (a, b) for a, b in itertools.zip_longest(signatures[0], signatures[rank], fillvalue="nothing more") if a != b
-    )
+    expected, got = next((a, b) for a, b in itertools.zip_longest(signatures[0], signatures[rank]) if a != b)
     return ValueError(
-        f"all_gather_owned: expected the same arrays and owners on every rank, but rank {rank} differs from rank 0, "
-        f"first where that has {expected}: {got}"
+        f"all_gather_owned: expected the same arrays and owners on every rank, but rank {rank} differs from rank 0: "
+        f"{_describe(expected)} on rank 0, {_describe(got)} on rank {rank}"
     )
+
+
+def _describe(entry: _Entry | None) -> str:
+    if entry is None:
+        return "nothing more"
+    name, shape, dtype, is_on_device, owner = entry
+    return f"{name} of shape {shape} and dtype {np.dtype(dtype)}{' on a device' * is_on_device}, owned by rank {owner},"
 
 
 def _find_read_only(arrays: Sequence[tuple[str, Any]]) -> ValueError | None:

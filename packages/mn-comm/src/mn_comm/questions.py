@@ -1,7 +1,8 @@
 """Questions that a rank may ask another one at any time, whatever that is doing meanwhile.
 
-A thread of each rank looks now and then whether it was asked, and answers. A rank that has nothing more to do waits at
-its end until all others have come to theirs, as MPI itself does: until then it may be asked.
+A thread of each rank looks now and then whether it was asked, and answers. What answers is kept as long as any rank has
+what asks: a script may have come to its end on this rank, and not on that. For the same reason a process waits, when it
+ends, until all others do, as MPI itself does.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import os
 import threading
 import time
 import weakref
+from collections import deque
 from collections.abc import Callable
 from typing import Any
 
@@ -24,7 +26,7 @@ from mn_comm.watch import activity
 
 __all__ = ["Desk", "Questions"]
 
-_QUESTION, _ANSWER = 1, 2
+_QUESTION, _ANSWER, _CLOSED = 1, 2, 3
 # More often while questions come, since a rank waits for each answer; each look costs a few microseconds.
 _LEAST_PAUSE_SECONDS = 50e-6
 _MOST_PAUSE_SECONDS = 20e-3
@@ -43,7 +45,9 @@ class Desk:
 
     def __init__(self, ranks: Ranks) -> None:
         self.ranks = ranks
-        self._answers: dict[int, Callable[[], Answer | None]] = {}
+        self._answers: dict[int, Answer] = {}
+        self._closed: deque[int] = deque()
+        self._remaining: dict[int, int] = {}
         self._numbers = itertools.count(1)
         self._closing = threading.Event()
         self._thread: threading.Thread | None = None
@@ -59,10 +63,15 @@ class Desk:
             The number under which others ask.
         """
         number = next(self._numbers)
-        is_method = hasattr(answer, "__self__")
-        self._answers[number] = weakref.WeakMethod(answer) if is_method else lambda: answer
+        self._answers[number] = answer
+        self._remaining[number] = self.ranks.size
         self.start()
+        self.ranks.Barrier()  # a rank that is asked must have come here
         return number
+
+    def close(self, number: int) -> None:
+        """Have the others told that this rank will not ask any more; when none will, nobody has to answer."""
+        self._closed.append(number)
 
     def ask(self, rank: int, number: int, question: Any) -> Any:
         """Return another rank's answer; see :meth:`Questions.ask`."""
@@ -109,23 +118,35 @@ class Desk:
             while self.ranks.Iprobe(MPI.ANY_SOURCE, _QUESTION, status):
                 self._serve(status.source)
                 pause = _LEAST_PAUSE_SECONDS
+            self._close()
+
+    def _close(self) -> None:
+        """Tell others of what was closed here, and forget what was closed everywhere."""
+        while self._closed:
+            number = self._closed.popleft()
+            self._count_down(number)
+            for rank in range(self.ranks.size):
+                if rank != self.ranks.rank:
+                    send_obj(self.ranks, number, rank, _CLOSED)
+        status = MPI.Status()
+        while self.ranks.Iprobe(MPI.ANY_SOURCE, _CLOSED, status):
+            self._count_down(recv_obj(self.ranks, status.source, _CLOSED, None))
+
+    def _count_down(self, number: int) -> None:
+        self._remaining[number] -= 1
+        if not self._remaining[number]:
+            del self._remaining[number], self._answers[number]
 
     def _serve(self, rank: int) -> None:
         number, question = recv_obj(self.ranks, rank, _QUESTION, None)
         try:
-            reply = True, self._answer_of(number)(question)
+            reply = True, self._answers[number](question)
         except Exception as error:
             reply = False, describe(error)
         try:
             send_obj(self.ranks, reply, rank, _ANSWER)
         except Exception:  # it cannot be pickled, and send_obj has told the other rank
             return
-
-    def _answer_of(self, number: int) -> Answer:
-        answer = self._answers[number]()
-        if answer is None:
-            raise RuntimeError("expected somebody who answers, but it is not there any more")
-        return answer
 
 
 class Questions:
@@ -139,6 +160,7 @@ class Questions:
     def __init__(self, desk: Desk, answer: Answer) -> None:
         self._desk = desk
         self._number = desk.open(answer)
+        weakref.finalize(self, desk.close, self._number).atexit = False
 
     def ask(self, rank: int, question: Any) -> Any:
         """Return another rank's answer to a question; not collective.

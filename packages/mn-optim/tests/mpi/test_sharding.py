@@ -101,7 +101,7 @@ def states(optimizer):
     return {
         f"{name}/{key}": value
         for name, param in optimizer.target.namedparams()
-        for key, value in (param.update_rule.state or {}).items()
+        for key, value in (getattr(param.update_rule, "state", None) or {}).items()
         if isinstance(value, np.ndarray)
     }
 
@@ -248,3 +248,372 @@ def test_a_part_of_another_rank_is_refused(folder):
     if SIZE > 1:
         with pytest.raises(ValueError, match=rf"expected the optimizer state of rank {RANK} of {SIZE}, got that of"):
             chainer.serializers.load_npz(f"{folder}/part.{(RANK + 1) % SIZE}", optimizer)
+
+
+class Seen:
+    """A hook over all parameters that sums up what it sees."""
+
+    def __init__(self, name, timing):
+        self.name, self.timing = name, timing
+        self.sums = []
+
+    def __call__(self, optimizer):
+        params = sorted(optimizer.target.namedparams())
+        self.sums.append([[float(abs(a).sum()) for a in (p.data, p.grad)] for _, p in params])
+
+
+class ClipWeights:
+    """A hook that changes parameters, as that of Wasserstein GANs does."""
+
+    name, timing, call_for_each_param = "ClipWeights", "post", True
+
+    def __call__(self, rule, param):
+        param.data.clip(-0.3, 0.3, out=param.data)
+
+
+def hooks_of(optimizer):
+    hookable = optimizer._hookable
+    return list(hookable._pre_update_hooks.items()), list(hookable._post_update_hooks.items())
+
+
+def hooks(name):
+    from chainer import optimizer_hooks
+
+    return {
+        "decay": lambda: [optimizer_hooks.WeightDecay(0.1)],
+        "lasso": lambda: [optimizer_hooks.Lasso(0.01)],
+        "lars": lambda: [optimizer_hooks.GradientLARS()],
+        "clipping": lambda: [optimizer_hooks.GradientClipping(0.1)],
+        "hard": lambda: [optimizer_hooks.GradientHardClipping(-0.01, 0.01)],
+        "decay and clipping": lambda: [optimizer_hooks.WeightDecay(0.1), optimizer_hooks.GradientClipping(0.1)],
+        "weights": lambda: [ClipWeights()],
+        "seen before": lambda: [Seen("seen", "pre"), optimizer_hooks.WeightDecay(0.1)],
+        "seen after": lambda: [Seen("seen", "post"), ClipWeights()],
+    }[name]()
+
+
+@pytest.mark.parametrize("dtype", ["f4", "mixed16"])
+@pytest.mark.parametrize(
+    "name",
+    ["decay", "lasso", "lars", "clipping", "hard", "decay and clipping", "weights", "seen before", "seen after"],
+)
+def test_hooks(name, dtype):
+    trained, sums = [], []
+    for sharded in (False, True):
+        actual = chainer.optimizers.MomentumSGD(0.1)
+        actual.set_loss_scale(8)
+        if dtype == "mixed16":
+            actual.use_fp32_update()
+        optimizer = make(actual, Net(dtype), shard_state=sharded)
+        added = hooks(name)
+        for hook in added:
+            optimizer.add_hook(hook)
+        before = (
+            list(optimizer._hookable._pre_update_hooks.items()),
+            list(optimizer._hookable._post_update_hooks.items()),
+        )
+        with np.errstate(all="ignore"):
+            train(optimizer, 8)
+        after = (
+            list(optimizer._hookable._pre_update_hooks.items()),
+            list(optimizer._hookable._post_update_hooks.items()),
+        )
+        assert after == before
+        trained.append(parameters(optimizer.target))
+        sums.append([hook.sums for hook in added if isinstance(hook, Seen)])
+        same_everywhere(optimizer.target)
+    same(trained[1], trained[0])
+    assert sums[1] == sums[0]
+
+
+def test_noise_is_that_of_the_owner():
+    optimizer = make(chainer.optimizers.SGD(0.1), shard_state=True)
+    optimizer.add_hook(chainer.optimizer_hooks.GradientNoise(0.1))
+    np.random.seed(RANK)
+    train(optimizer, 4)
+    same_everywhere(optimizer.target)
+
+
+def test_hooks_of_one_rule():
+    def trained(**options):
+        optimizer = make(**options)
+        calls = []
+        rule = optimizer.target.middle.W.update_rule
+        rule.add_hook(lambda rule, param: calls.append(rule.t) or param.grad.fill(1), name="count")
+        rule.hyperparam.alpha = 0.1
+        return parameters(train(optimizer, 4)), calls
+
+    expected, calls = trained()
+    actual, sharded = trained(shard_state=True)
+    same(actual, expected)
+    assert sorted(COMM.allgather_obj(sharded)) == [[]] * (SIZE - 1) + [calls]
+
+
+class Own:
+    """A communication hook, of which sharding takes no notice."""
+
+    def __call__(self, bucket):
+        return bucket.average()
+
+
+@pytest.mark.parametrize("communicator", ["naive", "flat", "hierarchical", "single_node", "non_cuda_aware"])
+def test_communicators(communicator):
+    comm = create_communicator(communicator)
+    expected = parameters(train(make(comm=comm), 4))
+    same(parameters(train(make(comm=comm, shard_state=True), 4)), expected)
+
+
+def test_options_that_go_with_it():
+    from mn_comm.compression import Int8
+
+    for options in ({"double_buffering": True}, {"comm_hook": Own()}, {"compression": Int8()}, {"zero_fill": False}):
+        expected = parameters(train(make(**options), 6))
+        optimizer = make(shard_state=True, **options)
+        same(parameters(train(optimizer, 6)), expected)
+        same_everywhere(optimizer.target)
+
+
+@pytest.mark.parametrize("option", [{"local_steps": 2}, {"asynchronous": True}])
+def test_options_that_do_not(option):
+    with pytest.raises(ValueError, match=rf"expected {next(iter(option))} without shard_state, got both"):
+        create_multi_node_optimizer(chainer.optimizers.SGD(), COMM, shard_state=True, **option)
+
+
+def test_gradients_that_are_added_up():
+    def trained(**options):
+        optimizer = make(**options)
+        train(optimizer, 3)
+        with optimizer.no_sync():
+            train(optimizer, 2, first=3)
+        assert optimizer.t == 2
+        return parameters(train(optimizer, 3, first=5))
+
+    same(trained(shard_state=True), trained())
+
+
+def test_not_finite_on_one_rank():
+    """All ranks skip the step, or none."""
+    trained = []
+    for sharded in (False, True):
+        actual = chainer.optimizers.Adam()
+        actual.loss_scaling(interval=2)
+        optimizer = make(actual, shard_state=sharded)
+        train(optimizer, 3)
+        for param in optimizer.target.params():
+            param.grad = np.full_like(param.data, np.inf if RANK == SIZE - 1 else 1)
+        with np.errstate(all="ignore"), pytest.warns(UserWarning, match="Non finite"):
+            optimizer.update()
+        train(optimizer, 3)
+        trained.append((parameters(optimizer.target), optimizer.t, actual._loss_scale))
+        rules = [param.update_rule for param in optimizer.target.params()]
+        assert {rule.t for rule in rules} == {optimizer.t - 1}
+    same(trained[1][0], trained[0][0])
+    assert trained[1][1:] == trained[0][1:]
+
+
+class FailingRule(chainer.optimizers.sgd.SGDRule):
+    """One that fails in its second step."""
+
+    def update_core(self, param):
+        if self.t == 2:
+            raise ArithmeticError("2 is too much")
+        super().update_core(param)
+
+
+def test_a_step_that_fails_on_one_rank():
+    optimizer = make(chainer.optimizers.SGD(0.1), shard_state=True)
+    optimizer.target.middle.b.update_rule = FailingRule(optimizer.hyperparam)
+    train(optimizer, 2)
+    with pytest.raises((ArithmeticError, RuntimeError), match=r"2 is too much") as caught:
+        train(optimizer, 1)
+    kinds = COMM.allgather_obj(type(caught.value).__name__)
+    assert sorted(kinds) == sorted(["ArithmeticError"] + ["RuntimeError"] * (SIZE - 1))
+    same_everywhere(optimizer.target)
+    assert all("update" not in vars(param.update_rule) for param in optimizer.target.params())
+    before = parameters(optimizer.target)
+    train(optimizer, 1)
+    same_everywhere(optimizer.target)
+    assert any((data != before[name]).any() for name, data in parameters(optimizer.target).items())
+
+
+class ReadsAll(chainer.optimizers.SGD):
+    """One whose rules know the whole model."""
+
+    def setup(self, link):
+        super().setup(link)
+        for param in link.params():
+            param.update_rule.all = list(link.params())
+        return self
+
+
+def test_rules_that_read_other_parameters():
+    optimizer = make(ReadsAll(), shard_state=True)
+    with pytest.raises(TypeError, match=r"expected update rules that read only their own parameter, but SGDRule of /"):
+        train(optimizer, 2)
+    optimizer = make(chainer.optimizers.SGD(), shard_state=True)
+    model = optimizer.target
+    if RANK == SIZE - 1:  # all ranks hear of it
+        model.first.W.update_rule.add_hook(lambda rule, param: model.cleargrads(), name="clear")
+    with pytest.raises(TypeError, match="expected update rules that read only their own parameter"):
+        train(optimizer, 2)
+
+
+class WithoutRules(chainer.Optimizer):
+    """One that does all by itself."""
+
+    def update(self, lossfun=None, *args, **kwds):
+        for param in self.target.params():
+            param.data -= param.grad
+
+
+def test_optimizers_without_rules():
+    optimizer = make(WithoutRules(), shard_state=True)
+    with pytest.raises(TypeError, match="expected an optimizer that has an update rule for each parameter"):
+        train(optimizer, 2)
+
+
+def test_frozen_parameters():
+    trained = []
+    for sharded in (False, True):
+        optimizer = make(shard_state=sharded)
+        optimizer.target.first.disable_update()
+        optimizer.target.norm.beta.update_rule = None
+        optimizer.add_hook(chainer.optimizer_hooks.WeightDecay(0.1))
+        train(optimizer, 4)
+        assert not any(key.startswith(("/first", "/norm/beta")) for key in states(optimizer))
+        optimizer.target.first.enable_update()
+        optimizer.target.last.disable_update()
+        train(optimizer, 4, first=4)
+        trained.append(optimizer)
+    same(parameters(trained[1].target), parameters(trained[0].target))
+    check_divided(trained[1], trained[0])
+    owners = trained[1]._shards._owners
+    # What is trained at first is divided by itself: nobody has only frozen parameters.
+    assert len({owners[name] for name in owners if not name.startswith("/first")}) == min(SIZE, 9)
+
+
+def test_a_model_that_changes():
+    trained = []
+    for sharded in (False, True):
+        optimizer = make(shard_state=sharded)
+        train(optimizer, 4)
+        had = states(optimizer).keys()
+        with optimizer.target.init_scope():
+            optimizer.target.extra = L.Linear(3, 30, initialW=0.5)
+        for param in optimizer.target.extra.params():
+            param.update_rule = optimizer.create_update_rule()
+        del optimizer.target.norm.beta
+        optimizer.target.norm._params.discard("beta")
+        if sharded and RANK == 0:
+            with pytest.warns(
+                RuntimeWarning, match=r"the model has changed while .* \(3 parameters came or went, the f"
+            ):
+                train(optimizer, 3)
+        else:
+            train(optimizer, 3)
+        train(optimizer, 3)
+        assert had - {"/norm/beta/m", "/norm/beta/v"} <= states(optimizer).keys()
+        trained.append(optimizer)
+    same(parameters(trained[1].target), parameters(trained[0].target))
+    check_divided(trained[1], trained[0])
+
+
+def test_a_rule_that_comes_later():
+    """No rank can be sure that the others have it, too: all update the parameter, until owners are chosen anew."""
+    trained = []
+    for sharded in (False, True):
+        optimizer = make(shard_state=sharded)
+        optimizer.target.first.W.update_rule = None
+        train(optimizer, 3)
+        optimizer.target.first.W.update_rule = optimizer.create_update_rule()
+        train(optimizer, 3)
+        trained.append(parameters(optimizer.target))
+    same(trained[1], trained[0])
+
+
+class Shared(chainer.Chain):
+    """Has a link under two names, parameters in the same memory, and one that holds nothing."""
+
+    def __init__(self):
+        super().__init__()
+        random = np.random.RandomState(1)
+        with self.init_scope():
+            self.one = L.Linear(5, 5, initialW=random.rand(5, 5).astype("f4"))
+            self.two = self.one
+            self.three = L.Linear(5, 5)
+            self.four = L.Linear(5, 3, initialW=random.rand(3, 5).astype("f4"))
+            self.empty = chainer.Parameter(np.zeros((0, 3), "f4"))
+            self.scalar = chainer.Parameter(np.array(2, "f4"))
+            self.half = chainer.Parameter(np.ones(3, "f2"))
+            self.none = chainer.Chain()
+        self.three.W.array = self.one.W.array
+        self.scalar.array = np.array(2, "f4")
+
+    def forward(self, x, t):
+        h = self.four(F.tanh(self.three(F.tanh(self.two(F.tanh(self.one(x)))))))
+        scale = F.cast(F.sum(self.half), "f4") * self.scalar
+        return F.softmax_cross_entropy(h * F.broadcast_to(scale, h.shape), t)
+
+
+@pytest.mark.parametrize("overlap", [False, True])
+def test_parameters_in_the_same_memory(overlap):
+    trained = []
+    for sharded in (False, True):
+        optimizer = make(chainer.optimizers.Adam(), Shared(), shard_state=sharded, overlap=overlap)
+        with np.errstate(all="ignore"):
+            train(optimizer, 8)
+        trained.append(optimizer)
+        model = optimizer.target
+        assert model.one.W.array is model.three.W.array
+    same(parameters(trained[1].target), parameters(trained[0].target))
+    owners = trained[1]._shards._owners
+    assert owners["/one/W"] == owners["/two/W"] == owners["/three/W"]
+    same_everywhere(trained[1].target)
+
+
+class One(chainer.Link):
+    """A single parameter, of half precision."""
+
+    def __init__(self, n_params):
+        super().__init__()
+        with self.init_scope():
+            for i in range(n_params):
+                setattr(self, f"p{i}", chainer.Parameter(np.linspace(0, 1, 7).astype("f2")))
+
+    def forward(self, x, t):
+        return sum((F.sum(param * param) for param in self.params()), chainer.Variable(np.zeros((), "f2")))
+
+
+@pytest.mark.parametrize("n_params", [0, 1])
+def test_fewer_parameters_than_ranks(n_params):
+    expected = train(make(model=One(n_params)), 5)
+    optimizer = make(model=One(n_params), shard_state=True)
+    same(parameters(train(optimizer, 5)), parameters(expected))
+    assert sum(len(each) for each in COMM.allgather_obj(states(optimizer))) == 2 * n_params
+
+
+def test_two_optimizers():
+    """As those of a generator and a discriminator; each asks and answers for itself."""
+    optimizers = [make(shard_state=True), make(chainer.optimizers.MomentumSGD(), shard_state=True)]
+    expected = [make(), make(chainer.optimizers.MomentumSGD())]
+    for iteration in range(4):
+        for each in (*optimizers, *expected):
+            train(each, 1, first=iteration)
+    for optimizer, other in zip(optimizers, expected, strict=True):
+        same(parameters(optimizer.target), parameters(other.target))
+        saved, plain = (chainer.serializers.npz.serialize(each) for each in (optimizer, other))
+        assert saved.keys() == plain.keys()
+        for key, value in plain.items():
+            np.testing.assert_array_equal(saved[key], value)
+    COMM.barrier()
+
+
+def test_derived_links_and_new_setup():
+    optimizer = make(shard_state=True)
+    train(optimizer, 3)
+    optimizer.setup(Net())
+    expected = make()
+    train(expected, 3)
+    expected.setup(Net())
+    same(parameters(train(optimizer, 4)), parameters(train(expected, 4)))
+    check_divided(optimizer, expected)

@@ -45,7 +45,7 @@ class Shards:
         self._known: set[str] = set()
         self._is_settled = False
         self._saves_own_part = False
-        self._questions = communicator.questions(self._answer)
+        self._questions = communicator.questions(partial(_answer, optimizer))
 
     def take_step(self, model: chainer.Link, take_step: Callable[[], None]) -> None:
         """Take a step with this rank's parameters, and give all ranks those of all; collective.
@@ -200,12 +200,13 @@ class Shards:
             _drop_state(param)
             rule.t = count
 
-    def _answer(self, name: str) -> _State:
-        """Return the state of a parameter; called in another thread, while this rank waits for the one that asks.
 
-        The rank that asks is between two steps, and no other can end the next one without it.
-        """
-        return _state_of(next(param for each, param in self._optimizer.target.namedparams() if each == name))
+def _answer(optimizer: Any, name: str) -> _State:
+    """Return the state of a parameter; called in another thread, while this rank waits for the one that asks.
+
+    The rank that asks is between two steps, and no other can end the next one without it.
+    """
+    return _state_of(next(param for each, param in optimizer.target.namedparams() if each == name))
 
 
 @contextmanager
