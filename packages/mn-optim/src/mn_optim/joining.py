@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import chainer
 import numpy as np
+from chainer.backends import cuda
 
 from mn_optim.roll import OVER, Everyone, LeftByException, NeedsParameters, Roll
 from mn_optim.schemes.communicating import communicating_links
@@ -19,15 +20,18 @@ if TYPE_CHECKING:
 
 __all__ = ["Attendance", "joined"]
 
+NO_SAMPLES = "multi_node_no_samples"
+"""The name of Chainer's configuration that is true while a model runs on what does not count."""
 LossFunction = Callable[..., chainer.Variable]
 
 
 class Attendance:
     """An optimizer's part in a join: it says who has data, and stands in where there is none.
 
-    Where the model itself communicates, a rank without data runs it on samples of which there are none, so that it
-    takes part in that as well; all ranks agree before that they are going to. Elsewhere it only adds zeros, and what is
-    to be said travels with the check that precedes every average.
+    Where the model itself communicates, a rank without data runs it on a sample that does not count, so that it takes
+    part in that as well; all ranks agree before that they are going to. (On no samples at all, some of Chainer's
+    functions fail.) Elsewhere it only adds zeros, and what is to be said travels with the check that precedes every
+    average.
 
     Args:
         optimizer: The optimizer.
@@ -65,11 +69,19 @@ class Attendance:
                 "expected whole mini-batches within join, as the model communicates, got a part in no_sync"
             )
         self._lossfun = lossfun
-        self.roll.specimen = (_without_samples(args), _without_samples(kwds))
+        self.roll.specimen = (_mapped(_first, args), _mapped(_first, kwds))
         self._meet(model)
 
-    def ask_for_parameters(self, model: chainer.Link) -> None:
-        """Have the ranks without data take part in the sharing out of parameters; collective."""
+    def ask_for_parameters(self, model: chainer.Link, backward: Backward | None) -> None:
+        """Have the ranks without data take part in the sharing out of parameters; collective.
+
+        Args:
+            model: The model.
+            backward: The backward pass. It is run, but not where ranks wait for one another in it: those without data
+                would be told too late.
+        """
+        if backward is not None and not self._is_collective(model):
+            backward(None)
         if self._scheme.exact is not None:
             self.roll.ask_for_parameters()
             try:
@@ -77,12 +89,17 @@ class Attendance:
             except NeedsParameters:
                 self.roll.is_together = False
 
+    def go_on(self, model: chainer.Link) -> None:
+        """Begin the backward pass and what follows; collective if the model communicates."""
+        if self._is_collective(model):
+            self._meet(model)
+
     def stand_in(self, model: chainer.Link, lossfun: LossFunction | None = None) -> None:
         """Take part in an update of other ranks without data; collective.
 
         Args:
             model: The model.
-            lossfun: What to run without samples, if the model communicates; by default what was run last, or the model.
+            lossfun: What to run, if the model communicates; by default what was run last, or the model.
 
         Raises:
             Everyone: All ranks have left the join.
@@ -149,19 +166,20 @@ class Attendance:
 
     def _meet(self, model: chainer.Link) -> None:
         assert self._scheme.exact is not None
-        self._scheme.exact.exchange_words(model)
+        self._scheme.exact.exchange_words(model, until_quiet=True)
         self.roll.is_together = True
 
     def _backward_of_nothing(self, model: chainer.Link) -> Backward | None:
-        """Run the model without samples; collective. Return its backward pass, ``None`` if no rank has data."""
+        """Run the model on what does not count; collective. Return its backward pass, ``None`` if no rank has data."""
         self._meet(model)
         if not self.roll.factor or self.roll.specimen is None:
             return None
         lossfun = self._lossfun or model
         args, kwds = self.roll.specimen
         to_device = model.device.send
-        with _silently(), _reports_dropped(), _persistents_kept(model):
-            loss = lossfun(*_mapped(to_device, args), **_mapped(to_device, kwds))
+        with _silently(), _reports_dropped(), _persistents_kept(model), chainer.using_config(NO_SAMPLES, True):
+            loss = lossfun(*_mapped(to_device, args), **_mapped(to_device, kwds)) * 0
+        self._meet(model)
         run = self._optimizer._backward_from(model, loss)  # noqa: SLF001
         del loss
 
@@ -170,7 +188,7 @@ class Attendance:
                 run(None)  # not told of gradients one by one: they are not final yet
             for param in model.params():
                 if param.data is not None and param.grad is not None:
-                    param.grad[~param.device.xp.isfinite(param.grad)] = 0  # a mean over no samples is none
+                    param.grad[~param.device.xp.isfinite(param.grad)] = 0  # infinity times the zero above
 
         return backward
 
@@ -206,9 +224,9 @@ def _mapped(function: Callable[[Any], Any], tree: Any) -> Any:
     return tree
 
 
-def _without_samples(tree: Any) -> Any:
-    """Return arguments in whose arrays, now in host memory, the first axis has no elements."""
-    return _mapped(lambda array: np.empty((0, *array.shape[1:]), array.dtype), tree)
+def _first(array: Any) -> Any:
+    """Return the first sample of an array, in host memory, so that it can be sent."""
+    return np.array(cuda.to_cpu(array[:1]))
 
 
 @contextmanager
@@ -228,7 +246,7 @@ def _reports_dropped() -> Any:
 
 @contextmanager
 def _persistents_kept(model: chainer.Link) -> Iterator[None]:
-    """Keep the running means of links that do not communicate: they would be those of no samples."""
+    """Keep the running means of links that do not communicate, and do not know that a sample does not count."""
     shared = {id(link) for _, link in communicating_links(model)}
     kept = [
         (link, name, getattr(link, name).copy())

@@ -282,11 +282,14 @@ class MultiNodeOptimizer:
         self._has_part = False
         if self.is_changed(model):
             self.target_params = []  # after an exception they have still to be shared out
-            _run(backward)
-            if self._attendance is not None:
-                self._attendance.ask_for_parameters(model)
+            if self._attendance is None:
+                _run(backward)
+            else:
+                self._attendance.ask_for_parameters(model, backward)
             self._share_out(model)
         else:
+            if self._attendance is not None:
+                self._attendance.go_on(model)
             self._step(model, backward, step)
             if self._scheme.may_diverge:
                 chainer.report({"meeting": float(self._scheme.is_meeting)})
@@ -340,8 +343,9 @@ class MultiNodeOptimizer:
         communication. Hyperparameters that change with time have to be changed by hooks of the optimizer, which are
         called on every rank.
 
-        Models that communicate, as by ``MultiNodeBatchNormalization``, are run without samples on ranks that have no
-        data; ``update`` must be given the loss function then. Arrays have samples along their first axis.
+        Models that communicate, as by ``MultiNodeBatchNormalization``, are run on ranks that have no data with a sample
+        that does not count; ``update`` must be given the loss function then, and arrays that have samples along their
+        first axis.
 
         Args:
             over: What means are over: ``"present"`` for the ranks that still have data, ``"all"`` for all.
@@ -370,8 +374,8 @@ class MultiNodeOptimizer:
         If no rank has data, none takes a step.
 
         Args:
-            lossfun: What the other ranks' ``update`` is given: run without samples if the model communicates. By
-                default what was given last, or the model.
+            lossfun: What the other ranks' ``update`` is given: run if the model communicates. By default what was given
+                last, or the model.
 
         Raises:
             RuntimeError: No model was set up, or :meth:`join_in_steps` was not called.

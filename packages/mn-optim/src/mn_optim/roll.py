@@ -37,7 +37,7 @@ class Word(NamedTuple):
         is_absent: Whether it has no data.
         has_left: Whether it has left the block of the join.
         over: What means are over.
-        detail: What has failed; or what the model is called with, without samples.
+        detail: What has failed; or a sample that the model is called with.
     """
 
     kind: str
@@ -58,7 +58,7 @@ class Roll:
     Attributes:
         is_absent: Whether this rank has no data.
         has_left: Whether this rank has left the block of the join.
-        specimen: What the model is called with, without samples, for ranks that have never called it.
+        specimen: A sample that the model is called with, for ranks that have never called it.
         is_together: Whether this rank is amid something that all ranks do together.
     """
 

@@ -179,19 +179,19 @@ class Agreement:
         self.start(signature, notes, roll)
         self.finish()
 
-    def announce(self, notes: Sequence[int], roll: Roll) -> None:
+    def exchange(self, notes: Sequence[int], roll: Roll, until_quiet: bool) -> None:
         """Exchange words where the other ranks check, without a check of one's own; collective.
 
         Args:
             notes: As for :meth:`start`.
-            roll: What has news; if it has none, wait until no other rank has.
+            roll: What has something to tell the other ranks.
+            until_quiet: Whether to do so until no rank has news, rather than once.
         """
         self._roll, self._notes = roll, notes
-        had_news = roll.has_news
         while True:
             self._send()
             self._receive()
-            if not self._hear() or had_news:
+            if not self._hear() or not until_quiet:
                 return
 
     def _send(self) -> None:

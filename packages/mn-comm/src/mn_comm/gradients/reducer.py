@@ -176,17 +176,17 @@ class GradientReducer:
         self._under_way.append(reduction)
         return reduction
 
-    def exchange_words(self, roll: Roll) -> None:
+    def exchange_words(self, roll: Roll, until_quiet: bool = False) -> None:
         """Tell the other ranks news where they average next, instead of averaging; collective with that.
 
         Args:
-            roll: What has news: other ranks' rolls hear of it, and this one hears of theirs. If it has none, this waits
-                until no rank has, on all ranks alike.
+            roll: What has news: other ranks' rolls hear of it, and this one hears of theirs.
+            until_quiet: Whether all ranks come here rather than average, and go on only when none has news.
 
         Raises:
             Exception: What ``roll`` raised when it heard.
         """
-        Future(lambda: self._agreement.announce(_SILENCE, roll), self._worker).wait()
+        Future(lambda: self._agreement.exchange(_SILENCE, roll, until_quiet), self._worker).wait()
 
     @property
     def compression_report(self) -> CompressionReport | None:

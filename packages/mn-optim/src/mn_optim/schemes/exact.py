@@ -45,15 +45,16 @@ class Exact:
         """What the means that there are now are to be multiplied by; 0 if they are those of no data."""
         return 1.0 if self.roll is None else self.roll.factor
 
-    def exchange_words(self, model: chainer.Link) -> None:
-        """Tell the other ranks of a join the news, where they average next; or wait until no rank has any; collective.
+    def exchange_words(self, model: chainer.Link, until_quiet: bool = False) -> None:
+        """Tell the other ranks of a join the news, where they average next; collective.
 
         Args:
             model: The model.
+            until_quiet: Whether all ranks come here rather than average, and go on only when none has news.
         """
         assert self.roll is not None
         with self.roll.together(), waiting_for(lambda: "the ranks of a join()"):
-            self.reducer_of(model).exchange_words(self.roll)
+            self.reducer_of(model).exchange_words(self.roll, until_quiet)
 
     def reducer_of(self, model: chainer.Link) -> GradientReducer:
         """Return what averages a model's gradients, by which ranks of a join are told as well."""
@@ -168,7 +169,7 @@ class Overlapped(Exact):
 
     def _learn_order(self, model: chainer.Link, backward: Backward | None) -> list[str]:
         if self.roll is not None:
-            self.exchange_words(model)  # all ranks come here, or none
+            self.exchange_words(model, until_quiet=True)  # all ranks come here, or none
             self.roll.is_together = True
         names: list[str] = []
         with raise_on_all(self._communicator):
