@@ -223,7 +223,9 @@ def averaging() -> Canvas:
     title = "Milliseconds that several libraries take to average the gradients of ResNet-50 over two processes."
     picture = Canvas("averaging", title, 720, 70 + 34 * len(CONTESTANTS))
     picture.box(0, 0, 720, 70 + 34 * len(CONTESTANTS), "panel")
-    picture.text(24, 26, "Averaging the gradients of ResNet-50 (102 MB) over 2 processes: milliseconds", "bold", "start")
+    picture.text(
+        24, 26, "Averaging the gradients of ResNet-50 (102 MB) over 2 processes: milliseconds", "bold", "start"
+    )
     scale = 310 / max(seconds[name] for name in CONTESTANTS)
     for row, (name, (words, style)) in enumerate(sorted(CONTESTANTS.items(), key=lambda item: seconds[item[0]])):
         y = 62 + 34 * row
