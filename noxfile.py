@@ -109,7 +109,7 @@ def layers(session: nox.Session) -> None:
 
 @nox.session(requires=["build"])
 def docs(session: nox.Session) -> None:
-    """Make the site of the documentation in result/docs/, with warnings as errors, and test its search and its links."""
+    """Make the site of the documentation in result/docs/, with warnings as errors; test its search and its links."""
     install(session, with_mpi("chainermn-meta", "mpich"), *groups("docs"))
     site, trees = ROOT / "result" / "docs", Path(session.create_tmp()) / "doctrees"
     shutil.rmtree(site, ignore_errors=True)

@@ -1,7 +1,7 @@
 """The commands of docs/several-machines.md, on two hosts that are made on this machine if it lets us.
 
-The names of the tests have "example" in them, so that the sessions `examples-mpich` and `examples-openmpi` run them with
-either library.
+The names of the tests have "example" in them, so that the sessions `examples-mpich` and `examples-openmpi` run them
+with either library.
 """
 
 import importlib.util

@@ -92,6 +92,12 @@ class CommunicatorBase(ABC):
         Raises:
             ValueError: There is no setting of that name, or it cannot have that value.
             TypeError: The value is of the wrong type.
+
+        Example:
+            >>> halved = chainermn.create_communicator("flat")
+            >>> halved.set_config("allreduce_grad_dtype", "float16")
+            >>> halved.get_config("allreduce_grad_dtype")
+            dtype('float16')
         """
         raise ValueError(f"expected the name of a setting, but {type(self).__name__} has none; got {name!r}")
 
@@ -100,6 +106,10 @@ class CommunicatorBase(ABC):
 
         Raises:
             ValueError: There is no setting of that name.
+
+        Example:
+            >>> comm.get_config("batched_copy")
+            True
         """
         if name is None:
             return dict(self._configs)
@@ -151,6 +161,11 @@ class CommunicatorBase(ABC):
         Raises:
             TypeError: On some rank ``color`` or ``key`` is not an integer.
             ValueError: On some rank ``color`` is negative.
+
+        Example:
+            >>> alone = comm.split(color=comm.rank, key=0)
+            >>> alone.rank, alone.size
+            (0, 1)
         """
 
     def finalize(self) -> None:  # noqa: B027 - one that holds nothing has nothing to give back
@@ -168,6 +183,12 @@ class CommunicatorBase(ABC):
         Raises:
             TypeError: ``data`` is something else; the receiver raises too.
             ValueError: ``dest`` or ``tag`` is out of range.
+
+        Example:
+            >>> if comm.rank == 0:
+            ...     comm.send(np.arange(3), dest=1, tag=0)
+            ... else:
+            ...     received = comm.recv(source=0, tag=0)
         """
 
     @abstractmethod
@@ -184,6 +205,12 @@ class CommunicatorBase(ABC):
         Raises:
             ValueError: ``source`` or ``tag`` is out of range.
             RuntimeError: What came was not sent by :meth:`send`.
+
+        Example:
+            >>> if comm.rank == 0:
+            ...     comm.send((np.zeros(2), np.ones(3)), dest=1, tag=7)
+            ... else:
+            ...     zeros, ones = comm.recv(source=0, tag=7)
         """
 
     @abstractmethod
@@ -204,6 +231,10 @@ class CommunicatorBase(ABC):
         Raises:
             TypeError: What the root has is something else (on every rank).
             ValueError: ``root`` is out of range.
+
+        Example:
+            >>> comm.bcast(np.arange(3) if comm.rank == 0 else None, root=0)
+            array([0, 1, 2])
         """
 
     @abstractmethod
@@ -220,6 +251,11 @@ class CommunicatorBase(ABC):
         Raises:
             TypeError: A rank has no array, or another dtype than the others (on every rank).
             ValueError: ``root`` is out of range.
+
+        Example:
+            >>> parts = comm.gather(np.full(2, comm.rank), root=0)
+            >>> len(parts) if comm.rank == 0 else parts is None and 2
+            2
         """
 
     @abstractmethod
@@ -234,6 +270,10 @@ class CommunicatorBase(ABC):
 
         Raises:
             TypeError: A rank has no array, or another dtype than the others (on every rank).
+
+        Example:
+            >>> comm.allgather(np.array([comm.rank]))
+            (array([0]), array([1]))
         """
 
     @abstractmethod
@@ -252,6 +292,11 @@ class CommunicatorBase(ABC):
             TypeError: ``xs`` at the root holds something else than arrays, or dtypes that differ (on every
                 rank).
             ValueError: There are not ``size`` parts (on every rank), or ``root`` is out of range.
+
+        Example:
+            >>> parts = [np.array([0]), np.array([10])] if comm.rank == 0 else None
+            >>> int(comm.scatter(parts, root=0)[0]) == 10 * comm.rank
+            True
         """
 
     @abstractmethod
@@ -268,6 +313,11 @@ class CommunicatorBase(ABC):
         Raises:
             TypeError: A rank has something else than arrays, or dtypes that differ (on every rank).
             ValueError: A rank has not ``size`` of them (on every rank).
+
+        Example:
+            >>> first, second = comm.alltoall([np.array([0]), np.array([10])])
+            >>> int(first[0]) == int(second[0]) == 10 * comm.rank
+            True
         """
 
     @abstractmethod
@@ -285,6 +335,10 @@ class CommunicatorBase(ABC):
         Raises:
             TypeError: A rank has no array, or one of a dtype that cannot be added up (on every rank).
             ValueError: The ranks differ in shape or dtype (on every rank).
+
+        Example:
+            >>> comm.allreduce(np.array([1.0, 2.0]))
+            array([2., 4.])
         """
 
     @abstractmethod
@@ -299,6 +353,12 @@ class CommunicatorBase(ABC):
         Raises:
             Exception: What pickling raised; the receiver raises too.
             ValueError: ``dest`` or ``tag`` is out of range.
+
+        Example:
+            >>> if comm.rank == 0:
+            ...     comm.send_obj({"classes": 10}, dest=1, tag=0)
+            ... else:
+            ...     received = comm.recv_obj(source=0, tag=0)
         """
 
     @abstractmethod
@@ -318,6 +378,12 @@ class CommunicatorBase(ABC):
         Raises:
             ValueError: ``source`` or ``tag`` is out of range.
             RuntimeError: What came was sent by :meth:`send`.
+
+        Example:
+            >>> if comm.rank == 0:
+            ...     comm.send_obj("done", dest=1, tag=3)
+            ... else:
+            ...     assert comm.recv_obj(source=0, tag=3) == "done"
         """
 
     @abstractmethod
@@ -335,6 +401,10 @@ class CommunicatorBase(ABC):
         Raises:
             Exception: What pickling at the root raised (on every rank).
             ValueError: ``root`` is out of range, or ``max_buf_len`` below 1.
+
+        Example:
+            >>> comm.bcast_obj({"classes": 10} if comm.rank == 0 else None, root=0)
+            {'classes': 10}
         """
 
     @abstractmethod
@@ -351,6 +421,11 @@ class CommunicatorBase(ABC):
         Raises:
             Exception: What pickling raised on some rank (on every rank).
             ValueError: ``root`` is out of range.
+
+        Example:
+            >>> names = comm.gather_obj(f"rank {comm.rank}", root=0)
+            >>> names == (["rank 0", "rank 1"] if comm.rank == 0 else None)
+            True
         """
 
     @abstractmethod
@@ -367,6 +442,10 @@ class CommunicatorBase(ABC):
 
         Raises:
             Exception: What pickling raised on some rank (on every rank), or what adding raised.
+
+        Example:
+            >>> comm.allreduce_obj(comm.rank + 1)
+            3
         """
 
     @abstractmethod
@@ -378,6 +457,12 @@ class CommunicatorBase(ABC):
 
         Raises:
             ValueError: The ranks' models differ in names, shapes or dtypes (on every rank).
+
+        Example:
+            >>> model = L.Linear(3, 2)
+            >>> comm.bcast_data(model)
+            >>> bool((model.W.array == comm.bcast(model.W.array)).all())
+            True
         """
 
     @abstractmethod
@@ -394,6 +479,14 @@ class CommunicatorBase(ABC):
 
         Raises:
             ValueError: The ranks' gradients differ in names, shapes or dtypes (on every rank).
+
+        Example:
+            >>> model = L.Linear(1, 1)
+            >>> model.cleargrads()
+            >>> model.W.grad = np.full((1, 1), comm.rank, np.float32)
+            >>> comm.multi_node_mean_grad(model)
+            >>> model.W.grad
+            array([[0.5]], dtype=float32)
         """
 
     def gradient_reducer(
@@ -502,6 +595,10 @@ class CommunicatorBase(ABC):
 
         Raises:
             Exception: What pickling raised on some rank (on every rank).
+
+        Example:
+            >>> comm.allgather_obj(comm.rank)
+            [0, 1]
         """
         return self.bcast_obj(self.gather_obj(obj))  # type: ignore[no-any-return]
 
@@ -518,6 +615,10 @@ class CommunicatorBase(ABC):
         Raises:
             Exception: What pickling at the root raised (on every rank).
             ValueError: There are not ``size`` objects (on every rank), or ``root`` is out of range.
+
+        Example:
+            >>> comm.scatter_obj(["first", "second"] if comm.rank == 0 else None) == ["first", "second"][comm.rank]
+            True
         """
         return self.bcast_obj(objs, root=root)[self.rank]
 

@@ -56,8 +56,8 @@ class Communicator(CommunicatorBase):
     ours that packs the gradients.
 
     A derived class of a script's own may have a ``multi_node_mean_grad`` of its own, or, to have gradients averaged one
-    by one, a ``_multi_node_mean``; otherwise it averages as ``naive`` does. :meth:`split` calls it with ``mpi_comm``
-    alone.
+    by one, a ``_multi_node_mean``; otherwise it averages as ``naive`` does.
+    :meth:`.CommunicatorBase.split` calls it with ``mpi_comm`` alone.
 
     Args:
         mpi_comm: The ranks that take part. Creating a communicator is collective.
@@ -235,19 +235,25 @@ class Communicator(CommunicatorBase):
 
     @operation
     def reduce(self, x: Any, *, op: str = "sum", root: int = 0) -> _Array | None:
-        """Combine the arrays of all ranks at one; collective; otherwise as :meth:`allreduce`.
+        """Combine the arrays of all ranks at one; collective.
 
         Args:
-            x: As for :meth:`allreduce`.
-            op: As for :meth:`allreduce`.
+            x: An array of the same shape and dtype on every rank: integers, floats or complex numbers.
+            op: ``sum``, ``max``, ``min`` or ``prod``, the same on every rank.
             root: The rank that receives.
 
         Returns:
             At the root a new array of the same shape and dtype, elsewhere ``None``.
 
         Raises:
-            TypeError: As for :meth:`allreduce`.
-            ValueError: As for :meth:`allreduce`; or ``root`` is out of range or not the same on every rank.
+            TypeError: A rank has no array, or one of a dtype that cannot be combined so (on every rank).
+            ValueError: The ranks differ in shape, dtype, ``op`` or ``root``, there is no such ``op``, or ``root`` is
+                out of range (on every rank).
+
+        Example:
+            >>> largest = comm.reduce(np.array([comm.rank]), op="max", root=0)
+            >>> int(largest[0]) if comm.rank == 0 else 1
+            1
         """
         return collectives.reduce(self.ranks, x, op, root)
 
@@ -256,22 +262,32 @@ class Communicator(CommunicatorBase):
         """Combine the arrays of all ranks, and give each rank its block of the result; collective.
 
         Args:
-            x: As for :meth:`allreduce`; the length of its first axis is a multiple of ``size``.
-            op: As for :meth:`allreduce`.
+            x: An array of the same shape and dtype on every rank, whose first axis has a length that is a multiple of
+                ``size``: integers, floats or complex numbers.
+            op: ``sum``, ``max``, ``min`` or ``prod``, the same on every rank.
 
         Returns:
             A new array of the same dtype: of ``size`` blocks of equal length along the first axis, the one at position
             ``rank``.
 
         Raises:
-            TypeError: As for :meth:`allreduce`.
-            ValueError: As for :meth:`allreduce`; or the first axis cannot be divided so.
+            TypeError: A rank has no array, or one of a dtype that cannot be combined so (on every rank).
+            ValueError: The ranks differ in shape, dtype or ``op``, there is no such ``op``, or the first axis cannot be
+                divided so (on every rank).
+
+        Example:
+            >>> comm.reduce_scatter(np.ones(4))
+            array([2., 2.])
         """
         return collectives.reduce_scatter(self.ranks, x, op)
 
     @operation
     def barrier(self) -> None:
-        """Wait until every rank has called this; collective."""
+        """Wait until every rank has called this; collective.
+
+        Example:
+            >>> comm.barrier()
+        """
         self.ranks.Barrier()
 
     def __repr__(self) -> str:
@@ -570,6 +586,12 @@ def create_communicator(
             of them would be alone (``CHAINERMN_ALLOW_SINGLETONS=1`` allows that).
         TypeError: ``mpi_comm`` or a setting is of the wrong type.
         ImportError: The communicator of another package cannot be imported (on every rank).
+
+    Example:
+        >>> comm = chainermn.create_communicator()
+        >>> comm.size
+        2
+        >>> flat = chainermn.create_communicator("flat", allreduce_grad_dtype="float16")
     """
     from mn_comm.global_except_hook import add_hook_by_default
     from mn_comm.launch import check_launch

@@ -28,6 +28,9 @@ def add_hook() -> None:
     """From now on, let an uncaught exception end all ranks by ``MPI_Abort``, after its traceback was printed.
 
     The hook that was there before prints the traceback. Exceptions of threads and ``SystemExit`` are not concerned.
+
+    Example:
+        >>> chainermn.global_except_hook.add_hook()
     """
     there = sys.excepthook
     if not isinstance(there, _AbortAllRanks):

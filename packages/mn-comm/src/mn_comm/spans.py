@@ -54,6 +54,10 @@ def span(name: str, **details: Any) -> AbstractContextManager[None]:
     Args:
         name: What it is called there.
         details: What is shown when it is selected: anything that ``json`` can write.
+
+    Example:
+        >>> with mn_comm.span("prepare", samples=100):
+        ...     samples = list(range(100))
     """
     return _NOTHING if _recorder is None else _recorder.span(name, details)
 

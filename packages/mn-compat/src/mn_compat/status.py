@@ -41,6 +41,10 @@ def status() -> Status:
 
     Raises:
         ImportError: ``CHAINERMN_IMPL`` or ``MN_COMPAT_SKIP`` holds an unknown value.
+
+    Example:
+        >>> mn_compat.status().chainer_version
+        '7.8.1'
     """
     release = find_release()
     ours = find_chainermn()

@@ -57,6 +57,15 @@ def create_multi_node_evaluator(
     Raises:
         TypeError: ``actual_evaluator`` has no ``evaluate``. What evaluating raises on one rank, it raises on all.
         ValueError: ``actual_evaluator`` is a multi-node evaluator already.
+
+    Example:
+        >>> model = L.Classifier(L.Linear(3, 2))
+        >>> samples = chainer.datasets.TupleDataset(np.ones((4, 3), np.float32), np.zeros(4, np.int32))
+        >>> iterator = chainer.iterators.SerialIterator(samples, 2, repeat=False, shuffle=False)
+        >>> evaluator = chainer.training.extensions.Evaluator(iterator, model)
+        >>> evaluator = chainermn.create_multi_node_evaluator(evaluator, comm)
+        >>> sorted(evaluator())
+        ['main/accuracy', 'main/loss']
     """
     if not callable(getattr(actual_evaluator, "evaluate", None)):
         raise TypeError(

@@ -33,6 +33,16 @@ class GenericMultiNodeEvaluator(Extension):  # type: ignore[misc]  # Chainer has
 
     Raises:
         ValueError: ``root`` is out of range.
+
+    Example:
+        >>> class Total(chainermn.extensions.GenericMultiNodeEvaluator):
+        ...     def calc_local(self, x):
+        ...         return float(x.sum())
+        ...     def aggregate(self, results):
+        ...         return sum(results)
+        >>> ones = chainer.iterators.SerialIterator([np.ones(3)] * 4, 2, repeat=False, shuffle=False)
+        >>> Total(comm, ones, target=L.Linear(3, 1))(None) == (24.0 if comm.rank == 0 else None)
+        True
     """
 
     trigger = 1, "epoch"

@@ -30,6 +30,10 @@ def main_rank_only(extension: Any, comm: CommunicatorBase | None = None, rank: i
 
     Raises:
         ValueError: ``rank`` is out of range.
+
+    Example:
+        >>> log = chainermn.extensions.main_rank_only(chainer.training.extensions.LogReport(), comm)
+        >>> trainer.extend(log)
     """
     ranks = MPI.COMM_WORLD if comm is None else comm
     if not 0 <= rank < ranks.size:

@@ -28,6 +28,9 @@ class ObservationAggregator(Extension):  # type: ignore[misc]  # Chainer has no 
         comm_trigger: When to communicate. The values since the last time are put together.
         aggregator: Makes the result; called on rank 0 with a list of values for each rank, in the order of ranks. By
             default the mean of all values; there is no result if no rank has any.
+
+    Example:
+        >>> trainer.extend(chainermn.extensions.ObservationAggregator(comm, "main/loss", "mean/loss"))
     """
 
     trigger = 1, "iteration"

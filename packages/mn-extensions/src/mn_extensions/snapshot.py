@@ -51,6 +51,11 @@ def multi_node_snapshot(
         TypeError: ``replica_sets`` holds something else than ranks and groups of them (on every rank).
         ValueError: A rank is out of range or in two groups, or ``autoload`` is asked for with a function as the file
             name (on every rank).
+
+    Example:
+        >>> snapshot = chainer.training.extensions.snapshot()
+        >>> snapshot = chainermn.extensions.multi_node_snapshot(comm, snapshot, replica_sets=[0])
+        >>> trainer.extend(snapshot, trigger=(1, "epoch"))
     """
     with raise_on_all(comm):
         sets = parse_replica_sets(replica_sets, comm.size)

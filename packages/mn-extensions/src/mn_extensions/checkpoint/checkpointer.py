@@ -60,6 +60,11 @@ def create_multi_node_checkpointer(
         ValueError: ``name`` cannot be part of a file's name, an interval is below 1, or the ranks' arguments differ
             (on every rank).
         OSError: ``path`` is given and cannot be written on some rank (on every rank).
+
+    Example:
+        >>> checkpointer = chainermn.create_multi_node_checkpointer("my-run", comm)
+        >>> trainer.extend(checkpointer, trigger=(1000, "iteration"))
+        >>> checkpointer.maybe_load(trainer)  # the iteration, if there is a checkpoint
     """
     return MultiNodeCheckpointer(name, comm, cp_interval, gc_interval, path)
 

@@ -59,6 +59,11 @@ def allgather(comm: CommunicatorBase, x: Any, device: DeviceName = None) -> Outp
 
     Raises:
         TypeError: On some rank ``x`` is something else, or of another dtype (on every rank).
+
+    Example:
+        >>> parts = chainermn.functions.allgather(comm, np.full(2, comm.rank, np.float32))
+        >>> [float(part.array[0]) for part in parts]
+        [0.0, 1.0]
     """
     return moved_to(device, communicate(AllGather(comm, record=Record("allgather")), [x])[:-1])
 
@@ -79,6 +84,11 @@ def reduce_scatter(comm: CommunicatorBase, xs: Any) -> chainer.Variable:
     Raises:
         TypeError: On some rank ``xs`` is something else (on every rank).
         ValueError: On some rank there are not ``comm.size`` of them, or the summands' shapes differ (on every rank).
+
+    Example:
+        >>> parts = [np.ones(2, np.float32), np.ones(2, np.float32)]
+        >>> chainermn.functions.reduce_scatter(comm, parts).array
+        array([2., 2.], dtype=float32)
     """
     function = ReduceScatter(comm, record=Record("reduce_scatter"))
     return communicate(function, parts_of(xs))[0]

@@ -41,5 +41,9 @@ def allreduce(comm: CommunicatorBase, x: Any) -> chainer.Variable:
     Raises:
         TypeError: On some rank ``x`` is something else (on every rank).
         ValueError: The ranks differ in shape or dtype (on every rank).
+
+    Example:
+        >>> chainermn.functions.allreduce(comm, np.ones(2, np.float32)).array
+        array([2., 2.], dtype=float32)
     """
     return communicate(AllReduce(comm, record=Record("allreduce")), [x])[0]

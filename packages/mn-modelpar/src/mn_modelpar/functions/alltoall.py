@@ -44,6 +44,11 @@ def alltoall(comm: CommunicatorBase, xs: Any, device: DeviceName = None) -> Outp
     Raises:
         TypeError: On some rank ``xs`` is something else (on every rank).
         ValueError: On some rank there are not ``comm.size`` of them (on every rank).
+
+    Example:
+        >>> parts = [np.zeros(2, np.float32), np.ones(2, np.float32)]
+        >>> [float(part.array[0]) for part in chainermn.functions.alltoall(comm, parts)] == [comm.rank] * 2
+        True
     """
     values = parts_of(xs)
     return moved_to(device, communicate(AllToAll(comm, record=Record("alltoall")), values)[:-1])

@@ -70,7 +70,7 @@ class MultiNodeBatchNormalizationFunction(chainer.FunctionNode):  # type: ignore
         communicator: The ranks whose batches belong together.
         eps: What is added to the variance.
         running_mean: Updated in place if given, of the shape of ``gamma``.
-        running_var: Likewise.
+        running_var: Updated in place if given, of the shape of ``gamma``.
         decay: How much of the running statistics is kept.
         axis: The axes to reduce over, as in :func:`chainer.functions.batch_normalization`.
 

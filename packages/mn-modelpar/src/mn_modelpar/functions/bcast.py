@@ -63,6 +63,11 @@ def bcast(comm: CommunicatorBase, x: Any, root: int = 0, device: DeviceName = No
     Raises:
         TypeError: ``x`` at the root is something else (on every rank).
         ValueError: ``root`` is out of range.
+
+    Example:
+        >>> x = chainer.Variable(np.arange(3, dtype=np.float32)) if comm.rank == 0 else None
+        >>> chainermn.functions.bcast(comm, x, root=0).array
+        array([0., 1., 2.], dtype=float32)
     """
     function = Bcast(comm, root, Record("bcast", f"root={root}"))
     if comm.rank == root:

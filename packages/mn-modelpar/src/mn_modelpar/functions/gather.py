@@ -61,6 +61,11 @@ def gather(comm: CommunicatorBase, x: Any, root: int = 0, device: DeviceName = N
     Raises:
         TypeError: On some rank ``x`` is something else, or of another dtype (on every rank).
         ValueError: ``root`` is out of range.
+
+    Example:
+        >>> parts = chainermn.functions.gather(comm, np.full(2, comm.rank, np.float32), root=0)
+        >>> len(parts) if comm.rank == 0 else 2
+        2
     """
     outputs = communicate(Gather(comm, root, Record("gather", f"root={root}")), [x])
     return moved_to(device, outputs[:-1]) if comm.rank == root else outputs[-1]
@@ -85,6 +90,11 @@ def scatter(comm: CommunicatorBase, xs: Any, root: int = 0, device: DeviceName =
     Raises:
         TypeError: ``xs`` at the root is something else (on every rank).
         ValueError: There are not ``comm.size`` of them (on every rank), or ``root`` is out of range.
+
+    Example:
+        >>> parts = [np.zeros(2, np.float32), np.ones(2, np.float32)] if comm.rank == 0 else None
+        >>> bool((chainermn.functions.scatter(comm, parts, root=0).array == comm.rank).all())
+        True
     """
     function = Scatter(comm, root, Record("scatter", f"root={root}"))
     values = [] if comm.rank != root else parts_of(xs)

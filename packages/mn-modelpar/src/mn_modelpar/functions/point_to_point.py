@@ -189,6 +189,13 @@ def send(x: Any, communicator: CommunicatorBase, rank: int, tag: int = 0) -> cha
         RuntimeWarning: A gradient came back for a ``send`` that the backward pass cannot reach any more; or, at the end
             of a backward pass, this one was not reached; or, in its backward, that of the receiver cannot reach the
             value, so that its gradient is taken to be zeros.
+
+    Example:
+        >>> if comm.rank == 0:
+        ...     x = chainer.Variable(np.ones(3, np.float32))
+        ...     chainermn.functions.send(x, comm, rank=1).backward()  # waits for the gradient
+        ... else:
+        ...     F.sum(chainermn.functions.recv(comm, rank=0)).backward()  # sends it
     """
     record = _record("send", communicator, rank, tag)
     values = list(x) if isinstance(x, (tuple, list)) else [x]
@@ -239,6 +246,15 @@ def recv(
 
     Warns:
         RuntimeWarning: As there.
+
+    Example:
+        >>> if comm.rank == 0:
+        ...     delegate = chainermn.functions.send(L.Linear(3, 2)(np.ones((1, 3), np.float32)), comm, rank=1)
+        ...     y = chainermn.functions.recv(comm, rank=1, delegate_variable=delegate)
+        ...     F.sum(y).backward()
+        ... else:
+        ...     y = chainermn.functions.send(chainermn.functions.recv(comm, rank=0) * 2, comm, rank=0)
+        ...     y.backward()
     """
     if type(force_tuple) is int:
         device, force_tuple = force_tuple, False

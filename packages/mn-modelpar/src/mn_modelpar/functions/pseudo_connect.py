@@ -92,6 +92,14 @@ def pseudo_connect(delegate_variable: chainer.Variable | None, *actual_variables
 
     Raises:
         ValueError: There are no values.
+
+    Example:
+        >>> x = chainer.Variable(np.ones(3, np.float32))
+        >>> if comm.rank == 0:
+        ...     delegate = chainermn.functions.send(x, comm, rank=1)
+        ...     F.sum(chainermn.functions.pseudo_connect(delegate, x * 2)).backward()
+        ... else:
+        ...     F.sum(chainermn.functions.recv(comm, rank=0)).backward()
     """
     if not actual_variables:
         raise ValueError("pseudo_connect: expected at least one value besides the delegate, got none")

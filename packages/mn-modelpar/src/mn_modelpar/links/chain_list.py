@@ -43,6 +43,17 @@ class MultiNodeChainList(chainer.ChainList):  # type: ignore[misc]  # Chainer ha
 
     Args:
         comm: The ranks that the model spans.
+
+    Example:
+        >>> model = chainermn.MultiNodeChainList(comm)
+        >>> if comm.rank == 0:
+        ...     model.add_link(L.Linear(4, 3), rank_in=None, rank_out=1)
+        ... else:
+        ...     model.add_link(L.Linear(3, 2), rank_in=0, rank_out=None)
+        >>> with chainer.no_backprop_mode():
+        ...     y = model(np.ones((5, 4), np.float32))
+        >>> y.shape if comm.rank == 1 else (5, 2)
+        (5, 2)
     """
 
     _in_forward = False

@@ -38,6 +38,15 @@ def create_multi_node_n_step_rnn(
 
     Raises:
         ValueError: ``actual_link`` is something else.
+
+    Example:
+        >>> rank_in, rank_out = (None, 1) if comm.rank == 0 else (0, None)
+        >>> rnn = L.NStepLSTM(n_layers=1, in_size=4, out_size=3, dropout=0)
+        >>> rnn = chainermn.links.create_multi_node_n_step_rnn(rnn, comm, rank_in, rank_out)
+        >>> with chainer.no_backprop_mode():
+        ...     h, c, ys, delegate = rnn([np.ones((5, 4), np.float32)])
+        >>> ys[0].shape
+        (5, 3)
     """
     if not isinstance(actual_link, NStepRNNBase):
         raise ValueError(  # noqa: TRY004 - the type of error that scripts know
