@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import itertools
 import os
+import pickle
 import threading
 import time
 import weakref
@@ -49,9 +50,16 @@ class Desk:
         self._closed: deque[int] = deque()
         self._remaining: dict[int, int] = {}
         self._numbers = itertools.count(1)
+        self._asked = itertools.count(1)
+        self._asking = threading.Lock()
         self._closing = threading.Event()
         self._thread: threading.Thread | None = None
         _desks.add(self)
+
+    @property
+    def is_open(self) -> bool:
+        """Whether its thread runs."""
+        return self._thread is not None
 
     def open(self, answer: Answer) -> int:
         """Have questions answered from now on; collective, in the same order on every rank.
@@ -75,11 +83,15 @@ class Desk:
 
     def ask(self, rank: int, number: int, question: Any) -> Any:
         """Return another rank's answer; see :meth:`Questions.ask`."""
-        send_obj(self.ranks, (number, question), rank, _QUESTION)
-        is_answer, value = recv_obj(self.ranks, rank, _ANSWER, None)
+        with self._asking:
+            asked = next(self._asked)
+            send_obj(self.ranks, (number, asked, question), rank, _QUESTION)
+            answered = 0
+            while answered != asked:  # earlier ones are of questions that were given up, as by Ctrl-C
+                answered, is_answer, value = recv_obj(self.ranks, rank, _ANSWER, None)
         if not is_answer:
             raise remote_error(rank, *value)
-        return value
+        return pickle.loads(value)
 
     def start(self) -> None:
         """Start the thread, if there is something to answer."""
@@ -94,14 +106,6 @@ class Desk:
             self._closing.set()
             self._thread.join()
             self._thread = None
-
-    def stop_with_others(self) -> None:
-        """Answer until all ranks have come here, then end the thread; collective."""
-        if self._thread is not None and not MPI.Is_finalized():
-            request = self.ranks.Ibarrier()
-            while not request.Test():  # the stall monitor has nothing to say of it: another rank may go on for long
-                time.sleep(_MOST_PAUSE_SECONDS)
-        self.stop()
 
     def free(self) -> None:
         """End the thread, and free the communicator; collective."""
@@ -138,15 +142,14 @@ class Desk:
             del self._remaining[number], self._answers[number]
 
     def _serve(self, rank: int) -> None:
-        number, question = recv_obj(self.ranks, rank, _QUESTION, None)
+        number, asked, question = recv_obj(self.ranks, rank, _QUESTION, None)
+        reply: tuple[int, bool, Any]
         try:
-            reply = True, self._answers[number](question)
+            # Pickled here, so that what cannot be is told as any other failure.
+            reply = asked, True, pickle.dumps(self._answers[number](question), pickle.HIGHEST_PROTOCOL)
         except Exception as error:
-            reply = False, describe(error)
-        try:
-            send_obj(self.ranks, reply, rank, _ANSWER)
-        except Exception:  # it cannot be pickled, and send_obj has told the other rank
-            return
+            reply = asked, False, describe(error)
+        send_obj(self.ranks, reply, rank, _ANSWER)
 
 
 class Questions:
@@ -194,8 +197,12 @@ def _forget_all() -> None:
 
 def _end() -> None:
     """End all threads, when all ranks end."""
-    for desk in sorted(_desks, key=lambda desk: desk.ranks.py2f()):
-        desk.stop_with_others()
+    if not MPI.Is_finalized():
+        waiting = [desk.ranks.Ibarrier() for desk in _desks if desk.is_open]
+        # The stall monitor has nothing to say of it: another rank may go on for long.
+        while not MPI.Request.Testall(waiting):
+            time.sleep(_MOST_PAUSE_SECONDS)
+    _stop_all()
 
 
 # What is asked must be answered before MPI ends, which happens after this.

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from mpi4py import MPI
 
+import mn_comm.questions
 from mn_comm import create_communicator
 
 WORLD = MPI.COMM_WORLD
@@ -41,6 +42,43 @@ def test_all_ask_all_at_once():
     for n in (0, 3, 100_000):
         for rank in OTHERS:
             np.testing.assert_array_equal(questions.ask(rank, n), np.full(n, rank))
+
+
+def test_an_answer_that_was_not_waited_for(monkeypatch):
+    """Ctrl-C may come between a question and its answer."""
+    questions = COMM.questions(lambda question: question)
+    recv_obj = mn_comm.questions.recv_obj
+
+    def interrupted(*args):
+        if threading.current_thread() is threading.main_thread():
+            raise KeyboardInterrupt
+        return recv_obj(*args)
+
+    monkeypatch.setattr(mn_comm.questions, "recv_obj", interrupted)
+    for rank in OTHERS:
+        with pytest.raises(KeyboardInterrupt):
+            questions.ask(rank, "first")
+    monkeypatch.undo()
+    for rank in OTHERS:
+        assert questions.ask(rank, "second") == "second"
+
+
+def test_several_threads_ask():
+    questions = COMM.questions(lambda question: question)
+    wrong = []
+
+    def ask(thread):
+        for i in range(20):
+            for rank in OTHERS:
+                if questions.ask(rank, (thread, i)) != (thread, i):
+                    wrong.append((thread, i, rank))
+
+    asking = [threading.Thread(target=ask, args=(i,)) for i in range(3)]
+    for thread in asking:
+        thread.start()
+    for thread in asking:
+        thread.join()
+    assert not wrong
 
 
 def test_several_who_answer():

@@ -617,3 +617,103 @@ def test_derived_links_and_new_setup():
     expected.setup(Net())
     same(parameters(train(optimizer, 4)), parameters(train(expected, 4)))
     check_divided(optimizer, expected)
+
+
+class Tied(chainer.Link):
+    """Two parameters, of which one rank may make one."""
+
+    def __init__(self):
+        super().__init__()
+        with self.init_scope():
+            self.a = chainer.Parameter(np.ones(4, "f4"))
+            self.b = chainer.Parameter(np.ones(4, "f4"))
+
+    def forward(self, x, t):
+        return F.sum(self.a * self.a + self.b)
+
+
+@pytest.mark.skipif(SIZE < 2, reason="needs two owners")
+def test_parameters_that_come_to_share_memory_on_one_rank_only():
+    optimizer = make(model=Tied(), shard_state=True)
+    train(optimizer, 3)
+    if RANK == SIZE - 1:
+        optimizer.target.b.array = optimizer.target.a.array
+    with pytest.raises(ValueError, match=r"expected parameters that share memory to do so before the first step, or a"):
+        train(optimizer, 1)
+    if RANK == SIZE - 1:
+        optimizer.target.b.array = optimizer.target.b.array.copy()
+    train(optimizer, 2)
+    same_everywhere(optimizer.target)
+
+
+@pytest.mark.skipif(SIZE < 2, reason="needs two owners")
+def test_parameters_that_are_tied_go_on_with_one_owner():
+    optimizer = make(model=Tied(), shard_state=True)
+    train(optimizer, 3)
+    assert COMM.allgather_obj(len(states(optimizer)))[:2] == [2, 2]
+    optimizer.target.b.array = optimizer.target.a.array
+    with pytest.raises(ValueError, match="expected parameters that share memory"):
+        train(optimizer, 1)
+    train(optimizer, 3)
+    same_everywhere(optimizer.target)
+    assert COMM.allgather_obj(len(states(optimizer)))[:2] == [4, 0]
+
+
+@pytest.mark.skipif(SIZE < 2, reason="needs ranks that differ")
+@pytest.mark.parametrize("when", [0, 3])
+def test_ranks_that_freeze_different_parameters(when):
+    optimizer = make(shard_state=True)
+    train(optimizer, when)
+    if RANK == SIZE - 1:
+        optimizer.target.first.disable_update()
+    with pytest.raises(ValueError, match="expected the same arrays and owners on every rank"):
+        train(optimizer, 2)
+    optimizer.target.first.enable_update()
+    train(optimizer, 2)
+    same_everywhere(optimizer.target)
+
+
+@pytest.mark.skipif(SIZE < 2, reason="needs ranks that differ")
+def test_a_rule_that_one_rank_has_not():
+    optimizer = make(shard_state=True)
+    if RANK == SIZE - 1:
+        optimizer.target.first.W.update_rule = None
+    with pytest.raises(ValueError, match="expected the same parameters with update rules on every rank"):
+        train(optimizer, 2)
+
+
+def test_a_hook_that_fails_on_one_rank():
+    optimizer = make(shard_state=True)
+
+    def fails(optimizer):
+        if optimizer.t == 2 and RANK == SIZE - 1:
+            raise LookupError("no hook")
+
+    optimizer.add_hook(fails, name="fails")
+    train(optimizer, 3)
+    with pytest.raises((LookupError, RuntimeError), match="no hook"):
+        train(optimizer, 1)
+    same_everywhere(optimizer.target)
+
+
+def test_saving_moves_what_others_have_to_a_file():
+    """The rank that writes does not have the state of all in its memory."""
+    import tracemalloc
+
+    model = chainer.Link()
+    with model.init_scope():
+        for i in range(20):
+            setattr(model, f"p{i}", chainer.Parameter(np.ones((256, 1024), "f4")))
+    optimizer = make(model=model, shard_state=True)
+    for _ in range(2):
+        for param in model.params():
+            param.grad = np.full_like(param.data, RANK)
+        optimizer.update()
+    tracemalloc.start()
+    saved = chainer.serializers.npz.serialize(optimizer)
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert peak < 16 << 20  # some copies of one parameter at a time
+    for other in COMM.allgather_obj(saved["p0/m"][0, 0]):
+        assert other == saved["p0/m"][0, 0] == saved["p19/m"][-1, -1]
+    assert sum(value.nbytes for value in saved.values()) > 40 << 20

@@ -17,6 +17,7 @@ from mn_comm import CommunicatorBase, expect_same, raise_on_all, waiting_for
 from mn_optim.schemes.state import read, write
 from mn_optim.sharding.parameters import aliases, expect_independent_rules, items_of, with_rules
 from mn_optim.sharding.partition import assign
+from mn_optim.sharding.spill import Spill
 from mn_optim.sharding.step import leaving_out
 
 __all__ = ["SHARD", "Shards"]
@@ -69,10 +70,13 @@ class Shards:
         def gather(failure: Exception | None = None) -> None:
             nonlocal is_gathered
             is_gathered = True
+            self._is_settled = False  # if this raises, it does so on all ranks
             arrays = [(name, param.data) for name, param in active.items()]  # some updates make new arrays
             self._communicator.all_gather_owned(arrays, owners, failure)
+            self._is_settled = True
 
         try:
+            self._expect_own_memory(active)
             with leaving_out(self._optimizer, others, gather):
                 take_step()
         except Exception as error:
@@ -82,6 +86,20 @@ class Shards:
             raise
         if not is_gathered:
             gather()
+
+    def _expect_own_memory(self, params: Mapping[str, chainer.Parameter]) -> None:
+        """Raise if parameters have come to share memory although different ranks update them."""
+        arrays = [param.data for param in params.values()]
+        if all(map(_owns_memory, arrays)) and len(set(map(id, arrays))) == len(arrays):  # nearly always, and fast
+            return
+        for first, *rest in aliases(params):
+            for other in rest:
+                if self._owners[other] != self._owners[first]:
+                    raise ValueError(
+                        f"shard_state: expected parameters that share memory to do so before the first step, or as the "
+                        f"model changes; got {first} and {other}, which ranks {self._owners[first]} and "
+                        f"{self._owners[other]} update"
+                    )
 
     def restart(self) -> None:
         """Choose owners in the next step, for parameters that have none; to be called on every rank."""
@@ -142,7 +160,9 @@ class Shards:
         if is_part:
             serialize = _serialize_count
         else:
-            serialize = self._serialize_foreign if is_saving else _load_and_drop
+            # Of Chainer's serializers, the one for .npz files keeps all arrays until it has the last.
+            spill = Spill() if isinstance(serializer, chainer.serializers.DictionarySerializer) else None
+            serialize = partial(self._save_foreign, spill) if is_saving else _load_and_drop
         mine = self._communicator.rank
         foreign = {
             name: param
@@ -187,14 +207,16 @@ class Shards:
                 _drop_state(param)
         return True
 
-    def _serialize_foreign(self, name: str, param: chainer.Parameter, serializer: Any) -> None:
+    def _save_foreign(self, spill: Spill | None, name: str, param: chainer.Parameter, serializer: Any) -> None:
         owner = self._owners[name]
         with waiting_for(lambda: f"rank {owner}, which has the optimizer state of {name}, to be saved"):
-            state = self._questions.ask(owner, name)
+            t, state = self._questions.ask(owner, name)
+        if spill is not None and state is not None:
+            state = {key: spill.move(value) for key, value in state.items()}
         rule = param.update_rule
         count = rule.t
         try:
-            _set_state(param, state)
+            _set_state(param, (t, state))
             type(rule).serialize(rule, serializer)
         finally:
             _drop_state(param)
@@ -206,7 +228,14 @@ def _answer(optimizer: Any, name: str) -> _State:
 
     The rank that asks is between two steps, and no other can end the next one without it.
     """
-    return _state_of(next(param for each, param in optimizer.target.namedparams() if each == name))
+    params = dict(optimizer.target.namedparams())
+    if name not in params:
+        raise KeyError(f"expected the name of a parameter, got {name}: does this rank have another model?")
+    return _state_of(params[name])
+
+
+def _owns_memory(array: Any) -> bool:
+    return bool(getattr(array.flags, "owndata", False))
 
 
 @contextmanager
