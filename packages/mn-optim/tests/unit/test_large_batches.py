@@ -193,13 +193,7 @@ def run(optimizer, extensions, tmp_path, n_epochs=4):
     model = Net()
 
     def loss(x):
-        seen.append(
-            {
-                name: getattr(optimizer, name)
-                for name in ("lr", "alpha", "alpha_sgd", "alpha_rmsprop")
-                if hasattr(optimizer, name)
-            }
-        )
+        seen.append(dict(optimizer.hyperparam.get_dict()))
         return chainer.functions.sum(model.w) * 0
 
     iterator = chainer.iterators.SerialIterator(np.zeros((4, 1), "f4"), 2)
