@@ -25,10 +25,10 @@ OPTIMIZERS = {
 class Net(chainer.Chain):
     def __init__(self, dtype=np.float32):
         super().__init__()
-        initial = chainer.initializers.LeCunNormal(dtype, rng=np.random.RandomState(0))
+        initial = chainer.initializers.LeCunNormal(dtype=dtype, rng=np.random.RandomState(0))
         with self.init_scope():
-            self.first = L.Linear(None, 6, initialW=initial, initial_bias=np.zeros(6, dtype))
-            self.last = L.Linear(6, 3, initialW=initial, initial_bias=np.zeros(3, dtype))
+            self.first = L.Linear(None, 6, initialW=initial, initial_bias=chainer.initializers.Zero(dtype))
+            self.last = L.Linear(6, 3, initialW=initial, initial_bias=chainer.initializers.Zero(dtype))
         self.batches = []
 
     def forward(self, x, t):
