@@ -216,7 +216,7 @@ class CommunicatorBase(ABC):
     def bcast(self, data: Any, max_buf_len: int | None = None, root: int = 0) -> _Array:
         """Broadcast an array; collective.
 
-        Those that :func:`mn_comm.create_communicator` makes have the arguments ``x`` and ``root``, as ever: give
+        Those that :func:`mn_comm.create_communicator` makes have the arguments ``x`` and ``root``, as before: pass
         ``root`` by its name.
 
         Args:
@@ -364,7 +364,7 @@ class CommunicatorBase(ABC):
     def recv_obj(self, source: int, tag: int) -> Any:
         """Receive an object from another rank; point-to-point.
 
-        Those that :func:`mn_comm.create_communicator` makes have an argument ``status`` before ``tag``, as ever: give
+        Those that :func:`mn_comm.create_communicator` makes have an argument ``status`` before ``tag``, as before: pass
         ``tag`` by its name.
 
         Args:

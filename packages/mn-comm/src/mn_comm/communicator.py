@@ -546,7 +546,7 @@ def create_communicator(
         ValueError: There is no communicator of that name, it cannot have these settings, or it cannot work on these
             hosts.
         RuntimeError: ``pure_nccl`` was asked for and CuPy or NCCL is missing on some rank (on every rank). Or the
-            launcher has started several processes, and the MPI library is another one than the launcher's, so that each
+            launcher has started several processes, and the MPI library is not the launcher's, so that each
             of them would be alone (``CHAINERMN_ALLOW_SINGLETONS=1`` allows that).
         TypeError: ``mpi_comm`` or a setting is of the wrong type.
 

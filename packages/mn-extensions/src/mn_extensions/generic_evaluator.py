@@ -1,4 +1,4 @@
-"""An evaluator for results that are not simply averaged."""
+"""An evaluator for results that are not averages."""
 
 from __future__ import annotations
 

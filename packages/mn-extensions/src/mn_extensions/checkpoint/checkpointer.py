@@ -1,4 +1,4 @@
-"""The checkpointer: an extension that saves all ranks' states together, and takes up the newest unharmed ones again."""
+"""The checkpointer: an extension that saves all ranks' states together, and resumes from the newest intact ones."""
 
 from __future__ import annotations
 
@@ -147,7 +147,7 @@ class MultiNodeCheckpointer(Extension):  # type: ignore[misc]  # Chainer has no 
         self.stats.end()
 
     def maybe_load(self, trainer: Any, optimizer: Any = None, path: str | os.PathLike[str] | None = None) -> int | None:
-        """Load the newest generation that is unharmed on every rank, if there is one; collective.
+        """Load the newest generation that is intact on every rank, if there is one; collective.
 
         Files whose checksums do not fit are reported, by a warning on rank 0, and the next older generation is
         tried; nothing is loaded before its checksum was found right on every rank.

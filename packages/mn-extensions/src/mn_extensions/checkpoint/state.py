@@ -17,7 +17,7 @@ _RANDOM = "chainermn_numpy_random/"
 _RANDOM_PARTS = ("keys", "position", "has_gauss", "gauss")
 _GENERATOR = "MT19937"  # NumPy's own
 _OF_AN_OPTIMIZER = re.compile(r"(^|/)optimizer:")
-# What compression has not sent yet, whatever it fits: the optimizer itself finds out, and begins anew if it must.
+# What compression has not sent yet, whatever it fits: the optimizer itself finds out, and starts again if it must.
 _OF_COMPRESSION = re.compile(r"(^|/)optimizer:[^/]*/compression/")
 _OF_A_MODEL = re.compile(r"(^|/)model:")
 # What Chainer's iterators look for where they do not find the name: until Chainer 3 they saved it under this one.

@@ -16,7 +16,7 @@ problem = Catalogue(
         # Python and its packages
         "python-old": (_F, "make an environment with Python {oldest} or newer, and install everything there"),
         "package-missing": (_F, "install it into this environment: {python} -m pip install '{package}'"),
-        "package-broken": (_F, "install it anew: {python} -m pip install --force-reinstall '{package}'"),
+        "package-broken": (_F, "reinstall it: {python} -m pip install --force-reinstall '{package}'"),
         "package-old": (_F, "install a newer one: {python} -m pip install '{package}'"),
         # The MPI library
         "mpi-library-missing": (
@@ -42,7 +42,7 @@ problem = Catalogue(
             "the system on PATH",
         ),
         "mpiexec-not-on-path": (_F, 'put the environment first: export PATH="{folder}:$PATH"'),
-        "mpiexec-fails": (_F, "it cannot be used as it is: install that MPI library anew, or put another one on PATH"),
+        "mpiexec-fails": (_F, "it cannot be used as it is: reinstall that MPI library, or put another one on PATH"),
         "mpiexec-unknown": (_W, "whether it fits mpi4py's MPI library only the ranks below can tell"),
         "mpiexec-other-mpi": (
             _F,
