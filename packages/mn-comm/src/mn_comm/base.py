@@ -54,32 +54,32 @@ class CommunicatorBase(ABC):
     @property
     def rank(self) -> int:
         """This process among all processes, from 0."""
-        raise NotImplementedError(f"{type(self).__name__} does not tell rank")
+        raise NotImplementedError(f"{type(self).__name__} does not define rank")
 
     @property
     def size(self) -> int:
         """How many processes there are."""
-        raise NotImplementedError(f"{type(self).__name__} does not tell size")
+        raise NotImplementedError(f"{type(self).__name__} does not define size")
 
     @property
     def intra_rank(self) -> int:
         """This process among those on the same host, from 0; also the number of the GPU that it should use."""
-        raise NotImplementedError(f"{type(self).__name__} does not tell intra_rank")
+        raise NotImplementedError(f"{type(self).__name__} does not define intra_rank")
 
     @property
     def intra_size(self) -> int:
         """How many processes run on this host."""
-        raise NotImplementedError(f"{type(self).__name__} does not tell intra_size")
+        raise NotImplementedError(f"{type(self).__name__} does not define intra_size")
 
     @property
     def inter_rank(self) -> int:
         """This host among all hosts, from 0."""
-        raise NotImplementedError(f"{type(self).__name__} does not tell inter_rank")
+        raise NotImplementedError(f"{type(self).__name__} does not define inter_rank")
 
     @property
     def inter_size(self) -> int:
         """How many hosts there are."""
-        raise NotImplementedError(f"{type(self).__name__} does not tell inter_size")
+        raise NotImplementedError(f"{type(self).__name__} does not define inter_size")
 
     def set_config(self, name: str, **kwargs: Any) -> None:
         """Change one setting of this communicator; every rank should do so alike.

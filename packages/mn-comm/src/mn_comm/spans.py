@@ -94,5 +94,5 @@ def start(ranks: Ranks) -> None:
         found[0].load()(ranks, file)
     elif ranks.rank == 0:
         warnings.warn(
-            f"no timeline is kept: {VARIABLE} is set, but the package mn-tools is not installed", stacklevel=2
+            f"no timeline is recorded: {VARIABLE} is set, but the package mn-tools is not installed", stacklevel=2
         )

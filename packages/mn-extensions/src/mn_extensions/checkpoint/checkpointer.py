@@ -140,7 +140,7 @@ class MultiNodeCheckpointer(Extension):  # type: ignore[misc]  # Chainer has no 
         if outcome.failure is not None:
             with raise_on_all(self.comm):  # where warnings are errors, all ranks raise
                 warnings.warn(
-                    f"the checkpoint of iteration {iteration} was not saved: {outcome.failure}; the training goes on",
+                    f"the checkpoint of iteration {iteration} was not saved: {outcome.failure}; the training continues",
                     RuntimeWarning,
                     stacklevel=2,
                 )

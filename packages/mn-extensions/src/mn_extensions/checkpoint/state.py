@@ -52,14 +52,14 @@ def check_fits(state: State, target: Any) -> None:
     for name, array in sorted(expected.items()):
         found = state.get(name, state.get(_old_name(name)))
         if found is None:
-            raise ValueError(f"the checkpoint is of another model: it has no {name}, which has shape {array.shape}")
+            raise ValueError(f"the checkpoint is of a different model: it has no {name}, which has shape {array.shape}")
         if found.shape != array.shape and not _is_none(found) and not _is_none(array):
             raise ValueError(
-                f"the checkpoint is of another model: expected {name} to have shape {array.shape}, got {found.shape}"
+                f"the checkpoint is of a different model: expected shape {array.shape} for {name}, got {found.shape}"
             )
     unknown = sorted(name for name in state if _OF_A_MODEL.search(name) and name not in expected)
     if unknown:
-        raise ValueError(f"the checkpoint is of another model: nothing here is called {unknown[0]}")
+        raise ValueError(f"the checkpoint is of a different model: this one has no {unknown[0]}")
 
 
 def load_state(state: State, target: Any) -> None:

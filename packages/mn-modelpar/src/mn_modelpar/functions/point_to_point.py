@@ -282,7 +282,7 @@ def _record(operation: str, communicator: CommunicatorBase, rank: int, tag: int)
     if not 0 <= rank < communicator.size:
         raise ValueError(f"{operation}: expected rank in 0..{communicator.size - 1}, got {rank}")
     if rank == communicator.rank:
-        raise ValueError(f"{operation}: expected another rank than this one, got {rank}")
+        raise ValueError(f"{operation}: expected a rank other than this one, got {rank}")
     return MessageRecord(operation, rank, tag)
 
 
