@@ -37,7 +37,7 @@ def create_multi_node_evaluator(
 ) -> Evaluator:
     """Make an evaluator report the mean over all ranks.
 
-    It evaluates what all ranks have in common: an optimizer whose ranks meet only now and then is synchronised before.
+    It evaluates what all ranks have in common: if ranks meet only now and then, the optimizer is synchronised first.
 
     Args:
         actual_evaluator: An evaluator, or one of a class derived from it, whose iterator goes through this rank's part
