@@ -47,7 +47,7 @@ if PYENV.is_dir():
     os.environ["PYENV_VERSION"] = ":".join(sorted(found.name for found in PYENV.glob("versions/3.[1-9][0-9]*")))
 # The tests are to see the wheels and nothing else.
 os.environ.pop("PYTHONPATH", None)
-# Without bytecode every rank of every job compiles Chainer anew, which takes as long again as importing it.
+# Without bytecode every rank of every job compiles Chainer again, which takes as long again as importing it.
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 
 MPI_SETTINGS = {
@@ -93,11 +93,12 @@ def try_(session: nox.Session) -> None:
 
 @nox.session(requires=["build"])
 def lint(session: nox.Session) -> None:
-    """Check the style with ruff and the types of all packages with mypy."""
+    """Check the style with ruff, the types of all packages with mypy, and the prose."""
     install(session, *groups("lint"))
     session.run("ruff", "check")
     session.run("ruff", "format", "--check")
     session.run("mypy", *(f"packages/{package}/src" for package in PACKAGES))
+    session.run("python", "tools/prose.py")
 
 
 @nox.session(requires=["build"])

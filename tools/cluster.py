@@ -103,7 +103,7 @@ def cluster(hosts: int, rate: str) -> Iterator[tuple[str, Path]]:
 
 @contextlib.contextmanager
 def known_to_each_other(names: Mapping[str, Mapping[str, str]]) -> Iterator[None]:
-    """Let hosts look up names: ``ip netns exec`` puts these files in the place of those of /etc.
+    """Let hosts look up names: ``ip netns exec`` puts these files in place of those of /etc.
 
     Args:
         names: For each host, by its network namespace, the addresses of the names that it knows.

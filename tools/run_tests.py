@@ -86,7 +86,7 @@ def parse_arguments() -> argparse.Namespace:
 
 
 def check_installed(name: str) -> None:
-    """Refuse to test a working tree in the place of an installed package."""
+    """Refuse to test a working tree in place of an installed package."""
     module = importlib.util.find_spec(name.replace("-", "_"))
     place = sysconfig.get_path("purelib")
     if module is None or not str(module.origin).startswith(place):

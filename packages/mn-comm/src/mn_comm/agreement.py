@@ -50,7 +50,7 @@ class _ByMethods:
 def group_of(communicator: CommunicatorBase | MPI.Intracomm | Group) -> Group:
     """Return the ranks of a communicator, ours, somebody else's, or MPI's, to be asked whether they agree."""
     found: Any = communicator
-    # Of the class: a mock in the place of a communicator has every attribute.
+    # Of the class: a mock in place of a communicator has every attribute.
     if hasattr(type(found), "differ"):
         return found  # type: ignore[no-any-return]
     if hasattr(type(getattr(found, "ranks", None)), "differ"):

@@ -29,16 +29,16 @@ DEFAULT_MAX_BUF_LEN = 256 * 1024 * 1024
 
 
 class CommunicatorBase(ABC):
-    """What a communicator can do.
+    """The methods that every communicator has.
 
     Methods without a suffix move arrays, of NumPy or CuPy: what was on a device at the sender is on the current device
     of the receiver. Those that end in ``_obj`` move any object that can be pickled.
     Unless it is said to be point-to-point, a method is collective: every rank must call it, in the same
     order. Input that is wrong on one rank raises on every rank that takes part.
 
-    A derived class of a script's own has to have the abstract methods, and the numbers below as far as they are asked
-    for. What is built on communicators uses its methods, not an MPI communicator that it may hold. One that has the
-    ``allreduce_grad(model)`` of ChainerMN 1 is given a ``multi_node_mean_grad`` that calls it.
+    A subclass in a script must define the abstract methods, and those of the numbers below that are used. Everything
+    that is built on communicators uses these methods, not an MPI communicator that the object may hold. A subclass with
+    the ``allreduce_grad(model)`` of ChainerMN 1 gets a ``multi_node_mean_grad`` that calls it.
 
     Attributes:
         mpi_comm: The mpi4py communicator over the same ranks, of those that have one.
@@ -54,36 +54,36 @@ class CommunicatorBase(ABC):
 
     @property
     def rank(self) -> int:
-        """This process among all processes, from 0."""
-        raise NotImplementedError(f"{type(self).__name__} does not tell rank")
+        """The number of this process among all processes, from 0."""
+        raise NotImplementedError(f"{type(self).__name__} does not define rank")
 
     @property
     def size(self) -> int:
         """How many processes there are."""
-        raise NotImplementedError(f"{type(self).__name__} does not tell size")
+        raise NotImplementedError(f"{type(self).__name__} does not define size")
 
     @property
     def intra_rank(self) -> int:
-        """This process among those on the same host, from 0; also the number of the GPU that it should use."""
-        raise NotImplementedError(f"{type(self).__name__} does not tell intra_rank")
+        """The number of this process among those on the same host, from 0; also the index of the GPU to use."""
+        raise NotImplementedError(f"{type(self).__name__} does not define intra_rank")
 
     @property
     def intra_size(self) -> int:
         """How many processes run on this host."""
-        raise NotImplementedError(f"{type(self).__name__} does not tell intra_size")
+        raise NotImplementedError(f"{type(self).__name__} does not define intra_size")
 
     @property
     def inter_rank(self) -> int:
-        """This host among all hosts, from 0."""
-        raise NotImplementedError(f"{type(self).__name__} does not tell inter_rank")
+        """The number of this host among all hosts, from 0."""
+        raise NotImplementedError(f"{type(self).__name__} does not define inter_rank")
 
     @property
     def inter_size(self) -> int:
         """How many hosts there are."""
-        raise NotImplementedError(f"{type(self).__name__} does not tell inter_size")
+        raise NotImplementedError(f"{type(self).__name__} does not define inter_size")
 
     def set_config(self, name: str, **kwargs: Any) -> None:
-        """Change one setting of this communicator; every rank should do so alike.
+        """Change one setting of this communicator, in the same way on every rank.
 
         Args:
             name: The name of the setting, as in :func:`mn_comm.create_communicator`.
@@ -169,7 +169,7 @@ class CommunicatorBase(ABC):
         """
 
     def finalize(self) -> None:  # noqa: B027 - one that holds nothing has nothing to give back
-        """Give back what the communicator holds; collective. It must not be used afterwards; twice is harmless."""
+        """Release what the communicator holds; collective. Do not use it afterwards; a second call does nothing."""
 
     @abstractmethod
     def send(self, data: Any, dest: int, tag: int) -> None:
@@ -204,7 +204,7 @@ class CommunicatorBase(ABC):
 
         Raises:
             ValueError: ``source`` or ``tag`` is out of range.
-            RuntimeError: What came was not sent by :meth:`send`.
+            RuntimeError: The message was not sent by :meth:`send`.
 
         Example:
             >>> if comm.rank == 0:
@@ -217,7 +217,7 @@ class CommunicatorBase(ABC):
     def bcast(self, data: Any, max_buf_len: int | None = None, root: int = 0) -> _Array:
         """Broadcast an array; collective.
 
-        Those that :func:`mn_comm.create_communicator` makes have the arguments ``x`` and ``root``, as ever: give
+        Those that :func:`mn_comm.create_communicator` makes have the arguments ``x`` and ``root``, as before: pass
         ``root`` by its name.
 
         Args:
@@ -239,7 +239,7 @@ class CommunicatorBase(ABC):
 
     @abstractmethod
     def gather(self, data: Any, root: int = 0) -> tuple[_Array, ...] | None:
-        """Gather the arrays of all ranks at one; collective.
+        """Gather the arrays of all ranks on one rank; collective.
 
         Args:
             data: An array of any shape, of the same dtype on every rank.
@@ -260,7 +260,7 @@ class CommunicatorBase(ABC):
 
     @abstractmethod
     def allgather(self, x: Any) -> tuple[_Array, ...]:
-        """Gather the arrays of all ranks at every rank; collective.
+        """Gather the arrays of all ranks on every rank; collective.
 
         Args:
             x: An array of any shape, of the same dtype on every rank.
@@ -308,7 +308,7 @@ class CommunicatorBase(ABC):
                 for rank ``i``.
 
         Returns:
-            The arrays that came, in the order of the ranks they came from.
+            The received arrays, in the order of the ranks that sent them.
 
         Raises:
             TypeError: A rank has something else than arrays, or dtypes that differ (on every rank).
@@ -365,7 +365,7 @@ class CommunicatorBase(ABC):
     def recv_obj(self, source: int, tag: int) -> Any:
         """Receive an object from another rank; point-to-point.
 
-        Those that :func:`mn_comm.create_communicator` makes have an argument ``status`` before ``tag``, as ever: give
+        Those that :func:`mn_comm.create_communicator` makes have an argument ``status`` before ``tag``, as before: pass
         ``tag`` by its name.
 
         Args:
@@ -377,7 +377,7 @@ class CommunicatorBase(ABC):
 
         Raises:
             ValueError: ``source`` or ``tag`` is out of range.
-            RuntimeError: What came was sent by :meth:`send`.
+            RuntimeError: The message was sent by :meth:`send`.
 
         Example:
             >>> if comm.rank == 0:
@@ -392,7 +392,7 @@ class CommunicatorBase(ABC):
 
         Args:
             obj: At the root anything that can be pickled, of any size; ignored elsewhere.
-            max_buf_len: The most bytes to hand to MPI at once; ``None`` for a usual number.
+            max_buf_len: The most bytes to hand to MPI at once; ``None`` for the default.
             root: The rank that has the object.
 
         Returns:
@@ -409,7 +409,7 @@ class CommunicatorBase(ABC):
 
     @abstractmethod
     def gather_obj(self, obj: Any, root: int = 0) -> list[Any] | None:
-        """Gather the objects of all ranks at one; collective.
+        """Gather the objects of all ranks on one rank; collective.
 
         Args:
             obj: Anything that can be pickled, of any size.
@@ -500,7 +500,7 @@ class CommunicatorBase(ABC):
         own_dtype: bool = False,
         apart: bool = False,
     ) -> GradientReducer:
-        """Return what averages the gradients of one model in a way of its own; collective.
+        """Return an object that averages the gradients of one model, with options of its own; collective.
 
         Args:
             background: Whether gradients are averaged by a thread, or on a stream, while this thread goes on computing.
@@ -517,7 +517,7 @@ class CommunicatorBase(ABC):
                 ``average`` while other threads communicate.
 
         Returns:
-            The reducer. It needs no closing.
+            The reducer. It need not be closed.
 
         Raises:
             RuntimeError: MPI was initialised without ``MPI_THREAD_MULTIPLE``, and ``background`` or ``apart`` asked
@@ -576,16 +576,16 @@ class CommunicatorBase(ABC):
         raise NotImplementedError(f"{type(self).__name__} averages gradients in a way of its own")
 
     def broadcast_data(self, model: Model) -> None:
-        """Do what :meth:`bcast_data` does, by its old name."""
+        """Call :meth:`bcast_data`, whose old name this is."""
         self.bcast_data(model)
 
     def allreduce_grad(self, model: Model, zero_fill: bool = False) -> None:
-        """Do what :meth:`multi_node_mean_grad` does, by its old, deprecated name."""
+        """Call :meth:`multi_node_mean_grad`, whose old, deprecated name this is."""
         warnings.warn("allreduce_grad is the old name of multi_node_mean_grad", DeprecationWarning, stacklevel=2)
         self.multi_node_mean_grad(model, zero_fill)
 
     def allgather_obj(self, obj: Any) -> list[Any]:
-        """Gather the objects of all ranks at every rank; collective.
+        """Gather the objects of all ranks on every rank; collective.
 
         Args:
             obj: Anything that can be pickled, of any size.

@@ -46,17 +46,16 @@ _Array = np.ndarray[Any, Any]
 class Communicator(CommunicatorBase):
     """A communicator over the ranks of an MPI communicator; each subclass names a strategy.
 
-    Collectives travel on a private duplicate of the MPI communicator, so that they cannot be mixed up with what the
-    caller sends himself; point-to-point messages travel on the caller's. All communicators over one MPI communicator
-    share the
-    duplicate: to use two in two threads at the same time, give each a ``Dup()`` of its own.
+    Collectives travel on a private duplicate of the MPI communicator, so they cannot be mixed up with messages of
+    the caller; point-to-point messages travel on the caller's communicator. All communicators over one MPI communicator
+    share the duplicate: to use two of them in two threads at the same time, give each its own ``Dup()``.
 
-    A derived class can have a method ``comm_hook(bucket)``, which averages every bucket in place of the strategy, also
-    in the background: what ``create_multi_node_optimizer`` takes as ``comm_hook``. Its ``strategy`` names the one of
-    ours that packs the gradients.
+    A subclass can have a method ``comm_hook(bucket)``, which averages every bucket in place of the strategy, also
+    in the background: what ``create_multi_node_optimizer`` takes as ``comm_hook``. Its ``strategy`` names the built-in
+    one that packs the gradients.
 
-    A derived class of a script's own may have a ``multi_node_mean_grad`` of its own, or, to have gradients averaged one
-    by one, a ``_multi_node_mean``; otherwise it averages as ``naive`` does.
+    A subclass in a script may define ``multi_node_mean_grad``, or ``_multi_node_mean`` to average gradients one by one;
+    otherwise it averages as ``naive`` does.
     :meth:`.CommunicatorBase.split` calls it with ``mpi_comm`` alone.
 
     Args:
@@ -235,7 +234,7 @@ class Communicator(CommunicatorBase):
 
     @operation
     def reduce(self, x: Any, *, op: str = "sum", root: int = 0) -> _Array | None:
-        """Combine the arrays of all ranks at one; collective.
+        """Combine the arrays of all ranks on one rank; collective.
 
         Args:
             x: An array of the same shape and dtype on every rank: integers, floats or complex numbers.
@@ -490,7 +489,7 @@ def mean_one_by_one(self: Communicator, model: Model, zero_fill: bool = False) -
 
 
 class NaiveCommunicator(Communicator):
-    """``naive``: gradients travel one by one; works everywhere, and every other one is tested against it."""
+    """``naive``: gradients travel one by one; works everywhere, and the others are tested against it."""
 
     strategy = "naive"
 
@@ -502,13 +501,13 @@ class FlatCommunicator(Communicator):
 
 
 class HierarchicalCommunicator(Communicator):
-    """``hierarchical``: added up on each node, then among the nodes' first ranks; for nodes with one network card."""
+    """``hierarchical``: gradients are added up on each node, then among the first ranks of the nodes; the default."""
 
     strategy = "hierarchical"
 
 
 class TwoDimensionalCommunicator(Communicator):
-    """``two_dimensional``: each rank of a node has a share, and talks to its peers; for nodes with several cards."""
+    """``two_dimensional``: each rank of a node exchanges its share with its peers; for several network cards."""
 
     strategy = "two_dimensional"
 
@@ -532,7 +531,7 @@ class PureNcclCommunicator(Communicator):
 
 
 class DummyCommunicator(Communicator):
-    """``dummy``: packs and unpacks but does not communicate, to measure what the packing costs."""
+    """``dummy``: packs and unpacks but does not communicate, to measure the cost of packing."""
 
     strategy = "dummy"
 
@@ -565,9 +564,9 @@ def create_communicator(
 
     Args:
         communicator_name: How gradients are averaged: ``naive``, ``flat``, ``hierarchical``, ``two_dimensional``,
-            ``single_node``, ``non_cuda_aware``, ``pure_nccl`` or ``dummy``. All but ``dummy`` compute the same;
-            ``pure_nccl`` takes gradients on devices only, the others take them anywhere. Other packages can add names,
-            by entry points of the group ``mn_comm.strategies``.
+            ``single_node``, ``non_cuda_aware``, ``pure_nccl`` or ``dummy``. All except ``dummy`` compute the same
+            result. ``pure_nccl`` needs gradients on devices; the others take them anywhere. Other packages can add
+            names, by entry points of the group ``mn_comm.strategies``.
         mpi_comm: The ranks that take part; by default all that ``mpiexec`` started.
         allreduce_grad_dtype: The dtype in which gradients travel: float16, bfloat16 (as the string or the dtype of
             ``ml_dtypes``), float32 or float64; ``None`` for their own. Half precision is added up in float32 within a
@@ -582,7 +581,7 @@ def create_communicator(
         ValueError: There is no communicator of that name, it cannot have these settings, or it cannot work on these
             hosts.
         RuntimeError: ``pure_nccl`` was asked for and CuPy or NCCL is missing on some rank (on every rank). Or the
-            launcher has started several processes, and the MPI library is another one than the launcher's, so that each
+            launcher has started several processes, and the MPI library is not the launcher's, so that each
             of them would be alone (``CHAINERMN_ALLOW_SINGLETONS=1`` allows that).
         TypeError: ``mpi_comm`` or a setting is of the wrong type.
         ImportError: The communicator of another package cannot be imported (on every rank).

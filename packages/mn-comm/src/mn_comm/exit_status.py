@@ -85,7 +85,7 @@ def _note_what_leaves_the_outermost_function() -> None:
 
 
 def _note_what_python_asks_for() -> None:
-    """Note, for want of monitoring, which ``code`` of a SystemExit is asked for when no function is running.
+    """Note, without monitoring, which ``code`` of a SystemExit is asked for when no function is running.
 
     These are Python 3.10 and 3.11, which do not change any more. What they do not notice is ``sys.exit(main())``, where
     ``sys.exit`` is looked up before ``main`` comes here: C's own sets no exception object that could be asked.

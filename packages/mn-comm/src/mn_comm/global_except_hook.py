@@ -36,7 +36,7 @@ def add_hook() -> None:
     if not isinstance(there, _AbortAllRanks):
         sys.excepthook = _AbortAllRanks(there)
     elif there.is_asked_for:
-        warnings.warn("the hook is there already; adding it again does nothing", stacklevel=2)
+        warnings.warn("the hook is already installed; adding it again does nothing", stacklevel=2)
     else:
         there.is_asked_for = True
 

@@ -13,7 +13,7 @@ __all__ = ["MultiNodeEarlyStoppingTrigger"]
 
 
 class MultiNodeEarlyStoppingTrigger:
-    """Chainer's ``EarlyStoppingTrigger`` on the mean over all ranks, so that it fires on all of them alike.
+    """Chainer's ``EarlyStoppingTrigger`` on the mean over all ranks, so that it fires on all of them at once.
 
     Collective at every check.
 

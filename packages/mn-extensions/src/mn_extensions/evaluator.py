@@ -37,7 +37,7 @@ def create_multi_node_evaluator(
 ) -> Evaluator:
     """Make an evaluator report the mean over all ranks.
 
-    It evaluates what all ranks have in common: an optimizer whose ranks meet only now and then is synchronised before.
+    It evaluates what all ranks have in common: if ranks meet only now and then, the optimizer is synchronised first.
 
     Args:
         actual_evaluator: An evaluator, or one of a class derived from it, whose iterator goes through this rank's part
@@ -46,7 +46,7 @@ def create_multi_node_evaluator(
         weighted: Whether every sample counts alike, however many each rank and each mini-batch has: with parts that
             share no sample (``scatter_dataset(…, force_equal_length=False)``) the result is that of one process on all
             samples, to the last bit however they are shared out. Otherwise every rank counts alike, and within a rank
-            every mini-batch, as ever. An evaluator with an ``evaluate`` of its own is taken to return means over its
+            every mini-batch, as before. An evaluator with an ``evaluate`` of its own is taken to return means over its
             samples.
 
     Returns:

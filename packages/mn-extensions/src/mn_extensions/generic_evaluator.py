@@ -1,4 +1,4 @@
-"""An evaluator for results that are not simply averaged."""
+"""An evaluator for results that are not averages."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ __all__ = ["GenericMultiNodeEvaluator"]
 
 
 class GenericMultiNodeEvaluator(Extension):  # type: ignore[misc]  # Chainer has no types
-    """Evaluates on every rank and puts the results together on one, as its derived classes say.
+    """Evaluates on every rank and combines the results on one, as its subclasses define.
 
     Override :meth:`calc_local` and :meth:`aggregate`. Parts may differ in length, and be empty. Nothing is reported
     unless :meth:`aggregate` does so.

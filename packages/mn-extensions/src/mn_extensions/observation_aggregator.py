@@ -17,9 +17,9 @@ Aggregator = Callable[[list[list[Any]]], Any]
 
 
 class ObservationAggregator(Extension):  # type: ignore[misc]  # Chainer has no types
-    """Replaces an observation by its mean over all ranks, or by what else is made of all ranks' values.
+    """Replaces an observation by its mean over all ranks, or by another function of all ranks' values.
 
-    Collective whenever ``comm_trigger`` fires, which it must do on all ranks alike.
+    Collective whenever ``comm_trigger`` fires, which must happen at the same time on all ranks.
 
     Args:
         comm: The ranks.

@@ -1,4 +1,4 @@
-"""The checkpointer: an extension that saves all ranks' states together, and takes up the newest unharmed ones again."""
+"""The checkpointer: an extension that saves all ranks' states together, and resumes from the newest intact ones."""
 
 from __future__ import annotations
 
@@ -34,15 +34,15 @@ def create_multi_node_checkpointer(
     gc_interval: int = 5,
     path: str | os.PathLike[str] | None = None,
 ) -> MultiNodeCheckpointer:
-    """Create an extension that saves the states of all ranks, and lets a training that died go on; collective.
+    """Create an extension that saves the states of all ranks, so that training can be resumed; collective.
 
     Each rank writes ``<name>.<rank>.<iteration>``. When all have, rank 0 writes ``<name>.manifest.<iteration>`` with
     the checksums of these files: only then does the generation exist. Call ``maybe_load`` after all extensions were
-    added to the trainer and before ``trainer.run()``. When training ends without an error, the files are removed; when
-    it ends by one, they stay.
+    added to the trainer and before ``trainer.run()``. When training ends normally, the files are removed; when it
+    ends by an exception, they stay.
 
-    Besides the trainer's state, that of NumPy's global random numbers is saved and restored, so that the training goes
-    on with the batches and dropout masks it would have had. CuPy's random numbers are not.
+    Besides the trainer's state, that of NumPy's global random numbers is saved and restored, so that the training
+    continues with the batches and dropout masks that it would have had. CuPy's random numbers are not.
 
     Args:
         name: The name of the run, the same on every rank; dots are allowed, path separators are not.
@@ -141,14 +141,14 @@ class MultiNodeCheckpointer(Extension):  # type: ignore[misc]  # Chainer has no 
         if outcome.failure is not None:
             with raise_on_all(self.comm):  # where warnings are errors, all ranks raise
                 warnings.warn(
-                    f"the checkpoint of iteration {iteration} was not saved: {outcome.failure}; the training goes on",
+                    f"the checkpoint of iteration {iteration} was not saved: {outcome.failure}; the training continues",
                     RuntimeWarning,
                     stacklevel=2,
                 )
         self.stats.end()
 
     def maybe_load(self, trainer: Any, optimizer: Any = None, path: str | os.PathLike[str] | None = None) -> int | None:
-        """Load the newest generation that is unharmed on every rank, if there is one; collective.
+        """Load the newest generation that is intact on every rank, if there is one; collective.
 
         Files whose checksums do not fit are reported, by a warning on rank 0, and the next older generation is
         tried; nothing is loaded before its checksum was found right on every rank.

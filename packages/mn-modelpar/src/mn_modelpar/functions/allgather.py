@@ -44,15 +44,15 @@ class ReduceScatter(Collective):
 
 
 def allgather(comm: CommunicatorBase, x: Any, device: DeviceName = None) -> Outputs:
-    """Gather Variables at every rank; collective.
+    """Gather Variables on every rank; collective.
 
-    Its adjoint: each rank's gradient is the sum of what all ranks have for it, as in :func:`reduce_scatter`.
+    In the backward pass each rank's gradient is the sum of what all ranks have for it, as in :func:`reduce_scatter`.
 
     Args:
         comm: The ranks that take part.
         x: A Variable or array of any shape, of one dtype on all ranks.
-        device: Where the result is to be: the number of a GPU, or any name of a device that Chainer knows. Nothing is
-            moved by default, and by -1, the default of ChainerMN 1.
+        device: Where the result is to be: the number of a GPU, or any name of a device that Chainer knows. By default,
+            and with -1, the default of ChainerMN 1, nothing is moved.
 
     Returns:
         A tuple of Variables in the order of ranks.
@@ -71,7 +71,7 @@ def allgather(comm: CommunicatorBase, x: Any, device: DeviceName = None) -> Outp
 def reduce_scatter(comm: CommunicatorBase, xs: Any) -> chainer.Variable:
     """Give each rank the sum of what all ranks have for it; collective.
 
-    Its adjoint: the gradients of all ranks are gathered at every rank, as in :func:`allgather`.
+    In the backward pass the gradients of all ranks are gathered on every rank, as in :func:`allgather`.
 
     Args:
         comm: The ranks that take part.

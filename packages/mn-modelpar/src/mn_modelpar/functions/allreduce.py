@@ -29,7 +29,7 @@ class AllReduce(Collective):
 def allreduce(comm: CommunicatorBase, x: Any) -> chainer.Variable:
     """Add up Variables of all ranks; collective.
 
-    Its adjoint is itself: each rank's gradient is the sum of the gradients of all ranks.
+    In the backward pass each rank's gradient is the sum of the gradients of all ranks.
 
     Args:
         comm: The ranks that take part.

@@ -29,14 +29,14 @@ class AllToAll(Collective):
 def alltoall(comm: CommunicatorBase, xs: Any, device: DeviceName = None) -> Outputs:
     """Send one Variable to each rank and receive one from each; collective.
 
-    Its adjoint is itself: each gradient goes back to the rank that its Variable came from.
+    In the backward pass each gradient goes back to the rank that its Variable came from.
 
     Args:
         comm: The ranks that take part.
         xs: A tuple or list of ``comm.size`` Variables or arrays of one dtype and any shapes, or one to be cut along its
             first axis, of that length: the one at position ``i`` is for rank ``i``.
-        device: Where the result is to be: the number of a GPU, or any name of a device that Chainer knows. Nothing is
-            moved by default, and by -1, the default of ChainerMN 1.
+        device: Where the result is to be: the number of a GPU, or any name of a device that Chainer knows. By default,
+            and with -1, the default of ChainerMN 1, nothing is moved.
 
     Returns:
         A tuple of Variables in the order of the ranks they came from.

@@ -29,7 +29,7 @@ def combine(communicator: CommunicatorBase, count: int, mean: _Array, squares: _
         communicator: The ranks.
         count: How many samples this rank has; maybe none.
         mean: Their means, of shape ``(channels,)``.
-        squares: The sums of their squared deviations from these, likewise.
+        squares: The sums of their squared deviations from these means, in the same layout.
 
     Returns:
         The same, of the samples of all ranks, in float64.

@@ -43,16 +43,16 @@ class Scatter(Collective):
 
 
 def gather(comm: CommunicatorBase, x: Any, root: int = 0, device: DeviceName = None) -> chainer.Variable | Outputs:
-    """Gather Variables at one rank; collective.
+    """Gather Variables on one rank; collective.
 
-    Its adjoint: each rank's gradient is its part of the root's.
+    In the backward pass each rank's gradient is its part of the root's.
 
     Args:
         comm: The ranks that take part.
         x: A Variable or array of any shape, of one dtype on all ranks.
         root: The rank that receives.
-        device: Where the result is to be: the number of a GPU, or any name of a device that Chainer knows. Nothing is
-            moved by default, and by -1, the default of ChainerMN 1.
+        device: Where the result is to be: the number of a GPU, or any name of a device that Chainer knows. By default,
+            and with -1, the default of ChainerMN 1, nothing is moved.
 
     Returns:
         At the root a tuple of Variables in the order of ranks. Elsewhere an empty Variable, the delegate, from which
@@ -72,17 +72,17 @@ def gather(comm: CommunicatorBase, x: Any, root: int = 0, device: DeviceName = N
 
 
 def scatter(comm: CommunicatorBase, xs: Any, root: int = 0, device: DeviceName = None) -> chainer.Variable:
-    """Give each rank its own of the root's Variables; collective.
+    """Give each rank its part of the root's Variables; collective.
 
-    Its adjoint: the gradients of all ranks are gathered at the root.
+    In the backward pass the gradients of all ranks are gathered at the root.
 
     Args:
         comm: The ranks that take part.
         xs: At the root a tuple or list of ``comm.size`` Variables or arrays of one dtype and any shapes, or one to be
             cut along its first axis, of that length; elsewhere ``None``, or anything, which is ignored.
         root: The rank that has them.
-        device: Where the result is to be: the number of a GPU, or any name of a device that Chainer knows. Nothing is
-            moved by default, and by -1, the default of ChainerMN 1.
+        device: Where the result is to be: the number of a GPU, or any name of a device that Chainer knows. By default,
+            and with -1, the default of ChainerMN 1, nothing is moved.
 
     Returns:
         This rank's, on the current GPU if the root's are on one.

@@ -35,7 +35,7 @@ class Route(NamedTuple):
 
 
 class MultiNodeChainList(chainer.ChainList):  # type: ignore[misc]  # Chainer has no types
-    """Links of this rank, each of which receives from some ranks and sends to others.
+    """The links of a model on this rank, each of which receives from some ranks and sends to others.
 
     The links run in the order in which they were added, and their backward passes in the reverse order: all that a rank
     sends and receives is strung together, so that no delegate variable is needed, and nothing is left out, whether its

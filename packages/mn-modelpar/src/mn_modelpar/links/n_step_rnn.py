@@ -19,7 +19,7 @@ __all__ = ["create_multi_node_n_step_rnn"]
 def create_multi_node_n_step_rnn(
     actual_link: chainer.Link, communicator: CommunicatorBase, rank_in: int | None = None, rank_out: int | None = None
 ) -> chainer.Chain:
-    """Make a stacked recurrent network begin with another rank's hidden states, and send its own on.
+    """Make a stacked recurrent network start from another rank's hidden states, and send its own to a rank.
 
     Each state is a message of its own, in the order in which the network takes and returns them: what is at the other
     end may also be plain calls of ``send`` and ``recv``, one for each state.
