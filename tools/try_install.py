@@ -27,7 +27,6 @@ FOREIGN = ("VIRTUAL_ENV", "PYTHONPATH", "PYTHONHOME", "PYTHONDONTWRITEBYTECODE",
 # As the user: what the page says, and then a job of two processes.
 SCRIPT = """
 set -e
-export PATH="$HOME/bin:$PATH"
 cd "$HOME/clone"
 {block}
 mpiexec -n 2 python -c '{hello}'
@@ -74,20 +73,17 @@ def run(home: Path, python: str, script: str) -> int:
     """Run a script in a folder with a clone of this repository, as somebody else if this is root."""
     subprocess.run(["git", "clone", "--quiet", str(ROOT), str(home / "clone")], check=True)
     environment = {name: value for name, value in os.environ.items() if name not in FOREIGN}
-    environment |= {"HOME": str(home), "PATH": "/usr/local/bin:/usr/bin:/bin", "OMP_NUM_THREADS": "1"}
-    home.joinpath("bin").mkdir()
-    link = home / "bin" / "python3"
+    links, place = home / "bin", home / "python"
+    environment |= {"HOME": str(home), "PATH": f"{links}:/usr/local/bin:/usr/bin:/bin", "OMP_NUM_THREADS": "1"}
+    links.mkdir()
+    links.joinpath("python3").symlink_to(python)
     if os.geteuid() != 0:
-        link.symlink_to(python)
         return subprocess.run(["bash", "-c", script], env=environment).returncode
     code = "import sys; print(sys.base_prefix)"
     prefix = Path(subprocess.run([python, "-c", code], capture_output=True, text=True, check=True).stdout.strip())
-    if prefix == Path("/usr"):
-        link.symlink_to(python)
-        place = home / "unused"
-    else:
-        place = home / "python"
-        link.symlink_to(place / Path(os.path.realpath(python)).relative_to(os.path.realpath(prefix)))
+    if prefix != Path("/usr"):
+        # Not by a link from elsewhere: a virtual environment of it would not find its library.
+        environment["PATH"] = f"{place / 'bin'}:{environment['PATH']}"
         environment["LD_LIBRARY_PATH"] = str(place / "lib")  # of a Python that is built with a shared library
     place.mkdir()
     for path in [home, *home.rglob("*")]:

@@ -88,7 +88,6 @@ class Communicator(CommunicatorBase):
         # Not earlier: these need MPI, which starts with the first communicator.
         from mn_comm import spans
         from mn_comm.context import contexts_of
-        from mn_comm.last_words import speak_when_ended
         from mn_comm.ranks import Ranks
         from mn_comm.strategies import Strategy
 
@@ -97,7 +96,6 @@ class Communicator(CommunicatorBase):
         contexts = contexts_of(mpi_comm)
         context = contexts.foreground
         spans.start(context.ranks)
-        speak_when_ended(context.within)
         self._strategy = Strategy(self.strategy, context)  # first, since it may refuse these ranks
         self._mpi_comm = mpi_comm
         self._peers = Ranks(mpi_comm)
