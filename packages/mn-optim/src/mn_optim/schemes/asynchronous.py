@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import threading
 import weakref
+from collections.abc import Iterator
 from queue import Empty, SimpleQueue
 from typing import Any
 
@@ -126,11 +127,6 @@ class AsynchronousMean:
             self._when_dropped.atexit = False
         return self._rounds
 
-    def _announce_end(self) -> None:
-        """Have this rank say that its rounds may end, without waiting for the others."""
-        if self._rounds is not None:
-            self._rounds.announce_end()
-
     def _stop(self) -> None:
         """Have the rounds end, together with those of all ranks."""
         rounds, self._rounds = self._rounds, None
@@ -152,6 +148,9 @@ class _Rounds:
         worker: The thread.
         size: The number of ranks.
         options: How long to pause between two rounds, and how far ranks may drift apart.
+
+    Attributes:
+        has_raised: Whether a step has raised what has ended them.
     """
 
     def __init__(
@@ -171,6 +170,7 @@ class _Rounds:
         self._endings: SimpleQueue[None] = SimpleQueue()
         self._has_ended = False
         self._is_over = False
+        self.has_raised = False
         self._future = Future(self._make_rounds, worker)
 
     def step(self, take_step: TakeStep) -> bool:
@@ -188,6 +188,7 @@ class _Rounds:
                     self._changed.wait()
                 has_added |= self._add()
         if self._is_over:
+            self.has_raised = True
             self._future.wait()  # which raises what has ended the rounds
         return has_added
 
@@ -205,7 +206,7 @@ class _Rounds:
         if self._pending is None:
             return False
         for name, difference in self._pending.items():
-            set_value(self._params[name], value_of(self._params[name]) + difference)
+            set_value(self._params[name], _sum(name, value_of(self._params[name]), difference))
         self._pending = None
         return True
 
@@ -229,11 +230,11 @@ class _Rounds:
 
     def _make_round(self) -> bool:
         """Average a copy of the parameters; collective. Return whether all ranks have ended."""
-        with self._changed:
-            self._sent_at = self._steps
-            sent = {name: value_of(param).copy() for name, param in self._params.items()}
-            for name, difference in (self._pending or {}).items():
-                sent[name] += difference
+        try:
+            sent = self._copy()
+        except Exception as error:
+            self._reducer.average(_Failed(error))  # which raises on all ranks
+            raise
         means = {name: array.copy() for name, array in sent.items()}
         like = next(iter(means.values()), np.zeros(1, np.float32))
         means[_FLAG] = cuda.get_array_module(like).full(1, self._has_ended, np.float32)
@@ -253,6 +254,15 @@ class _Rounds:
             self._changed.notify_all()
         return have_all_ended
 
+    def _copy(self) -> dict[str, Any]:
+        """Return the parameters as they are, with what is still to be added."""
+        with self._changed:
+            self._sent_at = self._steps
+            sent = {name: value_of(param).copy() for name, param in self._params.items()}
+            for name, difference in (self._pending or {}).items():
+                sent[name] = _sum(name, sent[name], difference)
+        return sent
+
     def _note(self, means: dict[str, Any], sent: dict[str, Any]) -> None:
         """Have the difference between the means and what was sent added after the next step."""
         for name, mean in means.items():
@@ -260,6 +270,29 @@ class _Rounds:
             if self._pending is not None:
                 mean += self._pending[name]
         self._pending = means
+
+
+def _sum(name: str, value: Any, difference: Any) -> Any:
+    if value.shape != difference.shape:
+        raise ValueError(f"asynchronous: expected {name} to keep its shape {difference.shape}, got {value.shape}")
+    total = value.copy()
+    total += difference
+    return total
+
+
+class _Failed:
+    """A model whose parameters cannot be had: the other ranks are told why.
+
+    Args:
+        error: Why.
+    """
+
+    def __init__(self, error: Exception) -> None:
+        self._error = error
+
+    def namedparams(self) -> Iterator[tuple[str, Any]]:
+        """Raise."""
+        raise self._error
 
 
 def _refuse_meetings_within(model: chainer.Link) -> None:
@@ -288,9 +321,11 @@ def _end_all() -> None:
     """Before the process ends: no rank may leave the others in a round."""
     with contextlib.ExitStack() as stack:  # which goes on after an exception
         for scheme in list(_all):
-            stack.callback(scheme._stop)  # noqa: SLF001 - it is in this file
-            # Of all of them first: which is waited for first may not be the same on all ranks.
-            scheme._announce_end()  # noqa: SLF001
+            rounds = scheme._rounds  # noqa: SLF001 - it is in this file
+            if rounds is not None and not rounds.has_raised:
+                # Of all of them first: which is waited for first may not be the same on all ranks.
+                rounds.announce_end()
+                stack.callback(scheme._stop)  # noqa: SLF001
 
 
 at_exit(_end_all)
