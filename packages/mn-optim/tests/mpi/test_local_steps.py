@@ -1,5 +1,6 @@
 """Local SGD, DiLoCo and Streaming DiLoCo, beside the same computed for all ranks in NumPy."""
 
+import contextlib
 import io
 import warnings
 
@@ -9,6 +10,7 @@ import pytest
 
 import mn_optim  # noqa: F401 - before Chainer
 from mn_comm import create_communicator, synchronize_replicas
+from mn_comm.compression import Int8
 from mn_optim import Asynchronous, DiLoCo, LocalSGD, StreamingDiLoCo, create_multi_node_optimizer
 
 NAMES = ["naive", "flat", "hierarchical", "two_dimensional"]
@@ -346,6 +348,40 @@ def test_the_first_update_shares_out_the_parameters_of_rank_0():
     advance(optimizer, 0)
     assert optimizer.t == 0
     same(parameters(optimizer.target), parameters(Net(seed=0)))
+
+
+@pytest.mark.parametrize("options", [{}, {"compression": Int8()}], ids=["exact", "compressed"])
+@pytest.mark.parametrize("local_steps", [2, StreamingDiLoCo(2, fragments=2, delay=1)])
+def test_a_parameter_that_changes_its_shape_raises_on_all_ranks(local_steps, options):
+    optimizer = start(make(local_steps, **options))
+    for _ in train(optimizer, range(4)):
+        pass
+    if RANK == SIZE - 1:
+        optimizer.target.b.array = np.zeros(7, "f4")
+        optimizer.target.b.grad = np.zeros(7, "f4")
+    for call in (optimizer.update, optimizer.update, optimizer.synchronize):
+        with (
+            contextlib.suppress(ValueError)
+            if call == optimizer.update
+            else pytest.raises(ValueError, match=r"expected /b to keep its shape \(5,\) between meetings, got \(7,\)")
+        ):
+            call()
+
+
+@pytest.mark.parametrize("local_steps", [LocalSGD(2, average_state=True), StreamingDiLoCo(2, fragments=2, delay=1)])
+def test_parameters_without_axes_and_without_elements(local_steps):
+    model = chainer.Link()
+    with model.init_scope():
+        for name, shape in {"scalar": (), "one": (1,), "none": (0, 3)}.items():
+            setattr(model, name, chainer.Parameter(np.zeros(shape, "f4")))
+    optimizer = start(make(local_steps, chainer.optimizers.MomentumSGD(0.5)), model)
+    for _ in range(5):
+        for param in model.params():
+            param.grad = np.full_like(param.data, RANK)
+        optimizer.update()
+    optimizer.synchronize()
+    equal_everywhere(model)
+    assert (model.scalar.data < 0) == (SIZE > 1)
 
 
 def test_a_parameter_that_is_initialised_later():

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import threading
 import weakref
+from collections.abc import Iterator
 from functools import partial
 from queue import Empty, SimpleQueue
 from typing import Any
@@ -156,11 +157,6 @@ class AsynchronousMean:
             self._when_dropped.atexit = False
         return self._rounds
 
-    def _announce_end(self) -> None:
-        """Have this rank say that its rounds may end, without waiting for the others."""
-        if self._rounds is not None:
-            self._rounds.announce_end()
-
     def _stop(self) -> None:
         """Have the rounds end, together with those of all ranks."""
         rounds, self._rounds = self._rounds, None
@@ -182,6 +178,9 @@ class _Rounds:
         worker: The thread.
         size: The number of ranks.
         options: How long to pause between two rounds, and how far ranks may drift apart.
+
+    Attributes:
+        has_raised: Whether a step has raised what has ended them.
     """
 
     def __init__(
@@ -199,8 +198,10 @@ class _Rounds:
         self._averaged_at = 0
         # A finalizer may put something into this queue at any time, as it could not set an event.
         self._endings: SimpleQueue[None] = SimpleQueue()
-        self._has_ended = self._has_failed = False
+        self._has_ended = False
+        self._failure: RuntimeError | None = None
         self._is_over = False
+        self.has_raised = False
         self._future = Future(self._make_rounds, worker)
 
     def step(self, take_step: TakeStep) -> bool:
@@ -218,6 +219,7 @@ class _Rounds:
                     self._changed.wait()
                 has_added |= self._add()
         if self._is_over:
+            self.has_raised = True
             self._future.wait()  # which raises what has ended the rounds
         return has_added
 
@@ -232,7 +234,7 @@ class _Rounds:
 
     def fail(self) -> None:
         """Have this rank say that it has failed, and wait until all ranks know."""
-        self._has_failed = True
+        self._failure = RuntimeError("a rank has left join() by an exception: parameters are not averaged any more")
         self.announce_end()
         with contextlib.suppress(RuntimeError):  # which is raised on this rank, too
             self._future.wait()
@@ -242,7 +244,7 @@ class _Rounds:
         if self._pending is None:
             return False
         for name, difference in self._pending.items():
-            set_value(self._params[name], value_of(self._params[name]) + difference)
+            set_value(self._params[name], _sum(name, value_of(self._params[name]), difference))
         self._pending = None
         return True
 
@@ -266,23 +268,19 @@ class _Rounds:
 
     def _make_round(self) -> bool:
         """Average a copy of the parameters; collective. Return whether all ranks have ended."""
-        with self._changed:
-            flag = float("inf") if self._has_failed else float(self._has_ended)
-            self._sent_at = self._steps
-            sent = {name: value_of(param).copy() for name, param in self._params.items()}
-            for name, difference in (self._pending or {}).items():
-                sent[name] += difference
+        try:
+            sent = self._copy()
+        except Exception as error:
+            self._reducer.average(_Failed(error))  # which raises on all ranks
+            raise
         means = {name: array.copy() for name, array in sent.items()}
         like = next(iter(means.values()), np.zeros(1, np.float32))
-        means[_FLAG] = cuda.get_array_module(like).full(1, flag, np.float32)
+        means[_FLAG] = cuda.get_array_module(like).full(1, self._has_ended, np.float32)
         slots = Slots(means)
         self._reducer.average(slots)
         slots.write_back()
-        mean_flag = float(means.pop(_FLAG)[0])
-        if mean_flag == float("inf"):
-            raise RuntimeError("a rank has left join() by an exception: parameters are not averaged any more")
         # A mean of ones may be rounded to something less.
-        have_all_ended = mean_flag > 1 - 0.5 / self._size
+        have_all_ended = float(means.pop(_FLAG)[0]) > 1 - 0.5 / self._size
         with self._changed:
             if have_all_ended:
                 for name, param in self._params.items():
@@ -294,6 +292,22 @@ class _Rounds:
             self._changed.notify_all()
         return have_all_ended
 
+    def _copy(self) -> dict[str, Any]:
+        """Return the parameters as they are, with what is still to be added.
+
+        Raises:
+            RuntimeError: This rank has failed.
+            ValueError: A parameter has changed its shape.
+        """
+        if self._failure is not None:
+            raise self._failure
+        with self._changed:
+            self._sent_at = self._steps
+            sent = {name: value_of(param).copy() for name, param in self._params.items()}
+            for name, difference in (self._pending or {}).items():
+                sent[name] = _sum(name, sent[name], difference)
+        return sent
+
     def _note(self, means: dict[str, Any], sent: dict[str, Any]) -> None:
         """Have the difference between the means and what was sent added after the next step."""
         for name, mean in means.items():
@@ -301,6 +315,29 @@ class _Rounds:
             if self._pending is not None:
                 mean += self._pending[name]
         self._pending = means
+
+
+def _sum(name: str, value: Any, difference: Any) -> Any:
+    if value.shape != difference.shape:
+        raise ValueError(f"asynchronous: expected {name} to keep its shape {difference.shape}, got {value.shape}")
+    total = value.copy()
+    total += difference
+    return total
+
+
+class _Failed:
+    """A model whose parameters cannot be had: the other ranks are told why.
+
+    Args:
+        error: Why.
+    """
+
+    def __init__(self, error: Exception) -> None:
+        self._error = error
+
+    def namedparams(self) -> Iterator[tuple[str, Any]]:
+        """Raise."""
+        raise self._error
 
 
 def _refuse_meetings_within(model: chainer.Link) -> None:
@@ -327,9 +364,11 @@ def _end_all() -> None:
     """Before the process ends: no rank may leave the others in a round."""
     with contextlib.ExitStack() as stack:  # which goes on after an exception
         for scheme in list(_all):
-            stack.callback(scheme._stop)  # noqa: SLF001 - it is in this file
-            # Of all of them first: which is waited for first may not be the same on all ranks.
-            scheme._announce_end()  # noqa: SLF001
+            rounds = scheme._rounds  # noqa: SLF001 - it is in this file
+            if rounds is not None and not rounds.has_raised:
+                # Of all of them first: which is waited for first may not be the same on all ranks.
+                rounds.announce_end()
+                stack.callback(scheme._stop)  # noqa: SLF001
 
 
 at_exit(_end_all)

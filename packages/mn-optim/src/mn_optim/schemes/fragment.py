@@ -69,17 +69,34 @@ class Fragment:
         self._average, self._compressed = exchanger
         self._under_way: Reduction | None = None
 
-    def launch(self, due: int, scale: float) -> None:
-        """Send how far this rank has gone; collective.
+    def measure(self, scale: float) -> None:
+        """Find out how far this rank has gone; not collective.
+
+        Args:
+            scale: It is multiplied by this. Not the mean of all ranks: what compression leaves out is in the units of
+                what it was given.
+
+        Raises:
+            ValueError: A parameter has another shape than when fragments were made.
+        """
+        for (name, param), common in zip(self._named, self._common.params(), strict=True):
+            own = value_of(param)
+            if own.shape != common.shape:
+                raise ValueError(
+                    f"local_steps: expected {name} to keep its shape {common.shape} between meetings, got {own.shape}"
+                )
+            grad = common.data.copy()
+            grad -= own if self.has_moved else common.data
+            if scale != 1:
+                grad *= scale
+            common.grad = grad
+
+    def launch(self, due: int) -> None:
+        """Send how far this rank has gone, which was measured; collective.
 
         Args:
             due: At which step to wait for the mean.
-            scale: What is sent is multiplied by it.
         """
-        for (_, param), common in zip(self._named, self._common.params(), strict=True):
-            common.grad = common.data - value_of(param) if self.has_moved else np.zeros_like(common.data)
-            if scale != 1:  # before: what compression leaves out is in the units of what it was given
-                common.grad *= scale
         self.due = due
         self.has_moved = False
         if not isinstance(self._average, GradientReducer):

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import chainer
 import numpy as np
 
-from mn_comm import CommunicationHook, CommunicatorBase, Compression, CompressionReport, waiting_for
+from mn_comm import CommunicationHook, CommunicatorBase, Compression, CompressionReport, raise_on_all, waiting_for
 from mn_optim.options import DiLoCo, LocalSGD, StreamingDiLoCo
 from mn_optim.roll import LeftByException, Roll
 from mn_optim.schemes.exact import Exact
@@ -292,7 +292,9 @@ class LocalSteps:
         scale = len(words) / n_moved if n_moved else 1.0
         fragment = self._fragments[index]
         has_moved = fragment.has_moved
-        fragment.launch(self._position + self._delay, scale)
+        with raise_on_all(self._communicator):
+            fragment.measure(scale)
+        fragment.launch(self._position + self._delay)
         if self._state is not None:
             self._state.average(model, has_moved, scale)
 
