@@ -34,7 +34,7 @@ exec "$@" --basetemp="$folder/tmp-$rank" --junitxml="$folder/rank-$rank.xml" >"$
 """
 NO_TESTS = 5  # pytest's exit status
 HUNG = 124
-JOB_LIMIT = 300  # seconds; for a job that hangs where pytest sets no limit, as while MPI is finalized
+JOB_LIMIT = 600  # seconds; for a job that hangs where pytest sets no limit, as while MPI is finalized
 
 
 @dataclasses.dataclass(frozen=True)
