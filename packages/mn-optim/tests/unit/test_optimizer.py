@@ -139,6 +139,8 @@ def test_a_communicator_that_cannot_average_in_the_background():
 
 def test_public_names():
     assert set(mn_optim.__all__) == {
-        *("Asynchronous", "DiLoCo", "LocalSGD", "StreamingDiLoCo"),
+        *("Asynchronous", "DiLoCo", "LocalSGD", "StreamingDiLoCo", "MultiNodeUpdater"),
+        *("LAMB", "RMSpropWarmup", "RMSpropWarmupSchedule", "LearningRateSchedule", "SLOW_START"),
+        *("gradual_warmup", "keep_last_statistics", "linear_scaling", "piecewise", "sgd_share"),
         *("MultiNodeOptimizer", "create_multi_node_optimizer"),
     }
