@@ -34,7 +34,7 @@ def test_imagenet_with_large_batches(mpiexec, tmp_path):
     )
     mpiexec(2, folder / "train_imagenet.py", "pictures/train.txt", "pictures/val.txt", *arguments.split())
     log = json.loads((tmp_path / "out" / "log").read_text())
-    assert log[-1]["main/loss"] < 0.95 * log[0]["main/loss"]
+    assert log[-1]["main/loss"] < 0.8 * log[0]["main/loss"]
 
 
 # Read from the text, since importing it takes Chainer.

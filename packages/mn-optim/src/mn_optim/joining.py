@@ -62,6 +62,7 @@ class Attendance:
             RuntimeError: The model communicates, and the update is of a part of a mini-batch.
         """
         self.roll.is_absent = False
+        self.roll.hyperparameters = _hyperparameters(self._optimizer)
         if not self._is_collective(model):
             return
         if is_part:
@@ -116,9 +117,15 @@ class Attendance:
         try:
             model.cleargrads()
             backward = self._backward_of_nothing(model) if self._is_collective(model) else None
-            optimizer._step(model, backward, optimizer.actual_optimizer.update)  # noqa: SLF001
+            optimizer._step(model, backward, self._take_step)  # noqa: SLF001
         except NeedsParameters:
             self._share_out(model)
+
+    def _take_step(self) -> None:
+        hyperparam = getattr(self._optimizer, "hyperparam", None)
+        for name, value in self.roll.hyperparameters.items():
+            setattr(hyperparam, name, value)
+        self._optimizer.actual_optimizer.update()
 
     def leave(self, model: chainer.Link) -> None:
         """Stand in for this rank until all ranks have left; collective."""
@@ -209,6 +216,11 @@ def joined(optimizer: MultiNodeOptimizer, over: str) -> Iterator[None]:
     finally:
         optimizer._attendance = None  # noqa: SLF001
         attendance.end()
+
+
+def _hyperparameters(optimizer: MultiNodeOptimizer) -> dict[str, Any]:
+    hyperparam: Any = getattr(optimizer, "hyperparam", None)
+    return dict(hyperparam.get_dict()) if hasattr(hyperparam, "get_dict") else {}
 
 
 def _mapped(function: Callable[[Any], Any], tree: Any) -> Any:

@@ -340,8 +340,7 @@ class MultiNodeOptimizer:
 
         To enter it is not collective; to leave it is. In the block, nothing but ``update`` may communicate. A rank that
         leaves it by an exception tells the others, which raise as well, unless the exception comes amid an update's
-        communication. Hyperparameters that change with time have to be changed by hooks of the optimizer, which are
-        called on every rank.
+        communication. A rank that has no data takes its steps with the hyperparameters of the first rank that has.
 
         Models that communicate, as by ``MultiNodeBatchNormalization``, are run on ranks that have no data with a sample
         that does not count; ``update`` must be given the loss function then, and arrays that have samples along their

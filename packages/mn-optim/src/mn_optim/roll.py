@@ -38,6 +38,7 @@ class Word(NamedTuple):
         has_left: Whether it has left the block of the join.
         over: What means are over.
         detail: What has failed; or a sample that the model is called with.
+        hyperparameters: Those of its optimizer.
     """
 
     kind: str
@@ -45,6 +46,7 @@ class Word(NamedTuple):
     has_left: bool
     over: str
     detail: Any
+    hyperparameters: dict[str, Any]
 
 
 class Roll:
@@ -60,11 +62,15 @@ class Roll:
         has_left: Whether this rank has left the block of the join.
         specimen: A sample that the model is called with, for ranks that have never called it.
         is_together: Whether this rank is amid something that all ranks do together.
+        hyperparameters: Those of this rank's optimizer, or, if it has no data, of the first rank that has: a script may
+            change them in a loop that this rank has left.
     """
 
     def __init__(self, rank: int, size: int, over: str) -> None:
         self.is_absent = self.has_left = self.is_together = False
         self.specimen: Any = None
+        self.hyperparameters: dict[str, Any] = {}
+        self._told: dict[str, Any] = {}
         self._rank = rank
         self._size = size
         self._over = over
@@ -75,13 +81,14 @@ class Roll:
     @property
     def has_news(self) -> bool:
         """Whether the other ranks do not know yet what this one has to say."""
-        return self._kind != _STEP or self.is_absent != (self._rank in self._absent)
+        has_changed = bool(self._absent) and not self.is_absent and self.hyperparameters != self._told
+        return self._kind != _STEP or self.is_absent != (self._rank in self._absent) or has_changed
 
     @property
     def words(self) -> Word:
         """What this rank has to say."""
         detail = self._failure if self._kind == _FAILURE else self.specimen
-        return Word(self._kind, self.is_absent, self.has_left, self._over, detail)
+        return Word(self._kind, self.is_absent, self.has_left, self._over, detail, self.hyperparameters)
 
     @property
     def factor(self) -> float:
@@ -100,6 +107,10 @@ class Roll:
             NeedsParameters: Parameters are to be shared out (on all).
         """
         mine = words[self._rank]
+        self._told = mine.hyperparameters
+        if self.is_absent:
+            present = (word.hyperparameters for word in words if not word.is_absent)
+            self.hyperparameters = next(present, self.hyperparameters)
         self._kind = _STEP
         self._absent = frozenset(rank for rank, word in enumerate(words) if word.is_absent)
         if mine.kind == _FAILURE:

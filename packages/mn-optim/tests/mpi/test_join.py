@@ -186,6 +186,18 @@ def test_double_buffering_loses_no_gradient_between_joins():
     assert optimizer.t == single.t
 
 
+@pytest.mark.parametrize("scheme", EXACT)
+def test_hyperparameters_may_change_in_the_loop(scheme):
+    """A rank that has left it would take other steps with those that it had then."""
+    optimizer = create_multi_node_optimizer(chainer.optimizers.MomentumSGD(0.1), COMM, **EXACT[scheme]).setup(Net())
+    with optimizer.join():
+        for i in range(COUNTS[0][RANK]):
+            optimizer.lr = 0.1 / (1 + i)
+            optimizer.update(optimizer.target, *batch(RANK, i))
+    expect_equal_everywhere(optimizer.target)
+    assert optimizer.lr == 0.1 / 7
+
+
 def test_nobody_has_data():
     optimizer = create_multi_node_optimizer(chainer.optimizers.SGD(), COMM).setup(Net())
     with optimizer.join():
