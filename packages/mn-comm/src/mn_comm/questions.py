@@ -80,7 +80,10 @@ class Desk:
 
     def close(self, number: int) -> None:
         """Have the others told that this rank will not ask any more; when none will, nobody has to answer."""
-        self._closed.append(number)
+        if self.ranks.size > 1:
+            self._closed.append(number)
+        else:
+            self._count_down(number)
 
     def ask(self, rank: int, number: int, question: Any) -> Any:
         """Return another rank's answer; see :meth:`Questions.ask`."""
@@ -95,8 +98,8 @@ class Desk:
         return pickle.loads(value)
 
     def start(self) -> None:
-        """Start the thread, if there is something to answer."""
-        if self._answers and self._thread is None:
+        """Start the thread, if there is something to answer, and somebody to ask it."""
+        if self._answers and self._thread is None and self.ranks.size > 1:
             self._closing.clear()
             self._thread = threading.Thread(target=self._run, name="mn_comm-answers", daemon=True)
             self._thread.start()
