@@ -16,15 +16,16 @@ import time
 import weakref
 from collections import deque
 from collections.abc import Callable
-from typing import Any
-
-from mpi4py import MPI
+from typing import TYPE_CHECKING, Any
 
 from mn_comm import exit_status
 from mn_comm.agreement import describe, remote_error
 from mn_comm.collectives.objects import recv_obj, send_obj
-from mn_comm.ranks import Ranks
+from mn_comm.mpi import MPI
 from mn_comm.watch import activity
+
+if TYPE_CHECKING:
+    from mn_comm.ranks import Ranks
 
 __all__ = ["Desk", "Questions"]
 
@@ -201,8 +202,9 @@ def _forget_all() -> None:
 
 def _end(process: int) -> None:
     """End all threads, when all ranks end, unless this one is about to end the others."""
-    if os.getpid() == process and exit_status.ends_well() and not MPI.Is_finalized():
-        waiting = [desk.ranks.Ibarrier() for desk in _desks if desk.is_open]
+    desks = [desk for desk in _desks if desk.is_open and os.getpid() == process]
+    if desks and exit_status.ends_well() and not MPI.Is_finalized():
+        waiting = [desk.ranks.Ibarrier() for desk in desks]
         # The stall monitor has nothing to say of it: another rank may go on for long.
         while not MPI.Request.Testall(waiting):
             time.sleep(_MOST_PAUSE_SECONDS)
