@@ -48,6 +48,7 @@ class Desk:
 
     def __init__(self, ranks: Ranks) -> None:
         self.ranks = ranks
+        self._rank, self._size = ranks.rank, ranks.size  # of what may be freed before the last who asks is gone
         self._answers: dict[int, Answer] = {}
         self._closed: deque[int] = deque()
         self._remaining: dict[int, int] = {}
@@ -74,14 +75,14 @@ class Desk:
         """
         number = next(self._numbers)
         self._answers[number] = answer
-        self._remaining[number] = self.ranks.size
+        self._remaining[number] = self._size
         self.start()
         self.ranks.Barrier()  # a rank that is asked must have come here
         return number
 
     def close(self, number: int) -> None:
         """Have the others told that this rank will not ask any more; when none will, nobody has to answer."""
-        if self.ranks.size > 1:
+        if self._size > 1:
             self._closed.append(number)
         else:
             self._count_down(number)
@@ -100,7 +101,7 @@ class Desk:
 
     def start(self) -> None:
         """Start the thread, if there is something to answer, and somebody to ask it."""
-        if self._answers and self._thread is None and self.ranks.size > 1:
+        if self._answers and self._thread is None and self._size > 1:
             self._closing.clear()
             self._thread = threading.Thread(target=self._run, name="mn_comm-answers", daemon=True)
             self._thread.start()
@@ -134,8 +135,8 @@ class Desk:
         while self._closed:
             number = self._closed.popleft()
             self._count_down(number)
-            for rank in range(self.ranks.size):
-                if rank != self.ranks.rank:
+            for rank in range(self._size):
+                if rank != self._rank:
                     send_obj(self.ranks, number, rank, _CLOSED)
         status = MPI.Status()
         while self.ranks.Iprobe(MPI.ANY_SOURCE, _CLOSED, status):
@@ -144,7 +145,8 @@ class Desk:
     def _count_down(self, number: int) -> None:
         self._remaining[number] -= 1
         if not self._remaining[number]:
-            del self._remaining[number], self._answers[number]
+            del self._remaining[number]
+            self._answers.pop(number, None)
 
     def _serve(self, rank: int) -> None:
         number, asked, question = recv_obj(self.ranks, rank, _QUESTION, None)
