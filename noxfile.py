@@ -127,7 +127,7 @@ def bench(session: nox.Session) -> None:
     install(session, with_mpi("chainermn-meta", "mpich"), *groups("examples"), *session.posargs)
     kept = ["--json", str(folder / "figures.jsonl")]
     for ranks in ("2", "4"):
-        for name in ("averaging", "step"):
+        for name in ("averaging", "step", "shard"):
             session.run("mpiexec", "-n", ranks, "python", f"benchmarks/{name}.py", *kept, env=MPI_SETTINGS)
     # Beside a process that keeps one of the cores busy, as data loaders and neighbors do.
     busy = ["benchmarks/averaging.py", "--models", "deep,wide", "--busy", "1"]

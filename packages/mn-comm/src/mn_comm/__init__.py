@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from mn_comm.gradients.targets import check_in_debug_mode
     from mn_comm.mpi import MPI
     from mn_comm.protocols import Model, Parameter
+    from mn_comm.questions import Questions
     from mn_comm.ranks import Ranks as Ranks  # a public name, too
     from mn_comm.replicas import own, synchronize_replicas
     from mn_comm.spans import is_recording, span
@@ -71,6 +72,7 @@ _HOME_OF = {
     "MPI": "mpi",
     "Model": "protocols",
     "Parameter": "protocols",
+    "Questions": "questions",
     "Ranks": "ranks",
     "own": "replicas",
     "synchronize_replicas": "replicas",
@@ -104,6 +106,7 @@ __all__ = [
     "NonCudaAwareCommunicator",
     "Parameter",
     "PureNcclCommunicator",
+    "Questions",
     "Reduction",
     "Roll",
     "SingleNodeCommunicator",

@@ -15,15 +15,16 @@ import time
 import weakref
 from collections import deque
 from collections.abc import Callable
-from typing import Any
-
-from mpi4py import MPI
+from typing import TYPE_CHECKING, Any
 
 from mn_comm.agreement import describe, remote_error
 from mn_comm.collectives.objects import recv_obj, send_obj
 from mn_comm.exit_status import at_exit
-from mn_comm.ranks import Ranks
+from mn_comm.mpi import MPI
 from mn_comm.watch import activity
+
+if TYPE_CHECKING:
+    from mn_comm.ranks import Ranks
 
 __all__ = ["Desk", "Questions"]
 
@@ -46,6 +47,7 @@ class Desk:
 
     def __init__(self, ranks: Ranks) -> None:
         self.ranks = ranks
+        self._rank, self._size = ranks.rank, ranks.size  # of what may be freed before the last who asks is gone
         self._answers: dict[int, Answer] = {}
         self._closed: deque[int] = deque()
         self._remaining: dict[int, int] = {}
@@ -72,14 +74,17 @@ class Desk:
         """
         number = next(self._numbers)
         self._answers[number] = answer
-        self._remaining[number] = self.ranks.size
+        self._remaining[number] = self._size
         self.start()
         self.ranks.Barrier()  # a rank that is asked must have come here
         return number
 
     def close(self, number: int) -> None:
         """Have the others told that this rank will not ask any more; when none will, nobody has to answer."""
-        self._closed.append(number)
+        if self._size > 1:
+            self._closed.append(number)
+        else:
+            self._count_down(number)
 
     def ask(self, rank: int, number: int, question: Any) -> Any:
         """Return another rank's answer; see :meth:`Questions.ask`."""
@@ -94,8 +99,8 @@ class Desk:
         return pickle.loads(value)
 
     def start(self) -> None:
-        """Start the thread, if there is something to answer."""
-        if self._answers and self._thread is None:
+        """Start the thread, if there is something to answer, and somebody to ask it."""
+        if self._answers and self._thread is None and self._size > 1:
             self._closing.clear()
             self._thread = threading.Thread(target=self._run, name="mn_comm-answers", daemon=True)
             self._thread.start()
@@ -129,8 +134,8 @@ class Desk:
         while self._closed:
             number = self._closed.popleft()
             self._count_down(number)
-            for rank in range(self.ranks.size):
-                if rank != self.ranks.rank:
+            for rank in range(self._size):
+                if rank != self._rank:
                     send_obj(self.ranks, number, rank, _CLOSED)
         status = MPI.Status()
         while self.ranks.Iprobe(MPI.ANY_SOURCE, _CLOSED, status):
@@ -139,7 +144,8 @@ class Desk:
     def _count_down(self, number: int) -> None:
         self._remaining[number] -= 1
         if not self._remaining[number]:
-            del self._remaining[number], self._answers[number]
+            del self._remaining[number]
+            self._answers.pop(number, None)
 
     def _serve(self, rank: int) -> None:
         number, asked, question = recv_obj(self.ranks, rank, _QUESTION, None)
@@ -197,8 +203,9 @@ def _forget_all() -> None:
 
 def _end() -> None:
     """End all threads, when all ranks end."""
-    if not MPI.Is_finalized():
-        waiting = [desk.ranks.Ibarrier() for desk in _desks if desk.is_open]
+    desks = [desk for desk in _desks if desk.is_open]
+    if desks and not MPI.Is_finalized():
+        waiting = [desk.ranks.Ibarrier() for desk in desks]
         # The stall monitor has nothing to say of it: another rank may go on for long.
         while not MPI.Request.Testall(waiting):
             time.sleep(_MOST_PAUSE_SECONDS)

@@ -86,7 +86,7 @@ def test_several_who_answer():
     for i, questions in enumerate(many):
         for rank in OTHERS:
             assert questions.ask(rank, "x") == i * "x"
-    assert len(threads()) == 1
+    assert len(threads()) == min(1, SIZE - 1)
 
 
 def test_what_an_answer_raises_is_raised_where_it_was_asked_for():
@@ -165,6 +165,6 @@ def test_a_communicator_that_is_freed():
         assert questions.ask(rank, 1) == "1"
     comm.barrier()
     mpi_comm.Free()
-    assert len(threads()) == before - 1
+    assert len(threads()) == max(0, before - 1)
     del questions
     gc.collect()

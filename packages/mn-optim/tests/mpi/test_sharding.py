@@ -199,6 +199,7 @@ def test_what_is_loaded_of_others_is_dropped(folder):
     other.target(*batch(0))
     chainer.serializers.load_npz(f"{folder}/optimizer.npz", other)
     same(states(other), expected)
+    COMM.barrier()  # all have loaded it
     if RANK == 0:  # before the first step, it is still where it was loaded
         chainer.serializers.save_npz(f"{folder}/again.npz", other)
         with np.load(f"{folder}/again.npz") as again, np.load(f"{folder}/optimizer.npz") as first:
