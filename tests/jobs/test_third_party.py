@@ -78,7 +78,7 @@ def train(installed, tmp_path):
         return subprocess.run(
             [launcher, "-n", str(ranks), sys.executable, "-c", TRAINING, name, options],
             cwd=tmp_path,
-            env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(installed), "PYTHONUNBUFFERED": "1"},
+            env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(installed)},
             capture_output=True,
             text=True,
             timeout=70,
