@@ -17,7 +17,7 @@ optimizer = chainermn.create_multi_node_optimizer(chainer.optimizers.SGD(lr=1), 
 for _ in range(2):
     x = np.full((1, 2), comm.rank + 1, "f4")
     optimizer.update(lambda: chainer.functions.sum(model(x)))
-print(type(comm).__name__, comm.rank, model.W.data.ravel().tolist())
+sys.stdout.write(f"{type(comm).__name__} {comm.rank} {model.W.data.ravel().tolist()}\\n")  # at once
 """
 
 # Averages twice as much, so that it can be told from any other.
