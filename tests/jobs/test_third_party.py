@@ -17,7 +17,7 @@ optimizer = chainermn.create_multi_node_optimizer(chainer.optimizers.SGD(lr=1), 
 for _ in range(2):
     x = np.full((1, 2), comm.rank + 1, "f4")
     optimizer.update(lambda: chainer.functions.sum(model(x)))
-print(type(comm).__name__, comm.rank, model.W.data.ravel().tolist())
+sys.stdout.write(f"{type(comm).__name__} {comm.rank} {model.W.data.ravel().tolist()}\\n")  # at once
 """
 
 # Averages twice as much, so that it can be told from any other.
@@ -78,7 +78,7 @@ def train(installed, tmp_path):
         return subprocess.run(
             [launcher, "-n", str(ranks), sys.executable, "-c", TRAINING, name, options],
             cwd=tmp_path,
-            env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(installed), "PYTHONUNBUFFERED": "1"},
+            env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(installed)},
             capture_output=True,
             text=True,
             timeout=70,

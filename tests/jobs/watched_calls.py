@@ -120,7 +120,7 @@ def batch_normalization():
 # For each name what every rank does first, which returns the call that is watched. Rank 0 is the one that waits: it is
 # never the root that sends.
 CALLS = {
-    "create_communicator": lambda: lambda: mn_comm.create_communicator("hierarchical"),
+    "create_communicator": lambda: then(world.Dup(), lambda made: mn_comm.create_communicator("hierarchical", made)),
     "Communicator.split": lambda: lambda: comm.split(0, comm.rank),
     "Communicator.barrier": lambda: comm.barrier,
     "Communicator.bcast": lambda: lambda: comm.bcast(ONES, root=1),

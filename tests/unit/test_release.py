@@ -21,12 +21,16 @@ def urls(workspace):
     return workspace["project"]["urls"]
 
 
-@pytest.fixture
-def bump(root):
-    spec = importlib.util.spec_from_file_location("bump", root / "tools" / "bump.py")
+def load(root, name):
+    spec = importlib.util.spec_from_file_location(name, root / "tools" / f"{name}.py")
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module
+
+
+@pytest.fixture
+def bump(root):
+    return load(root, "bump")
 
 
 def test_metadata_is_complete_and_says_the_same(packages, urls):
@@ -166,3 +170,16 @@ def test_an_address_is_changed_everywhere(bump, project):
 def test_what_is_no_version(bump, project, version):
     with pytest.raises(SystemExit, match=f"got '{version}'"):
         bump.main([version], project)
+
+
+def test_the_pages_have_commands_to_install_by(root):
+    tool = load(root, "try_install")
+    blocks = [tool.commands((root / page).read_text(), heading) for page, heading in tool.PAGES.items()]
+    for block in blocks:
+        assert block.splitlines()[0] == "python3 -m venv .venv"
+        assert re.search(
+            "^pip install --upgrade pip$", block, re.MULTILINE
+        )  # that of Debian 12 has no --build-constraint
+        assert "./packages/*" in block
+    with pytest.raises(SystemExit, match="expected a block of commands"):
+        tool.commands("# A page\n", "## Install it")

@@ -11,6 +11,7 @@ import re
 import selectors
 import signal
 import socket
+import struct
 import sys
 import time
 from collections.abc import Sequence
@@ -102,7 +103,7 @@ def _cause(rank: Rank) -> str:
         time.sleep(_PAUSE_SECONDS)
     number = status & 0x7F
     if not number:
-        return f"ended with status {status >> 8} before the end of its program, as by os._exit"
+        return f"ended with status {status >> 8} before the end of its program, as by MPI_Abort or os._exit"
     ended = "was ended" if number == signal.SIGTERM else "was killed"
     return f"{ended} by {signal.Signals(number).name}" + (
         " (where memory has run out, the system does so)" if number == signal.SIGKILL else ""
@@ -194,6 +195,10 @@ class _Witness:
 
     def _accept(self) -> None:
         connection, _ = self._listening.accept()
+        credentials = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
+        if struct.unpack("3i", credentials)[1] != os.getuid():  # the address can be seen by all
+            connection.close()
+            return
         with connection.makefile("rb", buffering=0) as file:
             rank, size, process = map(int, file.readline().split())
         self._selector.register(connection, selectors.EVENT_READ, Rank(rank, size, process))
