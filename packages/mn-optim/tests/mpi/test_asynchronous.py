@@ -229,7 +229,7 @@ def test_several_models_beside_each_other_and_beside_overlap():
 def test_hundreds_of_them_are_made_and_dropped():
     """Half of them in the midst of a round. Neither threads nor MPI communicators are left."""
     threads = None
-    for i in range(300):
+    for i in range(100):
         optimizer = make(Asynchronous(interval=0))
         for _ in range(RANK + 1):
             pull(optimizer, RANK)
