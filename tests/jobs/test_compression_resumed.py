@@ -99,7 +99,7 @@ def test_a_training_that_was_killed_ends_with_the_same_bits(kind, tmp_path):
     assert train(tmp_path / "killed", kind, 14).returncode
     again = train(tmp_path / "killed", kind, -1)
     assert not again.returncode, again.stderr
-    assert "error feedback begins anew" not in again.stderr
+    assert "error feedback starts again" not in again.stderr
     found = [re.search(r"began at (\d+), digest (\w+)", job.stdout) for job in (whole, again)]
     assert [each[1] for each in found] == ["0", "12"]
     assert found[0][2] == found[1][2]

@@ -143,6 +143,9 @@ CALLS = {
     "Communicator.recv_obj": lambda: lambda: comm.recv_obj(1) if comm.rank == 0 else comm.send_obj(1, 0),
     "GradientReducer.average": lambda: then(comm.gradient_reducer(), lambda made: made.average(model())),
     "GradientReducer.start": reduction,
+    "GradientReducer.exchange_words": lambda: then(updated(), join),
+    "Communicator.all_gather_owned": lambda: lambda: comm.all_gather_owned([("W", ONES.copy())], [1]),
+    "Communicator.questions": lambda: lambda: comm.questions(len),
     "expect_same": lambda: lambda: mn_comm.expect_same(comm, "number", 1),
     "raise_on_all": raising,
     "synchronize_replicas": lambda: then(
@@ -157,12 +160,15 @@ CALLS = {
     "MultiNodeOptimizer.update, double_buffering": lambda: update(optimizer(double_buffering=True)),
     "MultiNodeOptimizer.update, double_buffering, third": lambda: twice(update(optimizer(double_buffering=True), 2)),
     "MultiNodeOptimizer.update, local_steps": lambda: update(optimizer(local_steps=1), 1),
+    "MultiNodeOptimizer.update_without_data": lambda: then(joined(), lambda made: made.update_without_data()),
+    "MultiNodeUpdater.update_core": lambda: chainermn.MultiNodeUpdater(iterator(), updated()).update_core,
     "MultiNodeOptimizer.synchronize": lambda: updated(local_steps=4).synchronize,
     "scatter_dataset": lambda: lambda: chainermn.scatter_dataset(DATA, comm),
     "scatter_index": lambda: lambda: chainermn.scatter_index(20, comm, root=1),
     "get_epoch_trigger": lambda: lambda: chainermn.get_epoch_trigger(1, DATA, 2, comm),
     "get_n_iterations_for_one_epoch": lambda: lambda: chainermn.get_n_iterations_for_one_epoch(DATA, 2, comm),
     "create_synchronized_iterator": lambda: lambda: create_synchronized_iterator(iterator(), comm),
+    "create_uneven_iterator": lambda: lambda: chainermn.iterators.create_uneven_iterator(iterator(), comm),
     "create_multi_node_iterator": lambda: lambda: create_multi_node_iterator(iterator(), comm, rank_master=1),
     "create_multi_node_iterator, next": lambda: multi_node(create_multi_node_iterator, next),
     "create_multi_node_iterator, reset": lambda: multi_node(create_multi_node_iterator, lambda made: made.reset()),
@@ -209,6 +215,19 @@ def updated(**options):
     """Return an optimizer after some updates."""
     made = optimizer(**options)
     update(made, 2)
+    return made
+
+
+def join(made):
+    """Come to the end of a joined loop."""
+    with made.join():
+        pass
+
+
+def joined():
+    """Return an optimizer whose ranks may have no data."""
+    made = updated()
+    made.join_in_steps()
     return made
 
 

@@ -59,7 +59,3 @@ def test_docstrings_comments_and_messages_are_prose(prose, root):
 def test_the_project_is_read(prose, root):
     files = {str(line.file.relative_to(root)) for line in [*prose.documentation(), *prose.code()]}
     assert {"README.md", "docs/index.md", "noxfile.py", "packages/mn-comm/src/mn_comm/base.py"} <= files
-
-
-def test_each_exception_is_a_place_that_exists(prose, root):
-    assert all((root / place).is_dir() for place in prose.NOT_YET)

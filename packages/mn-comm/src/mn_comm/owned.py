@@ -183,7 +183,7 @@ class _Room:
     lie side by side in the talker's part of the memory, node by node.
 
     Args:
-        strategy: As for :class:`OwnedArrays`.
+        strategy: How the communicator averages gradients.
 
     Attributes:
         chunk_bytes: How long a chunk may be, with its head.

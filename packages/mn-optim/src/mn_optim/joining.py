@@ -1,4 +1,4 @@
-"""Updates in which a rank that has no data takes part all the same, so that no other waits for it in vain."""
+"""Updates in which a rank that has no data takes part all the same, so that no other waits for it."""
 
 from __future__ import annotations
 

@@ -363,7 +363,7 @@ class MultiNodeOptimizer:
         For updaters, which do so. To be called on every rank.
 
         Args:
-            over: As for :meth:`join`.
+            over: ``"present"`` or ``"all"``: which ranks means are over.
         """
         self._attendance = Attendance(self, over)
 

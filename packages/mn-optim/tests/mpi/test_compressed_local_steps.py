@@ -209,7 +209,7 @@ def test_a_snapshot_of_rank_0_on_all_begins_anew_with_one_warning():
         warnings.simplefilter("always")
         for step in range(4):
             advance(again, gradients(step))
-    assert ["error feedback begins anew" in str(each.message) for each in caught] == ([True] if RANK == 0 else [])
+    assert ["error feedback starts again" in str(each.message) for each in caught] == ([True] if RANK == 0 else [])
     again.synchronize()
     equal_everywhere(again.target.namedparams())
 

@@ -183,7 +183,7 @@ class Agreement:
         """Exchange words where the other ranks check, without a check of one's own; collective.
 
         Args:
-            notes: As for :meth:`start`.
+            notes: What :meth:`start` takes.
             roll: What has something to tell the other ranks.
             until_quiet: Whether to do so until no rank has news, rather than once.
         """

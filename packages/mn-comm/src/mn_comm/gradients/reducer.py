@@ -131,10 +131,10 @@ class GradientReducer:
 
         Args:
             model: The model. If ``zero_fill``, its gradients may still be to come.
-            zero_fill: As for :meth:`average`.
+            zero_fill: Whether a missing gradient counts as one of zeros; otherwise it is omitted.
             order: The names of parameters in the order in which their gradients are expected to become final, the same
                 on every rank; those that are not named follow, sorted by name.
-            roll: As for :meth:`average`; what it raises, waiting for the reduction raises.
+            roll: Who has data, within a join. What it raises, waiting for the reduction raises.
 
         Returns:
             The reduction. What was left of earlier ones, after an exception, is waited for and forgotten.
@@ -203,8 +203,8 @@ class GradientReducer:
         """Go on with what :meth:`state` returned; to be called on every rank, each with its own.
 
         Args:
-            state: The arrays; empty to begin anew. What does not fit is found when the next gradients are averaged, and
-                is forgotten on all ranks, with a warning.
+            state: The arrays; empty to start again. What does not fit is found when the next gradients are averaged,
+                and is forgotten on all ranks, with a warning.
         """
         if self._compressor is not None:
             compressor = self._compressor

@@ -32,7 +32,7 @@ def own_parts(target: Any) -> Iterator[None]:
     """Return a context in which each rank saves no optimizer state but its own, where that is sharded.
 
     Args:
-        target: As for :func:`synchronize`.
+        target: What is saved, for example a trainer.
     """
     with ExitStack() as stack:
         for each in _optimizers_of(target) or [target]:

@@ -164,7 +164,7 @@ class Overlapped(Exact):
         reduction.wait()
 
     def restart(self, model: chainer.Link) -> None:
-        """Learn the order anew in the next step."""
+        """Learn the order again in the next step."""
         self._order = None
 
     def _learn_order(self, model: chainer.Link, backward: Backward | None) -> list[str]:

@@ -250,7 +250,7 @@ class LocalSteps:
             fragment.forget()
         if self._communicator.rank == 0:
             warnings.warn(
-                "local_steps: the state of the outer optimizer begins anew: the parameters, their fragments, or the "
+                "local_steps: the state of the outer optimizer starts again: the parameters, their fragments, or the "
                 "kind of outer optimizer are not what they were when it was saved",
                 stacklevel=2,
             )

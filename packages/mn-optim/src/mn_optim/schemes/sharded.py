@@ -60,7 +60,7 @@ class Sharded:
         self._exact.step(model, backward, partial(self._shards.take_step, model, take_step))
 
     def restart(self, model: chainer.Link) -> None:
-        """Have nothing under way, and find out anew who owns what; collective."""
+        """Have nothing under way, and find out again who owns what; collective."""
         self._exact.restart(model)
         self._shards.restart()
 
