@@ -3,7 +3,8 @@
 A rank that is killed, or ends by ``os._exit``, says nothing, and the launcher ends the others at once: MPICH's then
 names a process that need not be the first, and no rank. So the ranks of a node are connected with one small process,
 :mod:`mn_comm.witness_process`. It reads what faulthandler writes of fatal errors and of SIGTERM, sees connections end,
-and writes one line about the first, and one about what the others did. It ends with them.
+and writes one line about the first, and one about what the others did. It ends with them. ``CHAINERMN_WITNESS=0`` in
+the environment keeps it from being started.
 """
 
 from __future__ import annotations
@@ -72,6 +73,8 @@ def has_spoken(summary: str) -> None:
 
 def _start(expected: int, folders: Sequence[str]) -> str | None:
     """Start a witness for some ranks of this node; return where they can reach it, or ``None``."""
+    if os.environ.get("CHAINERMN_WITNESS") == "0":  # what counts is the environment of the rank that would start it
+        return None
     import secrets  # not earlier: it takes a while to load
 
     from mn_comm import witness_process
