@@ -205,6 +205,29 @@ def test_micro_batches_of_uneven_data(tmp_path):
         np.testing.assert_allclose(parameters(model)[name], array, rtol=1e-4, atol=1e-6, err_msg=name)
 
 
+@pytest.mark.parametrize("way", ["updater", "join"])
+def test_parts_of_a_model_that_communicates_are_refused_on_all_ranks(way, tmp_path):
+    """Also on a rank whose mini-batch has a single sample, and on one without data."""
+    comm = chainermn.create_communicator("two_dimensional")
+    optimizer = chainermn.create_multi_node_optimizer(chainer.optimizers.SGD(), comm).setup(Net(COMM))
+    data = samples([4, 1, 0, 3][RANK])
+    iterator = chainer.iterators.SerialIterator(data, 4)
+    if way == "updater":
+        iterator = chainermn.iterators.create_uneven_iterator(iterator, COMM)
+        updater = chainermn.MultiNodeUpdater(iterator, optimizer, micro_batches=2)
+        with pytest.raises(RuntimeError, match="expected whole mini-batches within join"):
+            updater.update()
+        return
+    batch = chainer.dataset.concat_examples(samples(2))
+    with pytest.raises(RuntimeError, match="expected whole mini-batches within join"):
+        with optimizer.join():
+            if RANK == 0:
+                with optimizer.no_sync():
+                    optimizer.update(optimizer.target, *batch)
+            if data:
+                optimizer.update(optimizer.target, *batch)
+
+
 class _Identity(chainer.Link):
     def forward(self, x):
         return x

@@ -59,16 +59,19 @@ class Attendance:
         """Prepare an update with data; collective if the model communicates.
 
         Raises:
-            RuntimeError: The model communicates, and the update is of a part of a mini-batch.
+            RuntimeError: The model communicates, and the update is of a part of a mini-batch (on all ranks).
         """
         self.roll.is_absent = False
         self.roll.hyperparameters = _hyperparameters(self._optimizer)
         if not self._is_collective(model):
             return
         if is_part:
-            raise RuntimeError(
+            error = RuntimeError(
                 "expected whole mini-batches within join, as the model communicates, got a part in no_sync"
             )
+            self.fail(model, error)  # here: a rank with a single sample has no parts
+            self.roll.is_together = True
+            raise error
         self._lossfun = lossfun
         self.roll.specimen = (_mapped(_first, args), _mapped(_first, kwds))
         self._meet(model)

@@ -92,6 +92,9 @@ class LearningRateSchedule(Extension):  # type: ignore[misc]  # Chainer has no t
             :func:`piecewise`, or a function of one's own.
         attr: Which attribute of the optimizer that is; by default ``lr``, or ``alpha`` where there is none, as in Adam.
         optimizer: The optimizer; by default the main one of the updater.
+
+    Raises:
+        AttributeError: The optimizer has no such attribute, when the training begins.
     """
 
     trigger = 1, "iteration"
@@ -112,6 +115,7 @@ class LearningRateSchedule(Extension):  # type: ignore[misc]  # Chainer has no t
         optimizer = trainer.updater.get_optimizer("main") if self._optimizer is None else self._optimizer
         # Adam's attribute lr is something else; RMSprop's alpha is, too.
         attr = self._attr or ("lr" if hasattr(optimizer.hyperparam, "lr") else "alpha")
+        _expect_attribute(optimizer, attr)
         setattr(optimizer, attr, self._schedule(trainer.updater.epoch_detail))
 
 
@@ -127,6 +131,9 @@ class RMSpropWarmupSchedule(Extension):  # type: ignore[misc]
         center: In which epoch both have one half.
         period: How many epochs the passage takes: see :func:`mn_optim.sgd_share`.
         optimizer: The optimizer; by default the main one of the updater.
+
+    Raises:
+        AttributeError: The optimizer has no such attribute, when the training begins.
     """
 
     trigger = 1, "iteration"
@@ -147,6 +154,15 @@ class RMSpropWarmupSchedule(Extension):  # type: ignore[misc]
     def __call__(self, trainer: Any) -> None:
         """Set both for the next update."""
         optimizer = trainer.updater.get_optimizer("main") if self._optimizer is None else self._optimizer
+        _expect_attribute(optimizer, "alpha_rmsprop")
         share = sgd_share(trainer.updater.epoch_detail, self._center, self._period)
         optimizer.alpha_sgd = share
-        optimizer.alpha_rmsprop = (1 - share) * self._lr_rmsprop / optimizer.lr
+        # Where a warm-up begins at 0, nothing moves in that step.
+        optimizer.alpha_rmsprop = (1 - share) * self._lr_rmsprop / optimizer.lr if optimizer.lr else 0.0
+
+
+def _expect_attribute(optimizer: Any, attr: str) -> None:
+    """Raise where to set an attribute would change nothing."""
+    if not hasattr(optimizer, attr):
+        actual = getattr(optimizer, "actual_optimizer", optimizer)
+        raise AttributeError(f"expected an optimizer that has {attr}, got {type(actual).__name__}")

@@ -308,7 +308,14 @@ class MultiNodeOptimizer:
         if self._compressed is not None and has_loss:
             # What was not sent yet is in the units of the gradients.
             self._compressed.scale_errors(loss_scale or 1.0)
-        self._scheme.step(model, backward, partial(_take_step, model, loss_scale, step))
+        exact = self._scheme.exact
+        if exact is not None:
+            exact.loss_scale = loss_scale
+
+        def take_step() -> None:
+            _take_step(model, loss_scale if exact is None else exact.loss_scale, step)
+
+        self._scheme.step(model, backward, take_step)
 
     @contextmanager
     def no_sync(self) -> Iterator[None]:

@@ -66,11 +66,19 @@ class RMSpropWarmupRule(optimizer.UpdateRule):  # type: ignore[misc]
             self.state["v"] = param.device.xp.zeros_like(param.data)
 
     def update_core_cpu(self, param: chainer.Parameter) -> None:
-        """Take a step."""
+        """Take a step.
+
+        Raises:
+            ValueError: ``eps`` is 0 in the parameter's dtype, which would make parameters without a gradient NaN.
+        """
         grad = param.grad
         if grad is None:
             return
         hp, xp = self.hyperparam, param.device.xp
+        if hp.eps and not grad.dtype.type(hp.eps):
+            raise ValueError(
+                f"expected an eps that {grad.dtype} can hold, got {hp.eps}: take a larger one, or use_fp32_update()"
+            )
         m, v = self.state["m"], self.state["v"]
         m += (1 - hp.decay) * (grad * grad - m)
         v *= hp.momentum

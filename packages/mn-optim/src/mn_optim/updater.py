@@ -13,6 +13,8 @@ from chainer.dataset import concat_examples
 from chainer.dataset.convert import _call_converter  # a number or a Device, as the converter wants it; not public
 from chainer.training.updaters import StandardUpdater
 
+from mn_optim.optimizer import MultiNodeOptimizer
+
 __all__ = ["MultiNodeUpdater"]
 
 Observation = dict[str, Any]
@@ -85,7 +87,7 @@ class MultiNodeUpdater(StandardUpdater):  # type: ignore[misc]  # Chainer has no
         iterator, optimizer = self.get_iterator("main"), self.get_optimizer("main")
         loss_func = self.loss_func or optimizer.target
         batch = iterator.next()
-        if len(batch) or not getattr(iterator, "may_be_empty", False):
+        if not getattr(iterator, "may_be_empty", False) or len(batch):
             self._update(optimizer, loss_func, batch)
         else:
             optimizer.update_without_data(loss_func)
@@ -93,7 +95,8 @@ class MultiNodeUpdater(StandardUpdater):  # type: ignore[misc]  # Chainer has no
             optimizer.new_epoch(auto=True)
 
     def _update(self, optimizer: Any, loss_func: LossFunction, batch: Any) -> None:
-        n_parts = max(1, min(self.micro_batches, len(batch)))
+        # Whole ones are the converter's business: they need not have a length.
+        n_parts = 1 if self.micro_batches == 1 else max(1, min(self.micro_batches, len(batch)))
         if n_parts == 1:
             args, kwds = self._arguments(batch)
             optimizer.update(loss_func, *args, **kwds)
@@ -125,6 +128,8 @@ def _weighted(loss_func: LossFunction, share: float) -> LossFunction:
 def _adders(optimizer: Any) -> tuple[Callable[..., None], Callable[..., None]]:
     """Return what adds gradients up, and what does so and takes a step; both are called as ``update``."""
     if hasattr(optimizer, "no_sync"):
+        if isinstance(optimizer, MultiNodeOptimizer):
+            optimizer._has_part = False  # noqa: SLF001 - of a mini-batch that an exception has ended
 
         def add(*args: Any, **kwds: Any) -> None:
             with optimizer.no_sync():

@@ -221,6 +221,41 @@ def test_rmsprop_passes_to_sgd_while_a_trainer_runs(tmp_path):
         assert each["alpha_rmsprop"] == pytest.approx((1 - share) * 0.02 / (1 + i / 2))
 
 
+def test_rmsprop_warmup_from_a_learning_rate_of_0(tmp_path):
+    extensions = [RMSpropWarmupSchedule(0.02, center=2, period=2), LearningRateSchedule(gradual_warmup(1.0, 0, 2))]
+    seen = run(RMSpropWarmup(), extensions, tmp_path)
+    assert (seen[0]["lr"], seen[0]["alpha_rmsprop"]) == (0, 0)
+    assert seen[1]["alpha_rmsprop"] == pytest.approx((1 - sgd_share(0.5, 2, 2)) * 0.02 / 0.25)
+
+
+@pytest.mark.parametrize(
+    ("make", "extension", "attr"),
+    [
+        (chainer.optimizers.AdaDelta, LearningRateSchedule(lambda epoch: 1), "alpha"),
+        (chainer.optimizers.SGD, LearningRateSchedule(lambda epoch: 1, attr="Lr"), "Lr"),
+        (chainer.optimizers.SGD, RMSpropWarmupSchedule(), "alpha_rmsprop"),
+    ],
+)
+def test_a_schedule_of_what_the_optimizer_has_not(make, extension, attr, tmp_path):
+    for optimizer in (make(), create_multi_node_optimizer(make(), create_communicator("flat"))):
+        with pytest.raises(AttributeError, match=f"expected an optimizer that has {attr}, got {make.__name__}"):
+            run(optimizer, [extension], tmp_path)
+
+
+def test_an_eps_that_half_precision_cannot_hold():
+    """Or parameters whose gradients are zeros would become NaN."""
+    model = chainer.Chain()
+    with model.init_scope():
+        model.w = chainer.Parameter(np.ones(2, np.float16))
+    optimizer = RMSpropWarmup().setup(model)
+    model.w.grad = np.zeros(2, np.float16)
+    with pytest.raises(ValueError, match="expected an eps that float16 can hold, got 1e-08"):
+        optimizer.update()
+    optimizer.eps = 1e-6
+    optimizer.update()
+    np.testing.assert_array_equal(model.w.array, 1)
+
+
 def test_last_statistics_are_kept():
     model = chainer.Sequential(L.Linear(2, 3), L.BatchNormalization(3), L.BatchNormalization(3))
     assert keep_last_statistics(model) == 2

@@ -128,3 +128,42 @@ def test_the_number_of_parts_is_checked(value, error):
     iterator = chainer.iterators.SerialIterator(samples(), 7)
     with pytest.raises(error, match="micro_batches"):
         MultiNodeUpdater(iterator, chainer.optimizers.SGD().setup(Net()), micro_batches=value)
+
+
+@pytest.mark.parametrize("fails_at", [0, 1])
+@pytest.mark.parametrize("name", ["sgd", "multi-node"])
+def test_parts_of_a_batch_that_has_failed_are_no_part_of_the_next(name, fails_at):
+    model = L.Linear(2, 1, nobias=True, initialW=0)
+    optimizer = OPTIMIZERS[name]().setup(model)
+    calls = []
+
+    def loss(x):
+        calls.append(len(x))
+        if len(calls) == 3 + fails_at:
+            raise KeyboardInterrupt
+        return F.mean(model(x))
+
+    iterator = chainer.iterators.SerialIterator(np.ones((4, 2), np.float32), 4)
+    updater = MultiNodeUpdater(iterator, optimizer, loss_func=loss, micro_batches=2)
+    updater.update()
+    before = model.W.array.copy()
+    with pytest.raises(KeyboardInterrupt):
+        updater.update()
+    updater.update()
+    np.testing.assert_allclose(model.W.array - before, -0.1, rtol=1e-6)
+
+
+def test_whole_batches_need_no_length():
+    class Iterator(chainer.dataset.Iterator):
+        epoch, epoch_detail, is_new_epoch = 0, 0.0, False
+
+        def __next__(self):
+            return object()
+
+    model = L.Linear(2, 1)
+    optimizer = chainer.optimizers.SGD().setup(model)
+    updater = MultiNodeUpdater(
+        Iterator(), optimizer, lambda batch, device: np.ones((1, 2), np.float32), loss_func=lambda x: F.sum(model(x))
+    )
+    updater.update()
+    assert optimizer.t == 1

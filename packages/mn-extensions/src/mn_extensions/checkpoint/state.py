@@ -17,8 +17,9 @@ _RANDOM = "chainermn_numpy_random/"
 _RANDOM_PARTS = ("keys", "position", "has_gauss", "gauss")
 _GENERATOR = "MT19937"  # NumPy's own
 _OF_AN_OPTIMIZER = re.compile(r"(^|/)optimizer:")
-# What compression has not sent yet, whatever it fits: the optimizer itself finds out, and starts again if it must.
-_OF_COMPRESSION = re.compile(r"(^|/)optimizer:[^/]*/(multi_node_local_steps/fragment_\d+/)?compression/")
+# What compression has not sent yet and what local steps have in common, whatever it fits: the optimizer itself finds
+# out, and starts again if it must. One that has taken no step has nothing to compare.
+_OF_COMMUNICATION = re.compile(r"(^|/)optimizer:[^/]*/(multi_node_local_steps|compression)/")
 # Whose parameters' state it is; the optimizer itself looks at that.
 _OF_A_SHARD = re.compile(r"(^|/)optimizer:[^/]*/multi_node_shard/")
 _OF_A_MODEL = re.compile(r"(^|/)model:")
@@ -103,7 +104,7 @@ def _arrays_of(target: Any) -> dict[str, np.ndarray[Any, Any]]:
     updater = getattr(target, "updater", None)
     state = npz.serialize(target) if updater is None else _prefixed("updater/", npz.serialize(updater))
     arrays = {name: np.asarray(value) for name, value in state.items()}
-    checked = (name for name in arrays if not _OF_COMPRESSION.search(name) and not _OF_A_SHARD.search(name))
+    checked = (name for name in arrays if not _OF_COMMUNICATION.search(name) and not _OF_A_SHARD.search(name))
     return {name: arrays[name] for name in checked if arrays[name].ndim or _is_model(name)}
 
 

@@ -19,6 +19,9 @@ class Exact:
 
     Args:
         zero_fill: Whether an initialised parameter without a gradient counts as one of zeros.
+
+    Attributes:
+        loss_scale: What the loss of a step's gradients was multiplied by; when the step is taken, that of its means.
     """
 
     is_meeting = True
@@ -29,6 +32,7 @@ class Exact:
     def __init__(self, zero_fill: bool) -> None:
         self.zero_fill = zero_fill
         self.roll: Roll | None = None
+        self.loss_scale: float | None = None
 
     @property
     def exact(self) -> Exact:
@@ -198,6 +202,7 @@ class DoubleBuffered(Exact):
         self._reducer = reducer
         self._under_way: Reduction | None = None
         self._factors = (1.0, 1.0)
+        self._loss_scale: float | None = None
 
     @property
     def factor(self) -> float:
@@ -231,6 +236,8 @@ class DoubleBuffered(Exact):
             raise
         self._under_way = current
         self._factors = (self._factors[1], 1.0 if self.roll is None else self.roll.factor)
+        before, self._loss_scale = self._loss_scale, self.loss_scale
+        self.loss_scale = 1.0 if before is None and self.loss_scale is not None else before
         if previous is None:
             return False
         previous.wait()
