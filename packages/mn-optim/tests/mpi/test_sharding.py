@@ -492,6 +492,26 @@ def test_frozen_parameters():
     assert len({owners[name] for name in owners if not name.startswith("/first")}) == min(SIZE, 9)
 
 
+def test_a_hook_that_freezes_and_thaws():
+    """What it thaws is updated in the same step, and only its owner has the state."""
+
+    def freeze(optimizer):
+        if optimizer.t in (3, 6):
+            for name in ("first", "lazy", "last"):
+                for param in optimizer.target[name].params():
+                    param.update_rule.enabled = optimizer.t == 6
+
+    trained = []
+    for sharded in (False, True):
+        optimizer = make(shard_state=sharded)
+        optimizer.add_hook(freeze, name="freeze")
+        train(optimizer, 9)
+        trained.append(optimizer)
+    same(parameters(trained[1].target), parameters(trained[0].target))
+    same_everywhere(trained[1].target)
+    check_divided(trained[1], trained[0])
+
+
 def test_a_model_that_changes():
     trained = []
     for sharded in (False, True):

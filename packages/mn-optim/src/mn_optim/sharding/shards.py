@@ -60,18 +60,20 @@ class Shards:
         if not self._is_settled:
             self._settle(model, params)
         # What is not updated is the same on all ranks, and stays so; so is what has been given a rule meanwhile, which
-        # all ranks update until owners are chosen again.
-        active = {name: each for name, each in params.items() if each.update_rule.enabled and name in self._owners}
-        owners = [self._owners[name] for name in active]
+        # all ranks update until owners are chosen again. A hook may freeze what was updated, and the other way round.
+        owned = {name: each for name, each in params.items() if name in self._owners}
+        active = {name: each for name, each in owned.items() if each.update_rule.enabled}
         mine = self._communicator.rank
-        others = [param for param, owner in zip(active.values(), owners, strict=True) if owner != mine]
+        others = [param for name, param in owned.items() if self._owners[name] != mine]
         is_gathered = False
 
         def gather(failure: Exception | None = None) -> None:
             nonlocal is_gathered
             is_gathered = True
             self._is_settled = False  # if this raises, it does so on all ranks
-            arrays = [(name, param.data) for name, param in active.items()]  # some updates make new arrays
+            updated = [name for name, each in owned.items() if name in active or each.update_rule.enabled]
+            arrays = [(name, owned[name].data) for name in updated]  # some updates make new arrays
+            owners = [self._owners[name] for name in updated]
             self._communicator.all_gather_owned(arrays, owners, failure)
             self._is_settled = True
 
