@@ -1,5 +1,7 @@
 """Optimizer state that is divided among the ranks: nothing but the memory differs."""
 
+from concurrent.futures import ThreadPoolExecutor
+
 import chainer
 import chainer.functions as F
 import chainer.links as L
@@ -199,12 +201,63 @@ def test_what_is_loaded_of_others_is_dropped(folder):
     other.target(*batch(0))
     chainer.serializers.load_npz(f"{folder}/optimizer.npz", other)
     same(states(other), expected)
+    COMM.barrier()
     if RANK == 0:  # before the first step, it is still where it was loaded
         chainer.serializers.save_npz(f"{folder}/again.npz", other)
         with np.load(f"{folder}/again.npz") as again, np.load(f"{folder}/optimizer.npz") as first:
             assert set(again) == set(first)
             for key in first:
                 np.testing.assert_array_equal(again[key], first[key])
+    COMM.barrier()
+
+
+@pytest.mark.skipif(SIZE < 2, reason="needs a rank that has not loaded yet")
+def test_a_rank_does_not_save_what_others_have_still_to_load(folder):
+    optimizer = make(shard_state=True)
+    train(optimizer, 3)
+    if RANK == 0:
+        chainer.serializers.save_npz(f"{folder}/optimizer.npz", optimizer)
+    COMM.barrier()
+    last = RANK == SIZE - 1
+    if not last:
+        chainer.serializers.load_npz(f"{folder}/optimizer.npz", optimizer)
+        if RANK == 0:
+            with pytest.raises(RuntimeError, match=r"expected all ranks to have loaded the same .* 1 times, got 0 here"):
+                chainer.serializers.npz.serialize(optimizer)
+    COMM.barrier()
+    if last:
+        chainer.serializers.load_npz(f"{folder}/optimizer.npz", optimizer)
+    COMM.barrier()
+    assert chainer.serializers.npz.serialize(optimizer)["middle/W/v"].shape == (7, 40)
+    COMM.barrier()
+
+
+@pytest.mark.skipif(SIZE < 2, reason="needs a rank that does not load")
+def test_all_ranks_have_to_load(folder):
+    """One that loads drops what others own, and they would begin anew."""
+    optimizer = make(shard_state=True)
+    train(optimizer, 3)
+    if RANK == 0:
+        chainer.serializers.save_npz(f"{folder}/optimizer.npz", optimizer)
+        resumed = make(shard_state=True)
+        chainer.serializers.load_npz(f"{folder}/optimizer.npz", resumed)
+    else:
+        resumed = make(shard_state=True)
+    with pytest.raises(ValueError, match="expected the same loading of optimizer state before the first step on every"):
+        train(resumed, 2)
+
+
+def test_threads_of_a_rank_save_at_once():
+    optimizer = make(shard_state=True)
+    train(optimizer, 3)
+    expected = chainer.serializers.npz.serialize(optimizer)
+    for _ in range(20):
+        with ThreadPoolExecutor(3) as pool:
+            found = [pool.submit(chainer.serializers.npz.serialize, optimizer) for _ in range(3)]
+        for each in found:
+            assert each.result().keys() == expected.keys()
+            for key, value in expected.items():
+                np.testing.assert_array_equal(each.result()[key], value)
     COMM.barrier()
 
 

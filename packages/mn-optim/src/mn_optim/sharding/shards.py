@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import threading
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -46,7 +47,9 @@ class Shards:
         self._known: set[str] = set()
         self._is_settled = False
         self._saves_own_part = False
-        self._questions = communicator.questions(partial(_answer, optimizer))
+        self._loads = _Loads()
+        self._serializing = threading.Lock()
+        self._questions = communicator.questions(partial(_answer, optimizer, self._loads))
 
     def take_step(self, model: chainer.Link, take_step: Callable[[], None]) -> None:
         """Take a step with this rank's parameters, and give all ranks those of all; collective.
@@ -115,6 +118,9 @@ class Shards:
         if self._known and known != self._known:
             self._warn(known)
         expect_same(self._communicator, "parameters with update rules", tuple(params))
+        # Where only some have loaded, they have dropped what the others own and nobody has it.
+        expect_same(self._communicator, "loading of optimizer state before the first step", self._loads.count > 0)
+        self._loads.count = self._communicator.bcast_obj(self._loads.count)
         groups = [group for each in self._communicator.allgather_obj(aliases(params)) for group in each]
         owners = assign(items_of(params), groups, self._communicator.size, self._owners)
         self._owners = self._communicator.bcast_obj(owners)  # ranks may differ, as in what is frozen
@@ -153,8 +159,19 @@ class Shards:
 
         What is saved is in Chainer's own layout; other ranks are asked for their state, parameter by parameter. What is
         loaded of others' state is dropped, parameter by parameter.
+
+        Raises:
+            RuntimeError: State was loaded on this rank that another one, which is asked, has not loaded yet; or the
+                other way round.
         """
-        is_saving = isinstance(serializer, chainer.Serializer)
+        with self._serializing:  # update rules are serialized by functions of ours meanwhile, for one at a time
+            if isinstance(serializer, chainer.Serializer):
+                self._serialize(serializer, is_saving=True)
+            else:
+                with self._loads.one():
+                    self._serialize(serializer, is_saving=False)
+
+    def _serialize(self, serializer: Any, is_saving: bool) -> None:
         if is_saving and self._saves_own_part and self._owners:
             described = {"size": self._communicator.size, "rank": self._communicator.rank, "owners": self._owners}
             write(serializer[SHARD], "owners", np.frombuffer(json.dumps(described).encode(), np.uint8))
@@ -212,7 +229,7 @@ class Shards:
     def _save_foreign(self, spill: Spill | None, name: str, param: chainer.Parameter, serializer: Any) -> None:
         owner = self._owners[name]
         with waiting_for(lambda: f"rank {owner}, which has the optimizer state of {name}, to be saved"):
-            t, state = self._questions.ask(owner, name)
+            t, state = self._questions.ask(owner, (name, self._loads.count))
         if spill is not None and state is not None:
             state = {key: spill.move(value) for key, value in state.items()}
         rule = param.update_rule
@@ -225,11 +242,42 @@ class Shards:
             rule.t = count
 
 
-def _answer(optimizer: Any, name: str) -> _State:
+class _Loads:
+    """How often this rank has begun or finished to load state: odd while it does.
+
+    Attributes:
+        count: The number.
+    """
+
+    def __init__(self) -> None:
+        self.count = 0
+
+    @contextmanager
+    def one(self) -> Iterator[None]:
+        """Return the context in which state is loaded."""
+        self.count += 1
+        try:
+            yield
+        finally:
+            self.count += 1
+
+
+def _answer(optimizer: Any, loads: _Loads, question: tuple[str, int]) -> _State:
     """Return the state of a parameter; called in another thread, while this rank waits for the one that asks.
 
-    The rank that asks is between two steps, and no other can end the next one without it.
+    The rank that asks is between two steps, and no other can end the next one without it. But others can load.
+
+    Args:
+        optimizer: The actual optimizer.
+        loads: How often this rank has loaded.
+        question: The parameter's name, and how often the rank that asks has loaded.
     """
+    name, expected = question
+    if loads.count != expected:
+        raise RuntimeError(
+            f"expected all ranks to have loaded the same optimizer state when one saves it, {expected // 2} times, got "
+            f"{loads.count / 2:g} here: call comm.barrier() on every rank between the two"
+        )
     params = dict(optimizer.target.namedparams())
     if name not in params:
         raise KeyError(f"expected the name of a parameter, got {name}: does this rank have another model?")
