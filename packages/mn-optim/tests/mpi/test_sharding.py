@@ -711,12 +711,48 @@ def test_parameters_that_come_to_share_memory_on_one_rank_only():
     train(optimizer, 3)
     if RANK == SIZE - 1:
         optimizer.target.b.array = optimizer.target.a.array
-    with pytest.raises(ValueError, match=r"expected parameters that share memory to do so before the first step, or a"):
+    with pytest.raises(ValueError, match=r"expected parameters that share memory, or an update rule, to do so before"):
         train(optimizer, 1)
     if RANK == SIZE - 1:
         optimizer.target.b.array = optimizer.target.b.array.copy()
     train(optimizer, 2)
     same_everywhere(optimizer.target)
+
+
+@pytest.mark.skipif(SIZE < 2, reason="needs two owners")
+def test_parameters_that_come_to_share_an_update_rule():
+    """No rank would update what has the rule of what another one updates."""
+    optimizer = make(model=Tied(), shard_state=True)
+    train(optimizer, 3)
+    optimizer.target.b.update_rule = optimizer.target.a.update_rule
+    with pytest.raises(ValueError, match=r"expected parameters that share memory, or an update rule, to do so before"):
+        train(optimizer, 1)
+    train(optimizer, 2)
+    same_everywhere(optimizer.target)
+    assert len(set(optimizer._shards._owners.values())) == 1
+
+
+@pytest.mark.skipif(SIZE < 2, reason="needs two owners")
+@pytest.mark.parametrize("timing", ["pre", "post"])
+def test_a_hook_that_saves(timing):
+    """Before the update, other ranks may be updating already."""
+    optimizer = make(shard_state=True)
+    train(optimizer, 3)
+    saved = []
+
+    def save(optimizer):
+        if RANK == 0:
+            saved.append(chainer.serializers.npz.serialize(made))
+
+    made, save.timing = optimizer, timing
+    optimizer.add_hook(save, name="save")
+    if timing == "pre":
+        with pytest.raises(RuntimeError, match="expected the optimizer's state to be saved between two steps, got a"):
+            train(optimizer, 1)
+        optimizer.remove_hook("save")
+    train(optimizer, 1)
+    same_everywhere(optimizer.target)
+    assert not saved or {int(value) for key, value in saved[0].items() if key.endswith("/t")} == {3}
 
 
 @pytest.mark.skipif(SIZE < 2, reason="needs two owners")

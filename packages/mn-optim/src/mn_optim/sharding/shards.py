@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import threading
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
 from typing import Any
@@ -47,6 +47,7 @@ class Shards:
         self._known: set[str] = set()
         self._is_settled = False
         self._saves_own_part = False
+        self._is_updating = False
         self._loads = _Loads()
         self._serializing = threading.Lock()
         self._questions = communicator.questions(partial(_answer, optimizer, self._loads))
@@ -73,6 +74,7 @@ class Shards:
         def gather(failure: Exception | None = None) -> None:
             nonlocal is_gathered
             is_gathered = True
+            self._is_updating = False
             self._is_settled = False  # if this raises, it does so on all ranks
             updated = [name for name, each in owned.items() if name in active or each.update_rule.enabled]
             arrays = [(name, owned[name].data) for name in updated]  # some updates make new arrays
@@ -80,8 +82,9 @@ class Shards:
             self._communicator.all_gather_owned(arrays, owners, failure)
             self._is_settled = True
 
+        self._is_updating = True
         try:
-            self._expect_own_memory(active)
+            self._expect_own_updates(active)
             with leaving_out(self._optimizer, others, gather):
                 take_step()
         except Exception as error:
@@ -92,18 +95,19 @@ class Shards:
         if not is_gathered:
             gather()
 
-    def _expect_own_memory(self, params: Mapping[str, chainer.Parameter]) -> None:
-        """Raise if parameters have come to share memory although different ranks update them."""
+    def _expect_own_updates(self, params: Mapping[str, chainer.Parameter]) -> None:
+        """Raise if parameters have come to share memory, or an update rule, although different ranks update them."""
         arrays = [param.data for param in params.values()]
-        if all(map(_owns_memory, arrays)) and len(set(map(id, arrays))) == len(arrays):  # nearly always, and fast
+        rules = [param.update_rule for param in params.values()]
+        if all(map(_owns_memory, arrays)) and _are_different(arrays) and _are_different(rules):  # nearly always, and fast
             return
         for first, *rest in aliases(params):
             for other in rest:
                 if self._owners[other] != self._owners[first]:
                     raise ValueError(
-                        f"shard_state: expected parameters that share memory to do so before the first step, or as the "
-                        f"model changes; got {first} and {other}, which ranks {self._owners[first]} and "
-                        f"{self._owners[other]} update"
+                        "shard_state: expected parameters that share memory, or an update rule, to do so before the "
+                        f"first step, or as the model changes; got {first} and {other}, which ranks "
+                        f"{self._owners[first]} and {self._owners[other]} update"
                     )
 
     def restart(self) -> None:
@@ -162,7 +166,7 @@ class Shards:
 
         Raises:
             RuntimeError: State was loaded on this rank that another one, which is asked, has not loaded yet; or the
-                other way round.
+                other way round. Or it is to be saved amid a step.
         """
         with self._serializing:  # update rules are serialized by functions of ours meanwhile, for one at a time
             if isinstance(serializer, chainer.Serializer):
@@ -227,6 +231,11 @@ class Shards:
         return True
 
     def _save_foreign(self, spill: Spill | None, name: str, param: chainer.Parameter, serializer: Any) -> None:
+        if self._is_updating:
+            raise RuntimeError(
+                "expected the optimizer's state to be saved between two steps, got a call within one, before the hooks "
+                "that come after the update: other ranks are changing theirs"
+            )
         owner = self._owners[name]
         with waiting_for(lambda: f"rank {owner}, which has the optimizer state of {name}, to be saved"):
             t, state = self._questions.ask(owner, (name, self._loads.count))
@@ -282,6 +291,10 @@ def _answer(optimizer: Any, loads: _Loads, question: tuple[str, int]) -> _State:
     if name not in params:
         raise KeyError(f"expected the name of a parameter, got {name}: does this rank have another model?")
     return _state_of(params[name])
+
+
+def _are_different(values: Collection[Any]) -> bool:
+    return len(set(map(id, values))) == len(values)
 
 
 def _owns_memory(array: Any) -> bool:
