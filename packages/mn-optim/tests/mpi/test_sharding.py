@@ -222,7 +222,9 @@ def test_a_rank_does_not_save_what_others_have_still_to_load(folder):
     if not last:
         chainer.serializers.load_npz(f"{folder}/optimizer.npz", optimizer)
         if RANK == 0:
-            with pytest.raises(RuntimeError, match=r"expected all ranks to have loaded the same .* 1 times, got 0 here"):
+            with pytest.raises(
+                RuntimeError, match=r"expected all ranks to have loaded the same .* 1 times, got 0 here"
+            ):
                 chainer.serializers.npz.serialize(optimizer)
     COMM.barrier()
     if last:

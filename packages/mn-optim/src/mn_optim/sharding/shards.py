@@ -99,7 +99,9 @@ class Shards:
         """Raise if parameters have come to share memory, or an update rule, although different ranks update them."""
         arrays = [param.data for param in params.values()]
         rules = [param.update_rule for param in params.values()]
-        if all(map(_owns_memory, arrays)) and _are_different(arrays) and _are_different(rules):  # nearly always, and fast
+        if (
+            all(map(_owns_memory, arrays)) and _are_different(arrays) and _are_different(rules)
+        ):  # nearly always, and fast
             return
         for first, *rest in aliases(params):
             for other in rest:
@@ -284,8 +286,8 @@ def _answer(optimizer: Any, loads: _Loads, question: tuple[str, int]) -> _State:
     name, expected = question
     if loads.count != expected:
         raise RuntimeError(
-            f"expected all ranks to have loaded the same optimizer state when one saves it, {expected // 2} times, got "
-            f"{loads.count / 2:g} here: call comm.barrier() on every rank between the two"
+            f"expected optimizer state to have been loaded as often as on the rank that saves it, {expected // 2}, got "
+            f"{loads.count / 2:g}: call comm.barrier() on every rank between loading and saving"
         )
     params = dict(optimizer.target.namedparams())
     if name not in params:
