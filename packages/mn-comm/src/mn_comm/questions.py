@@ -8,7 +8,6 @@ ends, until all others do, as MPI itself does.
 from __future__ import annotations
 
 import itertools
-import os
 import pickle
 import threading
 import time
@@ -20,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 from mn_comm.agreement import describe, remote_error
 from mn_comm.collectives.objects import recv_obj, send_obj
 from mn_comm.exit_status import at_exit
+from mn_comm.forks import around_forks, no_fork
 from mn_comm.mpi import MPI
 from mn_comm.watch import activity
 
@@ -100,10 +100,11 @@ class Desk:
 
     def start(self) -> None:
         """Start the thread, if there is something to answer, and somebody to ask it."""
-        if self._answers and self._thread is None and self._size > 1:
-            self._closing.clear()
-            self._thread = threading.Thread(target=self._run, name="mn_comm-answers", daemon=True)
-            self._thread.start()
+        with no_fork:
+            if self._answers and self._thread is None and self._size > 1:
+                self._closing.clear()
+                self._thread = threading.Thread(target=self._run, name="mn_comm-answers", daemon=True)
+                self._thread.start()
 
     def stop(self) -> None:
         """End the thread."""
@@ -214,5 +215,4 @@ def _end() -> None:
 
 # What is asked must be answered before MPI ends, which happens after this.
 at_exit(_end)
-# Since 3.12 Python warns of a fork while threads run, and rightly: the child would not have them.
-os.register_at_fork(before=_stop_all, after_in_parent=_start_all, after_in_child=_forget_all)
+around_forks(before=_stop_all, after_in_parent=_start_all, after_in_child=_forget_all)

@@ -25,6 +25,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from mn_comm.forks import around_forks
 from mn_comm.inquiry import Inquiry
 from mn_comm.last_words import abort_when_read, folders_of_libraries, say
 from mn_comm.mpi import MPI
@@ -324,8 +325,7 @@ def join(ranks: Ranks) -> None:
         # does it, and begins with what is attached to this communicator.
         atexit.register(_monitor.say_farewell)
         MPI.COMM_SELF.Set_attr(MPI.Comm.Create_keyval(delete_fn=lambda *_: _monitor.stop()), True)
-        # Since 3.12 Python warns of a fork while threads run, and rightly: the child would not have them.
-        os.register_at_fork(before=_monitor.stop, after_in_parent=_monitor.start, after_in_child=_forget)
+        around_forks(before=_monitor.stop, after_in_parent=_monitor.start, after_in_child=_forget)
     _monitor.join(ranks)
 
 

@@ -6,6 +6,7 @@ import threading
 import time
 import warnings
 import weakref
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
@@ -153,6 +154,28 @@ def test_a_fork_has_no_such_thread():
     process.join()
     for rank in OTHERS:
         assert questions.ask(rank, 1) == "1"
+    COMM.barrier()
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # these threads are the test's own, and Python warns of them
+def test_threads_that_fork_at_once():
+    """What has ended for one fork must not begin again before another, nor end twice."""
+    questions = COMM.questions(str)
+
+    def fork():
+        for _ in range(20):
+            child = multiprocessing.get_context("fork").Process(target=int)
+            child.start()
+            child.join()
+
+    with ThreadPoolExecutor(4) as pool:
+        forks = [pool.submit(fork) for _ in range(4)]
+        while not all(each.done() for each in forks):
+            for rank in OTHERS:
+                assert questions.ask(rank, 1) == "1"
+    for each in forks:
+        each.result()
+    assert len(threads()) == 1
     COMM.barrier()
 
 

@@ -1,5 +1,7 @@
 """Optimizer state that is divided among the ranks: nothing but the memory differs."""
 
+from concurrent.futures import ThreadPoolExecutor
+
 import chainer
 import chainer.functions as F
 import chainer.links as L
@@ -206,6 +208,58 @@ def test_what_is_loaded_of_others_is_dropped(folder):
             assert set(again) == set(first)
             for key in first:
                 np.testing.assert_array_equal(again[key], first[key])
+    COMM.barrier()
+
+
+@pytest.mark.skipif(SIZE < 2, reason="needs a rank that has not loaded yet")
+def test_a_rank_does_not_save_what_others_have_still_to_load(folder):
+    optimizer = make(shard_state=True)
+    train(optimizer, 3)
+    if RANK == 0:
+        chainer.serializers.save_npz(f"{folder}/optimizer.npz", optimizer)
+    COMM.barrier()
+    last = RANK == SIZE - 1
+    if not last:
+        chainer.serializers.load_npz(f"{folder}/optimizer.npz", optimizer)
+        if RANK == 0:
+            with pytest.raises(
+                RuntimeError, match=r"expected optimizer state to have been loaded as .* 1, got 0: call"
+            ):
+                chainer.serializers.npz.serialize(optimizer)
+    COMM.barrier()
+    if last:
+        chainer.serializers.load_npz(f"{folder}/optimizer.npz", optimizer)
+    COMM.barrier()
+    assert chainer.serializers.npz.serialize(optimizer)["middle/W/v"].shape == (7, 40)
+    COMM.barrier()
+
+
+@pytest.mark.skipif(SIZE < 2, reason="needs a rank that does not load")
+def test_all_ranks_have_to_load(folder):
+    """One that loads drops what others own, and they would begin anew."""
+    optimizer = make(shard_state=True)
+    train(optimizer, 3)
+    if RANK == 0:
+        chainer.serializers.save_npz(f"{folder}/optimizer.npz", optimizer)
+        resumed = make(shard_state=True)
+        chainer.serializers.load_npz(f"{folder}/optimizer.npz", resumed)
+    else:
+        resumed = make(shard_state=True)
+    with pytest.raises(ValueError, match="expected the same loading of optimizer state before the first step on every"):
+        train(resumed, 2)
+
+
+def test_threads_of_a_rank_save_at_once():
+    optimizer = make(shard_state=True)
+    train(optimizer, 3)
+    expected = chainer.serializers.npz.serialize(optimizer)
+    for _ in range(20):
+        with ThreadPoolExecutor(3) as pool:
+            found = [pool.submit(chainer.serializers.npz.serialize, optimizer) for _ in range(3)]
+        for each in found:
+            assert each.result().keys() == expected.keys()
+            for key, value in expected.items():
+                np.testing.assert_array_equal(each.result()[key], value)
     COMM.barrier()
 
 
@@ -493,6 +547,26 @@ def test_frozen_parameters():
     assert len({owners[name] for name in owners if not name.startswith("/first")}) == min(SIZE, 9)
 
 
+def test_a_hook_that_freezes_and_thaws():
+    """What it thaws is updated in the same step, and only its owner has the state."""
+
+    def freeze(optimizer):
+        if optimizer.t in (3, 6):
+            for name in ("first", "lazy", "last"):
+                for param in optimizer.target[name].params():
+                    param.update_rule.enabled = optimizer.t == 6
+
+    trained = []
+    for sharded in (False, True):
+        optimizer = make(shard_state=sharded)
+        optimizer.add_hook(freeze, name="freeze")
+        train(optimizer, 9)
+        trained.append(optimizer)
+    same(parameters(trained[1].target), parameters(trained[0].target))
+    same_everywhere(trained[1].target)
+    check_divided(trained[1], trained[0])
+
+
 def test_a_model_that_changes():
     trained = []
     for sharded in (False, True):
@@ -639,12 +713,48 @@ def test_parameters_that_come_to_share_memory_on_one_rank_only():
     train(optimizer, 3)
     if RANK == SIZE - 1:
         optimizer.target.b.array = optimizer.target.a.array
-    with pytest.raises(ValueError, match=r"expected parameters that share memory to do so before the first step, or a"):
+    with pytest.raises(ValueError, match=r"expected parameters that share memory, or an update rule, to do so before"):
         train(optimizer, 1)
     if RANK == SIZE - 1:
         optimizer.target.b.array = optimizer.target.b.array.copy()
     train(optimizer, 2)
     same_everywhere(optimizer.target)
+
+
+@pytest.mark.skipif(SIZE < 2, reason="needs two owners")
+def test_parameters_that_come_to_share_an_update_rule():
+    """No rank would update what has the rule of what another one updates."""
+    optimizer = make(model=Tied(), shard_state=True)
+    train(optimizer, 3)
+    optimizer.target.b.update_rule = optimizer.target.a.update_rule
+    with pytest.raises(ValueError, match=r"expected parameters that share memory, or an update rule, to do so before"):
+        train(optimizer, 1)
+    train(optimizer, 2)
+    same_everywhere(optimizer.target)
+    assert len(set(optimizer._shards._owners.values())) == 1
+
+
+@pytest.mark.skipif(SIZE < 2, reason="needs two owners")
+@pytest.mark.parametrize("timing", ["pre", "post"])
+def test_a_hook_that_saves(timing):
+    """Before the update, other ranks may be updating already."""
+    optimizer = make(shard_state=True)
+    train(optimizer, 3)
+    saved = []
+
+    def save(optimizer):
+        if RANK == 0:
+            saved.append(chainer.serializers.npz.serialize(made))
+
+    made, save.timing = optimizer, timing
+    optimizer.add_hook(save, name="save")
+    if timing == "pre":
+        with pytest.raises(RuntimeError, match="expected the optimizer's state to be saved between two steps, got a"):
+            train(optimizer, 1)
+        optimizer.remove_hook("save")
+    train(optimizer, 1)
+    same_everywhere(optimizer.target)
+    assert not saved or {int(value) for key, value in saved[0].items() if key.endswith("/t")} == {3}
 
 
 @pytest.mark.skipif(SIZE < 2, reason="needs two owners")

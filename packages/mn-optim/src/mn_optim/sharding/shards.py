@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
+import threading
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
 from typing import Any
@@ -46,7 +47,10 @@ class Shards:
         self._known: set[str] = set()
         self._is_settled = False
         self._saves_own_part = False
-        self._questions = communicator.questions(partial(_answer, optimizer))
+        self._is_updating = False
+        self._loads = _Loads()
+        self._serializing = threading.Lock()
+        self._questions = communicator.questions(partial(_answer, optimizer, self._loads))
 
     def take_step(self, model: chainer.Link, take_step: Callable[[], None]) -> None:
         """Take a step with this rank's parameters, and give all ranks those of all; collective.
@@ -60,23 +64,27 @@ class Shards:
         if not self._is_settled:
             self._settle(model, params)
         # What is not updated is the same on all ranks, and stays so; so is what has been given a rule meanwhile, which
-        # all ranks update until owners are chosen again.
-        active = {name: each for name, each in params.items() if each.update_rule.enabled and name in self._owners}
-        owners = [self._owners[name] for name in active]
+        # all ranks update until owners are chosen again. A hook may freeze what was updated, and the other way round.
+        owned = {name: each for name, each in params.items() if name in self._owners}
+        active = {name: each for name, each in owned.items() if each.update_rule.enabled}
         mine = self._communicator.rank
-        others = [param for param, owner in zip(active.values(), owners, strict=True) if owner != mine]
+        others = [param for name, param in owned.items() if self._owners[name] != mine]
         is_gathered = False
 
         def gather(failure: Exception | None = None) -> None:
             nonlocal is_gathered
             is_gathered = True
+            self._is_updating = False
             self._is_settled = False  # if this raises, it does so on all ranks
-            arrays = [(name, param.data) for name, param in active.items()]  # some updates make new arrays
+            updated = [name for name, each in owned.items() if name in active or each.update_rule.enabled]
+            arrays = [(name, owned[name].data) for name in updated]  # some updates make new arrays
+            owners = [self._owners[name] for name in updated]
             self._communicator.all_gather_owned(arrays, owners, failure)
             self._is_settled = True
 
+        self._is_updating = True
         try:
-            self._expect_own_memory(active)
+            self._expect_own_updates(active)
             with leaving_out(self._optimizer, others, gather):
                 take_step()
         except Exception as error:
@@ -87,18 +95,21 @@ class Shards:
         if not is_gathered:
             gather()
 
-    def _expect_own_memory(self, params: Mapping[str, chainer.Parameter]) -> None:
-        """Raise if parameters have come to share memory although different ranks update them."""
+    def _expect_own_updates(self, params: Mapping[str, chainer.Parameter]) -> None:
+        """Raise if parameters have come to share memory, or an update rule, although different ranks update them."""
         arrays = [param.data for param in params.values()]
-        if all(map(_owns_memory, arrays)) and len(set(map(id, arrays))) == len(arrays):  # nearly always, and fast
+        rules = [param.update_rule for param in params.values()]
+        if (
+            all(map(_owns_memory, arrays)) and _are_different(arrays) and _are_different(rules)
+        ):  # nearly always, and fast
             return
         for first, *rest in aliases(params):
             for other in rest:
                 if self._owners[other] != self._owners[first]:
                     raise ValueError(
-                        f"shard_state: expected parameters that share memory to do so before the first step, or as the "
-                        f"model changes; got {first} and {other}, which ranks {self._owners[first]} and "
-                        f"{self._owners[other]} update"
+                        "shard_state: expected parameters that share memory, or an update rule, to do so before the "
+                        f"first step, or as the model changes; got {first} and {other}, which ranks "
+                        f"{self._owners[first]} and {self._owners[other]} update"
                     )
 
     def restart(self) -> None:
@@ -113,6 +124,9 @@ class Shards:
         if self._known and known != self._known:
             self._warn(known)
         expect_same(self._communicator, "parameters with update rules", tuple(params))
+        # Where only some have loaded, they have dropped what the others own and nobody has it.
+        expect_same(self._communicator, "loading of optimizer state before the first step", self._loads.count > 0)
+        self._loads.count = self._communicator.bcast_obj(self._loads.count)
         groups = [group for each in self._communicator.allgather_obj(aliases(params)) for group in each]
         owners = assign(items_of(params), groups, self._communicator.size, self._owners)
         self._owners = self._communicator.bcast_obj(owners)  # ranks may differ, as in what is frozen
@@ -151,8 +165,19 @@ class Shards:
 
         What is saved is in Chainer's own layout; other ranks are asked for their state, parameter by parameter. What is
         loaded of others' state is dropped, parameter by parameter.
+
+        Raises:
+            RuntimeError: State was loaded on this rank that another one, which is asked, has not loaded yet; or the
+                other way round. Or it is to be saved amid a step.
         """
-        is_saving = isinstance(serializer, chainer.Serializer)
+        with self._serializing:  # update rules are serialized by functions of ours meanwhile, for one at a time
+            if isinstance(serializer, chainer.Serializer):
+                self._serialize(serializer, is_saving=True)
+            else:
+                with self._loads.one():
+                    self._serialize(serializer, is_saving=False)
+
+    def _serialize(self, serializer: Any, is_saving: bool) -> None:
         if is_saving and self._saves_own_part and self._owners:
             described = {"size": self._communicator.size, "rank": self._communicator.rank, "owners": self._owners}
             write(serializer[SHARD], "owners", np.frombuffer(json.dumps(described).encode(), np.uint8))
@@ -208,9 +233,14 @@ class Shards:
         return True
 
     def _save_foreign(self, spill: Spill | None, name: str, param: chainer.Parameter, serializer: Any) -> None:
+        if self._is_updating:
+            raise RuntimeError(
+                "expected the optimizer's state to be saved between two steps, got a call within one, before the hooks "
+                "that come after the update: other ranks are changing theirs"
+            )
         owner = self._owners[name]
         with waiting_for(lambda: f"rank {owner}, which has the optimizer state of {name}, to be saved"):
-            t, state = self._questions.ask(owner, name)
+            t, state = self._questions.ask(owner, (name, self._loads.count))
         if spill is not None and state is not None:
             state = {key: spill.move(value) for key, value in state.items()}
         rule = param.update_rule
@@ -223,15 +253,50 @@ class Shards:
             rule.t = count
 
 
-def _answer(optimizer: Any, name: str) -> _State:
+class _Loads:
+    """How often this rank has begun or finished to load state: odd while it does.
+
+    Attributes:
+        count: The number.
+    """
+
+    def __init__(self) -> None:
+        self.count = 0
+
+    @contextmanager
+    def one(self) -> Iterator[None]:
+        """Return the context in which state is loaded."""
+        self.count += 1
+        try:
+            yield
+        finally:
+            self.count += 1
+
+
+def _answer(optimizer: Any, loads: _Loads, question: tuple[str, int]) -> _State:
     """Return the state of a parameter; called in another thread, while this rank waits for the one that asks.
 
-    The rank that asks is between two steps, and no other can end the next one without it.
+    The rank that asks is between two steps, and no other can end the next one without it. But others can load.
+
+    Args:
+        optimizer: The actual optimizer.
+        loads: How often this rank has loaded.
+        question: The parameter's name, and how often the rank that asks has loaded.
     """
+    name, expected = question
+    if loads.count != expected:
+        raise RuntimeError(
+            f"expected optimizer state to have been loaded as often as on the rank that saves it, {expected // 2}, got "
+            f"{loads.count / 2:g}: call comm.barrier() on every rank between loading and saving"
+        )
     params = dict(optimizer.target.namedparams())
     if name not in params:
         raise KeyError(f"expected the name of a parameter, got {name}: does this rank have another model?")
     return _state_of(params[name])
+
+
+def _are_different(values: Collection[Any]) -> bool:
+    return len(set(map(id, values))) == len(values)
 
 
 def _owns_memory(array: Any) -> bool:
