@@ -47,7 +47,7 @@ if PYENV.is_dir():
     os.environ["PYENV_VERSION"] = ":".join(sorted(found.name for found in PYENV.glob("versions/3.[1-9][0-9]*")))
 # The tests are to see the wheels and nothing else.
 os.environ.pop("PYTHONPATH", None)
-# Without bytecode every rank of every job compiles Chainer anew, which takes as long again as importing it.
+# Without bytecode every rank of every job compiles Chainer again, which takes as long again as importing it.
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 
 MPI_SETTINGS = {
@@ -93,11 +93,12 @@ def try_(session: nox.Session) -> None:
 
 @nox.session(requires=["build"])
 def lint(session: nox.Session) -> None:
-    """Check the style with ruff and the types of all packages with mypy."""
+    """Check the style with ruff, the types of all packages with mypy, and the prose."""
     install(session, *groups("lint"))
     session.run("ruff", "check")
     session.run("ruff", "format", "--check")
     session.run("mypy", *(f"packages/{package}/src" for package in PACKAGES))
+    session.run("python", "tools/prose.py")
 
 
 @nox.session(requires=["build"])
@@ -109,11 +110,12 @@ def layers(session: nox.Session) -> None:
 
 @nox.session(requires=["build"])
 def docs(session: nox.Session) -> None:
-    """Make the site of the documentation in result/docs/, with warnings as errors."""
+    """Make the site of the documentation in result/docs/, with warnings as errors; test its search and its links."""
     install(session, with_mpi("chainermn-meta", "mpich"), *groups("docs"))
     site, trees = ROOT / "result" / "docs", Path(session.create_tmp()) / "doctrees"
     shutil.rmtree(site, ignore_errors=True)
     session.run("sphinx-build", "-q", "-n", "-W", "--keep-going", "-E", "-d", str(trees), "docs", str(site))
+    session.run("pytest", "-q", "-p", "no:cacheprovider", "tests/site", env={"SITE": str(site)})
 
 
 @nox.session(requires=["build"])
@@ -125,7 +127,7 @@ def bench(session: nox.Session) -> None:
     install(session, with_mpi("chainermn-meta", "mpich"), *groups("examples"), *session.posargs)
     kept = ["--json", str(folder / "figures.jsonl")]
     for ranks in ("2", "4"):
-        for name in ("averaging", "step"):
+        for name in ("averaging", "step", "shard"):
             session.run("mpiexec", "-n", ranks, "python", f"benchmarks/{name}.py", *kept, env=MPI_SETTINGS)
     # Beside a process that keeps one of the cores busy, as data loaders and neighbors do.
     busy = ["benchmarks/averaging.py", "--models", "deep,wide", "--busy", "1"]
@@ -139,6 +141,80 @@ def bench(session: nox.Session) -> None:
         session.run(*cluster, *what, *kept, "--network", "1gbit", env=MPI_SETTINGS, success_codes=[0, 77])
     session.run("python", "benchmarks/scaling.py", "--passes", "1", "--out", str(folder), env=MPI_SETTINGS)
     session.run("python", "benchmarks/draw.py", str(folder / "figures.jsonl"), str(folder))
+
+
+@nox.session(name="bench-compression", requires=["build"])
+def bench_compression(session: nox.Session) -> None:
+    """Measure compressed averages across two hosts at three speeds; `-- torch` measures PyTorch's PowerSGD as well."""
+    folder = ROOT / "result" / "bench"
+    folder.mkdir(parents=True, exist_ok=True)
+    kept = folder / "compression.jsonl"
+    kept.unlink(missing_ok=True)
+    install(session, with_mpi("chainermn-meta", "mpich"), *groups("examples"), *session.posargs)
+    for rate in ("100mbit", "1gbit", "10gbit"):
+        cluster = ["python", "tools/cluster.py", "--hosts", "2,2", "--rate", rate, "--", "python"]
+        what = ["benchmarks/compression.py", "--json", str(kept), "--network", rate]
+        session.run(*cluster, *what, env=MPI_SETTINGS, success_codes=[0, 77])
+
+
+@nox.session(name="release-check", requires=["build"])
+def release_check(session: nox.Session) -> None:
+    """Build what a release consists of into result/release/, check it, and install it where there is nothing else."""
+    folder = ROOT / "result" / "release"
+    shutil.rmtree(folder, ignore_errors=True)
+    install(session, *groups("build", "release"))
+    # Each wheel is built from its sdist, so that those are complete.
+    session.run("uv", "build", "--quiet", "--all-packages", "--no-build-isolation", f"--out-dir={folder}")
+    folder.joinpath(".gitignore").unlink()  # uv's
+    session.run("twine", "check", "--strict", *map(str, sorted(folder.iterdir())))
+    # PyPI has Chainer in source form only; beside the others, pip finds this wheel without building anything.
+    for wheel in DIST.glob("chainer-*.whl"):
+        shutil.copy(wheel, folder)
+    clean = Path(session.create_tmp()) / "clean"
+    session.run("uv", "venv", "--quiet", "--clear", f"--python={session.python or sys.executable}", str(clean))
+    # Of the release itself nothing comes from the network; what it depends on does, in the pinned versions.
+    pins = [line for line in CONSTRAINTS.read_text().splitlines() if " @ " not in line]
+    ours = [f"{wheel.name.split('-')[0]} @ {wheel.as_uri()}" for wheel in sorted(folder.glob("*.whl"))]
+    constraints = Path(session.create_tmp()) / "constraints.txt"
+    constraints.write_text("\n".join([*pins, *ours]) + "\n")
+    options = ["--quiet", f"--python={clean}", f"--constraint={constraints}"]
+    session.run("uv", "pip", "install", *options, "chainermn-meta[mpich]")
+    session.run("uv", "pip", "check", "--quiet", f"--python={clean}")
+    hello = "import chainermn; comm = chainermn.create_communicator(); print(chainermn.__version__, comm)"
+    session.run(f"{clean}/bin/mpiexec", "-n", "2", f"{clean}/bin/python", "-c", hello, env=MPI_SETTINGS, external=True)
+
+
+@nox.session(requires=["build"])
+def coverage(session: nox.Session) -> None:
+    """Measure what the unit and MPI tests run, of all ranks together; names of packages after `--` choose some.
+
+    The report is in result/coverage/. It is made on two ranks of MPICH.
+    """
+    suites = session.posargs or SUITES
+    requirements = {name for suite in suites for name in GROUPS.get(suite, ["test"])}
+    install(session, *(with_mpi(package, "mpich") for package in PACKAGES), *groups(*requirements, "coverage"))
+    data = REPORTS / "coverage-data"
+    shutil.rmtree(data, ignore_errors=True)
+    data.mkdir(parents=True)
+    environ = {**MPI_SETTINGS, "COVERAGE_FILE": str(data / "data"), "COVERAGE_RCFILE": str(ROOT / "pyproject.toml")}
+    for suite in suites:
+        folder = f"packages/{suite}/tests" if suite in PACKAGES else "tests"
+        reports = REPORTS / f"{session.name}-{suite}"
+        shutil.rmtree(reports, ignore_errors=True)
+        reports.mkdir(parents=True)
+        options = ["--parts=unit,mpi", "--ranks=2", f"--reports={reports}"]
+        session.run("coverage", "run", "tools/run_tests.py", folder, *options, env=environ)
+    site = ROOT / "result" / "coverage"
+    session.run("coverage", "combine", "--quiet", env=environ)
+    session.run("coverage", "html", "--quiet", "--skip-covered", f"--directory={site}", env=environ)
+    session.run("coverage", "report", "--skip-covered", "--sort=cover", env=environ)
+
+
+@nox.session(venv_backend="none")
+def bump(session: nox.Session) -> None:
+    """Give all packages a version, `-- 8.0.0b1`, or the project an address, `-- --repository URL`."""
+    session.run(sys.executable, "tools/bump.py", *session.posargs)
+    session.run("uv", "lock", "--quiet")
 
 
 @nox.session(venv_backend="none")
@@ -168,6 +244,12 @@ def add_examples_session(mpi: str) -> None:
 
     body.__doc__ = f"Run every example for a few iterations, with the extra {mpi}."
     nox.session(body, name=f"examples-{mpi}", requires=["build"])
+
+
+@nox.session(name="mistakes-openmpi", requires=["build"])
+def mistakes_openmpi(session: nox.Session) -> None:
+    """See that every mistake on one rank ends the job and is named, with Open MPI; test-product does so with MPICH."""
+    run_tests(session, "product", "openmpi", "--parts=jobs", "-kmistakes or watched")
 
 
 @nox.session(name="debian-sid", venv_backend="none", requires=["build"])
@@ -253,7 +335,7 @@ def examples(session: nox.Session) -> None:
     session.log("all of them ran")
 
 
-needed = ["lint", "layers", "docs"]
+needed = ["lint", "layers", "docs", "release-check"]
 for suite in SUITES:
     add_test_session("test", suite, "mpich", "unit tests, 1 to 4 ranks of MPICH, whole jobs", ranks="1,2,3,4")
     needed.append(f"test-{suite}-{RUNNING}")

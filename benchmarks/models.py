@@ -49,11 +49,13 @@ MODELS = {
     "wire": [(1000, 1000)] * 4,
     "deep": _linear(3 * 32 * 32, 2048, 2048, 2048, 2048, 768, 384, 10),
     "wide": _transformer(4800, 384, 6),
+    "even": [(1000, 1000)] * 25,
 }
 """Shapes of float32: 161 arrays of 102 MB in all, 6 of 7 MB, 1,000 of 1 KiB each, one of 400 MB, four of 4 MB each.
 
 ``deep`` is seven linear layers over images of 32 by 32 pixels in three colours, 83 MB in 14 arrays; ``wide`` is a
-transformer's encoder of six layers, 384 wide, with the embedding of 4,800 words, 50 MB in 97 arrays.
+transformer's encoder of six layers, 384 wide, with the embedding of 4,800 words, 50 MB in 97 arrays. ``even`` is 25
+arrays of 4 MB each.
 """
 
 

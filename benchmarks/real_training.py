@@ -1,12 +1,12 @@
-"""What becomes of a training whose ranks meet less often: accuracy, time, and bytes that crossed the network.
+"""What becomes of a training that sends less, or meets less often: its score, its time, and the bytes that it sent.
 
     python tools/cluster.py --hosts 2,2 --rate 100mbit -- python benchmarks/real_training.py
 
-A perceptron learns scikit-learn's 1,797 handwritten digits, of which every sixth is for testing, to the end: each rank
-has a share of the samples, and takes the same number of steps in every scheme. Printed are the accuracy on the test
-samples of the parameters that all ranks have in common at the end, its distance to that of synchronous training in
-points, the seconds that the training took, and the megabytes that the hosts sent, counted by the kernel
-(``/sys/class/net``), on two or more hosts.
+Each rank has a share of the samples, and takes the same number of steps in every scheme, the last quarter of them at a
+tenth of the learning rate. Printed are the score on the test samples (accuracy or BLEU) of the parameters that all
+ranks have in common at the end, its distance to that of exact averages in points, the seconds that the training took,
+the seconds until rank 0's own parameters first reached the target, and the megabytes that the hosts sent, counted by
+the kernel (``/sys/class/net``), on two or more hosts.
 """
 
 from __future__ import annotations
@@ -14,83 +14,65 @@ from __future__ import annotations
 import argparse
 import statistics
 import time
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import chainer
-import chainer.functions as F
-import chainer.links as L
 import numpy as np
 from common import WORLD, keep
+from training_tasks import TASKS, Task
 
 import mn_optim
 from mn_comm import create_communicator
+from mn_comm.compression import Int8, OneBit, PowerSGD, TopK
+from mn_extensions import AllreducePersistent
 from mn_optim import Asynchronous, DiLoCo, LocalSGD, StreamingDiLoCo
 
+EXACT = "exact"
 SCHEMES: dict[str, dict[str, Any]] = {
-    "synchronous": {},
+    EXACT: {},
+    "Int8()": {"compression": Int8()},
+    "OneBit()": {"compression": OneBit()},
+    "TopK(0.01, momentum=0.9)": {"compression": TopK(0.01, momentum=0.9, warm_up=60)},
+    "PowerSGD(4)": {"compression": PowerSGD(4, start_iter=20)},
     "local SGD, H = 8": {"local_steps": LocalSGD(8)},
     "DiLoCo, H = 16": {"local_steps": DiLoCo(16)},
     "Streaming DiLoCo, H = 16": {"local_steps": StreamingDiLoCo(16, fragments=4, delay=2)},
     "asynchronous": {"asynchronous": Asynchronous(warmup_steps=12, max_staleness=16)},
 }
-BATCH = 32
 
 
-class Net(chainer.Chain):
-    """Three layers."""
-
-    def __init__(self, units: int, seed: int) -> None:
-        super().__init__()
-        initial = chainer.initializers.LeCunNormal(rng=np.random.RandomState(seed))
-        with self.init_scope():
-            self.layers = chainer.ChainList(*(L.Linear(n, m, initialW=initial) for n, m in shapes(units)))
-
-    def forward(self, x: np.ndarray) -> chainer.Variable:
-        """Return the scores of the ten digits."""
-        for layer in self.layers[:-1]:
-            x = F.relu(layer(x))
-        return self.layers[-1](x)
-
-
-def shapes(units: int) -> list[tuple[int, int]]:
-    """Return how many values go into each layer, and come out."""
-    return [(64, units), (units, units), (units, 10)]
-
-
-def digits() -> tuple[Any, Any]:
-    """Return pixels and digits to learn from, and to test with."""
-    from sklearn.datasets import load_digits
-
-    found = load_digits()
-    x, t = (found.images.reshape(-1, 64) / 16).astype(np.float32), found.target.astype(np.int32)
-    is_test = np.arange(len(x)) % 6 == 5
-    return (x[~is_test], t[~is_test]), (x[is_test], t[is_test])
-
-
-def train(options: dict[str, Any], comm: Any, units: int, epochs: int, seed: int) -> dict[str, float]:
-    """Train, and return accuracy, seconds, and bytes that were sent."""
-    (x, t), test = digits()
-    order = np.random.RandomState(seed).permutation(len(x))[comm.rank :: comm.size]
-    model = L.Classifier(Net(units, seed))
-    actual = chainer.optimizers.MomentumSGD(lr=0.05)
+def train(task: Task, options: Mapping[str, Any], comm: Any, epochs: int, seed: int, target: float) -> dict[str, float]:
+    """Train, and return score, seconds, seconds to the target, and megabytes that were sent."""
+    order = np.random.RandomState(seed).permutation(task.size)[comm.rank :: comm.size]
+    model = task.model(seed)
+    has_momentum_elsewhere = bool(getattr(options.get("compression"), "momentum", 0))
+    actual = task.optimizer(has_momentum_elsewhere)
     optimizer = mn_optim.create_multi_node_optimizer(actual, comm, **options).setup(model)
+    if task.clip:
+        actual.add_hook(chainer.optimizer_hooks.GradientClipping(task.clip))
     optimizer.assume_synchronized()
     random = np.random.RandomState(1000 * seed + comm.rank)
-    steps = len(x) // (BATCH * comm.size) * epochs
+    steps = task.size // (task.batch * comm.size) * epochs
+    reached = float("nan")
     WORLD.Barrier()
     begin, sent = time.perf_counter(), bytes_sent()
-    for _ in range(steps):
-        chosen = order[random.randint(0, len(order), BATCH)]
-        optimizer.update(model, x[chosen], t[chosen])
+    for step in range(steps):
+        if step == int(0.75 * steps):
+            name = "alpha" if hasattr(actual, "alpha") else "lr"
+            setattr(actual, name, 0.1 * getattr(actual, name))
+        optimizer.update(lambda: task.loss(model, order[random.randint(0, len(order), task.batch)]))
+        if target and comm.rank == 0 and reached != reached and step % 10 == 9 and task.score(model) >= target:
+            reached = time.perf_counter() - begin
     optimizer.synchronize()
     WORLD.Barrier()
     seconds, sent = time.perf_counter() - begin, bytes_sent() - sent
-    with chainer.using_config("train", False), chainer.no_backprop_mode():
-        model(*test)
+    AllreducePersistent(model, comm)()
     return {
-        "accuracy": 100 * float(model.accuracy.array),
+        "score": task.score(model),
         "seconds": seconds,
+        "reached": reached,
         "megabytes": sum(comm.allgather_obj(sent if comm.intra_rank == 0 else 0)) / 1e6,
     }
 
@@ -105,34 +87,43 @@ def main() -> None:
     """Train with each scheme in turn, seed after seed, and print a table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--communicator", default="two_dimensional")
-    parser.add_argument("--units", type=int, default=300)
+    parser.add_argument("--task", default="digits", choices=TASKS)
     parser.add_argument("--epochs", type=int, default=30)
     parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--target", type=float, default=0, help="the score until which to count the seconds")
+    parser.add_argument("--schemes", default="", help="the words with which the schemes begin that are wanted")
     parser.add_argument("--json", default="", help="a file to add the figures to, as a line of JSON")
     parser.add_argument("--network", default="", help="what to call the network in the figures")
     args = parser.parse_args()
     comm = create_communicator(args.communicator)
-    found: dict[str, list[dict[str, float]]] = {name: [] for name in SCHEMES}
+    task = TASKS[args.task]()
+    wanted = {name: options for name, options in SCHEMES.items() if name.startswith(tuple(args.schemes.split(",")))}
+    found: dict[str, list[dict[str, float]]] = {name: [] for name in wanted}
     for seed in range(args.seeds):
-        for name, options in SCHEMES.items():
-            found[name].append(train(options, comm, args.units, args.epochs, seed))
+        for name, options in wanted.items():
+            found[name].append(train(task, options, comm, args.epochs, seed, args.target))
+            if comm.rank == 0:
+                print(seed, name, {key: round(value, 2) for key, value in found[name][-1].items()}, flush=True)
     if WORLD.rank:
         return
-    n_bytes = 4 * sum(n * m + m for n, m in shapes(args.units))
-    print(f"\n{WORLD.size} ranks on {comm.inter_size} hosts, {n_bytes / 1e6:.2f} MB of parameters, {args.seeds} seeds")
-    print(f"{'':26}{'accuracy, %':>12}{'worst seed':>12}{'points':>8}{'seconds':>10}{'MB sent':>10}")
-    base = statistics.mean(each["accuracy"] for each in found["synchronous"])
+    n_bytes = 4 * sum(param.size for param in task.model(0).params())
+    print(f"\n{args.task}: {WORLD.size} ranks on {comm.inter_size} hosts, {n_bytes / 1e6:.2f} MB of parameters", end="")
+    print(f", {args.seeds} seeds{f', target {args.target:g}' if args.target else ''}")
+    print(f"{'':26}{task.score_name:>12}{'worst seed':>12}{'points':>8}{'seconds':>10}{'to target':>10}{'MB sent':>10}")
+    base = statistics.mean(each["score"] for each in found.get(EXACT, [{"score": float("nan")}]))
     for name, runs in found.items():
-        accuracy = statistics.mean(each["accuracy"] for each in runs)
-        worst = min(each["accuracy"] for each in runs)
-        seconds, megabytes = (statistics.median(each[key] for each in runs) for key in ("seconds", "megabytes"))
+        score, worst = statistics.mean(each["score"] for each in runs), min(each["score"] for each in runs)
+        seconds, reached, megabytes = (
+            statistics.median(each[key] for each in runs) for key in ("seconds", "reached", "megabytes")
+        )
         sent = f"{megabytes:10.1f}" if comm.inter_size > 1 else f"{'-':>10}"
-        print(f"{name:26}{accuracy:12.2f}{worst:12.2f}{accuracy - base:+8.2f}{seconds:10.2f}{sent}")
+        print(f"{name:26}{score:12.2f}{worst:12.2f}{score - base:+8.2f}{seconds:10.2f}{reached:10.2f}{sent}")
     figures: dict[str, Any] = {
-        key: {name: [run[key] for run in runs] for name, runs in found.items()} for key in ("accuracy", "megabytes")
+        key: {name: [run[key] for run in runs] for name, runs in found.items()} for key in ("score", "megabytes")
     }
-    figures["seconds"] = {name: statistics.median(run["seconds"] for run in runs) for name, runs in found.items()}
-    keep(args.json, benchmark="training", model="digits", network=args.network, **figures)
+    for key in ("seconds", "reached") if args.target else ("seconds",):
+        figures[key] = {name: statistics.median(run[key] for run in runs) for name, runs in found.items()}
+    keep(args.json, benchmark="training", model=args.task, network=args.network, target=args.target, **figures)
 
 
 if __name__ == "__main__":

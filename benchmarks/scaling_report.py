@@ -68,7 +68,7 @@ def head(whole: Machine, machine: Machine, first: dict) -> list[str]:
         f"Measured on {machine.cores} cores that share {cache:.0f} MiB of cache; several hosts are network namespaces",
         f"of that machine, joined at {first['rate']}, and share its cores. MPICH, float32, gradients in host memory.",
         f"With {usable:.0f} MiB of the cache the model fits best; the rest is in use by others.",
-        "The model is `benchmarks/cost.py`; `python benchmarks/scaling.py` measures, fits and draws all of this anew.",
+        "The model is `benchmarks/cost.py`; `python benchmarks/scaling.py` repeats measurements, fit and charts.",
     ]
 
 

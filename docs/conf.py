@@ -5,22 +5,27 @@ import mn_compat  # noqa: F401 - first: it makes Chainer importable
 import chainermn  # isort: skip
 import sys
 from importlib import import_module
-from types import ModuleType
+from pathlib import Path
 from typing import Any
 
 from docutils import nodes
 from sphinx.addnodes import pending_xref
 from sphinx.application import Sphinx
 from sphinx.environment import BuildEnvironment
-from sphinx.ext.autodoc import ClassDocumenter
-from sphinx.util import logging
 from sphinx.util.nodes import make_refnode
 
 project = "ChainerMN"
 author = "the ChainerMN authors"
 version = release = chainermn.__version__
 
-extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon"]
+extensions = [
+    "myst_parser",
+    "sphinx.ext.autodoc",
+    "sphinx.ext.autosummary",
+    "sphinx.ext.intersphinx",
+    "sphinx.ext.napoleon",
+    "sphinx_copybutton",
+]
 exclude_patterns = ["_build"]
 
 html_theme = "furo"
@@ -35,7 +40,11 @@ html_copy_source = False
 myst_heading_anchors = 3
 myst_enable_extensions = ["colon_fence", "deflist"]
 
-autodoc_default_options = {"members": True, "special-members": "__call__"}
+# What is copied is what can be typed: no prompts, and no output.
+copybutton_prompt_text = r"\$ |>>> |\.\.\. "
+copybutton_prompt_is_regexp = True
+
+autosummary_generate = False
 autodoc_member_order = "bysource"
 autodoc_preserve_defaults = True
 autodoc_typehints_format = "short"
@@ -44,29 +53,28 @@ python_maximum_signature_line_length = 130
 napoleon_numpy_docstring = False
 napoleon_use_rtype = False
 napoleon_use_ivar = True
-# Sphinx would list each class by the name of the file it is written in as well, and complain that it is there twice:
-# once in chainermn, once in the package it comes from.
-ClassDocumenter.get_canonical_fullname = lambda self: None  # type: ignore[method-assign]
 
+# The inventories list those names only that this site mentions, so that it is made without a network, and the same
+# everywhere. A name that is missing is a warning: add it.
+INVENTORIES = Path(__file__).parent / "inventories"
+intersphinx_mapping = {
+    "python": ("https://docs.python.org/3/", str(INVENTORIES / "python.inv")),
+    "numpy": ("https://numpy.org/doc/stable/", str(INVENTORIES / "numpy.inv")),
+    "mpi4py": ("https://mpi4py.readthedocs.io/en/stable/", str(INVENTORIES / "mpi4py.inv")),
+    "chainer": ("https://docs.chainer.org/en/v7.8.1/", str(INVENTORIES / "chainer.inv")),
+    "cupy": ("https://docs.cupy.dev/en/stable/", str(INVENTORIES / "cupy.inv")),
+}
 nitpicky = True
-# Whose documentation is elsewhere: Sphinx would have to ask the network where.
-nitpick_ignore_regex = [("py:.*", rf"({name})(\..*)?") for name in ("chainer", "cupy", "numpy", "np", "mpi4py", "MPI")]
-nitpick_ignore_regex += [("py:.*", r"(collections\.abc|typing|types|os|pathlib|contextlib)\..*")]
-
-# What is documented; `chainermn` stands for its modules, too, whose names it offers itself.
-PUBLIC = [
-    "chainermn",
-    *(f"chainermn.{name}" for name in chainermn.__all__ if isinstance(getattr(chainermn, name), ModuleType)),
-]
-OURS = ("mn_comm", "mn_compat", "mn_data", "mn_extensions", "mn_modelpar", "mn_optim", "mn_tools")
+OURS = ("chainermn", "mn_comm", "mn_compat", "mn_data", "mn_extensions", "mn_modelpar", "mn_optim", "mn_tools")
 
 
 def resolve_where_public(
     app: Sphinx, env: BuildEnvironment, node: pending_xref, content: nodes.TextElement
 ) -> nodes.Element | None:
-    """Link a class by its public name: `mn_comm.base.CommunicatorBase` is documented as `mn_comm.CommunicatorBase`.
+    """Link a name of ours to where its object is described, under whichever name that is.
 
-    What is not documented, as a class that only appears as a type, becomes plain text, if it exists.
+    ``mn_data.scatter_dataset`` is described as ``chainermn.scatter_dataset``. What is described nowhere, such as a
+    class that only appears as a type, becomes plain text, if it exists.
 
     Args:
         app: The build.
@@ -77,39 +85,42 @@ def resolve_where_public(
     Returns:
         The link or the text, or `None` if there is no such name.
     """
-    target = node.get("reftarget", "")
-    if node.get("refdomain") == "py" and "." not in target:
+    found = find(node.get("reftarget", "")) if node.get("refdomain") == "py" else None
+    if found is None:
+        return None
+    for name, entry in env.get_domain("py").objects.items():  # type: ignore[attr-defined]
+        if find(name) is found:
+            return make_refnode(app.builder, node["refdoc"], entry.docname, entry.node_id, content)
+    return content
+
+
+def find(name: str) -> Any:
+    """Return the object of ours that has a name, or `None`; of a name alone, the one that any module of ours has."""
+    first, _, rest = name.partition(".")
+    if not rest and first not in OURS:
         # Imported for type checkers only, so that Sphinx does not know from where.
-        having = [module for module in sorted(sys.modules) if module.partition(".")[0] in OURS]
-        having = [module for module in having if hasattr(sys.modules[module], target)]
-        target = f"{having[0]}.{target}" if having else target
-    if node.get("refdomain") != "py" or target.partition(".")[0] not in OURS or "." not in target:
-        return None
-    package, *modules, name = target.split(".")
-    documented = env.get_domain("py").objects  # type: ignore[attr-defined]
-    for depth in range(len(modules), -1, -1):
-        found = documented.get(".".join([package, *modules[:depth], name]))
-        if found is not None:
-            return make_refnode(app.builder, node["refdoc"], found.docname, found.node_id, content)
-    try:
-        return content if hasattr(import_module(".".join([package, *modules])), name) else None
-    except ImportError:
-        return None
+        ours = (module for key, module in sorted(sys.modules.items()) if key.partition(".")[0] in OURS)
+        return next((vars(module)[name] for module in ours if name in vars(module)), None)
+    return walk(name) if first in OURS else None
 
 
-def check_complete(app: Sphinx, env: BuildEnvironment) -> None:
-    """Warn of public functions and classes that no page describes."""
-    documented = env.get_domain("py").objects  # type: ignore[attr-defined]
-    for module in [*PUBLIC, *OURS, "mn_modelpar.functions", "mn_modelpar.links"]:
-        for name in getattr(import_module(module), "__all__", ()):  # mn_tools has commands only
-            places = {f"{module}.{name}", f"{module.partition('.')[0]}.{name}"}
-            is_described = callable(getattr(import_module(module), name)) and not name.startswith("_")
-            if is_described and places.isdisjoint(documented):
-                logging.getLogger(__name__).warning("%s.%s is described nowhere", module, name)
+def walk(name: str) -> Any:
+    """Return what a dotted name stands for; a function before a module of the same name."""
+    first, *rest = name.split(".")
+    found: Any = import_module(first)
+    path = first
+    for part in rest:
+        path = f"{path}.{part}"
+        if not hasattr(found, part):
+            try:
+                import_module(path)
+            except ImportError:
+                return None
+        found = getattr(found, part)
+    return found
 
 
 def setup(app: Sphinx) -> dict[str, Any]:
     """Called by Sphinx."""
     app.connect("missing-reference", resolve_where_public)
-    app.connect("env-check-consistency", check_complete)
     return {"parallel_read_safe": True, "parallel_write_safe": True}

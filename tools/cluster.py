@@ -16,7 +16,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 SUBNET = "10.213.77"
@@ -99,6 +99,28 @@ def cluster(hosts: int, rate: str) -> Iterator[tuple[str, Path]]:
         for i in range(hosts):
             _add_host(prefix, i, bridge, rate, undo)
         yield prefix, agent
+
+
+@contextlib.contextmanager
+def known_to_each_other(names: Mapping[str, Mapping[str, str]]) -> Iterator[None]:
+    """Let hosts look up names: ``ip netns exec`` puts these files in place of those of /etc.
+
+    Args:
+        names: For each host, by its network namespace, the addresses of the names that it knows.
+    """
+    folders = {Path("/etc/netns") / host: known for host, known in names.items()}
+    try:
+        for folder, known in folders.items():
+            folder.mkdir(parents=True)
+            lines = [f"{address} {name}" for name, address in known.items()]
+            (folder / "hosts").write_text("\n".join(["127.0.0.1 localhost", *lines, ""]))
+        yield
+    finally:
+        for folder in folders:
+            (folder / "hosts").unlink(missing_ok=True)
+            folder.rmdir()
+        with contextlib.suppress(OSError):  # it was there before, or another job uses it
+            Path("/etc/netns").rmdir()
 
 
 def _add_host(prefix: str, i: int, bridge: str, rate: str, undo: contextlib.ExitStack) -> None:

@@ -34,7 +34,7 @@ exec "$@" --basetemp="$folder/tmp-$rank" --junitxml="$folder/rank-$rank.xml" >"$
 """
 NO_TESTS = 5  # pytest's exit status
 HUNG = 124
-JOB_LIMIT = 300  # seconds; for a job that hangs where pytest sets no limit, as while MPI is finalized
+JOB_LIMIT = 600  # seconds; for a job that hangs where pytest sets no limit, as while MPI is finalized
 
 
 @dataclasses.dataclass(frozen=True)
@@ -86,7 +86,7 @@ def parse_arguments() -> argparse.Namespace:
 
 
 def check_installed(name: str) -> None:
-    """Refuse to test a working tree in the place of an installed package."""
+    """Refuse to test a working tree in place of an installed package."""
     module = importlib.util.find_spec(name.replace("-", "_"))
     place = sysconfig.get_path("purelib")
     if module is None or not str(module.origin).startswith(place):

@@ -1,5 +1,6 @@
 """Draw the pictures of the documentation: ``python docs/pictures/draw.py`` writes them beside this file."""
 
+import json
 from pathlib import Path
 
 from canvas import Canvas
@@ -7,6 +8,16 @@ from canvas import Canvas
 __all__ = ["PICTURES"]
 
 COLOURS = ["blue", "orange", "green", "purple"]
+MEASURED = Path(__file__).parents[2] / "benchmarks" / "results" / "two-cores.jsonl"
+# What the benchmark calls them, and what the chart calls them.
+CONTESTANTS = {
+    "memory copy": ("one memory copy, for comparison", "plain"),
+    "ours, hierarchical": ("this package, hierarchical (the default)", "blue"),
+    "bundled naive": ("ChainerMN 7, naive", "orange tint"),
+    "MPI_Allreduce of each array": ("MPI_Allreduce, array by array", "orange tint"),
+    "MPI_Allreduce of one buffer": ("MPI_Allreduce, packed into one buffer", "orange tint"),
+    "Gloo in 25 MB buckets": ("PyTorch's Gloo, buckets of 25 MB", "orange tint"),
+}
 
 
 def overview() -> Canvas:
@@ -206,7 +217,76 @@ def _two_branches(picture: Canvas, y: float, heading: str, joined: bool) -> None
     picture.arrow((366, y + 114), (190, high + 24), style="red")
 
 
-PICTURES = [overview, step, scatter, topology, delegate, pseudo_connect]
+def network() -> Canvas:
+    """Which option when the network is the limit."""
+    title = "A flow chart: from the cause of the wait to overlap, asynchronous, local steps, or a compression."
+    choices = [
+        (("Does a step wait more than a tenth", "of its time? (The timeline shows it.)"), "no", "yes"),
+        (("Is the wait shorter than", "the backward pass?"), "yes", "no"),
+        (("Is it now one rank that is slow,", "and now another?"), "yes", "no"),
+        (("Must all ranks have equal parameters", "after every step?"), "no", "yes"),
+        (("Are a quarter of the bytes", "few enough?"), "yes", "no"),
+    ]
+    answers = [
+        ("the default", "nothing to gain"),
+        ("overlap=True", "changes no bit"),
+        ("asynchronous=True", "no rank waits for another"),
+        ("local_steps=8", "larger H: DiLoCo, StreamingDiLoCo"),
+        ("compression=Int8()", "changes training least"),
+    ]
+    picture = Canvas("network", title, 720, 560)
+    for number, ((question, aside, down), (answer, note)) in enumerate(zip(choices, answers, strict=True)):
+        y = 12 + 88 * number
+        picture.box(30, y, 300, 54, "plain")
+        for line, words in enumerate(question):
+            picture.text(180, y + 18 + 19 * line, words)
+        picture.arrow((330, y + 27), (418, y + 27))
+        picture.text(372, y + 17, aside, "small soft")
+        picture.box(420, y, 270, 54, "blue tint", 16)
+        picture.text(555, y + 18, answer, "code")
+        picture.text(555, y + 37, note, "small soft")
+        picture.arrow((180, y + 54), (180, y + 86))
+        picture.text(188, y + 69, down, "small soft", "start")
+    kinds = (
+        ("compression=PowerSGD(4)", "large matrices"),
+        ("OneBit()", "any layers"),
+        ("TopK(0.01)", "few elements matter"),
+    )
+    for x, width, (answer, note) in zip((30, 266, 482), (222, 202, 208), kinds, strict=True):
+        picture.box(x, 452, width, 54, "blue tint", 16)
+        picture.text(x + width / 2, 470, answer, "code")
+        picture.text(x + width / 2, 489, note, "small soft")
+    picture.text(360, 536, "overlap=True goes together with each compression", "small soft")
+    return picture
+
+
+def averaging() -> Canvas:
+    """How long it takes to average the gradients of ResNet-50, beside other ways to do it."""
+    seconds = _seconds("resnet50", 2)
+    title = "Milliseconds that several libraries take to average the gradients of ResNet-50 over two processes."
+    picture = Canvas("averaging", title, 720, 70 + 34 * len(CONTESTANTS))
+    picture.box(0, 0, 720, 70 + 34 * len(CONTESTANTS), "panel")
+    picture.text(
+        24, 26, "Averaging the gradients of ResNet-50 (102 MB) over 2 processes: milliseconds", "bold", "start"
+    )
+    scale = 310 / max(seconds[name] for name in CONTESTANTS)
+    for row, (name, (words, style)) in enumerate(sorted(CONTESTANTS.items(), key=lambda item: seconds[item[0]])):
+        y = 62 + 34 * row
+        picture.text(300, y, words, "bold" if style == "blue" else "", "end")
+        picture.box(312, y - 11, scale * seconds[name], 22, style, 3)
+        picture.text(320 + scale * seconds[name], y, f"{1e3 * seconds[name]:.0f}", "bold", "start")
+    return picture
+
+
+def _seconds(model: str, ranks: int) -> dict[str, float]:
+    """Return what each contestant took on one host with nothing else running."""
+    lines = [json.loads(line) for line in MEASURED.read_text().splitlines()]
+    wanted = ("averaging", model, ranks, "", 0)
+    keys = ("benchmark", "model", "ranks", "network", "busy")
+    return next(line["seconds"] for line in lines if tuple(line.get(key) for key in keys) == wanted)
+
+
+PICTURES = [averaging, overview, step, scatter, topology, delegate, pseudo_connect, network]
 
 
 def main() -> None:

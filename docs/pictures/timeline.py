@@ -7,7 +7,7 @@
     done
     python docs/pictures/timeline.py draw after.json overlap.json double.json docs/pictures/timeline.png
 
-The first part needs root; ``mpiexec -n 2`` in the place of ``tools/cluster.py`` gives a trace without a network.
+The first part needs root; ``mpiexec -n 2`` in place of ``tools/cluster.py`` gives a trace without a network.
 """
 
 import json

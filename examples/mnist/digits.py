@@ -11,7 +11,7 @@ def get_digits(path=""):
 
     Args:
         path: An .npz file with x_train, y_train, x_test and y_test; if empty, Chainer's cached MNIST is used where
-            there is one, and otherwise the digits that scikit-learn brings along: nothing is downloaded.
+            there is one, and otherwise the digits that come with scikit-learn: nothing is downloaded.
 
     Returns:
         Two TupleDatasets of float32 vectors between 0 and 1, and int32 digits.

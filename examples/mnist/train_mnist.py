@@ -3,7 +3,7 @@
     mpiexec -n 2 python train_mnist.py
 
 The digits are those of MNIST if Chainer has them in its cache or ``--data`` names a file that holds them, and otherwise
-the 1,797 that scikit-learn brings along.
+the 1,797 that come with scikit-learn.
 """
 
 import argparse

@@ -6,7 +6,7 @@ Kill it, and start it again with the same ``--run-id``: it goes on from the newe
 When it ends well, the checkpoints are removed.
 
 The digits are those of MNIST if Chainer has them in its cache or ``--data`` names a file that holds them, and otherwise
-the 1,797 that scikit-learn brings along.
+the 1,797 that come with scikit-learn.
 """
 
 import argparse

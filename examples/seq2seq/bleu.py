@@ -14,7 +14,7 @@ def bleu(references, translations, longest=4):
 
     Args:
         references: A list of sentences, each a list of words.
-        translations: Likewise, in the same order.
+        translations: A list of as many sentences, in the same order.
         longest: The length of the longest n-grams that count.
     """
     logarithms = []

@@ -1,12 +1,12 @@
 """The doctor on several hosts, made on this machine if it lets us: reached, compared, and one rank on each."""
 
-import contextlib
 import importlib.util
 import json
 import os
 import subprocess
 import sys
 from pathlib import Path
+from types import ModuleType
 from typing import NamedTuple
 
 import pytest
@@ -16,6 +16,7 @@ HOSTS = ["10.213.77.1", "10.213.77.2"]
 
 
 class Cluster(NamedTuple):
+    tool: ModuleType
     prefix: str
     agent: Path
     network: dict
@@ -31,25 +32,7 @@ def cluster():
     if missing:
         pytest.skip(f"no virtual cluster here: {missing}")
     with module.cluster(len(HOSTS), "") as (prefix, agent):
-        yield Cluster(prefix, agent, module._one_network())
-
-
-@contextlib.contextmanager
-def known_to_each_other(names):
-    """Let hosts know one another's names: ``ip netns exec`` puts these files in the place of those of /etc."""
-    text = "127.0.0.1 localhost\n" + "".join(f"{address} {name}\n" for name, address in names.items())
-    folders = [Path("/etc/netns") / name for name in names]
-    try:
-        for folder in folders:
-            folder.mkdir(parents=True)
-            (folder / "hosts").write_text(text)
-        yield
-    finally:
-        for folder in folders:
-            (folder / "hosts").unlink(missing_ok=True)
-            folder.rmdir()
-        with contextlib.suppress(OSError):  # it was there before, or another test uses it
-            Path("/etc/netns").rmdir()
+        yield Cluster(module, prefix, agent, module._one_network())
 
 
 def examine(cluster):
@@ -73,7 +56,7 @@ def examine(cluster):
 
 def test_two_hosts(cluster):
     names = {f"{cluster.prefix}-{host}": host for host in HOSTS}
-    with known_to_each_other(names):
+    with cluster.tool.known_to_each_other(dict.fromkeys(names, names)):
         job, codes, checks = examine(cluster)
     assert (job.returncode, codes) == (0, set()), job.stdout
     across = {check["name"]: check["found"] for check in checks if check["group"] == "Ranks across hosts"}

@@ -1,5 +1,6 @@
 """What the examples of checkpoints and of images can do besides learning."""
 
+import json
 import re
 from pathlib import Path
 
@@ -21,6 +22,19 @@ def test_cifar(mpiexec, tmp_path):
     assert re.search(r"validation accuracy: 0\.\d+", printed)
     mpiexec(2, script, "-e", "2", "-b", "100", "--width", "4", "-o", "out", "-r")
     assert (tmp_path / "out" / "log").read_text().count('"epoch"') == 2
+
+
+def test_imagenet_with_large_batches(mpiexec, tmp_path):
+    pytest.importorskip("skimage")
+    folder = EXAMPLES / "imagenet"
+    mpiexec(1, folder / "make_pictures.py", "pictures", "--digits", "300", "--cuts", "10")
+    mpiexec(1, folder / "compute_mean.py", "pictures/train.txt", "--root", "pictures")
+    arguments = (
+        "--root pictures --arch tiny --classes 20 -B 16 -j 1 -E 2 --test --recipe large --micro-batches 2 -o out"
+    )
+    mpiexec(2, folder / "train_imagenet.py", "pictures/train.txt", "pictures/val.txt", *arguments.split())
+    log = json.loads((tmp_path / "out" / "log").read_text())
+    assert log[-1]["main/loss"] < 0.8 * log[0]["main/loss"]
 
 
 # Read from the text, since importing it takes Chainer.

@@ -34,7 +34,7 @@ class Gate:
         try:
             from mn_compat.activation import activate
         except ImportError as error:
-            # Without the mending Chainer would fail with an error that says nothing about the cause.
+            # Without the patching Chainer would fail with an error that says nothing about the cause.
             raise ImportError(
                 f"{fullname} was asked for, and mn_compat, whose start-up file {__file__} is installed, "
                 f"cannot be imported: {error}",

@@ -1,7 +1,7 @@
 """``chainermn doctor``, or ``python -m chainermn doctor``: what :mod:`mn_tools.doctor` looks at, and Chainer.
 
 Options, output and exit status are those of ``python -m mn_comm doctor``. Beside its checks there are those of Chainer:
-which one is installed and whether it can be imported, whether it is mended by ``mn_compat`` and if not why, which fixes
+which one is installed and whether it can be imported, whether ``mn_compat`` patches it and if not why, which fixes
 are left out, what other libraries are given back for old programs, whether NumPy's scalars are promoted as Chainer
 expects, tried out, and which package ``import chainermn`` gives. They are made in an interpreter of their own, as a
 script's would be.
@@ -93,13 +93,13 @@ def _judge_chainer(seen: dict[str, Any], ending: str) -> Check:
     if seen.get("chainer"):
         status = seen.get("status")
         if release and status and not status["supported"]:
-            return problem("chainer-unsupported", GROUP, "Chainer", f"{seen['chainer']}; mn-compat mends 7.8.1 alone")
+            return problem("chainer-unsupported", GROUP, "Chainer", f"{seen['chainer']}; mn-compat patches 7.8.1 only")
         return ok(GROUP, "Chainer", f"{seen['chainer']}, {seen['folder']}")
     if seen.get("chainer_missing"):
         return problem("chainer-missing", GROUP, "Chainer", "not installed")
     hint = "look at the lines below: without mn-compat Chainer cannot be imported here"
     if seen.get("status", {}).get("active"):
-        hint = "install Chainer 7.8.1 and mn-compat anew"
+        hint = "reinstall Chainer 7.8.1 and mn-compat"
     found = f"it cannot be imported: {seen.get('chainer_error') or ending}"
     return problem("chainer-import-fails", GROUP, "Chainer", found, hint=hint)
 

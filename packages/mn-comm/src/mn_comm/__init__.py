@@ -31,12 +31,15 @@ if TYPE_CHECKING:
     from mn_comm.elastic.change import Change, RankLost
     from mn_comm.elastic.communicator import ElasticCommunicator
     from mn_comm.elastic.transaction import is_elastic, transact
+    from mn_comm.exit_status import at_exit
+    from mn_comm.gradients.agree import Roll
     from mn_comm.gradients.bucket import AnyBucket
     from mn_comm.gradients.reducer import GradientReducer
     from mn_comm.gradients.reduction import CommunicationHook, Reduction
     from mn_comm.gradients.targets import check_in_debug_mode
     from mn_comm.mpi import MPI
     from mn_comm.protocols import Model, Parameter
+    from mn_comm.questions import Questions
     from mn_comm.ranks import Ranks as Ranks  # a public name, too
     from mn_comm.replicas import own, synchronize_replicas
     from mn_comm.spans import is_recording, span
@@ -59,6 +62,7 @@ _HOME_OF = {
     "SingleNodeCommunicator": "communicator",
     "TwoDimensionalCommunicator": "communicator",
     "create_communicator": "communicator",
+    "at_exit": "exit_status",
     "compression": "compression",  # itself
     "Compression": "compression",
     "CompressionReport": "compression.compressor",
@@ -67,6 +71,7 @@ _HOME_OF = {
     "ElasticCommunicator": "elastic.communicator",
     "is_elastic": "elastic.transaction",
     "transact": "elastic.transaction",
+    "Roll": "gradients.agree",
     "AnyBucket": "gradients.bucket",
     "GradientReducer": "gradients.reducer",
     "CommunicationHook": "gradients.reduction",
@@ -75,6 +80,7 @@ _HOME_OF = {
     "MPI": "mpi",
     "Model": "protocols",
     "Parameter": "protocols",
+    "Questions": "questions",
     "Ranks": "ranks",
     "own": "replicas",
     "synchronize_replicas": "replicas",
@@ -110,12 +116,15 @@ __all__ = [
     "NonCudaAwareCommunicator",
     "Parameter",
     "PureNcclCommunicator",
+    "Questions",
     "RankLost",
     "Reduction",
+    "Roll",
     "SingleNodeCommunicator",
     "Topology",
     "TwoDimensionalCommunicator",
     "Worker",
+    "at_exit",
     "check_in_debug_mode",
     "compression",
     "create_communicator",

@@ -50,7 +50,7 @@ class _ByMethods:
 def group_of(communicator: CommunicatorBase | MPI.Intracomm | Group) -> Group:
     """Return the ranks of a communicator, ours, somebody else's, or MPI's, to be asked whether they agree."""
     found: Any = communicator
-    # Of the class: a mock in the place of a communicator has every attribute.
+    # Of the class: a mock in place of a communicator has every attribute.
     if hasattr(type(found), "differ"):
         return found  # type: ignore[no-any-return]
     if hasattr(type(getattr(found, "ranks", None)), "differ"):
@@ -74,6 +74,15 @@ def raise_on_all(communicator: CommunicatorBase | MPI.Intracomm | Group) -> Iter
 
     Raises:
         Exception: What the block raised, here or on another rank.
+
+    Example:
+        >>> try:
+        ...     with mn_comm.raise_on_all(comm):
+        ...         if comm.rank == 1:
+        ...             raise ValueError("no data here")
+        ... except ValueError as error:
+        ...     print("no data here" in str(error))
+        True
     """
     mine: Exception | None = None
     try:
@@ -115,6 +124,9 @@ def expect_same(communicator: CommunicatorBase | MPI.Intracomm | Group, what: st
 
     Raises:
         ValueError: The ranks differ; the same message on all of them.
+
+    Example:
+        >>> mn_comm.expect_same(comm, "number of classes", 10)
     """
 
     def explain(values: Sequence[Any]) -> ValueError:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import warnings
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from mn_comm.compression import Compression
     from mn_comm.gradients.reducer import GradientReducer
     from mn_comm.gradients.reduction import CommunicationHook
+    from mn_comm.questions import Questions
 
 __all__ = ["DEFAULT_MAX_BUF_LEN", "CommunicatorBase", "mean_as_version_1"]
 
@@ -28,16 +29,16 @@ DEFAULT_MAX_BUF_LEN = 256 * 1024 * 1024
 
 
 class CommunicatorBase(ABC):
-    """What a communicator can do.
+    """The methods that every communicator has.
 
     Methods without a suffix move arrays, of NumPy or CuPy: what was on a device at the sender is on the current device
     of the receiver. Those that end in ``_obj`` move any object that can be pickled.
     Unless it is said to be point-to-point, a method is collective: every rank must call it, in the same
     order. Input that is wrong on one rank raises on every rank that takes part.
 
-    A derived class of a script's own has to have the abstract methods, and the numbers below as far as they are asked
-    for. What is built on communicators uses its methods, not an MPI communicator that it may hold. One that has the
-    ``allreduce_grad(model)`` of ChainerMN 1 is given a ``multi_node_mean_grad`` that calls it.
+    A subclass in a script must define the abstract methods, and those of the numbers below that are used. Everything
+    that is built on communicators uses these methods, not an MPI communicator that the object may hold. A subclass with
+    the ``allreduce_grad(model)`` of ChainerMN 1 gets a ``multi_node_mean_grad`` that calls it.
 
     Attributes:
         mpi_comm: The mpi4py communicator over the same ranks, of those that have one.
@@ -55,36 +56,36 @@ class CommunicatorBase(ABC):
 
     @property
     def rank(self) -> int:
-        """This process among all processes, from 0."""
-        raise NotImplementedError(f"{type(self).__name__} does not tell rank")
+        """The number of this process among all processes, from 0."""
+        raise NotImplementedError(f"{type(self).__name__} does not define rank")
 
     @property
     def size(self) -> int:
         """How many processes there are."""
-        raise NotImplementedError(f"{type(self).__name__} does not tell size")
+        raise NotImplementedError(f"{type(self).__name__} does not define size")
 
     @property
     def intra_rank(self) -> int:
-        """This process among those on the same host, from 0; also the number of the GPU that it should use."""
-        raise NotImplementedError(f"{type(self).__name__} does not tell intra_rank")
+        """The number of this process among those on the same host, from 0; also the index of the GPU to use."""
+        raise NotImplementedError(f"{type(self).__name__} does not define intra_rank")
 
     @property
     def intra_size(self) -> int:
         """How many processes run on this host."""
-        raise NotImplementedError(f"{type(self).__name__} does not tell intra_size")
+        raise NotImplementedError(f"{type(self).__name__} does not define intra_size")
 
     @property
     def inter_rank(self) -> int:
-        """This host among all hosts, from 0."""
-        raise NotImplementedError(f"{type(self).__name__} does not tell inter_rank")
+        """The number of this host among all hosts, from 0."""
+        raise NotImplementedError(f"{type(self).__name__} does not define inter_rank")
 
     @property
     def inter_size(self) -> int:
         """How many hosts there are."""
-        raise NotImplementedError(f"{type(self).__name__} does not tell inter_size")
+        raise NotImplementedError(f"{type(self).__name__} does not define inter_size")
 
     def set_config(self, name: str, **kwargs: Any) -> None:
-        """Change one setting of this communicator; every rank should do so alike.
+        """Change one setting of this communicator, in the same way on every rank.
 
         Args:
             name: The name of the setting, as in :func:`mn_comm.create_communicator`.
@@ -93,6 +94,12 @@ class CommunicatorBase(ABC):
         Raises:
             ValueError: There is no setting of that name, or it cannot have that value.
             TypeError: The value is of the wrong type.
+
+        Example:
+            >>> halved = chainermn.create_communicator("flat")
+            >>> halved.set_config("allreduce_grad_dtype", "float16")
+            >>> halved.get_config("allreduce_grad_dtype")
+            dtype('float16')
         """
         raise ValueError(f"expected the name of a setting, but {type(self).__name__} has none; got {name!r}")
 
@@ -101,6 +108,10 @@ class CommunicatorBase(ABC):
 
         Raises:
             ValueError: There is no setting of that name.
+
+        Example:
+            >>> comm.get_config("batched_copy")
+            True
         """
         if name is None:
             return dict(self._configs)
@@ -152,10 +163,15 @@ class CommunicatorBase(ABC):
         Raises:
             TypeError: On some rank ``color`` or ``key`` is not an integer.
             ValueError: On some rank ``color`` is negative.
+
+        Example:
+            >>> alone = comm.split(color=comm.rank, key=0)
+            >>> alone.rank, alone.size
+            (0, 1)
         """
 
     def finalize(self) -> None:  # noqa: B027 - one that holds nothing has nothing to give back
-        """Give back what the communicator holds; collective. It must not be used afterwards; twice is harmless."""
+        """Release what the communicator holds; collective. Do not use it afterwards; a second call does nothing."""
 
     @abstractmethod
     def send(self, data: Any, dest: int, tag: int) -> None:
@@ -169,6 +185,12 @@ class CommunicatorBase(ABC):
         Raises:
             TypeError: ``data`` is something else; the receiver raises too.
             ValueError: ``dest`` or ``tag`` is out of range.
+
+        Example:
+            >>> if comm.rank == 0:
+            ...     comm.send(np.arange(3), dest=1, tag=0)
+            ... else:
+            ...     received = comm.recv(source=0, tag=0)
         """
 
     @abstractmethod
@@ -184,14 +206,20 @@ class CommunicatorBase(ABC):
 
         Raises:
             ValueError: ``source`` or ``tag`` is out of range.
-            RuntimeError: What came was not sent by :meth:`send`.
+            RuntimeError: The message was not sent by :meth:`send`.
+
+        Example:
+            >>> if comm.rank == 0:
+            ...     comm.send((np.zeros(2), np.ones(3)), dest=1, tag=7)
+            ... else:
+            ...     zeros, ones = comm.recv(source=0, tag=7)
         """
 
     @abstractmethod
     def bcast(self, data: Any, max_buf_len: int | None = None, root: int = 0) -> _Array:
         """Broadcast an array; collective.
 
-        Those that :func:`mn_comm.create_communicator` makes have the arguments ``x`` and ``root``, as ever: give
+        Those that :func:`mn_comm.create_communicator` makes have the arguments ``x`` and ``root``, as before: pass
         ``root`` by its name.
 
         Args:
@@ -205,11 +233,15 @@ class CommunicatorBase(ABC):
         Raises:
             TypeError: What the root has is something else (on every rank).
             ValueError: ``root`` is out of range.
+
+        Example:
+            >>> comm.bcast(np.arange(3) if comm.rank == 0 else None, root=0)
+            array([0, 1, 2])
         """
 
     @abstractmethod
     def gather(self, data: Any, root: int = 0) -> tuple[_Array, ...] | None:
-        """Gather the arrays of all ranks at one; collective.
+        """Gather the arrays of all ranks on one rank; collective.
 
         Args:
             data: An array of any shape, of the same dtype on every rank.
@@ -221,11 +253,16 @@ class CommunicatorBase(ABC):
         Raises:
             TypeError: A rank has no array, or another dtype than the others (on every rank).
             ValueError: ``root`` is out of range.
+
+        Example:
+            >>> parts = comm.gather(np.full(2, comm.rank), root=0)
+            >>> len(parts) if comm.rank == 0 else parts is None and 2
+            2
         """
 
     @abstractmethod
     def allgather(self, x: Any) -> tuple[_Array, ...]:
-        """Gather the arrays of all ranks at every rank; collective.
+        """Gather the arrays of all ranks on every rank; collective.
 
         Args:
             x: An array of any shape, of the same dtype on every rank.
@@ -235,6 +272,10 @@ class CommunicatorBase(ABC):
 
         Raises:
             TypeError: A rank has no array, or another dtype than the others (on every rank).
+
+        Example:
+            >>> comm.allgather(np.array([comm.rank]))
+            (array([0]), array([1]))
         """
 
     @abstractmethod
@@ -253,6 +294,11 @@ class CommunicatorBase(ABC):
             TypeError: ``xs`` at the root holds something else than arrays, or dtypes that differ (on every
                 rank).
             ValueError: There are not ``size`` parts (on every rank), or ``root`` is out of range.
+
+        Example:
+            >>> parts = [np.array([0]), np.array([10])] if comm.rank == 0 else None
+            >>> int(comm.scatter(parts, root=0)[0]) == 10 * comm.rank
+            True
         """
 
     @abstractmethod
@@ -264,11 +310,16 @@ class CommunicatorBase(ABC):
                 for rank ``i``.
 
         Returns:
-            The arrays that came, in the order of the ranks they came from.
+            The received arrays, in the order of the ranks that sent them.
 
         Raises:
             TypeError: A rank has something else than arrays, or dtypes that differ (on every rank).
             ValueError: A rank has not ``size`` of them (on every rank).
+
+        Example:
+            >>> first, second = comm.alltoall([np.array([0]), np.array([10])])
+            >>> int(first[0]) == int(second[0]) == 10 * comm.rank
+            True
         """
 
     @abstractmethod
@@ -286,6 +337,10 @@ class CommunicatorBase(ABC):
         Raises:
             TypeError: A rank has no array, or one of a dtype that cannot be added up (on every rank).
             ValueError: The ranks differ in shape or dtype (on every rank).
+
+        Example:
+            >>> comm.allreduce(np.array([1.0, 2.0]))
+            array([2., 4.])
         """
 
     @abstractmethod
@@ -300,13 +355,19 @@ class CommunicatorBase(ABC):
         Raises:
             Exception: What pickling raised; the receiver raises too.
             ValueError: ``dest`` or ``tag`` is out of range.
+
+        Example:
+            >>> if comm.rank == 0:
+            ...     comm.send_obj({"classes": 10}, dest=1, tag=0)
+            ... else:
+            ...     received = comm.recv_obj(source=0, tag=0)
         """
 
     @abstractmethod
     def recv_obj(self, source: int, tag: int) -> Any:
         """Receive an object from another rank; point-to-point.
 
-        Those that :func:`mn_comm.create_communicator` makes have an argument ``status`` before ``tag``, as ever: give
+        Those that :func:`mn_comm.create_communicator` makes have an argument ``status`` before ``tag``, as before: pass
         ``tag`` by its name.
 
         Args:
@@ -318,7 +379,13 @@ class CommunicatorBase(ABC):
 
         Raises:
             ValueError: ``source`` or ``tag`` is out of range.
-            RuntimeError: What came was sent by :meth:`send`.
+            RuntimeError: The message was sent by :meth:`send`.
+
+        Example:
+            >>> if comm.rank == 0:
+            ...     comm.send_obj("done", dest=1, tag=3)
+            ... else:
+            ...     assert comm.recv_obj(source=0, tag=3) == "done"
         """
 
     @abstractmethod
@@ -327,7 +394,7 @@ class CommunicatorBase(ABC):
 
         Args:
             obj: At the root anything that can be pickled, of any size; ignored elsewhere.
-            max_buf_len: The most bytes to hand to MPI at once; ``None`` for a usual number.
+            max_buf_len: The most bytes to hand to MPI at once; ``None`` for the default.
             root: The rank that has the object.
 
         Returns:
@@ -336,11 +403,15 @@ class CommunicatorBase(ABC):
         Raises:
             Exception: What pickling at the root raised (on every rank).
             ValueError: ``root`` is out of range, or ``max_buf_len`` below 1.
+
+        Example:
+            >>> comm.bcast_obj({"classes": 10} if comm.rank == 0 else None, root=0)
+            {'classes': 10}
         """
 
     @abstractmethod
     def gather_obj(self, obj: Any, root: int = 0) -> list[Any] | None:
-        """Gather the objects of all ranks at one; collective.
+        """Gather the objects of all ranks on one rank; collective.
 
         Args:
             obj: Anything that can be pickled, of any size.
@@ -352,6 +423,11 @@ class CommunicatorBase(ABC):
         Raises:
             Exception: What pickling raised on some rank (on every rank).
             ValueError: ``root`` is out of range.
+
+        Example:
+            >>> names = comm.gather_obj(f"rank {comm.rank}", root=0)
+            >>> names == (["rank 0", "rank 1"] if comm.rank == 0 else None)
+            True
         """
 
     @abstractmethod
@@ -368,6 +444,10 @@ class CommunicatorBase(ABC):
 
         Raises:
             Exception: What pickling raised on some rank (on every rank), or what adding raised.
+
+        Example:
+            >>> comm.allreduce_obj(comm.rank + 1)
+            3
         """
 
     @abstractmethod
@@ -379,6 +459,12 @@ class CommunicatorBase(ABC):
 
         Raises:
             ValueError: The ranks' models differ in names, shapes or dtypes (on every rank).
+
+        Example:
+            >>> model = L.Linear(3, 2)
+            >>> comm.bcast_data(model)
+            >>> bool((model.W.array == comm.bcast(model.W.array)).all())
+            True
         """
 
     @abstractmethod
@@ -395,6 +481,14 @@ class CommunicatorBase(ABC):
 
         Raises:
             ValueError: The ranks' gradients differ in names, shapes or dtypes (on every rank).
+
+        Example:
+            >>> model = L.Linear(1, 1)
+            >>> model.cleargrads()
+            >>> model.W.grad = np.full((1, 1), comm.rank, np.float32)
+            >>> comm.multi_node_mean_grad(model)
+            >>> model.W.grad
+            array([[0.5]], dtype=float32)
         """
 
     def gradient_reducer(
@@ -408,7 +502,7 @@ class CommunicatorBase(ABC):
         own_dtype: bool = False,
         apart: bool = False,
     ) -> GradientReducer:
-        """Return what averages the gradients of one model in a way of its own; collective.
+        """Return an object that averages the gradients of one model, with options of its own; collective.
 
         Args:
             background: Whether gradients are averaged by a thread, or on a stream, while this thread goes on computing.
@@ -425,7 +519,7 @@ class CommunicatorBase(ABC):
                 ``average`` while other threads communicate.
 
         Returns:
-            The reducer. It needs no closing.
+            The reducer. It need not be closed.
 
         Raises:
             RuntimeError: MPI was initialised without ``MPI_THREAD_MULTIPLE``, and ``background`` or ``apart`` asked
@@ -437,17 +531,63 @@ class CommunicatorBase(ABC):
         """
         raise NotImplementedError(f"{type(self).__name__} cannot average gradients in the background or by a hook")
 
+    def all_gather_owned(
+        self, arrays: Sequence[tuple[str, Any]], owners: Sequence[int], failure: Exception | None = None
+    ) -> None:
+        """Overwrite arrays, in place, with those of the rank that owns them; collective.
+
+        Args:
+            arrays: Names and arrays, of NumPy or CuPy, of any memory layout, of the same names, shapes and dtypes on
+                every rank.
+            owners: For each the rank that owns it.
+            failure: What went wrong on this rank before. The arrays are gathered all the same; then every rank raises.
+
+        Raises:
+            ValueError: The ranks' arrays or owners differ (on every rank); then nothing was gathered. Or an array must
+                not be written to on some rank (on every rank).
+            Exception: ``failure``, and on the other ranks one of the same built-in type.
+            NotImplementedError: This kind of communicator cannot do it.
+        """
+        raise NotImplementedError(f"{type(self).__name__} cannot gather arrays that some ranks own")
+
+    def questions(self, answer: Callable[[Any], Any]) -> Questions:
+        """Have other ranks' questions answered in a thread, whatever this rank is doing meanwhile; collective.
+
+        Args:
+            answer: Returns, given a question, its answer, which can be pickled; called in that thread. It is kept until
+                no rank has what is returned any more, which it must not refer to.
+
+        Returns:
+            What asks other ranks.
+
+        Raises:
+            RuntimeError: MPI was initialised without ``MPI_THREAD_MULTIPLE``.
+            NotImplementedError: This kind of communicator cannot do it.
+        """
+        raise NotImplementedError(f"{type(self).__name__} cannot answer questions in the background")
+
+    def mean_grad_reducer(self, model: Model) -> GradientReducer:
+        """Return what :meth:`multi_node_mean_grad` averages a model's gradients by; not collective.
+
+        Args:
+            model: The model.
+
+        Raises:
+            NotImplementedError: This kind of communicator averages in a way of its own.
+        """
+        raise NotImplementedError(f"{type(self).__name__} averages gradients in a way of its own")
+
     def broadcast_data(self, model: Model) -> None:
-        """Do what :meth:`bcast_data` does, by its old name."""
+        """Call :meth:`bcast_data`, whose old name this is."""
         self.bcast_data(model)
 
     def allreduce_grad(self, model: Model, zero_fill: bool = False) -> None:
-        """Do what :meth:`multi_node_mean_grad` does, by its old, deprecated name."""
+        """Call :meth:`multi_node_mean_grad`, whose old, deprecated name this is."""
         warnings.warn("allreduce_grad is the old name of multi_node_mean_grad", DeprecationWarning, stacklevel=2)
         self.multi_node_mean_grad(model, zero_fill)
 
     def allgather_obj(self, obj: Any) -> list[Any]:
-        """Gather the objects of all ranks at every rank; collective.
+        """Gather the objects of all ranks on every rank; collective.
 
         Args:
             obj: Anything that can be pickled, of any size.
@@ -457,6 +597,10 @@ class CommunicatorBase(ABC):
 
         Raises:
             Exception: What pickling raised on some rank (on every rank).
+
+        Example:
+            >>> comm.allgather_obj(comm.rank)
+            [0, 1]
         """
         return self.bcast_obj(self.gather_obj(obj))  # type: ignore[no-any-return]
 
@@ -473,6 +617,10 @@ class CommunicatorBase(ABC):
         Raises:
             Exception: What pickling at the root raised (on every rank).
             ValueError: There are not ``size`` objects (on every rank), or ``root`` is out of range.
+
+        Example:
+            >>> comm.scatter_obj(["first", "second"] if comm.rank == 0 else None) == ["first", "second"][comm.rank]
+            True
         """
         return self.bcast_obj(objs, root=root)[self.rank]
 

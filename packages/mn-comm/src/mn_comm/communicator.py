@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import weakref
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
-from weakref import WeakKeyDictionary
 
 import numpy as np
 
@@ -23,6 +24,8 @@ if TYPE_CHECKING:
     from mn_comm.context import Contexts
     from mn_comm.gradients.reducer import GradientReducer
     from mn_comm.gradients.reduction import CommunicationHook
+    from mn_comm.owned import OwnedArrays
+    from mn_comm.questions import Questions
     from mn_comm.ranks import Ranks
     from mn_comm.strategies import Strategy
 
@@ -45,20 +48,24 @@ _Array = np.ndarray[Any, Any]
 class Communicator(CommunicatorBase):
     """A communicator over the ranks of an MPI communicator; each subclass names a strategy.
 
-    Collectives travel on a private duplicate of the MPI communicator, so that they cannot be mixed up with what the
-    caller sends himself; point-to-point messages travel on the caller's. All communicators over one MPI communicator
-    share the
-    duplicate: to use two in two threads at the same time, give each a ``Dup()`` of its own.
+    Collectives travel on a private duplicate of the MPI communicator, so they cannot be mixed up with messages of
+    the caller; point-to-point messages travel on the caller's communicator. All communicators over one MPI communicator
+    share the duplicate: to use two of them in two threads at the same time, give each its own ``Dup()``.
 
-    A derived class of a script's own may have a ``multi_node_mean_grad`` of its own, or, to have gradients averaged one
-    by one, a ``_multi_node_mean``; otherwise it averages as ``naive`` does. :meth:`split` calls it with ``mpi_comm``
-    alone.
+    A subclass can have a method ``comm_hook(bucket)``, which averages every bucket in place of the strategy, also
+    in the background: what ``create_multi_node_optimizer`` takes as ``comm_hook``. Its ``strategy`` names the built-in
+    one that packs the gradients.
+
+    A subclass in a script may define ``multi_node_mean_grad``, or ``_multi_node_mean`` to average gradients one by one;
+    otherwise it averages as ``naive`` does.
+    :meth:`.CommunicatorBase.split` calls it with ``mpi_comm`` alone.
 
     Args:
         mpi_comm: The ranks that take part. Creating a communicator is collective.
     """
 
     strategy: str = "naive"
+    comm_hook: CommunicationHook | None = None
     _config = Config()
 
     def __init_subclass__(cls, **kwds: Any) -> None:
@@ -83,14 +90,12 @@ class Communicator(CommunicatorBase):
         # Not earlier: these need MPI, which starts with the first communicator.
         from mn_comm import spans
         from mn_comm.context import contexts_of
-        from mn_comm.last_words import speak_when_ended
         from mn_comm.strategies import Strategy
 
         if not isinstance(mpi_comm, MPI.Intracomm):
             raise TypeError(f"expected an mpi4py intracommunicator for mpi_comm, got {type(mpi_comm).__name__}")
         contexts = contexts_of(mpi_comm)
         spans.start(contexts.foreground.ranks)
-        speak_when_ended()
         self._use(mpi_comm, contexts, Strategy(self.strategy, contexts.foreground))
 
     def _use(self, mpi_comm: MPI.Intracomm, contexts: Contexts, strategy: Strategy) -> None:
@@ -104,8 +109,9 @@ class Communicator(CommunicatorBase):
         self._contexts = contexts
         self._topology = context.topology
         self._parameters = Agreement(context.ranks, "bcast_data")
-        self._reducers: WeakKeyDictionary[Model, GradientReducer] = WeakKeyDictionary()
+        self._reducers: weakref.WeakKeyDictionary[Model, GradientReducer] = weakref.WeakKeyDictionary()
         self._common_reducer: GradientReducer | None = None
+        self._owned: OwnedArrays | None = None
 
     @property
     def ranks(self) -> Ranks:
@@ -233,19 +239,25 @@ class Communicator(CommunicatorBase):
 
     @operation
     def reduce(self, x: Any, *, op: str = "sum", root: int = 0) -> _Array | None:
-        """Combine the arrays of all ranks at one; collective; otherwise as :meth:`allreduce`.
+        """Combine the arrays of all ranks on one rank; collective.
 
         Args:
-            x: As for :meth:`allreduce`.
-            op: As for :meth:`allreduce`.
+            x: An array of the same shape and dtype on every rank: integers, floats or complex numbers.
+            op: ``sum``, ``max``, ``min`` or ``prod``, the same on every rank.
             root: The rank that receives.
 
         Returns:
             At the root a new array of the same shape and dtype, elsewhere ``None``.
 
         Raises:
-            TypeError: As for :meth:`allreduce`.
-            ValueError: As for :meth:`allreduce`; or ``root`` is out of range or not the same on every rank.
+            TypeError: A rank has no array, or one of a dtype that cannot be combined so (on every rank).
+            ValueError: The ranks differ in shape, dtype, ``op`` or ``root``, there is no such ``op``, or ``root`` is
+                out of range (on every rank).
+
+        Example:
+            >>> largest = comm.reduce(np.array([comm.rank]), op="max", root=0)
+            >>> int(largest[0]) if comm.rank == 0 else 1
+            1
         """
         return collectives.reduce(self.ranks, x, op, root)
 
@@ -254,22 +266,32 @@ class Communicator(CommunicatorBase):
         """Combine the arrays of all ranks, and give each rank its block of the result; collective.
 
         Args:
-            x: As for :meth:`allreduce`; the length of its first axis is a multiple of ``size``.
-            op: As for :meth:`allreduce`.
+            x: An array of the same shape and dtype on every rank, whose first axis has a length that is a multiple of
+                ``size``: integers, floats or complex numbers.
+            op: ``sum``, ``max``, ``min`` or ``prod``, the same on every rank.
 
         Returns:
             A new array of the same dtype: of ``size`` blocks of equal length along the first axis, the one at position
             ``rank``.
 
         Raises:
-            TypeError: As for :meth:`allreduce`.
-            ValueError: As for :meth:`allreduce`; or the first axis cannot be divided so.
+            TypeError: A rank has no array, or one of a dtype that cannot be combined so (on every rank).
+            ValueError: The ranks differ in shape, dtype or ``op``, there is no such ``op``, or the first axis cannot be
+                divided so (on every rank).
+
+        Example:
+            >>> comm.reduce_scatter(np.ones(4))
+            array([2., 2.])
         """
         return collectives.reduce_scatter(self.ranks, x, op)
 
     @operation
     def barrier(self) -> None:
-        """Wait until every rank has called this; collective."""
+        """Wait until every rank has called this; collective.
+
+        Example:
+            >>> comm.barrier()
+        """
         self.ranks.Barrier()
 
     def __repr__(self) -> str:
@@ -349,6 +371,11 @@ class Communicator(CommunicatorBase):
             reducer = self._common_reducer
         return reducer
 
+    def mean_grad_reducer(self, model: Model) -> GradientReducer:
+        if type(self).multi_node_mean_grad is not Communicator.multi_node_mean_grad:
+            return super().mean_grad_reducer(model)
+        return self._reducer_of(model)
+
     @operation
     def gradient_reducer(
         self,
@@ -367,7 +394,7 @@ class Communicator(CommunicatorBase):
             # A reducer would not do what the derived class does.
             return super().gradient_reducer()
         with agreement.raise_on_all(self.ranks):
-            self._check_compression(compression, comm_hook)
+            self._check_compression(compression, comm_hook or self.comm_hook)
             if bucket_bytes is not None and wire.as_index(bucket_bytes, "bucket_bytes") < 0:
                 raise ValueError(f"expected bucket_bytes of at least 0, got {bucket_bytes}")
             if wire.as_index(sets, "sets") < 1:
@@ -383,6 +410,8 @@ class Communicator(CommunicatorBase):
             _require_threads()
             context, worker = (self._contexts.another(), None) if apart else self._contexts.background
             strategy = Strategy(self.strategy, context, _compressor(compression))
+            if apart:
+                weakref.finalize(strategy, self._contexts.give_back, context).atexit = False
         elif compression is not None:
             strategy = Strategy(self.strategy, self._contexts.foreground, _compressor(compression))
         else:
@@ -394,6 +423,23 @@ class Communicator(CommunicatorBase):
     @property
     def _averages_in_its_own_way(self) -> bool:
         return type(self).multi_node_mean_grad is not Communicator.multi_node_mean_grad
+
+    @operation
+    def all_gather_owned(
+        self, arrays: Sequence[tuple[str, Any]], owners: Sequence[int], failure: Exception | None = None
+    ) -> None:
+        if self._owned is None:
+            from mn_comm.owned import OwnedArrays
+
+            self._owned = OwnedArrays(self._strategy)
+        self._owned.gather(arrays, owners, failure)
+
+    @operation
+    def questions(self, answer: Callable[[Any], Any]) -> Questions:
+        from mn_comm.questions import Questions
+
+        _require_threads("answering in the background")
+        return Questions(self._contexts.desk, answer)
 
     def _check_compression(self, compression: Any, comm_hook: Any) -> None:
         if compression is None:
@@ -413,19 +459,21 @@ class Communicator(CommunicatorBase):
                 "flat; got naive, which sends each by itself"
             )
 
-    def _make_reducer(self, strategy: Any, own_dtype: bool = False, **options: Any) -> GradientReducer:
+    def _make_reducer(
+        self, strategy: Any, own_dtype: bool = False, comm_hook: CommunicationHook | None = None, **options: Any
+    ) -> GradientReducer:
         from mn_comm.gradients.reducer import GradientReducer
 
         def config() -> Config:
             return self._config.with_value("allreduce_grad_dtype", None) if own_dtype else self._config
 
-        return GradientReducer(strategy, config, **options)
+        return GradientReducer(strategy, config, comm_hook=comm_hook or self.comm_hook, **options)
 
 
-def _require_threads() -> None:
+def _require_threads(what: str = "averaging in the background") -> None:
     if MPI.Query_thread() < MPI.THREAD_MULTIPLE:
         raise RuntimeError(
-            "expected MPI to be initialised with MPI_THREAD_MULTIPLE, which averaging in the background needs; "
+            f"expected MPI to be initialised with MPI_THREAD_MULTIPLE, which {what} needs; "
             f"got thread level {MPI.Query_thread()}"
         )
 
@@ -450,7 +498,7 @@ def mean_one_by_one(self: Communicator, model: Model, zero_fill: bool = False) -
 
 
 class NaiveCommunicator(Communicator):
-    """``naive``: gradients travel one by one; works everywhere, and every other one is tested against it."""
+    """``naive``: gradients travel one by one; works everywhere, and the others are tested against it."""
 
     strategy = "naive"
 
@@ -462,13 +510,13 @@ class FlatCommunicator(Communicator):
 
 
 class HierarchicalCommunicator(Communicator):
-    """``hierarchical``: added up on each node, then among the nodes' first ranks; for nodes with one network card."""
+    """``hierarchical``: gradients are added up on each node, then among the first ranks of the nodes; the default."""
 
     strategy = "hierarchical"
 
 
 class TwoDimensionalCommunicator(Communicator):
-    """``two_dimensional``: each rank of a node has a share, and talks to its peers; for nodes with several cards."""
+    """``two_dimensional``: each rank of a node exchanges its share with its peers; for several network cards."""
 
     strategy = "two_dimensional"
 
@@ -492,7 +540,7 @@ class PureNcclCommunicator(Communicator):
 
 
 class DummyCommunicator(Communicator):
-    """``dummy``: packs and unpacks but does not communicate, to measure what the packing costs."""
+    """``dummy``: packs and unpacks but does not communicate, to measure the cost of packing."""
 
     strategy = "dummy"
 
@@ -527,8 +575,9 @@ def create_communicator(
 
     Args:
         communicator_name: How gradients are averaged: ``naive``, ``flat``, ``hierarchical``, ``two_dimensional``,
-            ``single_node``, ``non_cuda_aware``, ``pure_nccl`` or ``dummy``. All but ``dummy`` compute the same;
-            ``pure_nccl`` takes gradients on devices only, the others take them anywhere.
+            ``single_node``, ``non_cuda_aware``, ``pure_nccl`` or ``dummy``. All except ``dummy`` compute the same
+            result. ``pure_nccl`` needs gradients on devices; the others take them anywhere. Other packages can add
+            names, by entry points of the group ``mn_comm.strategies``.
         mpi_comm: The ranks that take part; by default all that ``mpiexec`` started.
         allreduce_grad_dtype: The dtype in which gradients travel: float16, bfloat16 (as the string or the dtype of
             ``ml_dtypes``), float32 or float64; ``None`` for their own. Half precision is added up in float32 within a
@@ -545,20 +594,27 @@ def create_communicator(
         ValueError: There is no communicator of that name, it cannot have these settings, or it cannot work on these
             hosts.
         RuntimeError: ``pure_nccl`` was asked for and CuPy or NCCL is missing on some rank (on every rank). Or the
-            launcher has started several processes, and the MPI library is another one than the launcher's, so that each
+            launcher has started several processes, and the MPI library is not the launcher's, so that each
             of them would be alone (``CHAINERMN_ALLOW_SINGLETONS=1`` allows that). Or it was to be elastic, and the job
-            cannot go on without a rank that died (on every rank).
+            cannot continue without a rank that died (on every rank).
         TypeError: ``mpi_comm`` or a setting is of the wrong type.
+        ImportError: The communicator of another package cannot be imported (on every rank).
+
+    Example:
+        >>> comm = chainermn.create_communicator()
+        >>> comm.size
+        2
+        >>> flat = chainermn.create_communicator("flat", allreduce_grad_dtype="float16")
     """
     from mn_comm.global_except_hook import add_hook_by_default
     from mn_comm.launch import check_launch
+    from mn_comm.registry import kind_of
 
     add_hook_by_default()
     check_launch(MPI.COMM_WORLD.size)
-    if communicator_name not in _KINDS:
-        raise ValueError(f"expected a communicator's name, one of {', '.join(_KINDS)}; got {communicator_name!r}")
     if mpi_comm is None:
         mpi_comm = MPI.COMM_WORLD
+    kind = kind_of(communicator_name, _KINDS, mpi_comm)
     settings = {"allreduce_grad_dtype": allreduce_grad_dtype, "batched_copy": batched_copy}
     config = Config()
     for name, value in settings.items():
@@ -568,6 +624,6 @@ def create_communicator(
 
         communicator: Communicator = ElasticCommunicator(mpi_comm, communicator_name)
     else:
-        communicator = _KINDS[communicator_name](mpi_comm)
+        communicator = kind(mpi_comm)
     communicator._config = config  # noqa: SLF001 - checked before anything collective
     return communicator

@@ -7,6 +7,7 @@ an MPI library has only some thousands. They are kept as an attribute of the MPI
 from __future__ import annotations
 
 import functools
+import gc
 import itertools
 from operator import itemgetter
 from typing import Any
@@ -14,6 +15,8 @@ from typing import Any
 from mpi4py import MPI
 
 from mn_comm import stall
+from mn_comm.last_words import speak_when_ended
+from mn_comm.questions import Desk
 from mn_comm.ranks import Ranks
 from mn_comm.shared_memory import SharedMemory
 from mn_comm.topology import Topology, discover
@@ -68,10 +71,13 @@ class Contexts:
 
     def __init__(self, mpi_comm: MPI.Intracomm) -> None:
         self.foreground = Context(mpi_comm)
+        speak_when_ended(self.foreground.within)
         self._splits: dict[tuple[tuple[int, ...], ...], Ranks] = {}
         self._mpi_comm = mpi_comm
         self._background: tuple[Context, Worker] | None = None
         self._others: list[Context] = []
+        self._given_back: set[int] = set()
+        self._desk: Desk | None = None
 
     @property
     def background(self) -> tuple[Context, Worker]:
@@ -80,10 +86,34 @@ class Contexts:
             self._background = Context(self._mpi_comm), Worker()
         return self._background
 
+    @property
+    def desk(self) -> Desk:
+        """What answers other ranks' questions in a thread of its own; collective when first asked for."""
+        if self._desk is None:
+            self._desk = Desk(Ranks(Ranks(self._mpi_comm).Dup()))
+        return self._desk
+
     def another(self) -> Context:
-        """Return what one more thread communicates with, and nobody else; collective."""
-        self._others.append(Context(self._mpi_comm))
-        return self._others[-1]
+        """Return what one more thread communicates with, and nobody else until it is given back; collective."""
+        number = self._given_back_everywhere()
+        if number is None and self._others:
+            gc.collect()  # the one who had it may be garbage already
+            number = self._given_back_everywhere()
+        if number is None:
+            number = len(self._others)
+            self._others.append(Context(self._mpi_comm))
+        self._given_back.discard(number)
+        return self._others[number]
+
+    def give_back(self, context: Context) -> None:
+        """Have what :meth:`another` returned used again, as soon as all ranks have given it back; not collective."""
+        if context in self._others:
+            self._given_back.add(self._others.index(context))
+
+    def _given_back_everywhere(self) -> int | None:
+        """Return the first of the others that no rank uses any more; collective."""
+        found: list[set[int]] = self.foreground.ranks.allgather(self._given_back)
+        return min(set.intersection(*found), default=None)
 
     def split(self, color: int, key: int) -> Ranks:
         """Return the ranks of equal color, ordered by key; collective.
@@ -111,9 +141,12 @@ class Contexts:
             worker.close()
             context.free()
             self._background = None
+        if self._desk is not None:
+            self._desk.free()
         for context in self._others:
             context.free()
         self._others.clear()
+        self._given_back.clear()
         for ranks in self._splits.values():
             if ranks != MPI.COMM_NULL:
                 ranks.Free()

@@ -20,12 +20,15 @@ from typing import Any, NoReturn
 
 from mn_comm.last_words import abort_when_read, say
 
-__all__ = ["share_exit_status", "status_so_far"]
+__all__ = ["at_exit", "end_by", "share_exit_status"]
 
 _GRACE_SECONDS = 1.0  # for other ranks that end as well, and are writing what they have to say
+_LONGEST_TEXT = 500
 _TOOLS = (3, 4)  # the numbers that Python's documentation gives to no kind of tool
 
 _noted: list[object] = []
+_sharing: list[tuple[int, int]] = []  # this process's rank and number, once its status is shared
+_end: Callable[[str, int], object] | None = None
 
 
 def share_exit_status(rank: int) -> None:
@@ -34,15 +37,44 @@ def share_exit_status(rank: int) -> None:
     Args:
         rank: This process's rank.
     """
-    if _noted:
+    if _sharing:
         return
+    _sharing.append((rank, os.getpid()))
     _noted.append(None)
     if sys.version_info >= (3, 12):
         _note_what_leaves_the_outermost_function()
     else:
         _note_what_python_asks_for()
+    _come_first()
+
+
+def end_by(end: Callable[[str, int], object]) -> None:
+    """Have something else than the end of all ranks follow from a status other than 0.
+
+    Args:
+        end: Called with the reason, and the status that the process was to end with.
+    """
+    global _end
+    _end = end
+
+
+def at_exit(function: Callable[[], object]) -> None:
+    """Have a function called when the process ends, unless its exit status ends all ranks; that is found out before.
+
+    For what waits for other ranks: they may be waiting for this one, and learn of its status only then.
+
+    Args:
+        function: The function.
+    """
+    atexit.register(function)
+    _come_first()
+
+
+def _come_first() -> None:
+    """Have the exit status looked at before anything that was registered until now; what comes last is called first."""
+    atexit.unregister(_end_all)
     # Not where it is noted: Python has not written the message yet.
-    atexit.register(_end_all, rank, os.getpid())
+    atexit.register(_end_all)
 
 
 def _note_what_leaves_the_outermost_function() -> None:
@@ -64,7 +96,7 @@ def _note_what_leaves_the_outermost_function() -> None:
 
 
 def _note_what_python_asks_for() -> None:
-    """Note, for want of monitoring, which ``code`` of a SystemExit is asked for when no function is running.
+    """Note, without monitoring, which ``code`` of a SystemExit is asked for when no function is running.
 
     These are Python 3.10 and 3.11, which do not change any more. What they do not notice is ``sys.exit(main())``, where
     ``sys.exit`` is looked up before ``main`` comes here: C's own sets no exception object that could be asked.
@@ -90,18 +122,18 @@ def _note_what_python_asks_for() -> None:
     sys.exit = exit
 
 
-def _end_all(rank: int, process: int) -> None:
-    status = status_so_far()
+def _end_all() -> None:
+    if not _sharing:
+        return
+    (rank, process), status = _sharing[0], _as_number(_noted[-1])
     if not status or os.getpid() != process:
         return
+    if _end is not None:
+        _end(f"exit status {status}", status)
     say(f"\nchainermn: exit status {status} on rank {rank} ({socket.gethostname()}): ending all ranks\n")
     time.sleep(_GRACE_SECONDS)
-    abort_when_read(status)
-
-
-def status_so_far() -> int:
-    """Return the status with which this process is ending, as far as that is shared; 0 if it is not ending."""
-    return _as_number(_noted[-1]) if _noted else 0
+    text = _noted[-1] if isinstance(_noted[-1], str) else ""
+    abort_when_read(status, f"exit status {status}" + (f": {text[:_LONGEST_TEXT]}" if text else ""))
 
 
 def _as_number(status: object) -> int:

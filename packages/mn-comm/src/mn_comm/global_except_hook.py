@@ -20,6 +20,7 @@ __all__ = ["add_hook", "add_hook_by_default", "add_hook_if_enabled", "end_by"]
 
 _VARIABLES = ("CHAINERMN_FORCE_ABORT_ON_EXCEPTION", "CHAINERMN_FORCE_ABORT_ON_EXCEPTIONS")
 """What the old software read, and what Chainer's manual printed."""
+_LONGEST_SUMMARY = 500
 _PATIENCE_SECONDS = 2.0
 _end: Callable[[str, int], object] | None = None
 _PATIENCE_AFTER_CTRL_C = 3.5  # rank 0 may be saving what there is
@@ -29,12 +30,15 @@ def add_hook() -> None:
     """From now on, let an uncaught exception end all ranks by ``MPI_Abort``, after its traceback was printed.
 
     The hook that was there before prints the traceback. Exceptions of threads and ``SystemExit`` are not concerned.
+
+    Example:
+        >>> chainermn.global_except_hook.add_hook()
     """
     there = sys.excepthook
     if not isinstance(there, _AbortAllRanks):
         sys.excepthook = _AbortAllRanks(there)
     elif there.is_asked_for:
-        warnings.warn("the hook is there already; adding it again does nothing", stacklevel=2)
+        warnings.warn("the hook is already installed; adding it again does nothing", stacklevel=2)
     else:
         there.is_asked_for = True
 
@@ -119,7 +123,9 @@ class _AbortAllRanks:
             if issubclass(kind, KeyboardInterrupt):
                 _abort("interrupted")
             else:
-                (_end or _abort)("uncaught exception", 1)
+                if _end is not None:
+                    _end("uncaught exception", 1)
+                _abort("uncaught exception", details=format_exception_only(kind, value)[-1])
 
 
 def _shown_by_trainer(value: BaseException, traceback: TracebackType | None) -> bool:
@@ -144,6 +150,6 @@ def _rank() -> int:
     return MPI.COMM_WORLD.rank
 
 
-def _abort(reason: str, status: int = 1) -> None:
+def _abort(reason: str, status: int = 1, details: str = "") -> None:
     say(f"\nchainermn: {reason} on rank {_rank()} ({socket.gethostname()}): ending all ranks\n")
-    abort_when_read(status)
+    abort_when_read(status, ": ".join(filter(None, (reason, details.strip()[:_LONGEST_SUMMARY]))))

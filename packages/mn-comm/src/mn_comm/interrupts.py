@@ -18,6 +18,7 @@ import threading
 import time
 from collections.abc import Callable
 
+from mn_comm.forks import around_forks
 from mn_comm.watch import activities
 
 __all__ = ["Interrupts", "watch_interrupts"]
@@ -115,8 +116,7 @@ def watch_interrupts(end: Callable[[], object]) -> None:
 
 @functools.cache
 def _see_to_forks() -> None:
-    # Since 3.12 Python warns of a fork while threads run, and rightly: the child would not have them.
-    os.register_at_fork(before=_stop, after_in_parent=_start, after_in_child=_forget)
+    around_forks(before=_stop, after_in_parent=_start, after_in_child=_forget)
 
 
 def _stop() -> None:

@@ -1,9 +1,10 @@
-"""What a rank was doing when the job is ended around it.
+"""What a rank was doing when it died, or when the job is ended around it.
 
 If one rank dies, the launcher ends the others; a scheduler ends all of them when their time is over. Where that comes
 as SIGTERM (Open MPI, Slurm, Kubernetes, a plain ``kill``), each rank writes where its main thread is, which names the
-operation that it waited in; Python's own handlers could not, as they do not run inside MPI. MPICH's ``mpiexec`` sends
-SIGKILL, after which nobody says anything.
+operation that it waited in; Python's own handlers could not, as they do not run inside MPI. In a job of several
+processes it writes that to the node's witness (:mod:`mn_comm.witness`), which makes a line of it, and speaks for those
+that are killed by a signal that they cannot see.
 
 Where a rank itself ends the job, its launcher may forget what it has not read yet; so it waits for that.
 """
@@ -15,34 +16,75 @@ import contextlib
 import faulthandler
 import fcntl
 import functools
+import importlib.util
 import os
 import signal
 import stat
 import sys
 import termios
 import time
-from typing import TextIO
+from typing import TYPE_CHECKING, TextIO
 
-__all__ = ["abort_when_read", "flush_until_read", "say", "speak_when_ended"]
+from mn_comm import witness
+
+if TYPE_CHECKING:
+    import socket
+
+    from mn_comm.ranks import Ranks
+
+__all__ = ["abort_when_read", "flush_until_read", "folders_of_libraries", "say", "speak_when_ended"]
+
+_NOT_THE_SCRIPT = (
+    *("mn_comm", "mn_compat", "mn_data", "mn_extensions", "mn_modelpar", "mn_optim", "chainermn_meta", "chainer"),
+    *("mpi4py", "numpy"),
+)
 
 _PATIENCE_SECONDS = 2.0
 _PAUSE_SECONDS = 0.01
 
 
-@functools.cache
-def speak_when_ended() -> None:
-    """From now on, let SIGTERM write a traceback to stderr before it ends the process, as it would without.
+def speak_when_ended(within: Ranks) -> None:
+    """From now on, have it said where this process was when SIGTERM or a fatal error ends it; collective within a node.
 
-    Where the program has a handler of its own for it, nothing is done; one that it installs later replaces this.
+    In a job of several processes the node's witness says it, in a line. Otherwise Python writes its stack to stderr.
+    Where the program has a handler of its own for SIGTERM, or faulthandler is enabled, that is left alone; one that it
+    installs later replaces this.
+
+    Args:
+        within: The ranks of the node.
     """
-    if signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL or sys.__stderr__ is None:
-        return
-    try:
-        faulthandler.register(signal.SIGTERM, sys.__stderr__, all_threads=False, chain=True)
-    except (OSError, ValueError, RuntimeError):  # there is no file behind it
-        return
-    # The workers of a pool are ended by SIGTERM every time, and nobody wants to hear of it.
-    os.register_at_fork(after_in_child=_be_silent)
+    from mpi4py.MPI import COMM_WORLD as world  # not earlier, as below
+
+    reader = witness.connect(within, world.rank, world.size, folders_of_libraries()) if world.size > 1 else None
+    _write_stacks(reader)
+
+
+def folders_of_libraries() -> tuple[str, ...]:
+    """Return the folders of these packages and of those below them, in which the user's script does not lie."""
+    found = []
+    for name in _NOT_THE_SCRIPT:
+        with contextlib.suppress(ImportError, ValueError):  # not here, or a module that somebody has made
+            spec = importlib.util.find_spec(name)
+            found += [os.path.join(folder, "") for folder in (spec and spec.submodule_search_locations) or ()]
+    return tuple(found)
+
+
+@functools.cache
+def _write_stacks(reader: socket.socket | None) -> None:
+    stacks = sys.__stderr__ if reader is None else reader
+    with contextlib.suppress(OSError, ValueError, RuntimeError):  # there is no file behind it
+        if reader is not None and not faulthandler.is_enabled():
+            faulthandler.enable(reader, all_threads=False)
+            os.register_at_fork(after_in_child=faulthandler.disable)
+        if signal.getsignal(signal.SIGTERM) is signal.SIG_DFL and stacks is not None:
+            faulthandler.register(
+                signal.SIGTERM,
+                stacks,
+                all_threads=False,
+                chain=True,
+            )
+            # The workers of a pool are ended by SIGTERM every time, and nobody wants to hear of it.
+            os.register_at_fork(after_in_child=functools.partial(faulthandler.unregister, signal.SIGTERM))
 
 
 def say(text: str) -> None:
@@ -52,11 +94,17 @@ def say(text: str) -> None:
         sys.stderr.flush()
 
 
-def abort_when_read(status: int = 1) -> None:
-    """End the job by ``MPI_Abort``, once the launcher has read what this rank wrote, or after two seconds."""
+def abort_when_read(status: int = 1, summary: str = "") -> None:
+    """End the job by ``MPI_Abort``, once the launcher has read what this rank wrote, or after two seconds.
+
+    Args:
+        status: What the job ends with.
+        summary: Why, in a line.
+    """
     from mpi4py import MPI  # not earlier: a script may add the hook before it chooses how MPI is initialised
 
     flush_until_read()
+    witness.has_spoken(summary)
     MPI.COMM_WORLD.Abort(status)
 
 
@@ -79,7 +127,3 @@ def _wait_until_read(stream: TextIO) -> None:
         if not unread[0]:
             return
         time.sleep(_PAUSE_SECONDS)
-
-
-def _be_silent() -> None:
-    faulthandler.unregister(signal.SIGTERM)

@@ -145,7 +145,7 @@ class NcclCommunicator:
         return share
 
     def all_gather(self, array: Any) -> None:
-        """Give every rank the shares of all; collective. The array is as for :meth:`reduce_scatter`."""
+        """Give every rank the shares of all; collective. The array has one share for each rank."""
         self._core.allgather(self._share(_checked(array)), array, stream=_stream())
 
     def send(self, array: Any, peer: int) -> None:

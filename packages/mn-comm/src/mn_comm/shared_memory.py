@@ -105,7 +105,7 @@ def _open(place: tuple[int, int, bytes], length: int, ranks: Ranks) -> _Bytes:
     opened = os.open(f"/proc/{pid}/fd/{fd}", os.O_RDWR | os.O_CLOEXEC)
     try:
         if os.pread(opened, _TOKEN_BYTES, length * ranks.size) != token:
-            raise OSError(f"process {pid} is not the neighbor of that number: the two cannot see each other")
+            raise OSError(f"process {pid} is not the expected neighbor: the two processes cannot see each other")
         # By its owner, so that the pages are of the memory near its core.
         if length:
             os.posix_fallocate(opened, length * ranks.rank, length)

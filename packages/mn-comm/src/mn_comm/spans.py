@@ -44,22 +44,21 @@ _recorder: Recorder | None = None
 
 
 def span(name: str, **details: Any) -> AbstractContextManager[None]:
-    """Return a context whose duration is recorded in the timeline, if one is kept; not collective.
-
-    ::
-
-        with mn_comm.span("augment", images=len(batch)):
-            ...
+    """Return a context whose duration is recorded in the timeline, if one is recorded; not collective.
 
     Args:
-        name: What it is called there.
-        details: What is shown when it is selected: anything that ``json`` can write.
+        name: The name of the span.
+        details: Shown when the span is selected: anything that ``json`` can write.
+
+    Example:
+        >>> with mn_comm.span("prepare", samples=100):
+        ...     samples = list(range(100))
     """
     return _NOTHING if _recorder is None else _recorder.span(name, details)
 
 
 def is_recording() -> bool:
-    """Return whether a timeline is kept."""
+    """Return whether a timeline is recorded."""
     return _recorder is not None
 
 
@@ -90,5 +89,5 @@ def start(ranks: Ranks) -> None:
         found[0].load()(ranks, file)
     elif ranks.rank == 0:
         warnings.warn(
-            f"no timeline is kept: {VARIABLE} is set, but the package mn-tools is not installed", stacklevel=2
+            f"no timeline is recorded: {VARIABLE} is set, but the package mn-tools is not installed", stacklevel=2
         )

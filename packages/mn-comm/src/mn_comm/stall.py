@@ -3,12 +3,11 @@
 A mistake in a program of several ranks shows as silence: all wait, for each other or for what never comes. A thread of
 each process looks after :data:`mn_comm.watch.activities`. Once a rank has waited for others for longer than
 ``CHAINERMN_STALL_SECONDS`` (default 60; 0 switches the monitor off) it writes to stderr what it waits for and where,
-and asks its neighbor to do the same, who asks the next one if it was not waiting itself. With
-``CHAINERMN_STALL_ABORT=1`` the job then ends; with ``CHAINERMN_STALL_STACKS=1`` the stacks are written as well.
+and asks its neighbor to do the same (:mod:`mn_comm.inquiry`). Who does not answer, or has come to the end of its
+program, is named. The job then ends if ``CHAINERMN_STALL_ABORT=1``, or if it waits for all of some ranks of which one
+has ended; with ``CHAINERMN_STALL_STACKS=1`` the stacks are written as well.
 
-While nothing stalls, the thread wakes up to look for questions at most ten times within the limit. It talks on the
-private duplicates, under a tag of its own, which needs MPI_THREAD_MULTIPLE; without that each rank speaks for itself
-only.
+While nothing stalls, the thread wakes up to look for questions at most ten times within the limit.
 """
 
 from __future__ import annotations
@@ -26,7 +25,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from mn_comm.last_words import abort_when_read, say
+from mn_comm.forks import around_forks
+from mn_comm.inquiry import Inquiry
+from mn_comm.last_words import abort_when_read, folders_of_libraries, say
 from mn_comm.mpi import MPI
 from mn_comm.watch import Activity, Call, activities, polled
 
@@ -35,11 +36,13 @@ if TYPE_CHECKING:
 
 __all__ = ["Monitor", "explain_stalls", "join", "leave"]
 
-_QUESTION_TAG = 32767 - 1  # on the private duplicates; collectives use 0
+# Nobody gets past these before all have come: calls of MPI's, and operations of ours.
+_FOR_ALL = {
+    *("Barrier", "Dup", "Split", "Allreduce", "Iallreduce", "Allgather", "Allgatherv", "Alltoallv"),
+    *("Reduce_scatter", "Reduce_scatter_block", "allreduce", "allgather", "alltoall"),
+    *("barrier", "split", "allreduce_obj", "allgather_obj", "reduce_scatter", "multi_node_mean_grad"),
+}
 _SLOWEST_POLL = 1.0
-_NOT_THE_SCRIPT = (
-    *("mn_comm", "mn_compat", "mn_data", "mn_extensions", "mn_modelpar", "mn_optim", "chainermn_meta", "chainer"),
-)
 
 _explanations: list[Callable[[], Sequence[str]]] = []
 
@@ -53,6 +56,10 @@ def explain_stalls(explanation: Callable[[], Sequence[str]]) -> None:
     _explanations.append(explanation)
 
 
+def _end_job(why: str) -> None:
+    abort_when_read(summary=why)
+
+
 class Monitor:
     """Looks after the waiting of one process.
 
@@ -61,7 +68,7 @@ class Monitor:
         abort: Whether the job then ends.
         stacks: Whether stacks are written as well.
         write: Takes what is to be said; called in the monitor's thread.
-        end: Ends the job.
+        end: Ends the job, for the reason that it is called with.
     """
 
     def __init__(
@@ -71,7 +78,7 @@ class Monitor:
         abort: bool,
         stacks: bool = False,
         write: Callable[[str], object] = say,
-        end: Callable[[], object] = abort_when_read,
+        end: Callable[[str], object] = _end_job,
     ) -> None:
         self.limit = limit
         self.abort = abort
@@ -79,9 +86,7 @@ class Monitor:
         self._stacks = stacks
         self._write = write
         self._end = end
-        self._joined: list[Ranks] = []
-        self._can_ask = MPI.Query_thread() >= MPI.THREAD_MULTIPLE
-        self._questions: list[MPI.Request] = []
+        self._inquiry = Inquiry(self._time_to_speak)
         self._reported: dict[int, tuple[int, float]] = {}
         self._said: object = None
         self._lock = threading.Lock()
@@ -105,13 +110,13 @@ class Monitor:
     def join(self, ranks: Ranks) -> None:
         """Answer, from now on, what is asked on a private communicator."""
         with self._lock:
-            if not any(ranks == other for other in self._joined):
-                self._joined.append(ranks)
+            if not any(ranks == other for other in self._inquiry.joined):
+                self._inquiry.joined.append(ranks)
 
     def leave(self, ranks: Ranks) -> None:
         """Stop answering on a communicator, which is about to be freed."""
         with self._lock:
-            self._joined = [other for other in self._joined if other != ranks]
+            self._inquiry.joined = [other for other in self._inquiry.joined if other != ranks]
 
     def poll(self) -> None:
         """Look once for what has stalled, and for what others ask."""
@@ -126,10 +131,14 @@ class Monitor:
                     self._reported[activity.thread] = (since, time.monotonic())
                     self._say("")
                     self._ask_neighbor(activity)
-            self._answer()
-            if self.abort and any(self._is_hopeless(*each) for each in stalled):
-                self._write(f"[chainermn] rank {MPI.COMM_WORLD.rank} ends the job: CHAINERMN_STALL_ABORT is set\n")
-                self._end()
+            self._inquiry.answer(self._tell)
+            for rank in self._inquiry.silent():
+                if rank not in self._inquiry.finished:
+                    self._write(f"[chainermn] rank {rank} does not answer: it is stopped, or gone, or overloaded\n")
+            reasons = {self._why_hopeless(*each) for each in stalled} - {""}
+            if reasons:
+                self._write(f"[chainermn] rank {MPI.COMM_WORLD.rank} ends the job: {min(reasons)}\n")
+                self._end(min(reasons))
 
     def _run(self) -> None:
         # A program that forks again and again stops and starts this thread each time: the time of the next poll stays.
@@ -147,43 +156,40 @@ class Monitor:
         waits = [(activity, activity.wait) for activity in list(activities.values())]
         return [(activity, wait[2]) for activity, wait in waits if wait and now - wait[2] > self.limit * 1e9]
 
-    def _is_hopeless(self, activity: Activity, since: int) -> bool:
-        """Whether a wait still lasts, long enough after it was reported for all ranks to have spoken."""
+    @property
+    def _time_to_speak(self) -> float:
+        """After how many seconds all ranks have looked for questions."""
+        return 3 * self.interval + 0.5
+
+    def _why_hopeless(self, activity: Activity, since: int) -> str:
+        """Return why the job is to end, if a wait still lasts and was reported so long ago that all have spoken."""
         reported_for, reported_at = self._reported.get(activity.thread, (0, 0.0))
-        return reported_for == since and time.monotonic() - reported_at > 3 * self.interval + 0.5
+        if reported_for != since or time.monotonic() - reported_at < self._time_to_speak:
+            return ""
+        for ranks in _needed(activity):
+            gone = self._inquiry.finished & set(ranks.group.Translate_ranks(None, MPI.COMM_WORLD.group))
+            if gone:
+                return f"rank {min(gone)} has come to the end of its program, and this one waits for it"
+        return "CHAINERMN_STALL_ABORT is set" if self.abort else ""
 
     def _ask_neighbor(self, activity: Activity) -> None:
         for call in activity.calls:
-            self._ask(getattr(call.arguments[0] if call.arguments else None, "ranks", None))
+            self._inquiry.ask(_ranks_of(call))
         if not activity.calls and activity.wait is not None:
-            self._ask(activity.wait[1])
+            self._inquiry.ask(activity.wait[1])
 
-    def _ask(self, ranks: Ranks | None, about: int | None = None) -> None:
-        """Ask the next rank what it is doing, unless it is the one that wants to know."""
-        if ranks is None or not self._can_ask or not any(ranks == other for other in self._joined):
-            return
-        about = ranks.rank if about is None else about
-        neighbor = (ranks.rank + 1) % ranks.size
-        if neighbor != about:
-            self._questions.append(ranks.Isend(np.array([about], np.int64), neighbor, _QUESTION_TAG))
+    def _tell(self, asking: int) -> bool:
+        """Say what this rank is doing, asked by another; return whether the next is to be asked."""
+        if self._stalled():  # it asks by itself
+            return False
+        self._say(f", asked by rank {asking},")
+        return True
 
-    def _answer(self) -> None:
-        if not self._can_ask:
-            return
-        for ranks in list(self._joined):
-            try:
-                self._answer_on(ranks)
-            except MPI.Exception:  # it was revoked, as a rank was lost
-                self._joined.remove(ranks)
-
-    def _answer_on(self, ranks: Ranks) -> None:
-        while ranks.Iprobe(MPI.ANY_SOURCE, _QUESTION_TAG):
-            about = np.zeros(1, np.int64)
-            MPI.Intracomm.Recv(ranks, about, MPI.ANY_SOURCE, _QUESTION_TAG)
-            asking = ranks.group.Translate_ranks([int(about[0])], MPI.COMM_WORLD.group)[0]
-            if not self._stalled():  # one that has stalled asks by itself
-                self._say(f", asked by rank {asking},")
-                self._ask(ranks, int(about[0]))
+    def say_farewell(self) -> None:
+        """Stop, and tell the others that this process takes part in nothing any more."""
+        self.stop()
+        with contextlib.suppress(MPI.Exception):
+            self._inquiry.say_farewell()
 
     def _say(self, occasion: str) -> None:
         """Write what this rank is doing, unless it has written just that already."""
@@ -206,6 +212,18 @@ class Monitor:
         self._write("".join(f"[chainermn] {line}\n" for line in lines))
 
 
+def _needed(activity: Activity) -> list[Ranks]:
+    """Return the ranks of which a wait needs all."""
+    waits = [(activity.wait[0], activity.wait[1])] if activity.wait is not None else []
+    waits += [(call.function.__name__, _ranks_of(call)) for call in activity.calls]
+    return [ranks for name, ranks in waits if name in _FOR_ALL and ranks is not None]
+
+
+def _ranks_of(call: Call) -> Ranks | None:
+    """Return the ranks of the communicator that an operation is a method of."""
+    return getattr(call.arguments[0] if call.arguments else None, "ranks", None)
+
+
 def _describe_wait(activity: Activity) -> str:
     assert activity.wait is not None
     what, ranks, since = activity.wait
@@ -214,7 +232,7 @@ def _describe_wait(activity: Activity) -> str:
     seconds = f"has waited for {(time.monotonic_ns() - since) / 1e9:.1f} s"
     if not calls:
         return f"{seconds} in {what}{purpose}, {_place(activity.thread)}"
-    group = getattr(calls[-1].arguments[0] if calls[-1].arguments else None, "ranks", ranks)
+    group = _ranks_of(calls[-1]) or ranks
     group_of = (
         f" as rank {group.rank} of {group.size}" if group is not None and group.size != MPI.COMM_WORLD.size else ""
     )
@@ -254,10 +272,8 @@ def _frames(thread: int) -> list[traceback.FrameSummary]:
 
 def _is_script(frame: traceback.FrameSummary) -> bool:
     """Return whether a frame is neither of these packages nor of Python's library."""
-    loaded = [sys.modules.get(name) for name in _NOT_THE_SCRIPT]
-    folders = [os.path.dirname(module.__file__) + os.sep for module in loaded if module and module.__file__]
     is_library = os.path.dirname(frame.filename) == os.path.dirname(threading.__file__)
-    return not is_library and not frame.filename.startswith(("<frozen", *folders))
+    return not is_library and not frame.filename.startswith(("<frozen", *folders_of_libraries()))
 
 
 def _other_messages(activity: Activity) -> list[str]:
@@ -307,10 +323,9 @@ def join(ranks: Ranks) -> None:
         _monitor.start()
         # The thread must not be inside MPI when that is finalised. That happens after this; or before, if the script
         # does it, and begins with what is attached to this communicator.
-        atexit.register(_monitor.stop)
+        atexit.register(_monitor.say_farewell)
         MPI.COMM_SELF.Set_attr(MPI.Comm.Create_keyval(delete_fn=lambda *_: _monitor.stop()), True)
-        # Since 3.12 Python warns of a fork while threads run, and rightly: the child would not have them.
-        os.register_at_fork(before=_monitor.stop, after_in_parent=_monitor.start, after_in_child=_forget)
+        around_forks(before=_monitor.stop, after_in_parent=_monitor.start, after_in_child=_forget)
     _monitor.join(ranks)
 
 

@@ -153,7 +153,7 @@ class Strategy:
         """Add up, over this node, the share of a bucket that belongs to this rank; collective within the node.
 
         Args:
-            bucket: As for :meth:`average`.
+            bucket: Of the same length and dtype on every rank.
             divisor: What the sum is divided by.
             at_end: If the sum is final, what :meth:`all_gather` is going to divide it by: this rank's share is then
                 stored at once, while it is in the cache.

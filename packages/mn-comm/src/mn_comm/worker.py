@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import atexit
 import os
 import threading
 import weakref
@@ -12,6 +11,7 @@ from typing import Any, Generic, TypeVar
 
 import numpy as np
 
+from mn_comm.exit_status import at_exit
 from mn_comm.watch import activity
 
 __all__ = ["Future", "Worker", "close_all"]
@@ -85,7 +85,7 @@ class Worker:
         self._tasks: SimpleQueue[_Task | None] = SimpleQueue()
         self._thread: threading.Thread | None = None
         self._unfinished = 0
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()  # a finalizer may close one worker in the midst of another's work
         _workers.add(self)
 
     def put(self, task: _Task) -> None:
@@ -97,13 +97,21 @@ class Worker:
                 self._thread.start()
         self._tasks.put(task)
 
-    def close(self) -> None:
-        """Finish what was put, and end the thread."""
+    def close(self, wait: bool = True) -> None:
+        """Finish what was put, and end the thread.
+
+        Args:
+            wait: Whether to wait until it has ended. If not, nothing may be put any more.
+        """
         with self._lock:
             thread, self._thread = self._thread, None
-        if thread is not None:
-            self._tasks.put(None)
+        if thread is None:
+            return
+        self._tasks.put(None)
+        if wait:
             thread.join()
+        else:
+            _ending.add(thread)
 
     def rest(self) -> None:
         """End the thread if it has nothing to do."""
@@ -123,6 +131,7 @@ class Worker:
 
 
 _workers: weakref.WeakSet[Worker] = weakref.WeakSet()
+_ending: weakref.WeakSet[threading.Thread] = weakref.WeakSet()  # Python itself holds those that run
 
 
 def _rest_all() -> None:
@@ -134,9 +143,11 @@ def close_all() -> None:
     """Finish what was put to any worker, and end their threads."""
     for worker in list(_workers):
         worker.close()
+    for thread in list(_ending):
+        thread.join()
 
 
 # What is under way must end before MPI does, which happens after this.
-atexit.register(close_all)
+at_exit(close_all)
 # Since 3.12 Python warns of a fork while threads run, and rightly: the child would not have them.
 os.register_at_fork(before=_rest_all)

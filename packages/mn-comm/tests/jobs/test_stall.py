@@ -43,7 +43,7 @@ def run(ranks, script, **environ):
     )
 
 
-@pytest.mark.parametrize("ranks", [2, 3])
+@pytest.mark.parametrize("ranks", [2, 4])
 def test_every_rank_speaks_and_the_job_ends(ranks):
     job = run(ranks, WAIT, CHAINERMN_STALL_SECONDS="1", CHAINERMN_STALL_ABORT="1")
     assert job.returncode != 0
@@ -52,6 +52,7 @@ def test_every_rank_speaks_and_the_job_ends(ranks):
         assert len(spoken) == 1, job.stderr
     assert re.search(r"has waited for \S+ s in recv\(source=1, tag=3\), at <string>:6", job.stderr)
     assert len(re.findall(r"has waited for \S+ s in allreduce_obj\(obj=1\), at <string>:8", job.stderr)) == ranks - 1
+    assert job.stderr.count("[chainermn]") <= 2 * ranks
 
 
 def test_a_fork_while_the_monitor_runs():
@@ -101,3 +102,56 @@ def test_a_hook_whose_mean_never_comes(background):
     job = run(2, script, CHAINERMN_STALL_SECONDS="1", CHAINERMN_STALL_ABORT="1")
     assert job.returncode != 0
     assert re.search(r"has waited for \S+ s in comm_hook, at <string>", job.stderr), job.stderr
+
+
+FINISHES = """
+from mn_comm import create_communicator
+comm = create_communicator("naive")
+if comm.rank:
+    comm.allreduce_obj(1)
+"""
+
+
+def test_a_rank_that_has_come_to_its_end_is_named_and_not_waited_for():
+    job = run(3, FINISHES, CHAINERMN_STALL_SECONDS="1")
+    assert job.returncode != 0
+    assert "rank 0 has come to the end of its program, and this one waits for it" in job.stderr
+
+
+LATE = """
+import time
+from mn_comm import create_communicator
+comm = create_communicator("naive")
+others = comm.split(0 if comm.rank else 1, 0)
+if comm.rank == 1:
+    time.sleep(4)
+if comm.rank:
+    others.allreduce_obj(1)
+    print("done")
+"""
+
+
+def test_a_rank_that_ends_early_ends_nothing_that_goes_on_without_it():
+    job = run(3, LATE, CHAINERMN_STALL_SECONDS="1")
+    # Launchers pass on what ranks write in pieces.
+    assert (job.returncode, sorted(job.stdout)) == (0, sorted("done\ndone\n")), job.stderr
+    assert "rank 2 of 3" in job.stderr
+
+
+STOPPED = """
+import os, signal, sys, threading
+from mn_comm import create_communicator
+comm = create_communicator("naive")
+others = comm.allgather_obj(os.getpid())
+if comm.rank == 0:
+    threading.Timer(4, lambda: os.kill(others[1], signal.SIGCONT)).start()
+else:
+    os.kill(os.getpid(), signal.SIGSTOP)
+comm.allreduce_obj(1)
+"""
+
+
+def test_a_rank_that_does_not_answer_is_named():
+    job = run(2, STOPPED, CHAINERMN_STALL_SECONDS="1")
+    assert job.returncode == 0, job.stderr
+    assert job.stderr.count("rank 1 does not answer") == 1

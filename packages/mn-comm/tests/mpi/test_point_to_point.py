@@ -110,8 +110,8 @@ def test_objects_with_status_and_tag():
     ("call", "error", "message"),
     [
         (lambda: COMM.send(np.zeros(1), SIZE), ValueError, r"expected dest in 0\.\."),
-        (lambda: COMM.send(np.zeros(1), RANK), ValueError, "expected another rank than this one for dest"),
-        (lambda: COMM.recv(RANK), ValueError, "expected another rank than this one for source"),
+        (lambda: COMM.send(np.zeros(1), RANK), ValueError, "expected a rank other than this one for dest"),
+        (lambda: COMM.recv(RANK), ValueError, "expected a rank other than this one for source"),
         (lambda: COMM.recv(-5), ValueError, r"expected source in 0\.\."),
         (lambda: COMM.recv("0"), TypeError, "expected an integer for source, got str: '0'"),
         (lambda: COMM.send(np.zeros(1), (RANK + 1) % SIZE, tag=-3), ValueError, r"expected tag in 0\.\."),

@@ -81,7 +81,7 @@ def test_a_neighbour_that_cannot_be_seen(monkeypatch):
 def test_another_process_of_the_same_number(monkeypatch):
     real = os.pread
     monkeypatch.setattr(os, "pread", lambda fd, n, offset: real(fd, n, offset)[::-1])
-    with pytest.raises(OSError, match="is not the neighbor of that number"):
+    with pytest.raises(OSError, match="is not the expected neighbor"):
         share(RANKS, 4096)
 
 

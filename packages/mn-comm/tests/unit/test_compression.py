@@ -102,6 +102,9 @@ def test_a_message_and_its_error_are_the_values(codec, block, numbers):
     message = np.empty(codec.nbytes(original.size), np.uint8)
     codec.encode(error, message, None)
     codec.decode(message, decoded)
+    said = np.full(original.size, 9, np.float32)
+    codec.encode(original.copy(), np.empty_like(message), None, said)
+    assert said.tobytes() == decoded.tobytes()
     np.testing.assert_allclose(decoded.astype("f8") + error, original, rtol=1e-6, atol=np.abs(original).max() * 1e-6)
 
 
@@ -121,9 +124,10 @@ def test_stochastic_rounding_has_the_value_as_its_mean():
     message, total = np.empty(codec.nbytes(4), np.uint8), np.zeros(4)
     original = np.array([127, 3.25, -7.5, 0.01], np.float32)
     for _ in range(4000):
-        codec.encode(original.copy(), message, random)
-        decoded = np.empty(4, np.float32)
+        said, decoded = np.empty((2, 4), np.float32)
+        codec.encode(original.copy(), message, random, said)
         codec.decode(message, decoded)
+        assert said.tobytes() == decoded.tobytes()
         total += decoded
     np.testing.assert_allclose(total / 4000, original, atol=0.03)
 
@@ -138,6 +142,9 @@ def test_what_is_not_finite_arrives_and_is_not_remembered(codec, block, numbers)
     with np.errstate(all="ignore"):
         codec.encode(error, message, None)
         codec.decode(message, decoded)
+        said = np.empty_like(decoded)
+        codec.encode(original.copy(), message, None, said)
+    assert said.tobytes() == decoded.tobytes()  # to the last bit: of zeros and of NaN, too
     assert np.isfinite(error).all()
     bad = ~np.isfinite(original)
     assert not np.isfinite(decoded[bad]).any()

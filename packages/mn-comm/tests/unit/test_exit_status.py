@@ -9,7 +9,7 @@ SCRIPT = """
 import argparse, asyncio, atexit, contextlib, gc, sys, threading
 from mn_comm import exit_status
 exit_status._GRACE_SECONDS = 0
-exit_status.abort_when_read = lambda status: print("ends with", status, flush=True)
+exit_status.abort_when_read = lambda status, summary: print("ends with", status, flush=True)
 def begin(result=None):
     exit_status.share_exit_status(3)
     return result

@@ -31,7 +31,7 @@ def monitor(monkeypatch):
     said, ended = [], []
     monkeypatch.setattr(watch, "activities", activities := {})
     monkeypatch.setattr(stall, "activities", activities)
-    found = Monitor(0.05, abort=True, write=said.append, end=lambda: ended.append(True))
+    found = Monitor(0.05, abort=True, write=said.append, end=lambda _: ended.append(True))
     found.interval = 0.01
     found.said, found.ended = said, ended
     return found

@@ -44,7 +44,7 @@ def _is_gate(finder: object) -> bool:
 def _refuse_if_late() -> None:
     if not any(name == "chainer" or name.startswith(("chainer.", "chainermn")) for name in sys.modules):
         return
-    late = _unmended_modules()
+    late = _unpatched_modules()
     if late:
         raise ImportError(
             f"chainer was imported before mn_compat, so {len(late)} of its modules were loaded without their "
@@ -61,7 +61,7 @@ def _refuse_if_late() -> None:
         )
 
 
-def _unmended_modules() -> list[str]:
+def _unpatched_modules() -> list[str]:
     release = find_release()
     if release is None or not release.supported:
         return []

@@ -46,7 +46,7 @@ class ChainerFinder:
         substitutions = self._substitutions(fullname)
         if not substitutions:
             return None
-        return _mended_spec(fullname, path, target, substitutions)
+        return _patched_spec(fullname, path, target, substitutions)
 
     def _substitutions(self, fullname: str) -> tuple[Substitution, ...]:
         if self._table is None:
@@ -91,7 +91,7 @@ def _imported_release() -> Release | None:
     return Release(directory, read_version(directory))
 
 
-def _mended_spec(
+def _patched_spec(
     fullname: str,
     path: Sequence[str] | None,
     target: ModuleType | None,
@@ -102,7 +102,7 @@ def _mended_spec(
         return None
     if not isinstance(spec.loader, SourceFileLoader):
         raise ImportError(  # noqa: TRY004 - an import fails with ImportError
-            f"expecting {fullname} as a source file, which mn_compat can mend, got {spec.loader!r}",
+            f"expecting {fullname} as a source file, which mn_compat can patch, got {spec.loader!r}",
             name=fullname,
             path=spec.origin,
         )

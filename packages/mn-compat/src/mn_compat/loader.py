@@ -17,7 +17,7 @@ class SubstitutingLoader(SourceFileLoader):
         self.substitutions = substitutions
 
     def get_data(self, path: str) -> bytes:
-        """Return the bytes of `path`, mended if it is the module's own file."""
+        """Return the bytes of `path`, patched if it is the module's own file."""
         data = super().get_data(path)
         if path != self.path:
             return data
@@ -25,6 +25,6 @@ class SubstitutingLoader(SourceFileLoader):
         return text.encode()
 
     def get_code(self, fullname: str) -> CodeType:
-        """Compile the mended text, leaving alone the bytecode cache, which belongs to the file as it is."""
+        """Compile the patched text, without using the bytecode cache, which belongs to the unpatched file."""
         path = self.get_filename(fullname)
         return self.source_to_code(self.get_data(path), path)

@@ -32,6 +32,11 @@ def restore(*names: str) -> None:
     Raises:
         ValueError: There is none of that name.
         RuntimeError: It cannot be restored on this interpreter.
+
+    Example:
+        >>> mn_compat.restore("numpy_names")
+        >>> np.float is float
+        True
     """
     wanted = chosen(names)
     if wanted and _RESTORER not in sys.meta_path:

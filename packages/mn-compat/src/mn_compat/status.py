@@ -13,10 +13,10 @@ from mn_compat.restoring import restored
 
 
 class Status(NamedTuple):
-    """The state of the mending.
+    """Whether Chainer is patched, and how.
 
     Attributes:
-        active: Whether ``import chainer`` gives a mended Chainer.
+        active: Whether ``import chainer`` gives a patched Chainer.
         reason: Why, or why not, in one sentence.
         chainer_version: Version of the installed Chainer; None if there is none.
         chainer_path: Folder of the installed Chainer; None if there is none.
@@ -37,10 +37,14 @@ class Status(NamedTuple):
 
 
 def status() -> Status:
-    """Return the state of the mending, without importing Chainer.
+    """Return whether Chainer is patched, and how, without importing it.
 
     Raises:
         ImportError: ``CHAINERMN_IMPL`` or ``MN_COMPAT_SKIP`` holds an unknown value.
+
+    Example:
+        >>> mn_compat.status().chainer_version
+        '7.8.1'
     """
     release = find_release()
     ours = find_chainermn()
@@ -69,4 +73,4 @@ def _judge(any_fix: bool) -> tuple[bool, str]:
         return False, f"Chainer {release.version} is none of {', '.join(SUPPORTED)}"
     if not any_fix:
         return False, "MN_COMPAT_SKIP leaves out every fix"
-    return True, f"Chainer {release.version} is mended as it is imported"
+    return True, f"Chainer {release.version} is patched as it is imported"

@@ -28,7 +28,7 @@ class Substitution(NamedTuple):
 
 
 class Fix(NamedTuple):
-    """The substitutions that mend one fault, under the name by which they can be left out.
+    """The substitutions that fix one fault, under the name by which they can be left out.
 
     Attributes:
         name: Short and unique; accepted by ``MN_COMPAT_SKIP``.
@@ -62,7 +62,7 @@ def apply(substitutions: Iterable[Substitution], text: str, *, name: str, path: 
         if found != times:
             raise SubstitutionError(
                 f"expecting {times} of {old!r} in {path}, found {found}: "
-                "this is not the file that Chainer 7.8.1 installs, so mn_compat cannot mend it",
+                "this is not the file that Chainer 7.8.1 installs, so mn_compat cannot patch it",
                 name=name,
                 path=path,
             )

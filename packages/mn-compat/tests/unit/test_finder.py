@@ -64,7 +64,7 @@ def test_nothing_is_written_into_numpy_or_over_chainers_files():
     assert "widened" not in Path(chainer.reporter.__file__).read_text(encoding="utf-8")
 
 
-def test_the_bytecode_cache_is_left_to_the_unmended_file(python):
+def test_the_bytecode_cache_is_left_to_the_unpatched_file(python):
     python("-c", "import chainer")
     import chainer.reporter
 
@@ -81,7 +81,7 @@ def test_source_is_found_at_the_right_line():
     assert inspect.getsource(helper.without_requires).startswith("def without_requires(")
 
 
-def test_the_loader_hands_out_the_mended_source():
+def test_the_loader_hands_out_the_patched_source():
     import chainer.reporter
 
     source = chainer.reporter.__loader__.get_source("chainer.reporter")
@@ -100,7 +100,7 @@ def test_a_traceback_shows_the_line_that_raised():
 
 
 @pytest.mark.parametrize("version", ["7.8.1", "7.8.1.post1"])
-def test_both_supported_releases_are_mended(python, tmp_path, version):
+def test_both_supported_releases_are_patched(python, tmp_path, version):
     path = write_chainer(tmp_path, version, reporter="import chainerx\n\nvalue = value.as_grad_stopped()\n")
     process = python("-c", "import chainer.reporter", path=[path], check=False)
     # The file is not Chainer's, but it is taken for that, and looked into.
@@ -145,7 +145,7 @@ def test_a_module_without_source_is_an_import_error(python, tmp_path):
 
 
 def test_chainer_loaded_before_activation_is_an_error(python):
-    # Unmended, Chainer's import fails on the way; the modules loaded by then stay in sys.modules.
+    # Unpatched, Chainer's import fails on the way; the modules loaded by then stay in sys.modules.
     process = python(
         "-c",
         "import sys\n"

@@ -38,8 +38,8 @@ def outcomes(python, names, folders, **variables):
 
 
 @pytest.fixture(scope="module")
-def mended(python):
-    """The outcome of every probe on the mended Chainer; those that share their fakes share an interpreter."""
+def patched(python):
+    """The outcome of every probe on the patched Chainer; those that share their fakes share an interpreter."""
     groups = defaultdict(list)
     for name in NAMES:
         groups[fakes(name)].append(name)
@@ -49,16 +49,16 @@ def mended(python):
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_probe_passes_with_the_fix(mended, name):
-    result, detail = mended[name]
+def test_probe_passes_with_the_fix(patched, name):
+    result, detail = patched[name]
     if result == "skipped":
         pytest.skip(detail)
     assert result in ("passed", "needless"), detail
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_probe_fails_without_the_fix(python, mended, name):
-    result, detail = mended[name]
+def test_probe_fails_without_the_fix(python, patched, name):
+    result, detail = patched[name]
     if result == "skipped":
         pytest.skip(detail)
     if result == "needless":
@@ -77,12 +77,12 @@ def test_names_of_fixes_are_unique():
 
 
 @pytest.mark.parametrize("module", sorted(load_table()))
-def test_mended_module_keeps_its_lines_and_compiles(module):
+def test_patched_module_keeps_its_lines_and_compiles(module):
     path = Path(mn_compat.status().chainer_path, *module.split(".")[1:]).with_suffix(".py")
     text = path.read_text(encoding="utf-8")
-    mended = apply(load_table()[module], text, name=module, path=str(path))
-    assert mended.count("\n") == text.count("\n")
-    compile(mended, path, "exec")
+    patched = apply(load_table()[module], text, name=module, path=str(path))
+    assert patched.count("\n") == text.count("\n")
+    compile(patched, path, "exec")
 
 
 def test_the_readme_lists_every_fix_and_its_reason():

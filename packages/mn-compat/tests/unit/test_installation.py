@@ -181,9 +181,9 @@ def test_an_installation_takes_effect_and_goes_without_a_trace(
     folder = site_packages(environment)
     our_chainermn = add_our_chainermn(folder)
     bundled_chainermn = folder / "chainermn" / "__init__.py"
-    mended = "7.8.1 True SubstitutingLoader"
-    assert report(environment, dependencies) == (mended, our_chainermn)
-    assert report(environment, dependencies, CHAINERMN_IMPL="bundled") == (mended, bundled_chainermn)
+    patched = "7.8.1 True SubstitutingLoader"
+    assert report(environment, dependencies) == (patched, our_chainermn)
+    assert report(environment, dependencies, CHAINERMN_IMPL="bundled") == (patched, bundled_chainermn)
 
     environment("uninstall", "mn-compat")
     left = [path.name for path in folder.iterdir() if "mn_compat" in path.name]
@@ -209,7 +209,7 @@ def test_the_lines_of_the_pth_file_run_twice_put_one_gate(environment, our_wheel
 def test_a_target_folder_on_pythonpath(environment, dependencies, chainer_wheel, our_wheel, tmp_path):
     environment("install", "--target", tmp_path / "target", chainer_wheel, our_wheel)
     path = f"{tmp_path / 'target'}{os.pathsep}{dependencies}"
-    # No .pth file is run there: Chainer is found, and is not mended.
+    # No .pth file is run there: Chainer is found, and is not patched.
     code = "import sys; print([f for f in sys.meta_path if 'mn_compat' in repr(f)])"
     assert run(environment.python, "-c", code, path=path).stdout.strip() == "[]"
     code = "import mn_compat, chainer; print(mn_compat.status().active)"

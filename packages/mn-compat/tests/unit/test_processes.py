@@ -1,4 +1,4 @@
-"""Children of ``multiprocessing``: they start an interpreter of their own and must find Chainer mended."""
+"""Children of ``multiprocessing``: they start an interpreter of their own and must find Chainer patched."""
 
 import pytest
 
@@ -25,7 +25,7 @@ if __name__ == "__main__":
 
 
 @pytest.mark.parametrize("method", ["spawn", "forkserver", "fork"])
-def test_children_are_mended(python, tmp_path, method):
+def test_children_are_patched(python, tmp_path, method):
     script = tmp_path / "script.py"
     script.write_text(SCRIPT)
     assert python(script, method).stdout.strip() == "SubstitutingLoader"

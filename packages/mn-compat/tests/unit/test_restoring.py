@@ -131,7 +131,7 @@ def test_an_installed_pkg_resources_goes_before_the_stand_in(program, tmp_path):
     program("import pkg_resources; assert pkg_resources.mine", MN_COMPAT_RESTORE="all")
 
 
-def test_chainer_is_mended_as_well(program):
+def test_chainer_is_patched_as_well(program):
     code = "import numpy, chainer, mn_compat; assert numpy.float is float and mn_compat.status().active"
     program(code, MN_COMPAT_RESTORE="numpy_names")
     program("import chainer", code, MN_COMPAT_RESTORE="numpy_names")

@@ -8,6 +8,7 @@ from mn_data.epochs import get_epoch_trigger, get_n_iterations_for_one_epoch
 from mn_data.multi_node_iterator import create_multi_node_iterator
 from mn_data.scatter import DataSizeError, scatter_dataset, scatter_index
 from mn_data.synchronized_iterator import create_synchronized_iterator
+from mn_data.uneven_iterator import create_uneven_iterator
 
 __all__ = [
     "DataSizeError",
@@ -15,6 +16,7 @@ __all__ = [
     "create_empty_dataset",
     "create_multi_node_iterator",
     "create_synchronized_iterator",
+    "create_uneven_iterator",
     "get_epoch_trigger",
     "get_n_iterations_for_one_epoch",
     "scatter_dataset",

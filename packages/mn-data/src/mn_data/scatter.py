@@ -110,7 +110,7 @@ def scatter_index(
         n_total_samples: At the root how many samples there are; ignored elsewhere.
         comm: A communicator, or an mpi4py one.
         root: The rank that knows the number.
-        force_equal_length: As for :func:`scatter_dataset`.
+        force_equal_length: Whether all parts have the same length, for which some samples are in two parts.
 
     Returns:
         The index of this rank's first sample, and the one after its last.

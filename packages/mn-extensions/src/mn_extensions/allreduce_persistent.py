@@ -26,6 +26,13 @@ class AllreducePersistent(Extension):  # type: ignore[misc]  # Chainer has no ty
     Args:
         model: The model, the same on every rank.
         comm: The ranks.
+
+    Example:
+        >>> model = L.BatchNormalization(3)
+        >>> model.avg_mean[:] = comm.rank
+        >>> chainermn.extensions.AllreducePersistent(model, comm)()
+        >>> model.avg_mean
+        array([0.5, 0.5, 0.5], dtype=float32)
     """
 
     trigger = 1, "epoch"

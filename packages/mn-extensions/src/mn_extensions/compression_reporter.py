@@ -23,6 +23,9 @@ class CompressionReporter(Extension):  # type: ignore[misc]  # Chainer has no ty
 
     Raises:
         ValueError: When it is called: the optimizer does not compress.
+
+    Example:
+        >>> trainer.extend(mn_extensions.CompressionReporter())
     """
 
     trigger = 1, "iteration"

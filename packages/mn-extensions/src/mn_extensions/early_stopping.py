@@ -13,7 +13,7 @@ __all__ = ["MultiNodeEarlyStoppingTrigger"]
 
 
 class MultiNodeEarlyStoppingTrigger:
-    """Chainer's ``EarlyStoppingTrigger`` on the mean over all ranks, so that it fires on all of them alike.
+    """Chainer's ``EarlyStoppingTrigger`` on the mean over all ranks, so that it fires on all of them at once.
 
     Collective at every check.
 
@@ -27,6 +27,12 @@ class MultiNodeEarlyStoppingTrigger:
         max_trigger: When to stop in any case.
         suffix: Appended to ``monitor`` to make the name of the mean among the observations.
         kwargs: ``patients``, an old name of ``patience``.
+
+    Example:
+        >>> stop = chainermn.extensions.MultiNodeEarlyStoppingTrigger(
+        ...     comm, monitor="validation/main/loss", patience=5, max_trigger=(100, "epoch")
+        ... )
+        >>> trainer = chainer.training.Trainer(updater, stop)
     """
 
     def __init__(

@@ -38,7 +38,7 @@ def create_multi_node_evaluator(
 ) -> Evaluator:
     """Make an evaluator report the mean over all ranks.
 
-    It evaluates what all ranks have in common: an optimizer whose ranks meet only now and then is synchronised before.
+    It evaluates what all ranks have in common: if ranks meet only now and then, the optimizer is synchronised first.
 
     Args:
         actual_evaluator: An evaluator, or one of a class derived from it, whose iterator goes through this rank's part
@@ -47,7 +47,7 @@ def create_multi_node_evaluator(
         weighted: Whether every sample counts alike, however many each rank and each mini-batch has: with parts that
             share no sample (``scatter_dataset(…, force_equal_length=False)``) the result is that of one process on all
             samples, to the last bit however they are shared out. Otherwise every rank counts alike, and within a rank
-            every mini-batch, as ever. An evaluator with an ``evaluate`` of its own is taken to return means over its
+            every mini-batch, as before. An evaluator with an ``evaluate`` of its own is taken to return means over its
             samples.
 
     Returns:
@@ -58,6 +58,15 @@ def create_multi_node_evaluator(
     Raises:
         TypeError: ``actual_evaluator`` has no ``evaluate``. What evaluating raises on one rank, it raises on all.
         ValueError: ``actual_evaluator`` is a multi-node evaluator already.
+
+    Example:
+        >>> model = L.Classifier(L.Linear(3, 2))
+        >>> samples = chainer.datasets.TupleDataset(np.ones((4, 3), np.float32), np.zeros(4, np.int32))
+        >>> iterator = chainer.iterators.SerialIterator(samples, 2, repeat=False, shuffle=False)
+        >>> evaluator = chainer.training.extensions.Evaluator(iterator, model)
+        >>> evaluator = chainermn.create_multi_node_evaluator(evaluator, comm)
+        >>> sorted(evaluator())
+        ['main/accuracy', 'main/loss']
     """
     if not callable(getattr(actual_evaluator, "evaluate", None)):
         raise TypeError(

@@ -1,4 +1,4 @@
-"""An evaluator for results that are not simply averaged."""
+"""An evaluator for results that are not averages."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ __all__ = ["GenericMultiNodeEvaluator"]
 
 
 class GenericMultiNodeEvaluator(Extension):  # type: ignore[misc]  # Chainer has no types
-    """Evaluates on every rank and puts the results together on one, as its derived classes say.
+    """Evaluates on every rank and combines the results on one, as its subclasses define.
 
     Override :meth:`calc_local` and :meth:`aggregate`. Parts may differ in length, and be empty. Nothing is reported
     unless :meth:`aggregate` does so.
@@ -33,6 +33,16 @@ class GenericMultiNodeEvaluator(Extension):  # type: ignore[misc]  # Chainer has
 
     Raises:
         ValueError: ``root`` is out of range.
+
+    Example:
+        >>> class Total(chainermn.extensions.GenericMultiNodeEvaluator):
+        ...     def calc_local(self, x):
+        ...         return float(x.sum())
+        ...     def aggregate(self, results):
+        ...         return sum(results)
+        >>> ones = chainer.iterators.SerialIterator([np.ones(3)] * 4, 2, repeat=False, shuffle=False)
+        >>> Total(comm, ones, target=L.Linear(3, 1))(None) == (24.0 if comm.rank == 0 else None)
+        True
     """
 
     trigger = 1, "epoch"

@@ -12,13 +12,10 @@ __all__ = ["main_rank_only"]
 
 
 def main_rank_only(extension: Any, comm: CommunicatorBase | None = None, rank: int = 0) -> Any:
-    """Return an extension that works on one rank and does nothing on the others.
+    """Return an extension that runs on one rank and does nothing on the others.
 
-    One line for all ranks, in place of ``if comm.rank == 0:``::
-
-        trainer.extend(main_rank_only(extensions.LogReport(), comm), trigger=(1, "epoch"))
-
-    For extensions that print, plot and write files. One that communicates would wait for the other ranks for ever.
+    It replaces ``if comm.rank == 0:``, for extensions that print, plot and write files. One that communicates would
+    wait for the other ranks for ever.
 
     Args:
         extension: An extension, or any function that is used as one.
@@ -30,6 +27,10 @@ def main_rank_only(extension: Any, comm: CommunicatorBase | None = None, rank: i
 
     Raises:
         ValueError: ``rank`` is out of range.
+
+    Example:
+        >>> log = chainermn.extensions.main_rank_only(chainer.training.extensions.LogReport(), comm)
+        >>> trainer.extend(log)
     """
     ranks = MPI.COMM_WORLD if comm is None else comm
     if not 0 <= rank < ranks.size:

@@ -17,9 +17,9 @@ Aggregator = Callable[[list[list[Any]]], Any]
 
 
 class ObservationAggregator(Extension):  # type: ignore[misc]  # Chainer has no types
-    """Replaces an observation by its mean over all ranks, or by what else is made of all ranks' values.
+    """Replaces an observation by its mean over all ranks, or by another function of all ranks' values.
 
-    Collective whenever ``comm_trigger`` fires, which it must do on all ranks alike.
+    Collective whenever ``comm_trigger`` fires, which must happen at the same time on all ranks.
 
     Args:
         comm: The ranks.
@@ -28,6 +28,9 @@ class ObservationAggregator(Extension):  # type: ignore[misc]  # Chainer has no 
         comm_trigger: When to communicate. The values since the last time are put together.
         aggregator: Makes the result; called on rank 0 with a list of values for each rank, in the order of ranks. By
             default the mean of all values; there is no result if no rank has any.
+
+    Example:
+        >>> trainer.extend(chainermn.extensions.ObservationAggregator(comm, "main/loss", "mean/loss"))
     """
 
     trigger = 1, "iteration"

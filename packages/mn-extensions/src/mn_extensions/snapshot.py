@@ -27,15 +27,15 @@ State = dict[str, "np.ndarray[Any, Any]"]
 def multi_node_snapshot(
     comm: CommunicatorBase, snapshot: Any, replica_sets: Iterable[int | Iterable[int]]
 ) -> MultiNodeSnapshot:
-    """Make a snapshot extension save once for all ranks whose state is the same; collective.
+    """Make a snapshot extension save one file for each group of ranks with the same state; collective.
 
-    With rank 0 having extensions of its own, as ``LogReport``, there are two states: that of rank 0, and that of all
+    If rank 0 has extensions of its own, such as ``LogReport``, there are two states: that of rank 0, and that of all
     others, ``replica_sets=[0]``.
 
     If the snapshot has ``autoload=True``, all ranks start from the newest snapshot of which every set has a file that
-    can be read, also if there are now more or fewer ranks; an iterator over a part of another length then goes on from
-    the same fraction of the epoch, in a new order. Nothing in the files is unpickled, and no update is lost if all
-    ranks then have the same parameters.
+    can be read, even if there are now more or fewer ranks; an iterator over a part of a different length then
+    continues from the same fraction of the epoch, in a new order. Nothing in the files is unpickled, and no update is
+    lost if all ranks then have the same parameters.
 
     Args:
         comm: The ranks.
@@ -52,6 +52,11 @@ def multi_node_snapshot(
         TypeError: ``replica_sets`` holds something else than ranks and groups of them (on every rank).
         ValueError: A rank is out of range or in two groups, or ``autoload`` is asked for with a function as the file
             name (on every rank).
+
+    Example:
+        >>> snapshot = chainer.training.extensions.snapshot()
+        >>> snapshot = chainermn.extensions.multi_node_snapshot(comm, snapshot, replica_sets=[0])
+        >>> trainer.extend(snapshot, trigger=(1, "epoch"))
     """
     with raise_on_all(comm):
         sets = parse_replica_sets(replica_sets, comm.size)

@@ -402,7 +402,7 @@ def test_another_model(folder):
     run_and_die(trainer, 1)
     before = names(folder)
     trainer, checkpointer, optimizer = training(folder, model=MLP(5) if RANK == SIZE - 1 else None)
-    with pytest.raises(ValueError, match=r"another model: .*model:main/l[12]"):
+    with pytest.raises(ValueError, match=r"a different model: .*model:main/l[12]"):
         checkpointer.maybe_load(trainer, optimizer)
     assert trainer.updater.iteration == 0
     assert optimizer.target.l1.W.data is None

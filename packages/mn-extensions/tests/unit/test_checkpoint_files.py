@@ -241,7 +241,7 @@ def test_the_state_of_random_numbers_is_part_of_it():
     ("saved", "target", "message"),
     [
         (chainer.Chain(a=chainer.links.Linear(2, 3)), chainer.Chain(b=chainer.links.Linear(2, 3)), "has no b/W"),
-        (chainer.links.Linear(2, 3), chainer.links.Linear(2, 4), r"expected W to have shape \(4, 2\), got \(3, 2\)"),
+        (chainer.links.Linear(2, 3), chainer.links.Linear(2, 4), r"expected shape \(4, 2\) for W, got \(3, 2\)"),
     ],
 )
 def test_another_model_is_noticed_and_nothing_changed(saved, target, message):
@@ -271,5 +271,5 @@ def test_the_order_of_an_iterator_under_its_old_name():
     check_fits(state, target)
     load_state(state, target)
     np.testing.assert_array_equal(target.get_iterator("main")._state.order, order)
-    with pytest.raises(ValueError, match=r"expected iterator:main/order to have shape \(10,\), got \(9,\)"):
+    with pytest.raises(ValueError, match=r"expected shape \(10,\) for iterator:main/order, got \(9,\)"):
         check_fits({**state, "iterator:main/_order": order[1:]}, target)

@@ -1,4 +1,4 @@
-"""What the functions remember of each other's messages, so that nobody waits in vain and a mistake has a name.
+"""What the functions remember of each other's messages, so that no rank waits for ever and a mistake is named.
 
 Three things go wrong in models that span processes, and each is silent by nature:
 

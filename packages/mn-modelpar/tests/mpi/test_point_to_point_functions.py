@@ -338,9 +338,9 @@ def test_wrong_input_is_an_error_of_the_receiver_too(x, error, message):
         (
             lambda: MF.send(np.zeros(1), COMM, RANK),
             ValueError,
-            f"send: expected another rank than this one, got {RANK}",
+            f"send: expected a rank other than this one, got {RANK}",
         ),
-        (lambda: MF.recv(COMM, RANK), ValueError, f"recv: expected another rank than this one, got {RANK}"),
+        (lambda: MF.recv(COMM, RANK), ValueError, f"recv: expected a rank other than this one, got {RANK}"),
         (lambda: MF.send(np.zeros(1), COMM, (RANK + 1) % SIZE, tag=-1), ValueError, r"expected tag in 0\.\."),
         (lambda: MF.send(np.zeros(1), COMM, (RANK + 1) % SIZE, tag=2**60), ValueError, r"expected tag in 0\.\."),
     ],

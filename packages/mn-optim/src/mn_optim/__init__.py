@@ -4,16 +4,39 @@ import chainer
 
 import mn_compat  # noqa: F401 - first: it makes Chainer importable
 from mn_comm import check_in_debug_mode
+from mn_optim.lamb import LAMB
+from mn_optim.last_statistics import keep_last_statistics
+from mn_optim.learning_rates import (
+    SLOW_START,
+    LearningRateSchedule,
+    RMSpropWarmupSchedule,
+    gradual_warmup,
+    linear_scaling,
+    piecewise,
+)
 from mn_optim.optimizer import MultiNodeOptimizer, create_multi_node_optimizer
 from mn_optim.options import Asynchronous, DiLoCo, LocalSGD, StreamingDiLoCo
+from mn_optim.rmsprop_warmup import RMSpropWarmup, sgd_share
+from mn_optim.updater import MultiNodeUpdater
 
 __all__ = [
+    "LAMB",
+    "SLOW_START",
     "Asynchronous",
     "DiLoCo",
+    "LearningRateSchedule",
     "LocalSGD",
     "MultiNodeOptimizer",
+    "MultiNodeUpdater",
+    "RMSpropWarmup",
+    "RMSpropWarmupSchedule",
     "StreamingDiLoCo",
     "create_multi_node_optimizer",
+    "gradual_warmup",
+    "keep_last_statistics",
+    "linear_scaling",
+    "piecewise",
+    "sgd_share",
 ]
 
 check_in_debug_mode(chainer.is_debug)

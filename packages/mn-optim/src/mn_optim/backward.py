@@ -69,7 +69,7 @@ class _Watch(chainer.FunctionHook):  # type: ignore[misc]
 
 
 class _Seam:
-    """What stands in the place of Chainer's table while some thread waits for the next one that it makes."""
+    """What replaces Chainer's table while some thread waits for the next one that it makes."""
 
     def __init__(self) -> None:
         self._original = _backprop_utils.GradTable

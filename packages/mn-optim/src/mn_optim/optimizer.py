@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
 from typing import Any
 
@@ -25,6 +25,7 @@ from mn_comm import (
 )
 from mn_optim.backward import backward as overlapping_backward
 from mn_optim.commit import Defer, Forward, commit, refuse_elastic, restart_after_losses
+from mn_optim.joining import Attendance, joined
 from mn_optim.options import (
     Asynchronous,
     DiLoCo,
@@ -43,7 +44,10 @@ from mn_optim.schemes import (
     LocalSteps,
     Overlapped,
     Scheme,
+    Sharded,
 )
+from mn_optim.schemes.shared import share_out
+from mn_optim.sharding import Shards
 from mn_optim.training_end import synchronize_at_the_end
 
 __all__ = ["MultiNodeOptimizer", "create_multi_node_optimizer"]
@@ -63,6 +67,7 @@ def create_multi_node_optimizer(
     compression: Compression | None = None,
     local_steps: int | LocalSGD | DiLoCo | StreamingDiLoCo | None = None,
     asynchronous: bool | Asynchronous = False,
+    shard_state: bool = False,
 ) -> MultiNodeOptimizer:
     """Make an optimizer average its gradients over all ranks before each step, or have ranks meet less often.
 
@@ -85,12 +90,17 @@ def create_multi_node_optimizer(
             ``bucket.average()`` returns. The model is ``register_comm_hook`` of PyTorch's ``DistributedDataParallel``.
         compression: How gradients are compressed where they cross between nodes, or between the ranks of a single one:
             ``Int8()``, ``TopK()``, ``PowerSGD()`` or ``OneBit()`` of :mod:`mn_comm.compression`. What it has not sent
-            yet is saved with the optimizer, for each rank its own.
+            yet is saved with the optimizer, for each rank its own. Exact first steps (``start_after``) stay exact.
             With ``local_steps`` what travels is how far ranks have gone, from what they had in common to their own.
         local_steps: How many steps each rank takes on its own before all go on from the mean of their parameters; or
             :class:`LocalSGD`, :class:`DiLoCo` or :class:`StreamingDiLoCo`, for more choices.
         asynchronous: Whether parameters are averaged in the background while each rank goes on at its own speed; or
             :class:`Asynchronous`, for more choices.
+        shard_state: Whether each parameter is updated by one rank only, which alone has the optimizer's state for it
+            and hands the parameter to all others (ZeRO-1). The result is the same, bit for bit. Hooks for each
+            parameter that come before the update act where it is updated, unless a hook over all parameters comes
+            before it, too. A rank that saves the optimizer asks the others for their state, and needs no help of the
+            script on them.
 
     Returns:
         The multi-node optimizer. Everything but its own methods is read from and written to ``actual_optimizer``.
@@ -100,16 +110,13 @@ def create_multi_node_optimizer(
             On every rank: ``local_steps``, ``asynchronous`` or ``compression`` is of a wrong type on some rank.
         ValueError: Options exclude one another; ``overlap`` is asked for without ``zero_fill``. On every rank: there
             are fewer than 1 local steps, the ranks' options differ, or ``compression`` is asked for together with
-            ``comm_hook``, ``local_steps`` or ``asynchronous``, or with the communicator ``naive``.
-        RuntimeError: Something is to travel in the background, but MPI was initialised without ``MPI_THREAD_MULTIPLE``.
+            ``comm_hook`` or ``asynchronous``, or with the communicator ``naive``; or ``shard_state`` together with
+            ``local_steps`` or ``asynchronous``.
+        NotImplementedError: A kind of communicator of a script's own cannot do what is asked for.
+        RuntimeError: Something is to travel in the background, or ``shard_state`` is asked for, but MPI was initialised
+            without ``MPI_THREAD_MULTIPLE``.
     """
-    if isinstance(actual_optimizer, type) or not (
-        hasattr(actual_optimizer, "setup") and hasattr(actual_optimizer, "update")
-    ):
-        raise TypeError(
-            "expected a chainer.Optimizer for actual_optimizer, or what has its setup, update and target; got "
-            f"{type(actual_optimizer).__name__}: {actual_optimizer!r:.80}"
-        )
+    _expect_optimizer(actual_optimizer)
     if overlap and double_buffering:
         raise ValueError("expected one of overlap and double_buffering, got both")
     if overlap and not zero_fill:
@@ -117,21 +124,20 @@ def create_multi_node_optimizer(
         raise ValueError("expected zero_fill=True with overlap, got False")
     scheme: Scheme
     reducer = None
-    hooks: dict[str, Any] = {
-        key: hook for key, hook in (("comm_hook", comm_hook), ("compression", compression)) if hook is not None
-    }
+    hooks = _given(comm_hook=comm_hook, compression=compression)
     if local_steps is not None or asynchronous is not False:
         refuse_elastic(communicator, "local_steps" if local_steps is not None else "asynchronous")
         with raise_on_all(communicator):
-            others = {"overlap": overlap, "double_buffering": double_buffering, "compression": compression is not None}
-            _expect_alone(local_steps, asynchronous, others, comm_hook)
+            others = {"overlap": overlap, "double_buffering": double_buffering, "shard_state": shard_state}
+            _expect_alone(local_steps, asynchronous, others, hooks)
             options = as_asynchronous(asynchronous) if local_steps is None else as_local_steps(local_steps)
         expect_same(communicator, "local_steps and asynchronous", describe(options))
+        expect_same(communicator, "use of comm_hook and compression", sorted(hooks))
         exact = AfterBackward(communicator, zero_fill, None)
         if isinstance(options, Asynchronous):
             scheme = AsynchronousMean(communicator, options, exact)
         else:
-            scheme = LocalSteps(communicator, options, exact, comm_hook)
+            scheme = LocalSteps(communicator, options, exact, comm_hook, compression)
         synchronize_at_the_end(MultiNodeOptimizer)
     elif overlap:
         reducer = communicator.gradient_reducer(background=True, bucket_bytes=bucket_bytes, **hooks)
@@ -143,22 +149,39 @@ def create_multi_node_optimizer(
         reducer = communicator.gradient_reducer(**hooks) if hooks else None
         scheme = AfterBackward(communicator, zero_fill, reducer)
     restart_after_losses(communicator, scheme)
-    compressed = reducer if compression is not None else None
-    return MultiNodeOptimizer(actual_optimizer, communicator, zero_fill, scheme, compressed)
+    compressed = reducer if compression is not None else None  # with local steps the scheme has several
+    if not shard_state:
+        return MultiNodeOptimizer(actual_optimizer, communicator, zero_fill, scheme, compressed)
+    refuse_elastic(communicator, "shard_state")
+    shards = Shards(communicator, actual_optimizer)
+    return MultiNodeOptimizer(actual_optimizer, communicator, zero_fill, Sharded(scheme, shards), compressed, shards)
 
 
-def _expect_alone(
-    local_steps: Any, asynchronous: Any, others: Mapping[str, bool], comm_hook: CommunicationHook | None
-) -> None:
+def _expect_optimizer(actual_optimizer: Any) -> None:
+    if isinstance(actual_optimizer, type) or not (
+        hasattr(actual_optimizer, "setup") and hasattr(actual_optimizer, "update")
+    ):
+        raise TypeError(
+            "expected a chainer.Optimizer for actual_optimizer, or what has its setup, update and target; got "
+            f"{type(actual_optimizer).__name__}: {actual_optimizer!r:.80}"
+        )
+
+
+def _given(**options: Any) -> dict[str, Any]:
+    return {key: value for key, value in options.items() if value is not None}
+
+
+def _expect_alone(local_steps: Any, asynchronous: Any, others: Mapping[str, bool], hooks: Mapping[str, Any]) -> None:
     if local_steps is not None and asynchronous is not False:
         raise ValueError("expected one of local_steps and asynchronous, got both")
     name = "local_steps" if local_steps is not None else "asynchronous"
     for other, is_asked_for in others.items():
         if is_asked_for:
             raise ValueError(f"expected {name} without {other}, got both: no gradients travel in each step")
-    if comm_hook is not None and name == "asynchronous":
+    if hooks and name == "asynchronous":
         raise ValueError(
-            "expected asynchronous without comm_hook, got both: parameters travel, of which nothing may be left out"
+            f"expected asynchronous without {' and '.join(hooks)}, got both: parameters travel, of which nothing may "
+            "be left out"
         )
 
 
@@ -173,6 +196,7 @@ class MultiNodeOptimizer:
         zero_fill: Whether an initialised parameter without a gradient counts as one of zeros.
         scheme: When gradients are averaged; by default after the backward pass.
         compressed: What averages them, if that compresses.
+        shards: The part of the optimizer's state that this rank has, if that is sharded.
 
     Attributes:
         target_params: The names of the parameters, and whether each was initialised, as :meth:`is_changed` last saw
@@ -180,7 +204,7 @@ class MultiNodeOptimizer:
     """
 
     __slots__ = (
-        *("__weakref__", "_accumulates", "_compressed", "_has_part", "_scheme"),
+        *("__weakref__", "_accumulates", "_attendance", "_compressed", "_has_part", "_scheme", "_shards"),
         *("actual_optimizer", "communicator", "target_params"),
     )
 
@@ -195,14 +219,17 @@ class MultiNodeOptimizer:
         zero_fill: bool,
         scheme: Scheme | None = None,
         compressed: GradientReducer | None = None,
+        shards: Shards | None = None,
     ) -> None:
         self.actual_optimizer = actual_optimizer
         self.communicator = communicator
         self._scheme = AfterBackward(communicator, zero_fill, None) if scheme is None else scheme
         self._compressed = compressed
+        self._shards = shards
         self.target_params = []
         self._accumulates = False
         self._has_part = False
+        self._attendance: Attendance | None = None
 
     @property
     def zero_fill(self) -> bool:
@@ -211,8 +238,11 @@ class MultiNodeOptimizer:
 
     @property
     def compression_report(self) -> CompressionReport | None:
-        """What compression did in the last step on this rank; ``None`` without compression."""
-        return None if self._compressed is None else self._compressed.compression_report
+        """What compression did in the last step on this rank; ``None`` without compression.
+
+        With ``local_steps`` nothing is sent in a step without a meeting.
+        """
+        return self._scheme.compression_report if self._compressed is None else self._compressed.compression_report
 
     def setup(self, link: chainer.Link) -> MultiNodeOptimizer:
         """Set the model whose parameters are to be optimised, and return this optimizer."""
@@ -238,6 +268,8 @@ class MultiNodeOptimizer:
         if model is None:
             raise RuntimeError("expected a model before the first update: call setup(model)")
         with span("step"):
+            if self._attendance is not None:
+                self._attendance.begin(model, lossfun, args, kwds, self._accumulates)
             forward = None if lossfun is None else partial(lossfun, *args, **kwds)
             # The arguments go on to the actual optimizer, as in ChainerMN 7: one of a script's own may want them.
             step = partial(self.actual_optimizer.update, None, *args, **kwds)
@@ -273,21 +305,43 @@ class MultiNodeOptimizer:
             return
         self._has_part = False
         if self.is_changed(model):
-            seen, self.target_params = self.target_params, []  # after an exception they have still to be shared out
-            _run(backward)
-            own(self, (param for _, param in model.namedparams()))
-            self._scheme.restart(model)
-            self.communicator.bcast_data(model)
-            self.target_params = seen
+            self.target_params = []  # after an exception they have still to be shared out
+            if self._attendance is None:
+                _run(backward)
+            else:
+                self._attendance.ask_for_parameters(model, backward)
+            self._share_out(model)
         else:
-            loss_scale = None if backward is None else getattr(self.actual_optimizer, "_loss_scale", None)
-            if self._compressed is not None and backward is not None:
-                # What was not sent yet is in the units of the gradients.
-                self._compressed.scale_errors(loss_scale or 1.0)
-            take_step = partial(_take_step, model, loss_scale, step)
-            self._scheme.step(model, backward, take_step if defer is None else partial(defer, take_step))
+            if self._attendance is not None:
+                self._attendance.go_on(model)
+            self._step(model, backward, step, defer)
             if self._scheme.may_diverge:
                 chainer.report({"meeting": float(self._scheme.is_meeting)})
+
+    def _share_out(self, model: chainer.Link) -> None:
+        """Give all ranks the parameters of rank 0; collective."""
+        self.target_params = []
+        own(self, (param for _, param in model.namedparams()))
+        self._scheme.restart(model)
+        share_out(self.communicator, model, fills_in=self._attendance is not None)
+        self.is_changed(model)
+
+    def _step(
+        self, model: chainer.Link, backward: Backward | None, step: Callable[[], None], defer: Defer | None = None
+    ) -> None:
+        has_loss = backward is not None or (self._attendance is not None and self._attendance.roll.is_absent)
+        loss_scale = getattr(self.actual_optimizer, "_loss_scale", None) if has_loss else None
+        if self._compressed is not None and has_loss:
+            # What was not sent yet is in the units of the gradients.
+            self._compressed.scale_errors(loss_scale or 1.0)
+        exact = self._scheme.exact
+        if exact is not None:
+            exact.loss_scale = loss_scale
+
+        def take_step() -> None:
+            _take_step(model, loss_scale if exact is None else exact.loss_scale, step)
+
+        self._scheme.step(model, backward, take_step if defer is None else partial(defer, take_step))
 
     @contextmanager
     def no_sync(self) -> Iterator[None]:
@@ -306,6 +360,65 @@ class MultiNodeOptimizer:
             yield
         finally:
             self._accumulates = False
+
+    def join(self, over: str = "present") -> AbstractContextManager[None]:
+        """Return a context in which ranks may call ``update`` unequally often: each as long as it has data.
+
+        A rank that comes to the end of the block takes part in the updates of the others, with gradients of zeros,
+        until all have come; then all have the same parameters and have taken as many steps::
+
+            with optimizer.join():
+                for batch in batches_of_this_rank:  # there may be none
+                    optimizer.update(model, *batch)
+
+        To enter it is not collective; to leave it is. In the block, nothing but ``update`` may communicate. A rank that
+        leaves it by an exception tells the others, which raise as well, unless the exception comes amid an update's
+        communication. A rank that has no data takes its steps with the hyperparameters of the first rank that has.
+
+        Models that communicate, as by ``MultiNodeBatchNormalization``, are run on ranks that have no data with a sample
+        that does not count; ``update`` must be given the loss function then, and arrays that have samples along their
+        first axis.
+
+        Args:
+            over: What means are over: ``"present"`` for the ranks that still have data, ``"all"`` for all.
+
+        Raises:
+            RuntimeError: No model was set up; one join is within another; on the other ranks, a rank has left by an
+                exception, or never entered.
+            ValueError: ``over`` is neither, or not the same on every rank (on every rank); or the optimizer was made
+                with ``zero_fill=False``.
+        """
+        return joined(self, over)
+
+    def join_in_steps(self, over: str = "present") -> None:
+        """Have every rank call in each step either ``update`` or :meth:`update_without_data`, from now on.
+
+        For updaters, which do so. To be called on every rank.
+
+        Args:
+            over: ``"present"`` or ``"all"``: which ranks means are over.
+        """
+        self._attendance = Attendance(self, over)
+
+    def update_without_data(self, lossfun: Callable[..., chainer.Variable] | None = None) -> None:
+        """Take part in a step of other ranks without data of one's own; collective with their ``update``.
+
+        If no rank has data, none takes a step.
+
+        Args:
+            lossfun: What the other ranks' ``update`` is given: run if the model communicates. By default what was given
+                last, or the model.
+
+        Raises:
+            RuntimeError: No model was set up, or :meth:`join_in_steps` was not called.
+        """
+        model = self.actual_optimizer.target
+        if model is None:
+            raise RuntimeError("expected a model before the first update: call setup(model)")
+        if self._attendance is None:
+            raise RuntimeError("expected join_in_steps() before an update without data")
+        with span("step"):
+            self._attendance.stand_in(model, lossfun)
 
     def assume_synchronized(self) -> None:
         """Take the parameters of all ranks to be equal already: the next update takes a step.
@@ -346,9 +459,9 @@ class MultiNodeOptimizer:
         """Save or load the actual optimizer's state, what is under way, and what compression has not sent yet.
 
         Not collective. Plain Chainer, which does not know the latter two, ignores them; where they are missing, there
-        are none.
+        are none. Sharded state is saved as if it were not: other ranks are asked for theirs.
         """
-        self.actual_optimizer.serialize(serializer)
+        (self._shards or self.actual_optimizer).serialize(serializer)
         if self.actual_optimizer.target is None:
             return
         if isinstance(serializer, chainer.Serializer) and self._scheme.has_diverged:
@@ -361,6 +474,13 @@ class MultiNodeOptimizer:
         self._scheme.serialize(serializer, self.actual_optimizer.target)
         if self._compressed is not None:
             serialize_compression(serializer, self._compressed)
+
+    def own_part(self) -> AbstractContextManager[None]:
+        """Return a context in which :meth:`serialize` saves no state but this rank's own, where state is sharded.
+
+        For checkpoints of all ranks together; what is saved so can be loaded only by the same number of ranks.
+        """
+        return nullcontext() if self._shards is None else self._shards.own_part()
 
     def is_changed(self, target: Model) -> bool:
         """Return whether the names of a model's parameters, or which are initialised, differ from the last call.

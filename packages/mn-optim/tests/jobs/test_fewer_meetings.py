@@ -41,6 +41,8 @@ ENDINGS = {
     "killed": "if comm.rank == 0:\n    os.kill(os.getpid(), signal.SIGKILL)\ntrain(1000)",
     "nothing": "",
     "late": "train(50 * comm.rank)",
+    "exit alone": "if comm.rank == 0:\n    sys.exit(3)\ntrain(10**9)",
+    "message alone": "if comm.rank == 0:\n    sys.exit('it broke')\ntrain(10**9)",
 }
 
 
@@ -64,6 +66,16 @@ def test_the_job_ends_with_a_rank_that_dies(scheme, ending):
         assert "ArithmeticError: it broke" in job.stderr
 
 
+@pytest.mark.parametrize("scheme", ["local", "streaming", "asynchronous"])
+def test_the_job_ends_with_the_status_of_a_rank_while_the_others_go_on(scheme):
+    job = run(scheme, "exit alone")
+    assert job.returncode == 3, job.stderr
+    assert "exit status 3 on rank 0" in job.stderr
+    job = run(scheme, "message alone")
+    assert job.returncode == 1
+    assert "it broke" in job.stderr
+
+
 @pytest.mark.parametrize("ending", ["exit", "nothing", "late"])
 def test_a_script_may_end_without_synchronizing_asynchronous_ranks(ending):
     job = run("asynchronous", ending)
@@ -79,6 +91,27 @@ def test_a_rank_that_does_not_synchronize_at_its_end_is_not_waited_for_in_silenc
         r"^\[chainermn\] rank 1 of 2 \(\S+\) has waited for \S+ s in .* for a meeting of local steps", job.stderr, re.M
     ), job.stderr
     assert "ends the job: CHAINERMN_STALL_ABORT is set" in job.stderr
+
+
+SEVERAL = """
+others = []
+for _ in range(3):
+    other = mn_optim.create_multi_node_optimizer(chainer.optimizers.SGD(), comm, **options).setup(model.copy("copy"))
+    other.assume_synchronized()
+    others.append(other)
+for other in others:
+    other.update(lambda: F.sum(other.target(np.ones((4, 3), "f4"))))
+if comm.rank == 0:
+    others.reverse()  # garbage is collected when and in what order each rank likes
+    others.pop()
+print("done")
+"""
+
+
+def test_a_script_may_end_with_several_of_them(monkeypatch):
+    monkeypatch.setitem(ENDINGS, "several", SEVERAL)
+    job = run("asynchronous", "several")
+    assert (job.returncode, sorted(job.stdout)) == (0, sorted("done\ndone\n")), job.stderr
 
 
 FORKS = """

@@ -194,6 +194,21 @@ def test_models_that_come_to_differ_raise_on_all_ranks():
             pull(optimizer, RANK)
 
 
+def test_a_parameter_that_changes_its_shape_raises_on_all_ranks():
+    """On one rank, while a difference is still to be added to it: the others are not left in a round."""
+    optimizer = make(Asynchronous(max_staleness=1, interval=0))
+    for _ in range(3):
+        pull(optimizer, RANK)
+    if RANK == SIZE - 1:
+        optimizer.target.left.array = np.zeros(4, "f4")
+        optimizer.target.left.grad = None
+    with pytest.raises(ValueError, match=r"to keep its shape \(3,\), got \(4,\)|first at /left"):
+        for _ in range(5):
+            pull(optimizer, RANK)
+    with pytest.raises(ValueError, match=r"to keep its shape \(3,\), got \(4,\)|first at /left"):
+        optimizer.synchronize()
+
+
 def test_several_models_beside_each_other_and_beside_overlap():
     """Their rounds are in another order on every rank."""
     optimizers = [make(Asynchronous(interval=0)) for _ in range(3)]
@@ -209,6 +224,23 @@ def test_several_models_beside_each_other_and_beside_overlap():
     for optimizer in (*optimizers, overlapped):
         optimizer.synchronize()
         equal_everywhere(optimizer.target)
+
+
+def test_hundreds_of_them_are_made_and_dropped():
+    """Half of them in the midst of a round. Neither threads nor MPI communicators are left."""
+    threads = None
+    for i in range(100):
+        optimizer = make(Asynchronous(interval=0))
+        for _ in range(RANK + 1):
+            pull(optimizer, RANK)
+        if i % 2:
+            optimizer.synchronize()
+            equal_everywhere(optimizer.target)
+        del optimizer
+        if i == 20:
+            threads = threading.active_count()
+    assert threading.active_count() <= threads + 10
+    assert len(COMM._contexts._others) < 30
 
 
 def test_parameters_travel_in_their_own_dtype():

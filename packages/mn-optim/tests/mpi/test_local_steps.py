@@ -1,6 +1,8 @@
 """Local SGD, DiLoCo and Streaming DiLoCo, beside the same computed for all ranks in NumPy."""
 
+import contextlib
 import io
+import itertools
 import warnings
 
 import chainer
@@ -9,6 +11,7 @@ import pytest
 
 import mn_optim  # noqa: F401 - before Chainer
 from mn_comm import create_communicator, synchronize_replicas
+from mn_comm.compression import Int8
 from mn_optim import Asynchronous, DiLoCo, LocalSGD, StreamingDiLoCo, create_multi_node_optimizer
 
 NAMES = ["naive", "flat", "hierarchical", "two_dimensional"]
@@ -348,6 +351,40 @@ def test_the_first_update_shares_out_the_parameters_of_rank_0():
     same(parameters(optimizer.target), parameters(Net(seed=0)))
 
 
+@pytest.mark.parametrize("options", [{}, {"compression": Int8()}], ids=["exact", "compressed"])
+@pytest.mark.parametrize("local_steps", [2, StreamingDiLoCo(2, fragments=2, delay=1)])
+def test_a_parameter_that_changes_its_shape_raises_on_all_ranks(local_steps, options):
+    optimizer = start(make(local_steps, **options))
+    for _ in train(optimizer, range(4)):
+        pass
+    if RANK == SIZE - 1:
+        optimizer.target.b.array = np.zeros(7, "f4")
+        optimizer.target.b.grad = np.zeros(7, "f4")
+    for call in (optimizer.update, optimizer.update, optimizer.synchronize):
+        with (
+            contextlib.suppress(ValueError)
+            if call == optimizer.update
+            else pytest.raises(ValueError, match=r"expected /b to keep its shape \(5,\) between meetings, got \(7,\)")
+        ):
+            call()
+
+
+@pytest.mark.parametrize("local_steps", [LocalSGD(2, average_state=True), StreamingDiLoCo(2, fragments=2, delay=1)])
+def test_parameters_without_axes_and_without_elements(local_steps):
+    model = chainer.Link()
+    with model.init_scope():
+        for name, shape in {"scalar": (), "one": (1,), "none": (0, 3)}.items():
+            setattr(model, name, chainer.Parameter(np.zeros(shape, "f4")))
+    optimizer = start(make(local_steps, chainer.optimizers.MomentumSGD(0.5)), model)
+    for _ in range(5):
+        for param in model.params():
+            param.grad = np.full_like(param.data, RANK)
+        optimizer.update()
+    optimizer.synchronize()
+    equal_everywhere(model)
+    assert (model.scalar.data < 0) == (SIZE > 1)
+
+
 def test_a_parameter_that_is_initialised_later():
     model = chainer.Chain(used=chainer.links.Linear(5, 3), late=chainer.links.Linear(None, 3))
     optimizer = make(StreamingDiLoCo(3, delay=2, fragments=2)).setup(model)
@@ -392,6 +429,38 @@ def test_kill_and_resume(local_steps, at):
     for each in (lasting, resumed):
         each.synchronize()
     same(parameters(resumed.target), parameters(lasting.target))
+
+
+OTHERS = [
+    LocalSGD(3),
+    DiLoCo(3),
+    StreamingDiLoCo(4, fragments=2, delay=1),
+    StreamingDiLoCo(4, fragments=3, delay=1),
+]
+
+
+@pytest.mark.filterwarnings("ignore:the parameters of rank")
+@pytest.mark.parametrize(("before", "after"), [*itertools.pairwise(OTHERS), (OTHERS[3], OTHERS[0]), (OTHERS[2],) * 2])
+def test_a_snapshot_of_other_local_steps(before, after):
+    """The common parameters are the same; what else there is starts again, with one warning."""
+    optimizer = start(make(before))
+    for _ in train(optimizer, range(5)):
+        pass
+    files = saved(optimizer), saved(optimizer.target)
+    other = start(make(after))
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        for file, target in zip(files, (other, other.target), strict=True):
+            chainer.serializers.load_npz(file, target)
+    warns = before is not after and RANK == 0
+    assert ["the state of the outer optimizer starts again" in str(each.message) for each in caught] == [True] * warns
+    commons = [dict(named for each in o._scheme._fragments for named in each.common) for o in (optimizer, other)]
+    for name, param in commons[0].items():
+        np.testing.assert_array_equal(commons[1][name].data, param.data)
+    for _ in train(other, range(5, 12)):
+        pass
+    other.synchronize()
+    equal_everywhere(other.target)
 
 
 @pytest.mark.filterwarnings("ignore:the parameters of rank")
@@ -559,3 +628,18 @@ def test_bad_numbers(error, message, call):
 def test_ranks_whose_options_differ(others):
     with pytest.raises(ValueError, match="expected the same local_steps and asynchronous on every rank, got DiLoCo"):
         make(DiLoCo(2) if RANK == 0 else others)
+
+
+def test_rank_without_a_step_of_its_own_meets_those_that_have_taken_one():
+    options = LocalSGD(4, start_after=1)
+    optimizer = create_multi_node_optimizer(chainer.optimizers.SGD(0.1), COMM, local_steps=options)
+    optimizer.setup(chainer.Sequential(chainer.links.Linear(2, 2)))
+    for _ in range(2 if COMM.rank else 3):  # one shares out, one is exact
+        for param in optimizer.target.params():
+            param.grad = np.full(param.shape, COMM.rank + 1, np.float32)
+        optimizer.update()
+    optimizer.synchronize()
+    mine = [param.data.copy() for param in optimizer.target.params()]
+    for other in COMM.allgather_obj(mine):
+        for a, b in zip(mine, other, strict=True):
+            np.testing.assert_array_equal(a, b)

@@ -208,6 +208,20 @@ def test_a_nan_on_one_rank_skips_the_step_on_all():
     same(parameters(model), before)
 
 
+@pytest.mark.parametrize("shard_state", [False, True])
+@pytest.mark.parametrize("scales", [[None, 1, 2, 4, 32, 8], [None, None, None, 4, 4, None, None]], ids=str)
+def test_double_buffering_divides_by_the_loss_scale_of_the_gradients(scales, shard_state):
+    model = L.Linear(2, 1, nobias=True, initialW=0)
+    optimizer = create_multi_node_optimizer(
+        chainer.optimizers.SGD(1), COMM, double_buffering=True, shard_state=shard_state
+    ).setup(model)
+    x = np.ones((1, 2), np.float32)
+    for i, scale in enumerate(scales):
+        optimizer.set_loss_scale(scale)
+        optimizer.update(lambda x: F.sum(model(x)), x)
+        np.testing.assert_array_equal(model.W.data, -max(i - 1, 0))  # all gradients are 1; one is under way
+
+
 @pytest.mark.skipif(SIZE < 2, reason="needs two ranks that differ")
 @pytest.mark.parametrize("options", [{"overlap": True}, {"double_buffering": True}])
 def test_models_that_come_to_differ_raise_on_all_ranks(options):

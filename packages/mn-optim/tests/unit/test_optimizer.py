@@ -140,5 +140,8 @@ def test_a_communicator_that_cannot_average_in_the_background():
 def test_public_names():
     assert set(mn_optim.__all__) == {
         *("Asynchronous", "DiLoCo", "LocalSGD", "StreamingDiLoCo"),
-        *("MultiNodeOptimizer", "create_multi_node_optimizer"),
+        *("MultiNodeOptimizer", "MultiNodeUpdater", "create_multi_node_optimizer"),
+        *("LAMB", "RMSpropWarmup", "RMSpropWarmupSchedule", "sgd_share"),
+        *("SLOW_START", "LearningRateSchedule", "gradual_warmup", "linear_scaling", "piecewise"),
+        "keep_last_statistics",
     }

@@ -175,7 +175,7 @@ def test_a_rank_that_waits_for_ever(machine):
     assert report.codes == {"exercise-hangs"}
     problem = report.problems["exercise-hangs"]
     assert problem["name"] == "reduction"
-    assert "1 did not come to the end" in problem["found"]
+    assert "1 did not finish" in problem["found"]
 
 
 def test_a_rank_that_crashes(machine):

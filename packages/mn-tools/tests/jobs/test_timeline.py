@@ -118,7 +118,7 @@ def test_without_the_variable_there_is_no_file(run, tmp_path):
 def test_a_file_that_cannot_be_written(run, tmp_path):
     job, _ = run(PLAIN, file=tmp_path / "no" / "t.json")
     assert job.returncode == 0
-    assert job.stderr.count("no timeline is kept") == 1
+    assert job.stderr.count("no timeline is recorded") == 1
 
 
 def test_a_folder_that_is_gone_at_the_end(run, tmp_path):

@@ -15,7 +15,7 @@ from mn_tools.doctor.report import Status
 TESTS = Path(__file__).parents[1]
 FINE = report.ok("MPI", "library", "MPICH 5")
 BAD = problems.problem("mpiexec-missing", "MPI", "mpiexec", "there is none on PATH", python="/usr/bin/python3")
-DOUBTFUL = problems.problem("mpiexec-unknown", "MPI", "mpiexec", "it does not say whose it is")
+DOUBTFUL = problems.problem("mpiexec-unknown", "MPI", "mpiexec", "it does not say which MPI library it belongs to")
 
 
 def test_every_problem_has_a_test_that_provokes_it():

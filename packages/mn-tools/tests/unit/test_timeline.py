@@ -226,7 +226,7 @@ def test_the_file_is_where_the_job_was_started(absolute, tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("file", ["no/such/folder/t.json", "."])
 def test_a_file_that_cannot_be_written_is_one_warning(absolute, tmp_path, file):
-    with pytest.warns(UserWarning, match="no timeline is kept: CHAINERMN_TIMELINE is .* cannot be written"):
+    with pytest.warns(UserWarning, match="no timeline is recorded: CHAINERMN_TIMELINE is .* cannot be written"):
         assert absolute(str(tmp_path / file)) == ""
     with warnings.catch_warnings():
         warnings.simplefilter("error")

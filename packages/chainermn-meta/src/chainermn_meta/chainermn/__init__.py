@@ -28,12 +28,15 @@ if not is_command(__name__):
     from chainermn.links import MultiNodeChainList
     from chainermn.optimizers import create_multi_node_optimizer
 
+    from mn_optim import MultiNodeUpdater
+
     global_except_hook.add_hook_if_enabled()
 
 __all__ = [
     "CommunicatorBase",
     "DataSizeError",
     "MultiNodeChainList",
+    "MultiNodeUpdater",
     "communicators",
     "create_communicator",
     "create_multi_node_checkpointer",

@@ -23,7 +23,7 @@ def send(ranks: Ranks, data: Any, dest: int, tag: int = 0) -> None:
     dest = wire.check_rank(dest, ranks.size, "dest")
     tag = wire.check_tag(tag)
     if dest == ranks.rank:
-        raise ValueError(f"send: expected another rank than this one for dest, got {dest}")
+        raise ValueError(f"send: expected a rank other than this one for dest, got {dest}")
     is_tuple = isinstance(data, (tuple, list))
     arrays = list(data) if is_tuple else [data]
     # The receiver is told of an error too: it is waiting already, or will be.
@@ -41,7 +41,7 @@ def recv(ranks: Ranks, source: int, tag: int = 0) -> _Array | tuple[_Array, ...]
     if source != MPI.ANY_SOURCE:
         source = wire.check_rank(source, ranks.size, "source")
         if source == ranks.rank:
-            raise ValueError(f"recv: expected another rank than this one for source, got {source}")
+            raise ValueError(f"recv: expected a rank other than this one for source, got {source}")
     if tag != MPI.ANY_TAG:
         tag = wire.check_tag(tag)
     announced, source, tag = header.recv(ranks, source, tag)

@@ -221,7 +221,7 @@ class Compressor:
         with agreement.raise_on_all(ranks):  # where warnings are errors, all ranks raise
             if ranks.rank == 0 and not has_warned:
                 warnings.warn(
-                    "compression: what was not sent yet is lost, and error feedback begins anew: the layout of the "
+                    "compression: what was not sent yet is lost, and error feedback starts again: the layout of the "
                     "gradients, the number of ranks, or the compression is not what it was before",
                     stacklevel=2,
                 )

@@ -17,6 +17,8 @@ __all__ = ["Int8", "Int8Codec"]
 _Array = np.ndarray[Any, Any]
 _GREATEST = np.float32(127)
 _NAN = np.int8(-128)
+# Added to a number of at most 22 bits it rounds that to an integer, which is in the lowest bits then.
+_ROUNDS = np.float32(1.5 * 2**23)
 _ROUNDINGS = ("nearest", "stochastic")
 
 
@@ -70,32 +72,39 @@ class Int8Codec:
         """Return how many bytes the message of so many elements has."""
         return 4 * -(-length // self.block) + length
 
-    def encode(self, values: _Array, message: _Array, random: np.random.Generator | None) -> None:
+    def encode(
+        self, values: _Array, message: _Array, random: np.random.Generator | None, said: _Array | None = None
+    ) -> None:
         """Write a message, and leave in ``values`` what it does not say."""
         scales, codes = split_message(message, values.size, self.block)
         codes = codes.view(np.int8)
+        # NumPy is twice as fast where a result takes the place of an operand.
         scaled, factors = self._room.arrays(values.size)
-        np.abs(values, out=scaled)
-        np.maximum.reduceat(scaled, _starts(values.size, self.block), out=scales)
+        np.abs(values, out=factors)
+        np.maximum.reduceat(factors, _starts(values.size, self.block), out=scales)
         infinite = self._take_infinite(values, scales)
-        usable = is_usable(scales, _GREATEST)
-        unit = np.where(usable, scales / _GREATEST, 0).astype(np.float32)
-        with np.errstate(divide="ignore"):
-            inverse = np.where(usable, 1 / unit, 0).astype(np.float32)
-        np.multiply(values, expand(inverse, self.block, factors), out=scaled)
+        unit, inverse = _units(scales)
+        np.multiply(values, expand(inverse, self.block, scaled), out=scaled)
         if random is None:
-            np.rint(scaled, out=scaled)
+            scaled += _ROUNDS
+            np.copyto(codes, scaled.view(np.int32), casting="unsafe")
+            scaled -= _ROUNDS
         else:
             scaled += random.random(values.size, np.float32)
             np.floor(scaled, out=scaled)
             np.clip(scaled, -_GREATEST, _GREATEST, out=scaled)
-        np.copyto(codes, scaled, casting="unsafe")
-        np.multiply(scaled, expand(unit, self.block, factors), out=scaled)
-        np.subtract(values, scaled, out=values)
+            np.copyto(codes, scaled, casting="unsafe")
+            scaled += np.float32(0)  # of -0.0 the message says nothing
+        if said is None:
+            said = scaled
+        np.multiply(scaled, expand(unit, self.block, factors), out=said)
+        np.subtract(values, said, out=values)
         scales[...] = unit
         for i, block in infinite.items():
             scales[i] = np.inf
             codes[i * self.block : (i + 1) * self.block] = block
+        if infinite:
+            self._decode_infinite(said, scales, codes)
 
     def decode(self, message: _Array, values: _Array) -> None:
         """Overwrite ``values`` with what a message says."""
@@ -122,6 +131,16 @@ class Int8Codec:
             block = slice(i * self.block, (i + 1) * self.block)
             each = codes[block]
             values[block] = np.select([each == 0, each == _NAN], [0, np.nan], each * np.float32(np.inf))
+
+
+def _units(scales: _Array) -> tuple[_Array, _Array]:
+    """Return what an integer of 1 stands for in each block, and its inverse; 0 where that is too small."""
+    usable = is_usable(scales, _GREATEST)
+    unit = scales / _GREATEST
+    if usable.all():
+        return unit, np.float32(1) / unit
+    unit[~usable] = 0
+    return unit, np.divide(np.float32(1), unit, out=np.zeros_like(unit), where=usable)
 
 
 @functools.lru_cache(64)

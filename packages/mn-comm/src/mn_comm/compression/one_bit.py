@@ -64,10 +64,14 @@ class OneBitCodec:
         """Return how many bytes the message of so many elements has."""
         return 4 * -(-length // self.block) + -(-length // 8)
 
-    def encode(self, values: _Array, message: _Array, random: np.random.Generator | None) -> None:
+    def encode(
+        self, values: _Array, message: _Array, random: np.random.Generator | None, said: _Array | None = None
+    ) -> None:
         """Write a message, and leave in ``values`` what it does not say."""
         scales, codes = split_message(message, values.size, self.block)
         signed, factors = self._room.arrays(values.size)
+        if said is not None:
+            signed = said
         bits = factors.view(np.bool_)[: values.size]
         np.less(values.view(np.int32), 0, out=bits)  # of -0.0 and NaN, too, the sign bit
         codes[...] = np.packbits(bits)

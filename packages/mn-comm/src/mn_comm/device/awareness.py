@@ -1,6 +1,6 @@
 """Whether MPI may be given the address of an array on a device.
 
-An MPI library that knows nothing of devices reads such an address as one of host memory, and the process dies. So only
+An MPI library that is not CUDA-aware reads such an address as one of host memory, and the process dies. So only
 a library that says so itself, or a user who does, is believed.
 """
 

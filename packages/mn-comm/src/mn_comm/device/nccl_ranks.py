@@ -62,7 +62,7 @@ class NcclRanks:
         watch.polled.append(weakref.WeakMethod(self.poll))
 
     def look_again(self) -> NcclRanks:
-        """Find out anew, for the devices that are now the current ones, whether NCCL can be used; collective."""
+        """Find out again, for the devices that are current now, whether NCCL can be used; collective."""
         self.obstacle = _find_obstacle(self._ranks)
         return self
 

@@ -1,4 +1,4 @@
-"""Pinned host memory: the way of a device array to and from a library that knows nothing of devices.
+"""Pinned host memory: the way of a device array to and from a library that cannot use devices.
 
 Every function here returns only when its copy is done: the memory comes from CuPy's pool, and may be somebody else's as
 soon as nobody here uses it.

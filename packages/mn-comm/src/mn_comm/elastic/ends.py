@@ -10,7 +10,6 @@ the dead (Open MPI 5.0.11, about once in twenty times if the loss was some milli
 
 from __future__ import annotations
 
-import atexit
 import functools
 import os
 import signal
@@ -71,8 +70,9 @@ def leave_if_asked_to() -> None:
 def _install() -> None:
     process = os.getpid()
     global_except_hook.end_by(_leave)
+    exit_status.end_by(_leave)
     exit_status.share_exit_status(MPI.COMM_WORLD.rank)
-    atexit.register(_end, process)  # after the former, so that it is called before
+    exit_status.at_exit(functools.partial(_end, process))
     is_ours_to_handle = signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
     if is_ours_to_handle and threading.current_thread() is threading.main_thread():
         signal.signal(signal.SIGTERM, _note)
@@ -102,9 +102,6 @@ def _end(process: int) -> None:
     """Leave at once after a failure; else wait until all others end as well, or know that this rank does."""
     if os.getpid() != process or MPI.Is_finalized():
         return
-    status = exit_status.status_so_far()
-    if status:
-        _leave(f"exit status {status}", status)
     if hasattr(sys, "last_type"):  # the script has a hook of its own for exceptions, or wants none
         _leave("uncaught exception", 1)
     close_all()

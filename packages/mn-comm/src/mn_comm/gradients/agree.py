@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from itertools import zip_longest
 from operator import itemgetter
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import numpy as np
 
@@ -22,6 +22,7 @@ __all__ = [
     "ON_DEVICE",
     "Agreement",
     "Named",
+    "Roll",
     "Selection",
     "Signature",
     "select",
@@ -98,6 +99,27 @@ def _entry(name: str, array: Any) -> Entry:
     return (name, array.shape, array.dtype, *([ON_DEVICE] if is_device_array(array) else []))
 
 
+class Roll(Protocol):
+    """What a rank that keeps a roll of the ranks has to tell the others; it travels with the check.
+
+    Attributes:
+        has_news: Whether it has something to tell now.
+        words: What it has to tell; anything that can be pickled.
+    """
+
+    @property
+    def has_news(self) -> bool: ...  # noqa: D102
+    @property
+    def words(self) -> Any: ...  # noqa: D102
+    def hear(self, words: Sequence[Any]) -> None:
+        """Take note of the words of all ranks; called on every rank whenever one has news. May raise, on all alike."""
+        ...
+
+
+# What a rank says of its roll, beside its signature.
+_NO_ROLL, _NO_NEWS, _NEWS = range(3)
+
+
 class Agreement:
     """The check that all ranks have the same arrays and settings, cheap while they stay what they were.
 
@@ -111,43 +133,92 @@ class Agreement:
         self._operation = operation
         self._signature: Signature = ()
         self._digest = digest(())
-        self._numbers = np.zeros(2, np.int64)
+        self._numbers = np.zeros(4, np.int64)
         self._request: MPI.Request | None = None
+        self._notes: Sequence[int] = ()
+        self._roll: Roll | None = None
+        self._loudest = self._quietest = _NO_ROLL
 
-    def start(self, signature: Signature, notes: Sequence[int] = ()) -> None:
+    def start(self, signature: Signature, notes: Sequence[int] = (), roll: Roll | None = None) -> None:
         """Start the check, to do something else while it is under way; collective.
 
         Args:
             signature: This rank's; quickest if it is the same object as before.
-            notes: Numbers of which every rank is to know the greatest.
+            notes: Numbers of which every rank is to know the greatest; as many on every rank.
+            roll: What has something to tell the other ranks, perhaps.
         """
         if signature is not self._signature:
             self._signature, self._digest = signature, digest(signature)
-        self._numbers = np.array([self._digest, -self._digest, *notes], np.int64)
-        self._request = self._ranks.Iallreduce(MPI.IN_PLACE, self._numbers, MPI.MAX)
+        self._roll, self._notes = roll, notes
+        self._send()
 
     def finish(self) -> list[int]:
         """Raise on every rank if the ranks' signatures differ; collective.
+
+        While a rank has news, all ranks exchange words, and check once more.
 
         Returns:
             The greatest notes of all ranks.
 
         Raises:
             ValueError: The ranks differ; the same message on all of them.
-            Exception: Like the one that another rank has announced instead of a signature.
+            RuntimeError: A rank keeps a roll and another does not (on every rank).
+            Exception: Like the one that another rank has announced instead of a signature; what hearing words raised.
         """
-        assert self._request is not None
-        self._ranks.wait(self._request, "Iallreduce")
-        numbers: list[int] = self._numbers.tolist()
-        highest, negative_of_lowest, *notes = numbers
+        while True:
+            highest, negative_of_lowest, *notes = self._receive()
+            if not self._hear():
+                break
+            self._send()
         if highest != -negative_of_lowest:
             raise _explain(self._operation, self._ranks.allgather(self._signature))
         return notes
 
-    def check(self, signature: Signature) -> None:
+    def check(self, signature: Signature, notes: Sequence[int] = (), roll: Roll | None = None) -> None:
         """Start and finish the check at once; collective."""
-        self.start(signature)
+        self.start(signature, notes, roll)
         self.finish()
+
+    def exchange(self, notes: Sequence[int], roll: Roll, until_quiet: bool) -> None:
+        """Exchange words where the other ranks check, without a check of one's own; collective.
+
+        Args:
+            notes: What :meth:`start` takes.
+            roll: What has something to tell the other ranks.
+            until_quiet: Whether to do so until no rank has news, rather than once.
+        """
+        self._roll, self._notes = roll, notes
+        while True:
+            self._send()
+            self._receive()
+            if not self._hear() or not until_quiet:
+                return
+
+    def _send(self) -> None:
+        roll = _NO_ROLL if self._roll is None else _NEWS if self._roll.has_news else _NO_NEWS
+        self._numbers = np.array([self._digest, -self._digest, *self._notes, roll, -roll], np.int64)
+        self._request = self._ranks.Iallreduce(MPI.IN_PLACE, self._numbers, MPI.MAX)
+
+    def _receive(self) -> list[int]:
+        assert self._request is not None
+        self._ranks.wait(self._request, "Iallreduce")
+        numbers: list[int] = self._numbers.tolist()
+        self._loudest, self._quietest = numbers[-2], -numbers[-1]
+        return numbers[:-2]
+
+    def _hear(self) -> bool:
+        """Exchange words if a rank has news; collective. Return whether one had."""
+        if self._loudest > _NO_ROLL and self._quietest == _NO_ROLL:
+            has_roll = self._ranks.allgather(self._roll is not None)
+            raise RuntimeError(
+                f"{self._operation}: expected every rank within join(), or none; got rank "
+                f"{has_roll.index(True)} within and rank {has_roll.index(False)} outside"
+            )
+        if self._loudest < _NEWS:
+            return False
+        assert self._roll is not None
+        self._roll.hear(self._ranks.allgather(self._roll.words))
+        return True
 
 
 def _explain(operation: str, signatures: Sequence[Signature]) -> Exception:

@@ -109,13 +109,20 @@ class Layout:
         Args:
             turn: Which set of them, where they keep their memory.
         """
-        key = self.pace.share_bytes if self._has_pace else turn
+        key = self._key(turn)
         found = self._made.get(key)
         if found is None:
             on_host = self._lay_out_on_host()
             flattened = sorted({member for bucket in on_host for member in bucket.flattened})
             found = self._made[key] = BucketSet([*on_host, *self._lay_out_on_device()], flattened)
         return found
+
+    def has_buckets(self, turn: int) -> bool:
+        """Return whether a set of buckets was made already."""
+        return self._key(turn) in self._made
+
+    def _key(self, turn: int) -> int:
+        return self.pace.share_bytes if self._has_pace else turn
 
     def _check(self) -> None:
         for name, _, dtype in self.specs:

@@ -62,5 +62,5 @@ class Pace:
         self._tries = is_doubtful and self._since_try >= _PATIENCE[self._choice]
 
 
-def _median(values: Sequence[float]) -> float:  # the library's brings along much else
+def _median(values: Sequence[float]) -> float:  # the library's imports much else
     return sorted(values)[len(values) // 2]

@@ -13,7 +13,7 @@ import numpy as np
 
 from mn_comm.agreement import describe
 from mn_comm.config import Config
-from mn_comm.gradients.agree import FAILURE, Agreement, Selection, Signature, select, signature_of
+from mn_comm.gradients.agree import FAILURE, Agreement, Roll, Selection, Signature, select, signature_of
 from mn_comm.gradients.layout import Layout
 from mn_comm.gradients.reduction import CommunicationHook, Reduction, average_exactly, mean_of
 from mn_comm.gradients.targets import Targets
@@ -31,6 +31,8 @@ __all__ = ["GradientReducer"]
 _SHAPE, _DTYPE = attrgetter("shape"), attrgetter("dtype")
 # Scripts may alternate between some sets of gradients, as those of a generator and of a discriminator.
 _MOST_LAYOUTS = 8
+# The notes of a check that is no average: as many as an average has, where other ranks may hear what one announces.
+_SILENCE = (0, 0, 0, 0, 0)
 
 
 class GradientReducer:
@@ -83,26 +85,27 @@ class GradientReducer:
         self._compressor = strategy.compressor
         self._scale = 1.0
         self._under_way: list[Reduction] = []
-        self._turn = 0
         self._averaged: Layout | None = None
         self._notes = (0, 0)
 
-    def average(self, model: Model, zero_fill: bool = False) -> None:
+    def average(self, model: Model, zero_fill: bool = False, roll: Roll | None = None) -> None:
         """Replace every gradient by its mean over all ranks, in place; collective.
 
         Args:
             model: The model, after its backward pass.
             zero_fill: Whether an initialised parameter without a gradient takes part, with one of zeros.
+            roll: What may have something to tell the other ranks before; it costs no communication while it has not.
 
         Raises:
             ValueError: The ranks' gradients differ in names, shapes or dtypes (on every rank).
             TypeError: A gradient does not hold floats (on every rank).
+            Exception: What ``roll`` raised when it heard of another rank.
         """
         selection, signature, failure = self._select(model, zero_fill)
         layout = self._known_layout(signature, ())
         with span("agree"):
             number, proposal = (layout.number, layout.pace.proposal) if layout is not None else (0, 0)
-            self._agreement.start(signature, (*self._notes, number, -number, proposal))
+            self._agreement.start(signature, (*self._notes, number, -number, proposal), roll)
             try:
                 *slowest, highest, negative_of_lowest, choice = self._agreement.finish()
             finally:
@@ -130,14 +133,17 @@ class GradientReducer:
             targets.finish()
         self._notes = (time.perf_counter_ns() - began, doing.waited - waited)
 
-    def start(self, model: Model, zero_fill: bool = True, order: Sequence[str] = ()) -> Reduction:
+    def start(
+        self, model: Model, zero_fill: bool = True, order: Sequence[str] = (), roll: Roll | None = None
+    ) -> Reduction:
         """Begin to average the gradients of one backward pass; collective.
 
         Args:
             model: The model. If ``zero_fill``, its gradients may still be to come.
-            zero_fill: As for :meth:`average`.
+            zero_fill: Whether a missing gradient counts as one of zeros; otherwise it is omitted.
             order: The names of parameters in the order in which their gradients are expected to become final, the same
                 on every rank; those that are not named follow, sorted by name.
+            roll: Who has data, within a join. What it raises, waiting for the reduction raises.
 
         Returns:
             The reduction. What was left of earlier ones, after an exception, is waited for and forgotten.
@@ -153,25 +159,43 @@ class GradientReducer:
         while len(self._under_way) >= self._sets or any(not each.has_left for each in self._under_way):
             self._under_way.pop(0).drain()
         selection, signature, failure = self._select(model, zero_fill)
-        agreed = Future(lambda: self._agreement.check(signature), self._worker)
+        agreed = Future(lambda: self._agreement.check(signature, _SILENCE, roll), self._worker)
         if failure is not None:
             raise failure
+        # Not in turn: a reduction that ends before it has begun, as ranks had news, counts on some ranks only.
+        in_use = {each.turn for each in self._under_way}
+        turn = next(turn for turn in range(self._sets) if turn not in in_use)
         layout = self._known_layout(signature, tuple(order))
-        if layout is None and agreed.succeeds():
-            layout = self._make_layout(signature, selection, tuple(order))
-        self._turn = (self._turn + 1) % self._sets
+        if layout is None or not layout.has_buckets(turn):  # to make them is collective, if all ranks are here
+            if not agreed.succeeds():
+                layout = None
+            elif layout is None:
+                layout = self._make_layout(signature, selection, tuple(order))
         reduction = Reduction(
             self._strategy.context.ranks,
             self._worker,
             agreed,
             selection,
             layout.specs if layout is not None else [],
-            layout.buckets(self._turn).buckets if layout is not None else [],
+            layout.buckets(turn).buckets if layout is not None else [],
             self._hook or average_exactly,
             functools.partial(self._end, layout.number if layout is not None else 0),
+            turn,
         )
         self._under_way.append(reduction)
         return reduction
+
+    def exchange_words(self, roll: Roll, until_quiet: bool = False) -> None:
+        """Tell the other ranks news where they average next, instead of averaging; collective with that.
+
+        Args:
+            roll: What has news: other ranks' rolls hear of it, and this one hears of theirs.
+            until_quiet: Whether all ranks come here rather than average, and go on only when none has news.
+
+        Raises:
+            Exception: What ``roll`` raised when it heard.
+        """
+        Future(lambda: self._agreement.exchange(_SILENCE, roll, until_quiet), self._worker).wait()
 
     @property
     def compression_report(self) -> CompressionReport | None:
@@ -188,8 +212,8 @@ class GradientReducer:
         """Go on with what :meth:`state` returned; to be called on every rank, each with its own.
 
         Args:
-            state: The arrays; empty to begin anew. What does not fit is found when the next gradients are averaged, and
-                is forgotten on all ranks, with a warning.
+            state: The arrays; empty to start again. What does not fit is found when the next gradients are averaged,
+                and is forgotten on all ranks, with a warning.
         """
         if self._compressor is not None:
             compressor = self._compressor

@@ -73,6 +73,7 @@ class Reduction:
         buckets: Their buckets.
         comm_hook: Starts to average a bucket.
         on_end: Called by the worker when all buckets are averaged: whether that succeeded on all ranks.
+        turn: Which of several sets of buckets these are.
 
     Attributes:
         is_over: Whether nothing of it is under way any more.
@@ -88,7 +89,9 @@ class Reduction:
         buckets: Sequence[AnyBucket],
         comm_hook: CommunicationHook,
         on_end: Callable[[bool], None],
+        turn: int = 0,
     ) -> None:
+        self.turn = turn
         self._on_end = on_end
         self._ranks = ranks
         self._worker = worker

@@ -7,9 +7,14 @@ _MODULE = "chainer.iterators.multiprocess_iterator"
 FIXES = (
     Fix(
         "worker_error",
-        "an exception in a worker of MultiprocessIterator ends its prefetch thread, and the script waits for ever",
+        "an exception in a worker of MultiprocessIterator, or the worker's death, makes the script wait for ever",
         (
-            Substitution(_MODULE, "import six\n", "import six; from mn_compat.helpers import outcome as _outcome\n"),
+            Substitution(
+                _MODULE,
+                "import six\n",
+                "import six; from mn_compat.helpers import outcome as _outcome;"
+                " from mn_compat.helpers.pool_task import Task as _PoolTask\n",
+            ),
             # The first batch is read in this process, and may be in a thread.
             Substitution(
                 _MODULE,
@@ -18,7 +23,7 @@ FIXES = (
             ),
             Substitution(_MODULE, "batch = batch_ret[0]\n", "batch = _outcome.result(batch_ret[0])\n"),
             # All others are read by the pool, for the thread.
-            Substitution(_MODULE, "future.get(_response_time)\n", "_outcome.of_task(future, _response_time)\n"),
+            Substitution(_MODULE, "self._pool.map_async(_fetch_run,", "_PoolTask(self._pool, _fetch_run,"),
             Substitution(
                 _MODULE,
                 "[_unpack(data, self.mem_bulk) for data in data_all]",

@@ -6,7 +6,7 @@ import warnings
 
 
 def report(error: Exception) -> None:
-    """Warn that CuPy is there but does not load; say nothing where it is simply not installed."""
+    """Warn that CuPy is there but does not load; say nothing if it is not installed."""
     if isinstance(error, ModuleNotFoundError) and error.name == "cupy":
         return
     # No stack level is the user's: between here and their import lies all of Chainer.

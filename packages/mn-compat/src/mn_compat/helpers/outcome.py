@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import multiprocessing
 from collections.abc import Callable
-from multiprocessing.pool import AsyncResult
 from typing import Any
 
 
@@ -32,18 +30,6 @@ def result(outcome: Any) -> Any:
     if isinstance(outcome, Failure):
         raise outcome.error
     return outcome
-
-
-def of_task(task: AsyncResult[Any], timeout: float) -> Any:
-    """Return what a pool's task returns, or its failure.
-
-    Raises:
-        multiprocessing.TimeoutError: It has done neither within ``timeout`` seconds.
-    """
-    task.wait(timeout)
-    if not task.ready():
-        raise multiprocessing.TimeoutError
-    return of(task.get)
 
 
 def then(outcome: Any, function: Callable[[Any], Any]) -> Any:

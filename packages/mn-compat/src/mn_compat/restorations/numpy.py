@@ -96,7 +96,7 @@ def _numeric_functions(cls: type) -> Any:
 
 
 def _is_known() -> bool:
-    # Without the interpreter lock an object's head is another one, and a type may not be changed while it is used.
+    # Without the interpreter lock an object's head is different, and a type may not be changed while it is used.
     return sys.implementation.name == "cpython" and getattr(sys, "_is_gil_enabled", lambda: True)()
 
 

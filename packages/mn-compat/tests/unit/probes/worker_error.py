@@ -11,6 +11,16 @@ class Data:
         return i
 
 
+class Deadly(Data):
+    def __getitem__(self, i):
+        import multiprocessing
+        import os
+
+        if i == 5 and multiprocessing.parent_process():
+            os._exit(3)
+        return i
+
+
 def probe():
     import multiprocessing
     import signal
@@ -36,3 +46,18 @@ def probe():
     iterator.finalize()
     assert errors == ["'no sample 0'", "'no sample 5'"], errors
     assert batches == [[2, 3], [6, 7], [8, 9], [10, 11]], batches
+    errors.clear()
+    batches.clear()
+    signal.alarm(5)
+    iterator = MultiprocessIterator(Deadly(), 2, repeat=False, shuffle=False, n_processes=1, dataset_timeout=None)
+    for _ in range(4):
+        try:
+            batches.append(next(iterator))
+        except RuntimeError as error:
+            errors.append(str(error))
+    signal.alarm(0)
+    iterator.finalize()
+    assert batches == [[0, 1], [2, 3]], batches
+    assert [error.split(" ", 3)[3] for error in errors] == 2 * [
+        "of the iterator ended with status 3, so that the samples it was reading are lost"
+    ], errors

@@ -1,4 +1,4 @@
-"""Chainer's snapshot files, written as ever and read without unpickling anything.
+"""Chainer's snapshot files, written as Chainer writes them and read without unpickling anything.
 
 A snapshot is an .npz file. Chainer stores ``None`` (a parameter that is still to be initialised) as an array of shape
 ``()`` with a Python object in it, so its own loader has to allow pickles, and with them any code that somebody put
@@ -63,7 +63,7 @@ def read_arrays(file: Any) -> dict[str, np.ndarray[Any, Any]]:
         The arrays by name; ``None`` is in an array of shape ``()``, for which Chainer's deserializer looks.
 
     Raises:
-        ValueError: An array holds Python objects other than one ``None``, or the file is not an unharmed .npz file.
+        ValueError: An array holds Python objects other than one ``None``, or the file is not an intact .npz file.
         OSError: The file cannot be read.
     """
     try:

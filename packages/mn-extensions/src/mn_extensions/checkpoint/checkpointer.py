@@ -1,4 +1,4 @@
-"""The checkpointer: an extension that saves all ranks' states together, and takes up the newest unharmed ones again."""
+"""The checkpointer: an extension that saves all ranks' states together, and resumes from the newest intact ones."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from mn_extensions.checkpoint.ending import ElasticEnding, Ending
 from mn_extensions.checkpoint.files import FileRecord, check_writable
 from mn_extensions.checkpoint.generations import Generations
 from mn_extensions.checkpoint.manifest import Manifest, manifest_name, write_manifest
-from mn_extensions.checkpoint.replicas import assume_synchronized, synchronize
+from mn_extensions.checkpoint.replicas import assume_synchronized, own_parts, synchronize
 from mn_extensions.checkpoint.state import check_fits, load_state, state_of
 from mn_extensions.checkpoint.stats import CheckpointStats
 
@@ -35,15 +35,15 @@ def create_multi_node_checkpointer(
     gc_interval: int = 5,
     path: str | os.PathLike[str] | None = None,
 ) -> MultiNodeCheckpointer:
-    """Create an extension that saves the states of all ranks, and lets a training that died go on; collective.
+    """Create an extension that saves the states of all ranks, so that training can be resumed; collective.
 
     Each rank writes ``<name>.<rank>.<iteration>``. When all have, rank 0 writes ``<name>.manifest.<iteration>`` with
     the checksums of these files: only then does the generation exist. Call ``maybe_load`` after all extensions were
-    added to the trainer and before ``trainer.run()``. When training ends without an error, the files are removed; when
-    it ends by one, they stay.
+    added to the trainer and before ``trainer.run()``. When training ends normally, the files are removed; when it
+    ends by an exception, they stay.
 
-    Besides the trainer's state, that of NumPy's global random numbers is saved and restored, so that the training goes
-    on with the batches and dropout masks it would have had. CuPy's random numbers are not.
+    Besides the trainer's state, that of NumPy's global random numbers is saved and restored, so that the training
+    continues with the batches and dropout masks that it would have had. CuPy's random numbers are not.
 
     Args:
         name: The name of the run, the same on every rank; dots are allowed, path separators are not.
@@ -61,6 +61,11 @@ def create_multi_node_checkpointer(
         ValueError: ``name`` cannot be part of a file's name, an interval is below 1, or the ranks' arguments differ
             (on every rank).
         OSError: ``path`` is given and cannot be written on some rank (on every rank).
+
+    Example:
+        >>> checkpointer = chainermn.create_multi_node_checkpointer("my-run", comm)
+        >>> trainer.extend(checkpointer, trigger=(1000, "iteration"))
+        >>> checkpointer.maybe_load(trainer)  # the iteration, if there is a checkpoint
     """
     return MultiNodeCheckpointer(name, comm, cp_interval, gc_interval, path)
 
@@ -111,7 +116,8 @@ class MultiNodeCheckpointer(Extension):  # type: ignore[misc]  # Chainer has no 
         If a rank cannot write its file (its disk is full), all ranks warn and go on; older generations are untouched.
         A file that another program has written, as a checkpoint of an older ChainerMN, is never replaced.
 
-        Optimizers whose ranks meet only now and then are synchronised before.
+        Optimizers whose ranks meet only now and then are synchronised before. Of optimizer state that is sharded each
+        rank saves its own part.
 
         Args:
             target: What to save: a trainer, or anything else that Chainer can serialize.
@@ -129,7 +135,7 @@ class MultiNodeCheckpointer(Extension):  # type: ignore[misc]  # Chainer has no 
         if failure is not None:
             with raise_on_all(self.comm):  # where warnings are errors, all ranks raise
                 warnings.warn(
-                    f"the checkpoint of iteration {iteration} was not saved: {failure}; the training goes on",
+                    f"the checkpoint of iteration {iteration} was not saved: {failure}; the training continues",
                     RuntimeWarning,
                     stacklevel=2,
                 )
@@ -141,14 +147,14 @@ class MultiNodeCheckpointer(Extension):  # type: ignore[misc]  # Chainer has no 
         self._expect_ending()
         with raise_on_all(self.comm):  # before any rank writes
             generations.expect_free(iteration)
-        with raise_on_all(self.comm):
+        with raise_on_all(self.comm), own_parts(target):
             report = generations.write(state_of(target), iteration)
         outcome = self._complete_generation(generations, iteration, self.comm.allgather_obj(report))
         generations.remove(generations.mine - outcome.kept)
         return outcome.failure
 
     def maybe_load(self, trainer: Any, optimizer: Any = None, path: str | os.PathLike[str] | None = None) -> int | None:
-        """Load the newest generation that is unharmed on every rank, if there is one; collective.
+        """Load the newest generation that is intact on every rank, if there is one; collective.
 
         Files whose checksums do not fit are reported, by a warning on rank 0, and the next older generation is
         tried; nothing is loaded before its checksum was found right on every rank.
@@ -180,7 +186,7 @@ class MultiNodeCheckpointer(Extension):  # type: ignore[misc]  # Chainer has no 
         newest = generations.newest_unharmed(self.name or self._run)  # the old one named files after the extension
         if newest is None:
             return None
-        with raise_on_all(self.comm):
+        with raise_on_all(self.comm), own_parts(trainer):
             check_fits(newest.state, trainer)
         with raise_on_all(self.comm):
             load_state(newest.state, trainer)

@@ -17,7 +17,7 @@ _READ_BYTES = 1 << 22
 
 @dataclass(frozen=True)
 class FileRecord:
-    """What a file must be to count as unharmed.
+    """What a file must be to count as intact.
 
     Attributes:
         name: Its name within its folder.

@@ -91,7 +91,7 @@ class Generations:
         if self.path(iteration).exists() and not self.is_ours(iteration):
             raise FileExistsError(
                 f"expected no file of another program where a checkpoint is to be saved, got {self.path(iteration)}, "
-                "which is one of an older ChainerMN, or none: move it away, or use another name for the run"
+                "which may be one of an older ChainerMN: move it away, or use another name for the run"
             )
 
     def write(self, state: State, iteration: int) -> FileRecord | str:
@@ -211,7 +211,7 @@ class Generations:
             return f"{path} cannot be read: {error.strerror}"
         if found.nbytes != expected.nbytes:
             return f"{path} has {found.nbytes} bytes instead of {expected.nbytes}"
-        return None if found == expected else f"{path} is damaged: its checksum does not fit"
+        return None if found == expected else f"{path} is damaged: its checksum does not match"
 
     def _warn_of_what_is_in_the_way(self, others_everywhere: Sequence[set[_Other]], resumed: int) -> None:
         names = [

@@ -105,7 +105,7 @@ def read_manifest(folder: Path, run: str, iteration: int) -> Manifest:
     except (ValueError, TypeError, KeyError, AttributeError) as error:
         raise ValueError(f"{os.fspath(path)} is damaged: {error}") from error
     if not intact or fields["iteration"] != iteration:
-        raise ValueError(f"{os.fspath(path)} is damaged: its checksum does not fit")
+        raise ValueError(f"{os.fspath(path)} is damaged: its checksum does not match")
     if fields["format"] != _FORMAT:
         raise ValueError(f"{os.fspath(path)}: expected format {_FORMAT}, got {fields['format']}")
     return Manifest(iteration, files)

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 from chainer.backends import cuda
 
 from mn_comm import synchronize_replicas
 
-__all__ = ["assume_synchronized", "synchronize"]
+__all__ = ["assume_synchronized", "own_parts", "synchronize"]
 
 
 def synchronize(target: Any) -> None:
@@ -18,12 +20,25 @@ def synchronize(target: Any) -> None:
     Args:
         target: A trainer, an updater, an optimizer, or a link; anything else has no parameters.
     """
-    found = _optimizers_of(target)
-    for each in found or [target]:
+    for each in _optimizers_of(target) or [target]:
         if hasattr(type(each), "synchronize") and getattr(each, "target", None) is not None:
             each.synchronize()
         elif hasattr(type(each), "namedparams"):
             synchronize_replicas(each)
+
+
+@contextmanager
+def own_parts(target: Any) -> Iterator[None]:
+    """Return a context in which each rank saves no optimizer state but its own, where that is sharded.
+
+    Args:
+        target: What is saved, for example a trainer.
+    """
+    with ExitStack() as stack:
+        for each in _optimizers_of(target) or [target]:
+            if hasattr(type(each), "own_part"):
+                stack.enter_context(each.own_part())
+        yield
 
 
 def assume_synchronized(target: Any, optimizer: Any = None) -> None:

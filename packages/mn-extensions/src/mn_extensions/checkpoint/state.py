@@ -17,8 +17,11 @@ _RANDOM = "chainermn_numpy_random/"
 _RANDOM_PARTS = ("keys", "position", "has_gauss", "gauss")
 _GENERATOR = "MT19937"  # NumPy's own
 _OF_AN_OPTIMIZER = re.compile(r"(^|/)optimizer:")
-# What compression has not sent yet, whatever it fits: the optimizer itself finds out, and begins anew if it must.
-_OF_COMPRESSION = re.compile(r"(^|/)optimizer:[^/]*/compression/")
+# What compression has not sent yet and what local steps have in common, whatever it fits: the optimizer itself finds
+# out, and starts again if it must. One that has taken no step has nothing to compare.
+_OF_COMMUNICATION = re.compile(r"(^|/)optimizer:[^/]*/(multi_node_local_steps|compression)/")
+# Whose parameters' state it is; the optimizer itself looks at that.
+_OF_A_SHARD = re.compile(r"(^|/)optimizer:[^/]*/multi_node_shard/")
 _OF_A_MODEL = re.compile(r"(^|/)model:")
 # What Chainer's iterators look for where they do not find the name: until Chainer 3 they saved it under this one.
 _OLD_NAMES = {"order": "_order"}
@@ -52,14 +55,14 @@ def check_fits(state: State, target: Any) -> None:
     for name, array in sorted(expected.items()):
         found = state.get(name, state.get(_old_name(name)))
         if found is None:
-            raise ValueError(f"the checkpoint is of another model: it has no {name}, which has shape {array.shape}")
+            raise ValueError(f"the checkpoint is of a different model: it has no {name}, which has shape {array.shape}")
         if found.shape != array.shape and not _is_none(found) and not _is_none(array):
             raise ValueError(
-                f"the checkpoint is of another model: expected {name} to have shape {array.shape}, got {found.shape}"
+                f"the checkpoint is of a different model: expected shape {array.shape} for {name}, got {found.shape}"
             )
     unknown = sorted(name for name in state if _OF_A_MODEL.search(name) and name not in expected)
     if unknown:
-        raise ValueError(f"the checkpoint is of another model: nothing here is called {unknown[0]}")
+        raise ValueError(f"the checkpoint is of a different model: this one has no {unknown[0]}")
 
 
 def load_state(state: State, target: Any) -> None:
@@ -101,7 +104,7 @@ def _arrays_of(target: Any) -> dict[str, np.ndarray[Any, Any]]:
     updater = getattr(target, "updater", None)
     state = npz.serialize(target) if updater is None else _prefixed("updater/", npz.serialize(updater))
     arrays = {name: np.asarray(value) for name, value in state.items()}
-    checked = (name for name in arrays if not _OF_COMPRESSION.search(name))
+    checked = (name for name in arrays if not _OF_COMMUNICATION.search(name) and not _OF_A_SHARD.search(name))
     return {name: arrays[name] for name in checked if arrays[name].ndim or _is_model(name)}
 
 

@@ -44,21 +44,26 @@ class ReduceScatter(Collective):
 
 
 def allgather(comm: CommunicatorBase, x: Any, device: DeviceName = None) -> Outputs:
-    """Gather Variables at every rank; collective.
+    """Gather Variables on every rank; collective.
 
-    Its adjoint: each rank's gradient is the sum of what all ranks have for it, as in :func:`reduce_scatter`.
+    In the backward pass each rank's gradient is the sum of what all ranks have for it, as in :func:`reduce_scatter`.
 
     Args:
         comm: The ranks that take part.
         x: A Variable or array of any shape, of one dtype on all ranks.
-        device: Where the result is to be: the number of a GPU, or any name of a device that Chainer knows. Nothing is
-            moved by default, and by -1, the default of ChainerMN 1.
+        device: Where the result is to be: the number of a GPU, or any name of a device that Chainer knows. By default,
+            and with -1, the default of ChainerMN 1, nothing is moved.
 
     Returns:
         A tuple of Variables in the order of ranks.
 
     Raises:
         TypeError: On some rank ``x`` is something else, or of another dtype (on every rank).
+
+    Example:
+        >>> parts = chainermn.functions.allgather(comm, np.full(2, comm.rank, np.float32))
+        >>> [float(part.array[0]) for part in parts]
+        [0.0, 1.0]
     """
     return moved_to(device, communicate(AllGather(comm, record=Record("allgather")), [x])[:-1])
 
@@ -66,7 +71,7 @@ def allgather(comm: CommunicatorBase, x: Any, device: DeviceName = None) -> Outp
 def reduce_scatter(comm: CommunicatorBase, xs: Any) -> chainer.Variable:
     """Give each rank the sum of what all ranks have for it; collective.
 
-    Its adjoint: the gradients of all ranks are gathered at every rank, as in :func:`allgather`.
+    In the backward pass the gradients of all ranks are gathered on every rank, as in :func:`allgather`.
 
     Args:
         comm: The ranks that take part.
@@ -79,6 +84,11 @@ def reduce_scatter(comm: CommunicatorBase, xs: Any) -> chainer.Variable:
     Raises:
         TypeError: On some rank ``xs`` is something else (on every rank).
         ValueError: On some rank there are not ``comm.size`` of them, or the summands' shapes differ (on every rank).
+
+    Example:
+        >>> parts = [np.ones(2, np.float32), np.ones(2, np.float32)]
+        >>> chainermn.functions.reduce_scatter(comm, parts).array
+        array([2., 2.], dtype=float32)
     """
     function = ReduceScatter(comm, record=Record("reduce_scatter"))
     return communicate(function, parts_of(xs))[0]

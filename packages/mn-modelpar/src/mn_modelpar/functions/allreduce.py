@@ -29,7 +29,7 @@ class AllReduce(Collective):
 def allreduce(comm: CommunicatorBase, x: Any) -> chainer.Variable:
     """Add up Variables of all ranks; collective.
 
-    Its adjoint is itself: each rank's gradient is the sum of the gradients of all ranks.
+    In the backward pass each rank's gradient is the sum of the gradients of all ranks.
 
     Args:
         comm: The ranks that take part.
@@ -41,5 +41,9 @@ def allreduce(comm: CommunicatorBase, x: Any) -> chainer.Variable:
     Raises:
         TypeError: On some rank ``x`` is something else (on every rank).
         ValueError: The ranks differ in shape or dtype (on every rank).
+
+    Example:
+        >>> chainermn.functions.allreduce(comm, np.ones(2, np.float32)).array
+        array([2., 2.], dtype=float32)
     """
     return communicate(AllReduce(comm, record=Record("allreduce")), [x])[0]

@@ -29,14 +29,14 @@ class AllToAll(Collective):
 def alltoall(comm: CommunicatorBase, xs: Any, device: DeviceName = None) -> Outputs:
     """Send one Variable to each rank and receive one from each; collective.
 
-    Its adjoint is itself: each gradient goes back to the rank that its Variable came from.
+    In the backward pass each gradient goes back to the rank that its Variable came from.
 
     Args:
         comm: The ranks that take part.
         xs: A tuple or list of ``comm.size`` Variables or arrays of one dtype and any shapes, or one to be cut along its
             first axis, of that length: the one at position ``i`` is for rank ``i``.
-        device: Where the result is to be: the number of a GPU, or any name of a device that Chainer knows. Nothing is
-            moved by default, and by -1, the default of ChainerMN 1.
+        device: Where the result is to be: the number of a GPU, or any name of a device that Chainer knows. By default,
+            and with -1, the default of ChainerMN 1, nothing is moved.
 
     Returns:
         A tuple of Variables in the order of the ranks they came from.
@@ -44,6 +44,11 @@ def alltoall(comm: CommunicatorBase, xs: Any, device: DeviceName = None) -> Outp
     Raises:
         TypeError: On some rank ``xs`` is something else (on every rank).
         ValueError: On some rank there are not ``comm.size`` of them (on every rank).
+
+    Example:
+        >>> parts = [np.zeros(2, np.float32), np.ones(2, np.float32)]
+        >>> [float(part.array[0]) for part in chainermn.functions.alltoall(comm, parts)] == [comm.rank] * 2
+        True
     """
     values = parts_of(xs)
     return moved_to(device, communicate(AllToAll(comm, record=Record("alltoall")), values)[:-1])

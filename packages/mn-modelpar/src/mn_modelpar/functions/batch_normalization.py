@@ -29,7 +29,7 @@ def combine(communicator: CommunicatorBase, count: int, mean: _Array, squares: _
         communicator: The ranks.
         count: How many samples this rank has; maybe none.
         mean: Their means, of shape ``(channels,)``.
-        squares: The sums of their squared deviations from these, likewise.
+        squares: The sums of their squared deviations from these means, in the same layout.
 
     Returns:
         The same, of the samples of all ranks, in float64.
@@ -70,9 +70,12 @@ class MultiNodeBatchNormalizationFunction(chainer.FunctionNode):  # type: ignore
         communicator: The ranks whose batches belong together.
         eps: What is added to the variance.
         running_mean: Updated in place if given, of the shape of ``gamma``.
-        running_var: Likewise.
+        running_var: Updated in place if given, of the shape of ``gamma``.
         decay: How much of the running statistics is kept.
         axis: The axes to reduce over, as in :func:`chainer.functions.batch_normalization`.
+
+    Within ``chainer.using_config("multi_node_no_samples", True)`` this rank's samples do not count, as if there were
+    none; it is there for ranks that have run out of data.
     """
 
     def __init__(
@@ -91,6 +94,7 @@ class MultiNodeBatchNormalizationFunction(chainer.FunctionNode):  # type: ignore
         self.running_var = running_var
         self.decay = decay
         self.axis = axis
+        self.counts = not getattr(chainer.config, "multi_node_no_samples", False)
 
     def forward(self, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
         """Normalise; collective, two reductions."""
@@ -126,6 +130,8 @@ class MultiNodeBatchNormalizationFunction(chainer.FunctionNode):  # type: ignore
         count = int(np.prod([x.shape[i] for i in axis], dtype=np.int64))
         mean = x.sum(axis=axis, dtype=self.dtype) / max(count, 1)
         deviations = xp.subtract(x, mean[expander], dtype=self.dtype)
+        if not self.counts:
+            return 0, mean, deviations, xp.zeros_like(mean)
         return count, mean, deviations, self.layout.sum_of_products(xp, deviations, deviations)
 
     def _update_running(self, mean: _Array, var: _Array) -> None:
@@ -158,7 +164,7 @@ class Gradient(chainer.FunctionNode):  # type: ignore[misc]  # Chainer has no ty
         xp = backend.get_array_module(x)
         layout, dtype, inv_std = forward.layout, forward.dtype, forward.inv_std
         deviations = xp.subtract(x, forward.mean[layout.expander], dtype=dtype)
-        gy = gy.astype(dtype, copy=False)
+        gy = gy.astype(dtype, copy=False) if forward.counts else xp.zeros_like(deviations)
         local_ggamma = layout.sum_of_products(xp, gy, deviations) * inv_std
         local_gbeta = gy.sum(axis=layout.axis)
         packed = np.stack([to_host(local_ggamma), to_host(local_gbeta)]).astype(np.float64)
@@ -169,6 +175,8 @@ class Gradient(chainer.FunctionNode):  # type: ignore[misc]  # Chainer has no ty
         deviations *= (-scale * inv_std * ggamma / count).astype(dtype)[layout.expander]
         deviations -= (scale * gbeta / count).astype(dtype)[layout.expander]
         deviations += gy * scale.astype(dtype)[layout.expander]
+        if not forward.counts:
+            deviations[...] = 0
         ranks = forward.communicator.size
         return (
             deviations.astype(x.dtype, copy=False),

@@ -46,7 +46,7 @@ class Reduce(Collective):
 def bcast(comm: CommunicatorBase, x: Any, root: int = 0, device: DeviceName = None) -> chainer.Variable:
     """Broadcast a Variable; collective.
 
-    Its adjoint: the gradient at the root is the sum of the gradients of all ranks.
+    In the backward pass the gradient at the root is the sum of the gradients of all ranks.
 
     Args:
         comm: The ranks that take part.
@@ -54,8 +54,8 @@ def bcast(comm: CommunicatorBase, x: Any, root: int = 0, device: DeviceName = No
             except that the result will be on the device of a Variable or array. Otherwise it is on the current GPU if
             the root's is on one.
         root: The rank that has it.
-        device: Where the result is to be: the number of a GPU, or any name of a device that Chainer knows. Nothing is
-            moved by default, and by -1, the default of ChainerMN 1.
+        device: Where the result is to be: the number of a GPU, or any name of a device that Chainer knows. By default,
+            and with -1, the default of ChainerMN 1, nothing is moved.
 
     Returns:
         A Variable like the root's.
@@ -63,6 +63,11 @@ def bcast(comm: CommunicatorBase, x: Any, root: int = 0, device: DeviceName = No
     Raises:
         TypeError: ``x`` at the root is something else (on every rank).
         ValueError: ``root`` is out of range.
+
+    Example:
+        >>> x = chainer.Variable(np.arange(3, dtype=np.float32)) if comm.rank == 0 else None
+        >>> chainermn.functions.bcast(comm, x, root=0).array
+        array([0., 1., 2.], dtype=float32)
     """
     function = Bcast(comm, root, Record("bcast", f"root={root}"))
     if comm.rank == root:

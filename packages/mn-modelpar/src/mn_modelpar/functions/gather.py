@@ -43,16 +43,16 @@ class Scatter(Collective):
 
 
 def gather(comm: CommunicatorBase, x: Any, root: int = 0, device: DeviceName = None) -> chainer.Variable | Outputs:
-    """Gather Variables at one rank; collective.
+    """Gather Variables on one rank; collective.
 
-    Its adjoint: each rank's gradient is its part of the root's.
+    In the backward pass each rank's gradient is its part of the root's.
 
     Args:
         comm: The ranks that take part.
         x: A Variable or array of any shape, of one dtype on all ranks.
         root: The rank that receives.
-        device: Where the result is to be: the number of a GPU, or any name of a device that Chainer knows. Nothing is
-            moved by default, and by -1, the default of ChainerMN 1.
+        device: Where the result is to be: the number of a GPU, or any name of a device that Chainer knows. By default,
+            and with -1, the default of ChainerMN 1, nothing is moved.
 
     Returns:
         At the root a tuple of Variables in the order of ranks. Elsewhere an empty Variable, the delegate, from which
@@ -61,23 +61,28 @@ def gather(comm: CommunicatorBase, x: Any, root: int = 0, device: DeviceName = N
     Raises:
         TypeError: On some rank ``x`` is something else, or of another dtype (on every rank).
         ValueError: ``root`` is out of range.
+
+    Example:
+        >>> parts = chainermn.functions.gather(comm, np.full(2, comm.rank, np.float32), root=0)
+        >>> len(parts) if comm.rank == 0 else 2
+        2
     """
     outputs = communicate(Gather(comm, root, Record("gather", f"root={root}")), [x])
     return moved_to(device, outputs[:-1]) if comm.rank == root else outputs[-1]
 
 
 def scatter(comm: CommunicatorBase, xs: Any, root: int = 0, device: DeviceName = None) -> chainer.Variable:
-    """Give each rank its own of the root's Variables; collective.
+    """Give each rank its part of the root's Variables; collective.
 
-    Its adjoint: the gradients of all ranks are gathered at the root.
+    In the backward pass the gradients of all ranks are gathered at the root.
 
     Args:
         comm: The ranks that take part.
         xs: At the root a tuple or list of ``comm.size`` Variables or arrays of one dtype and any shapes, or one to be
             cut along its first axis, of that length; elsewhere ``None``, or anything, which is ignored.
         root: The rank that has them.
-        device: Where the result is to be: the number of a GPU, or any name of a device that Chainer knows. Nothing is
-            moved by default, and by -1, the default of ChainerMN 1.
+        device: Where the result is to be: the number of a GPU, or any name of a device that Chainer knows. By default,
+            and with -1, the default of ChainerMN 1, nothing is moved.
 
     Returns:
         This rank's, on the current GPU if the root's are on one.
@@ -85,6 +90,11 @@ def scatter(comm: CommunicatorBase, xs: Any, root: int = 0, device: DeviceName =
     Raises:
         TypeError: ``xs`` at the root is something else (on every rank).
         ValueError: There are not ``comm.size`` of them (on every rank), or ``root`` is out of range.
+
+    Example:
+        >>> parts = [np.zeros(2, np.float32), np.ones(2, np.float32)] if comm.rank == 0 else None
+        >>> bool((chainermn.functions.scatter(comm, parts, root=0).array == comm.rank).all())
+        True
     """
     function = Scatter(comm, root, Record("scatter", f"root={root}"))
     values = [] if comm.rank != root else parts_of(xs)

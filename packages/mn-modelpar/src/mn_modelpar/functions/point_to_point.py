@@ -166,7 +166,7 @@ class Recv(chainer.FunctionNode):  # type: ignore[misc]  # Chainer has no types
 def send(x: Any, communicator: CommunicatorBase, rank: int, tag: int = 0) -> chainer.Variable:
     """Send Variables to another rank; point-to-point.
 
-    Its adjoint: the backward receives their gradients from there.
+    In the backward pass it receives their gradients from that rank.
 
     Args:
         x: A Variable or array, or a tuple or list of them; any shapes, any dtypes, all on one device. Gradients come
@@ -189,6 +189,13 @@ def send(x: Any, communicator: CommunicatorBase, rank: int, tag: int = 0) -> cha
         RuntimeWarning: A gradient came back for a ``send`` that the backward pass cannot reach any more; or, at the end
             of a backward pass, this one was not reached; or, in its backward, that of the receiver cannot reach the
             value, so that its gradient is taken to be zeros.
+
+    Example:
+        >>> if comm.rank == 0:
+        ...     x = chainer.Variable(np.ones(3, np.float32))
+        ...     chainermn.functions.send(x, comm, rank=1).backward()  # waits for the gradient
+        ... else:
+        ...     F.sum(chainermn.functions.recv(comm, rank=0)).backward()  # sends it
     """
     record = _record("send", communicator, rank, tag)
     values = list(x) if isinstance(x, (tuple, list)) else [x]
@@ -215,19 +222,19 @@ def recv(
 ) -> chainer.Variable | tuple[chainer.Variable, ...]:
     """Receive Variables from another rank; point-to-point.
 
-    Its adjoint: the backward sends the gradients of floats there, and waits for nobody.
+    In the backward pass it sends the gradients of floats to that rank, without waiting.
 
     Args:
         communicator: The communicator that both ranks belong to.
         rank: The rank to receive from, not this one.
-        delegate_variable: What the backward pass is to reach after this: what :func:`send` returned, if this rank's
-            graph began with that. What is received is put on its device; without one, what was sent from a GPU is put
+        delegate_variable: What :func:`send` returned, if this rank's graph began with a send: the backward pass
+            continues there. What is received is put on its device; without one, what was sent from a GPU is put
             on the current one, and the rest into host memory.
         tag: The number given to :func:`send`.
         force_tuple: Whether a single Variable is returned as a tuple too. An integer that is no ``bool`` is taken for
             the ``device``, which was in this place in ChainerMN 1.
-        device: Where the result is to be: the number of a GPU, or any name of a device that Chainer knows. Nothing is
-            moved by default, and by -1, the default of ChainerMN 1.
+        device: Where the result is to be: the number of a GPU, or any name of a device that Chainer knows. By default,
+            and with -1, the default of ChainerMN 1, nothing is moved.
 
     Returns:
         A Variable, or a tuple of them if several were sent; shapes and dtypes as they were sent.
@@ -235,10 +242,19 @@ def recv(
     Raises:
         TypeError: ``delegate_variable`` is not a Variable, or the sender's input was wrong.
         ValueError: ``rank`` or ``tag`` is out of range, or ``rank`` is this one.
-        RuntimeError: What came was not sent by :func:`send`.
+        RuntimeError: The message was not sent by :func:`send`.
 
     Warns:
         RuntimeWarning: As there.
+
+    Example:
+        >>> if comm.rank == 0:
+        ...     delegate = chainermn.functions.send(L.Linear(3, 2)(np.ones((1, 3), np.float32)), comm, rank=1)
+        ...     y = chainermn.functions.recv(comm, rank=1, delegate_variable=delegate)
+        ...     F.sum(y).backward()
+        ... else:
+        ...     y = chainermn.functions.send(chainermn.functions.recv(comm, rank=0) * 2, comm, rank=0)
+        ...     y.backward()
     """
     if type(force_tuple) is int:
         device, force_tuple = force_tuple, False
@@ -266,7 +282,7 @@ def _record(operation: str, communicator: CommunicatorBase, rank: int, tag: int)
     if not 0 <= rank < communicator.size:
         raise ValueError(f"{operation}: expected rank in 0..{communicator.size - 1}, got {rank}")
     if rank == communicator.rank:
-        raise ValueError(f"{operation}: expected another rank than this one, got {rank}")
+        raise ValueError(f"{operation}: expected a rank other than this one, got {rank}")
     return MessageRecord(operation, rank, tag)
 
 

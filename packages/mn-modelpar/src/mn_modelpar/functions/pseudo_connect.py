@@ -76,13 +76,13 @@ def connect(delegate: chainer.Variable, *values: Any) -> tuple[chainer.Variable,
 
 
 def pseudo_connect(delegate_variable: chainer.Variable | None, *actual_variables: Any) -> Any:
-    """Make the backward pass that reaches some values reach a delegate as well.
+    """Connect a delegate to values, so that a backward pass that reaches the values reaches the delegate too.
 
-    A rank's graph falls apart where values leave it and others come back: the backward pass of what comes back does not
-    know of what left. The result of this function stands for both.
+    A rank's graph is in two pieces if values leave it and others come back: nothing leads from the second piece to the
+    first. This function connects them.
 
     Args:
-        delegate_variable: What is to be reached: usually what ``send`` returned. ``None`` for nothing.
+        delegate_variable: What the backward pass must reach, usually what ``send`` returned; ``None`` for nothing.
         actual_variables: The values, Variables or arrays of any shape and dtype. An integer one passes through, but no
             gradient comes back through it, and so the delegate is not reached through it either.
 
@@ -92,6 +92,14 @@ def pseudo_connect(delegate_variable: chainer.Variable | None, *actual_variables
 
     Raises:
         ValueError: There are no values.
+
+    Example:
+        >>> x = chainer.Variable(np.ones(3, np.float32))
+        >>> if comm.rank == 0:
+        ...     delegate = chainermn.functions.send(x, comm, rank=1)
+        ...     F.sum(chainermn.functions.pseudo_connect(delegate, x * 2)).backward()
+        ... else:
+        ...     F.sum(chainermn.functions.recv(comm, rank=0)).backward()
     """
     if not actual_variables:
         raise ValueError("pseudo_connect: expected at least one value besides the delegate, got none")

@@ -38,6 +38,11 @@ class MultiNodeBatchNormalization(chainer.links.BatchNormalization):  # type: ig
 
     Raises:
         ValueError: There is no such backend, or this communicator cannot use it.
+
+    Example:
+        >>> bn = chainermn.links.MultiNodeBatchNormalization(3, comm)
+        >>> bn(np.full((2, 3), comm.rank, np.float32)).shape
+        (2, 3)
     """
 
     def __init__(

@@ -36,7 +36,7 @@ class Route(NamedTuple):
 
 
 class MultiNodeChainList(chainer.ChainList):  # type: ignore[misc]  # Chainer has no types
-    """Links of this rank, each of which receives from some ranks and sends to others.
+    """The links of a model on this rank, each of which receives from some ranks and sends to others.
 
     The links run in the order in which they were added, and their backward passes in the reverse order: all that a rank
     sends and receives is strung together, so that no delegate variable is needed, and nothing is left out, whether its
@@ -44,6 +44,17 @@ class MultiNodeChainList(chainer.ChainList):  # type: ignore[misc]  # Chainer ha
 
     Args:
         comm: The ranks that the model spans.
+
+    Example:
+        >>> model = chainermn.MultiNodeChainList(comm)
+        >>> if comm.rank == 0:
+        ...     model.add_link(L.Linear(4, 3), rank_in=None, rank_out=1)
+        ... else:
+        ...     model.add_link(L.Linear(3, 2), rank_in=0, rank_out=None)
+        >>> with chainer.no_backprop_mode():
+        ...     y = model(np.ones((5, 4), np.float32))
+        >>> y.shape if comm.rank == 1 else (5, 2)
+        (5, 2)
     """
 
     _in_forward = False

@@ -19,7 +19,8 @@ def create_mnbn_model(link: chainer.Link, comm: CommunicatorBase, communication_
     Args:
         link: The model: any link, or a BatchNormalization itself. It is left as it is.
         comm: The ranks whose batches belong together.
-        communication_backend: As for :class:`MultiNodeBatchNormalization`.
+        communication_backend: ``auto`` or ``mpi``, and for ``pure_nccl`` also ``nccl``; the statistics travel by MPI
+            whatever it is.
 
     Returns:
         A deep copy. What is replaced, at any depth, keeps its parameters, running statistics, settings and hooks.
@@ -27,6 +28,11 @@ def create_mnbn_model(link: chainer.Link, comm: CommunicatorBase, communication_
 
     Raises:
         ValueError: There is no such backend, or this communicator cannot use it.
+
+    Example:
+        >>> model = chainer.Sequential(L.Linear(4, 3), L.BatchNormalization(3))
+        >>> type(chainermn.links.create_mnbn_model(model, comm)[1]).__name__
+        'MultiNodeBatchNormalization'
     """
     check_backend(communication_backend, comm)
     memo: dict[int, Any] = {id(comm): comm}

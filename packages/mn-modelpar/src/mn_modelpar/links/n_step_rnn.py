@@ -19,7 +19,7 @@ __all__ = ["create_multi_node_n_step_rnn"]
 def create_multi_node_n_step_rnn(
     actual_link: chainer.Link, communicator: CommunicatorBase, rank_in: int | None = None, rank_out: int | None = None
 ) -> chainer.Chain:
-    """Make a stacked recurrent network begin with another rank's hidden states, and send its own on.
+    """Make a stacked recurrent network start from another rank's hidden states, and send its own to a rank.
 
     Each state is a message of its own, in the order in which the network takes and returns them: what is at the other
     end may also be plain calls of ``send`` and ``recv``, one for each state.
@@ -38,6 +38,15 @@ def create_multi_node_n_step_rnn(
 
     Raises:
         ValueError: ``actual_link`` is something else.
+
+    Example:
+        >>> rank_in, rank_out = (None, 1) if comm.rank == 0 else (0, None)
+        >>> rnn = L.NStepLSTM(n_layers=1, in_size=4, out_size=3, dropout=0)
+        >>> rnn = chainermn.links.create_multi_node_n_step_rnn(rnn, comm, rank_in, rank_out)
+        >>> with chainer.no_backprop_mode():
+        ...     h, c, ys, delegate = rnn([np.ones((5, 4), np.float32)])
+        >>> ys[0].shape
+        (5, 3)
     """
     if not isinstance(actual_link, NStepRNNBase):
         raise ValueError(  # noqa: TRY004 - the type of error that scripts know

@@ -4,6 +4,7 @@ from mn_optim.schemes.asynchronous import AsynchronousMean
 from mn_optim.schemes.exact import AfterBackward, DoubleBuffered, Exact, Overlapped
 from mn_optim.schemes.local_steps import LocalSteps
 from mn_optim.schemes.scheme import Backward, Scheme
+from mn_optim.schemes.sharded import Sharded
 
 __all__ = [
     "AfterBackward",
@@ -14,4 +15,5 @@ __all__ = [
     "LocalSteps",
     "Overlapped",
     "Scheme",
+    "Sharded",
 ]

@@ -2,21 +2,27 @@
 
 from __future__ import annotations
 
-import atexit
+import contextlib
 import threading
 import weakref
+from collections.abc import Iterator
+from functools import partial
+from queue import Empty, SimpleQueue
 from typing import Any
 
 import chainer
 import numpy as np
 from chainer.backends import cuda
 
-from mn_comm import CommunicatorBase, Future, GradientReducer, Worker, raise_on_all, waiting_for
+from mn_comm import CommunicatorBase, Future, GradientReducer, Worker, at_exit, raise_on_all, waiting_for
 from mn_optim.options import Asynchronous
+from mn_optim.roll import Roll
+from mn_optim.schemes.communicating import communicating_links
 from mn_optim.schemes.exact import Exact
 from mn_optim.schemes.optimizer_state import Slots
 from mn_optim.schemes.parameters import initialised_parameters, set_value, value_of
 from mn_optim.schemes.scheme import Backward, TakeStep
+from mn_optim.schemes.shared import share_out
 from mn_optim.schemes.state import read, write
 
 __all__ = ["AsynchronousMean"]
@@ -39,6 +45,7 @@ class AsynchronousMean:
     """
 
     may_diverge = True
+    compression_report = None
 
     def __init__(self, communicator: CommunicatorBase, options: Asynchronous, exact: Exact) -> None:
         self.zero_fill = exact.zero_fill
@@ -52,7 +59,22 @@ class AsynchronousMean:
         self._reducer: GradientReducer | None = None
         self._worker = Worker()
         self._rounds: _Rounds | None = None
-        atexit.register(_end, weakref.ref(self))
+        self._when_dropped: weakref.finalize[..., AsynchronousMean] | None = None
+        _all.add(self)
+
+    @property
+    def roll(self) -> Roll | None:
+        """Who has data in the exact steps."""
+        return self._exact.roll
+
+    @roll.setter
+    def roll(self, roll: Roll | None) -> None:
+        self._exact.roll = roll
+
+    @property
+    def exact(self) -> Exact | None:
+        """What averages gradients in the next step, if that is an exact one."""
+        return self._exact if self._is_exact else None
 
     @property
     def has_diverged(self) -> bool:
@@ -67,8 +89,7 @@ class AsynchronousMean:
         """Take a step of one's own, and add a mean if there is a new one."""
         self._share(model)
         if self._is_exact:
-            self._exact.step(model, backward, take_step)
-            self._taken += 1
+            self._exact.step(model, backward, partial(self._count, take_step))
             self.is_meeting = True
             return
         rounds = self._run(model)
@@ -77,6 +98,19 @@ class AsynchronousMean:
         self._has_moved = True
         self.is_meeting = rounds.step(take_step)
         self._taken += 1
+
+    def _count(self, take_step: TakeStep) -> None:
+        self._taken += 1  # before: where the step fails, it has failed between two meetings
+        take_step()
+
+    def idle(self, model: chainer.Link) -> None:
+        """Do nothing: ranks take their steps at different times anyway."""
+
+    def fail(self, error: Exception) -> None:
+        """Have the rounds of all ranks end by an exception; collective with these."""
+        rounds, self._rounds = self._rounds, None
+        if rounds is not None:
+            rounds.fail()
 
     def restart(self, model: chainer.Link) -> None:
         """End what is under way; collective."""
@@ -88,7 +122,7 @@ class AsynchronousMean:
         """Wait until all ranks have come here, and average meanwhile as long as others train; collective."""
         if not is_shared:
             self.restart(model)
-            self._communicator.bcast_data(model)
+            share_out(self._communicator, model, fills_in=self.roll is not None)
         if not self._is_exact:
             self._share(model)
             self._run(model)
@@ -119,12 +153,16 @@ class AsynchronousMean:
         if self._rounds is None:
             assert self._reducer is not None
             self._rounds = _Rounds(model, self._reducer, self._worker, self._communicator.size, self._options)
+            self._when_dropped = weakref.finalize(self, _drop, self._rounds, self._worker)
+            self._when_dropped.atexit = False
         return self._rounds
 
     def _stop(self) -> None:
         """Have the rounds end, together with those of all ranks."""
         rounds, self._rounds = self._rounds, None
         if rounds is not None:
+            assert self._when_dropped is not None
+            self._when_dropped.detach()
             try:
                 rounds.end()
             finally:
@@ -140,6 +178,9 @@ class _Rounds:
         worker: The thread.
         size: The number of ranks.
         options: How long to pause between two rounds, and how far ranks may drift apart.
+
+    Attributes:
+        has_raised: Whether a step has raised what has ended them.
     """
 
     def __init__(
@@ -155,8 +196,12 @@ class _Rounds:
         self._pending: dict[str, Any] | None = None
         self._steps = self._sent_at = 0
         self._averaged_at = 0
-        self._has_ended = threading.Event()
+        # A finalizer may put something into this queue at any time, as it could not set an event.
+        self._endings: SimpleQueue[None] = SimpleQueue()
+        self._has_ended = False
+        self._failure: RuntimeError | None = None
         self._is_over = False
+        self.has_raised = False
         self._future = Future(self._make_rounds, worker)
 
     def step(self, take_step: TakeStep) -> bool:
@@ -174,44 +219,63 @@ class _Rounds:
                     self._changed.wait()
                 has_added |= self._add()
         if self._is_over:
+            self.has_raised = True
             self._future.wait()  # which raises what has ended the rounds
         return has_added
 
+    def announce_end(self) -> None:
+        """Have this rank say that it has ended."""
+        self._endings.put(None)
+
     def end(self) -> None:
         """Have this rank say that it has ended, and wait until all ranks do; all parameters are equal then."""
-        self._has_ended.set()
+        self.announce_end()
         self._future.wait()
+
+    def fail(self) -> None:
+        """Have this rank say that it has failed, and wait until all ranks know."""
+        self._failure = RuntimeError("a rank has left join() by an exception: parameters are not averaged any more")
+        self.announce_end()
+        with contextlib.suppress(RuntimeError):  # which is raised on this rank, too
+            self._future.wait()
 
     def _add(self) -> bool:
         """Add what is pending to the parameters."""
         if self._pending is None:
             return False
         for name, difference in self._pending.items():
-            set_value(self._params[name], value_of(self._params[name]) + difference)
+            set_value(self._params[name], _sum(name, value_of(self._params[name]), difference))
         self._pending = None
         return True
 
     def _make_rounds(self) -> None:
         try:
             with waiting_for(lambda: "parameters, asynchronously"), chainer.using_device(self._device):
+                self._listen(0)
                 while not self._make_round():
-                    self._has_ended.wait(self._options.interval)
+                    self._listen(self._options.interval)
         finally:
             with self._changed:
                 self._is_over = True
                 self._changed.notify_all()
 
+    def _listen(self, seconds: float) -> None:
+        """Wait some seconds, unless this rank ends before, or has ended already."""
+        if not self._has_ended:
+            with contextlib.suppress(Empty):
+                self._endings.get(timeout=seconds)
+                self._has_ended = True
+
     def _make_round(self) -> bool:
         """Average a copy of the parameters; collective. Return whether all ranks have ended."""
-        with self._changed:
-            has_ended = self._has_ended.is_set()
-            self._sent_at = self._steps
-            sent = {name: value_of(param).copy() for name, param in self._params.items()}
-            for name, difference in (self._pending or {}).items():
-                sent[name] += difference
+        try:
+            sent = self._copy()
+        except Exception as error:
+            self._reducer.average(_Failed(error))  # which raises on all ranks
+            raise
         means = {name: array.copy() for name, array in sent.items()}
         like = next(iter(means.values()), np.zeros(1, np.float32))
-        means[_FLAG] = cuda.get_array_module(like).full(1, has_ended, np.float32)
+        means[_FLAG] = cuda.get_array_module(like).full(1, self._has_ended, np.float32)
         slots = Slots(means)
         self._reducer.average(slots)
         slots.write_back()
@@ -228,6 +292,22 @@ class _Rounds:
             self._changed.notify_all()
         return have_all_ended
 
+    def _copy(self) -> dict[str, Any]:
+        """Return the parameters as they are, with what is still to be added.
+
+        Raises:
+            RuntimeError: This rank has failed.
+            ValueError: A parameter has changed its shape.
+        """
+        if self._failure is not None:
+            raise self._failure
+        with self._changed:
+            self._sent_at = self._steps
+            sent = {name: value_of(param).copy() for name, param in self._params.items()}
+            for name, difference in (self._pending or {}).items():
+                sent[name] = _sum(name, sent[name], difference)
+        return sent
+
     def _note(self, means: dict[str, Any], sent: dict[str, Any]) -> None:
         """Have the difference between the means and what was sent added after the next step."""
         for name, mean in means.items():
@@ -237,21 +317,58 @@ class _Rounds:
         self._pending = means
 
 
+def _sum(name: str, value: Any, difference: Any) -> Any:
+    if value.shape != difference.shape:
+        raise ValueError(f"asynchronous: expected {name} to keep its shape {difference.shape}, got {value.shape}")
+    total = value.copy()
+    total += difference
+    return total
+
+
+class _Failed:
+    """A model whose parameters cannot be had: the other ranks are told why.
+
+    Args:
+        error: Why.
+    """
+
+    def __init__(self, error: Exception) -> None:
+        self._error = error
+
+    def namedparams(self) -> Iterator[tuple[str, Any]]:
+        """Raise."""
+        raise self._error
+
+
 def _refuse_meetings_within(model: chainer.Link) -> None:
     """Raise if a link of the model communicates: ranks are not at the same place at the same time."""
-    for path, link in model.namedlinks():
-        for value in vars(link).values():
-            if isinstance(value, CommunicatorBase):
-                raise ValueError(  # noqa: TRY004 - it is the combination that cannot be
-                    "asynchronous: expected a model that does not communicate, got a "
-                    f"{type(link).__name__} with a communicator at {path}: ranks take their steps at different times, "
-                    "and would wait for one another or mix up their messages; use local_steps, or a link that meets no "
-                    "other ranks, such as chainer.links.BatchNormalization"
-                )
+    for path, link in communicating_links(model):
+        raise ValueError(
+            f"asynchronous: expected a model that does not communicate, got a {type(link).__name__} with a "
+            f"communicator at {path}: ranks take their steps at different times, and would wait for one another or mix "
+            "up their messages; use local_steps, or a link that meets no other ranks, such as "
+            "chainer.links.BatchNormalization"
+        )
 
 
-def _end(ref: weakref.ref[AsynchronousMean]) -> None:
+def _drop(rounds: _Rounds, worker: Worker) -> None:
+    """Let rounds end whose optimizer is gone; those of other ranks may go on until theirs are, too."""
+    rounds.announce_end()
+    worker.close(wait=False)
+
+
+_all: weakref.WeakSet[AsynchronousMean] = weakref.WeakSet()
+
+
+def _end_all() -> None:
     """Before the process ends: no rank may leave the others in a round."""
-    scheme = ref()
-    if scheme is not None:
-        scheme._stop()  # noqa: SLF001 - it is in this file
+    with contextlib.ExitStack() as stack:  # which goes on after an exception
+        for scheme in list(_all):
+            rounds = scheme._rounds  # noqa: SLF001 - it is in this file
+            if rounds is not None and not rounds.has_raised:
+                # Of all of them first: which is waited for first may not be the same on all ranks.
+                rounds.announce_end()
+                stack.callback(scheme._stop)  # noqa: SLF001
+
+
+at_exit(_end_all)

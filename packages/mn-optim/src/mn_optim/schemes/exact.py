@@ -8,7 +8,8 @@ from typing import Any
 
 import chainer
 
-from mn_comm import CommunicatorBase, GradientReducer, Reduction, is_elastic, raise_on_all
+from mn_comm import CommunicatorBase, GradientReducer, Reduction, is_elastic, raise_on_all, waiting_for
+from mn_optim.roll import Everyone, NeedsParameters, Roll
 from mn_optim.schemes.scheme import Backward, TakeStep
 
 logger = logging.getLogger(__name__)
@@ -21,19 +22,56 @@ class Exact:
 
     Args:
         zero_fill: Whether an initialised parameter without a gradient counts as one of zeros.
+
+    Attributes:
+        loss_scale: What the loss of a step's gradients was multiplied by; when the step is taken, that of its means.
     """
 
     is_meeting = True
     may_diverge = False
     has_diverged = False
+    compression_report = None  # the reducer has it
 
     def __init__(self, zero_fill: bool) -> None:
         self.zero_fill = zero_fill
+        self.roll: Roll | None = None
+        self.loss_scale: float | None = None
+
+    @property
+    def exact(self) -> Exact:
+        """This one: every step is exact."""
+        return self
 
     def step(self, model: chainer.Link, backward: Backward | None, take_step: TakeStep) -> None:
         """Compute gradients and average them, then take a step if there are means; collective."""
-        if self.average(model, backward):
+        if self.average(model, backward) and _rescale(model, self.factor):
             take_step()
+
+    @property
+    def factor(self) -> float:
+        """What the means that there are now are to be multiplied by; 0 if they are those of no data."""
+        return 1.0 if self.roll is None else self.roll.factor
+
+    def exchange_words(self, model: chainer.Link, until_quiet: bool = False) -> None:
+        """Tell the other ranks of a join the news, where they average next; collective.
+
+        Args:
+            model: The model.
+            until_quiet: Whether all ranks come here rather than average, and go on only when none has news.
+        """
+        assert self.roll is not None
+        with self.roll.together(), waiting_for(lambda: "the ranks of a join()"):
+            self.reducer_of(model).exchange_words(self.roll, until_quiet)
+
+    def reducer_of(self, model: chainer.Link) -> GradientReducer:
+        """Return what averages a model's gradients, by which ranks of a join are told as well."""
+        raise NotImplementedError
+
+    def idle(self, model: chainer.Link) -> None:
+        """Do nothing: there are no steps of a rank's own."""
+
+    def fail(self, error: Exception) -> None:
+        """Do nothing: other ranks are told by the roll."""
 
     def average(self, model: chainer.Link, backward: Backward | None) -> bool:
         """Compute gradients and average them; collective.
@@ -69,14 +107,24 @@ class AfterBackward(Exact):
 
     def __init__(self, communicator: CommunicatorBase, zero_fill: bool, reducer: GradientReducer | None) -> None:
         super().__init__(zero_fill)
+        self._communicator = communicator
+        self._reducer = reducer
         self._average = communicator.multi_node_mean_grad if reducer is None else reducer.average
 
     def average(self, model: chainer.Link, backward: Backward | None) -> bool:
         """Compute gradients, then average them; collective."""
         if backward is not None:
             backward(None)
-        self._average(model, self.zero_fill)
+        if self.roll is None:
+            self._average(model, self.zero_fill)
+        else:
+            with self.roll.together(), waiting_for(lambda: "gradients, within join()"):
+                self.reducer_of(model).average(model, self.zero_fill, self.roll)
         return True
+
+    def reducer_of(self, model: chainer.Link) -> GradientReducer:
+        """Return the communicator's own, unless there is another."""
+        return self._communicator.mean_grad_reducer(model) if self._reducer is None else self._reducer
 
 
 class Overlapped(Exact):
@@ -97,10 +145,22 @@ class Overlapped(Exact):
 
     def average(self, model: chainer.Link, backward: Backward | None) -> bool:
         """Compute gradients and average them meanwhile; collective."""
-        if backward is not None and self._order is None:
+        if self._order is None and (backward is not None or self.roll is not None):
             self._order = self._learn_order(model, backward)
             backward = None
-        reduction = self._reducer.start(model, zero_fill=True, order=self._order or ())
+        if self.roll is None:
+            self._reduce(model, backward)
+        else:
+            with self.roll.together():
+                self._reduce(model, backward)
+        return True
+
+    def reducer_of(self, model: chainer.Link) -> GradientReducer:
+        """Return what averages in the background."""
+        return self._reducer
+
+    def _reduce(self, model: chainer.Link, backward: Backward | None) -> None:
+        reduction = self._reducer.start(model, zero_fill=True, order=self._order or (), roll=self.roll)
         try:
             if backward is not None:
                 _run(backward, model, reduction.ready)
@@ -109,18 +169,23 @@ class Overlapped(Exact):
             reduction.abandon()
             raise
         reduction.wait()
-        return True
 
     def restart(self, model: chainer.Link) -> None:
-        """Learn the order anew in the next step."""
+        """Learn the order again in the next step."""
         self._order = None
 
-    def _learn_order(self, model: chainer.Link, backward: Backward) -> list[str]:
+    def _learn_order(self, model: chainer.Link, backward: Backward | None) -> list[str]:
+        if self.roll is not None:
+            self.exchange_words(model, until_quiet=True)  # all ranks come here, or none
+            self.roll.is_together = True
         names: list[str] = []
         with raise_on_all(self._communicator):
-            _run(backward, model, names.append)
+            if backward is not None:
+                _run(backward, model, names.append)
         # Functions of equal rank may come in another order in another run.
         names = self._reducer.remembered_order(model) or names
+        if self.roll is not None:  # rank 0 may have no data
+            return next((each for each in self._communicator.allgather_obj(names) if each), [])
         order: list[str] = self._communicator.bcast_obj(names if self._communicator.rank == 0 else None)
         return order
 
@@ -140,19 +205,43 @@ class DoubleBuffered(Exact):
         self._reducer = reducer
         self._under_way: Reduction | None = None
         self._has_begun = False
+        self._factors = (1.0, 1.0)
+        self._loss_scale: float | None = None
+
+    @property
+    def factor(self) -> float:
+        """What the means of the step before are to be multiplied by."""
+        return self._factors[0]
 
     def average(self, model: chainer.Link, backward: Backward | None) -> bool:
         """Compute gradients, send them on their way, and wait for those of the step before; collective."""
         if backward is not None:
             backward(None)
+        if self.roll is None:
+            return self._exchange(model)
+        with self.roll.together():
+            has_means = self._exchange(model)
+        return has_means
+
+    def reducer_of(self, model: chainer.Link) -> GradientReducer:
+        """Return what averages in the background."""
+        return self._reducer
+
+    def _exchange(self, model: chainer.Link) -> bool:
         previous, self._under_way = self._under_way, None
         try:
             current = self._start(model)
+        except (Everyone, NeedsParameters):
+            self._under_way = previous
+            raise
         except BaseException:
             if previous is not None:
                 previous.drain()
             raise
         self._under_way, self._has_begun = current, True
+        self._factors = (self._factors[1], 1.0 if self.roll is None else self.roll.factor)
+        before, self._loss_scale = self._loss_scale, self.loss_scale
+        self.loss_scale = 1.0 if before is None and self.loss_scale is not None else before
         if previous is None:
             return False
         previous.wait()
@@ -160,11 +249,11 @@ class DoubleBuffered(Exact):
 
     def _start(self, model: chainer.Link) -> Reduction:
         """Send gradients on their way; an exception on one rank is one on all, so that none takes a step then."""
-        current = self._reducer.start(model, self.zero_fill)
+        current = self._reducer.start(model, self.zero_fill, roll=self.roll)
         try:
+            current.agree()  # first: of what a rank announces the others hear here, and nowhere else
             with raise_on_all(self._communicator):
                 current.ready_all()
-            current.agree()
         except BaseException:
             current.drain()
             raise
@@ -178,6 +267,15 @@ class DoubleBuffered(Exact):
         if self._has_begun and is_elastic(self._communicator) and self._communicator.rank == 0:
             logger.warning("double buffering: the gradients of the step before were under way, and are dropped")
         self._has_begun = False
+
+
+def _rescale(model: chainer.Link, factor: float) -> bool:
+    """Multiply gradients; return whether there are any to take a step with."""
+    if factor not in (0.0, 1.0):
+        for param in {id(param): param for param in model.params()}.values():
+            if param.data is not None and param.grad is not None:
+                param.grad *= factor
+    return factor > 0
 
 
 def _run(backward: Backward, model: chainer.Link, on_final: Callable[[str], None]) -> None:

@@ -4,19 +4,32 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import chainer
 import numpy as np
 
 from mn_comm import GradientReducer, Reduction
+from mn_optim.remembered import serialize_compression
 from mn_optim.schemes.parameters import set_value, value_of
 from mn_optim.schemes.state import read, write
 
-__all__ = ["Fragment", "Named", "cut"]
+__all__ = ["Exchanger", "Fragment", "Named", "cut"]
 
 Named = tuple[str, chainer.Parameter]
 Average = Callable[[chainer.Link], None]
+
+
+class Exchanger(NamedTuple):
+    """What averages how far the ranks have gone with a fragment.
+
+    Attributes:
+        average: Does it at once, or in the background.
+        compressed: The reducer behind it, if that compresses; it remembers what it has not sent.
+    """
+
+    average: Average | GradientReducer
+    compressed: GradientReducer | None = None
 
 
 class Fragment:
@@ -30,7 +43,7 @@ class Fragment:
         named: The names and parameters of the model.
         arrays: What the common parameters are at first, by name; they are copied.
         outer: The outer optimizer; it is copied.
-        exchange: Averages gradients over all ranks, at once, or in the background.
+        exchanger: What averages gradients over all ranks.
 
     Attributes:
         index: Which fragment it is.
@@ -44,7 +57,7 @@ class Fragment:
         named: Sequence[Named],
         arrays: Mapping[str, Any],
         outer: chainer.Optimizer,
-        exchange: Average | GradientReducer,
+        exchanger: Exchanger,
     ) -> None:
         self.index = index
         self.has_moved = False
@@ -53,25 +66,43 @@ class Fragment:
         self._common = Common({name: arrays[name].copy() for name, _ in named})
         self._outer = copy.deepcopy(outer)
         self._outer.setup(self._common)
-        self._exchange = exchange
+        self._average, self._compressed = exchanger
         self._under_way: Reduction | None = None
-        self._scale = 1.0
 
-    def launch(self, due: int, scale: float) -> None:
-        """Send how far this rank has gone; collective.
+    def measure(self, scale: float) -> None:
+        """Find out how far this rank has gone; not collective.
+
+        Args:
+            scale: It is multiplied by this. Not the mean of all ranks: what compression leaves out is in the units of
+                what it was given.
+
+        Raises:
+            ValueError: A parameter has another shape than when fragments were made.
+        """
+        for (name, param), common in zip(self._named, self._common.params(), strict=True):
+            own = value_of(param)
+            if own.shape != common.shape:
+                raise ValueError(
+                    f"local_steps: expected {name} to keep its shape {common.shape} between meetings, got {own.shape}"
+                )
+            grad = common.data.copy()
+            grad -= own if self.has_moved else common.data
+            if scale != 1:
+                grad *= scale
+            common.grad = grad
+
+    def launch(self, due: int) -> None:
+        """Send how far this rank has gone, which was measured; collective.
 
         Args:
             due: At which step to wait for the mean.
-            scale: What the mean is multiplied by.
         """
-        for (_, param), common in zip(self._named, self._common.params(), strict=True):
-            common.grad = common.data - value_of(param) if self.has_moved else np.zeros_like(common.data)
-        self.due, self._scale = due, scale
+        self.due = due
         self.has_moved = False
-        if not isinstance(self._exchange, GradientReducer):
-            self._exchange(self._common)
+        if not isinstance(self._average, GradientReducer):
+            self._average(self._common)
             return
-        self._under_way = self._exchange.start(self._common)
+        self._under_way = self._average.start(self._common)
         try:
             self._under_way.ready_all()
         except BaseException:
@@ -95,9 +126,11 @@ class Fragment:
         return self._common.namedparams()
 
     def forget(self) -> None:
-        """Let what is under way arrive, and forget it; collective."""
+        """Let what is under way arrive, and forget it, and what was not sent; collective."""
         if self._under_way is not None:
             self._under_way.drain()
+        if self._compressed is not None:
+            self._compressed.load_state({})
         self._under_way = self.due = None
 
     def _arrive(self) -> None:
@@ -105,10 +138,6 @@ class Fragment:
         if self._under_way is not None:
             self._under_way.wait()
             self._under_way = None
-        if self._scale != 1:
-            for common in self._common.params():
-                common.grad *= self._scale
-            self._scale = 1.0
 
     def serialize(self, serializer: Any) -> None:
         """Save or load the state, except for the common parameters; not collective."""
@@ -127,6 +156,8 @@ class Fragment:
                 write(serializer["mean"], name, common.grad)
             elif self.due is not None:
                 common.grad = common.device.send(read(serializer["mean"], name))
+        if self._compressed is not None:
+            serialize_compression(serializer, self._compressed)
         if has_outer_state:  # Chainer would raise if there is none yet
             self._outer.serialize(serializer["outer"])
 

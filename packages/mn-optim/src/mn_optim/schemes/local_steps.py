@@ -6,36 +6,43 @@ fragment, no delay and ``alpha=1``.
 
 from __future__ import annotations
 
+import json
+import warnings
 from collections.abc import Iterable, Mapping, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 import chainer
 import numpy as np
 
-from mn_comm import CommunicationHook, CommunicatorBase, GradientReducer, waiting_for
+from mn_comm import CommunicationHook, CommunicatorBase, Compression, CompressionReport, raise_on_all, waiting_for
 from mn_optim.options import DiLoCo, LocalSGD, StreamingDiLoCo
+from mn_optim.roll import LeftByException, Roll
 from mn_optim.schemes.exact import Exact
-from mn_optim.schemes.fragment import Average, Fragment, cut
+from mn_optim.schemes.fragment import Exchanger, Fragment, cut
 from mn_optim.schemes.optimizer_state import OptimizerState
 from mn_optim.schemes.parameters import initialised_parameters, value_of
 from mn_optim.schemes.scheme import Backward, TakeStep
+from mn_optim.schemes.shared import share_out
 from mn_optim.schemes.state import read, write
 
 __all__ = ["LocalSteps"]
 
-_SHARE, _SYNCHRONIZE = -2, -1
+_FAILURE, _SHARE, _SYNCHRONIZE = -3, -2, -1
 
 
 class _Word(NamedTuple):
     """What a rank says before anything is exchanged.
 
     Attributes:
-        purpose: The fragment that is to meet, or ``_SYNCHRONIZE`` or ``_SHARE``.
+        purpose: The fragment that is to meet, or ``_SYNCHRONIZE``, ``_SHARE`` or ``_FAILURE``.
         moved: For each fragment whether this rank has gone anywhere since it last met.
+        failure: By what exception it has left a join.
     """
 
     purpose: int
     moved: tuple[bool, ...]
+    failure: str = ""
 
 
 class LocalSteps:
@@ -49,6 +56,7 @@ class LocalSteps:
         options: How often they meet, and what becomes of the mean.
         exact: What the first steps are, if some are exact; its ``zero_fill`` is this one's.
         comm_hook: Starts to average a bucket of what travels; ``None`` to average exactly.
+        compression: How what travels is compressed; ``None`` to send all of it.
     """
 
     may_diverge = True
@@ -59,6 +67,7 @@ class LocalSteps:
         options: LocalSGD | DiLoCo | StreamingDiLoCo,
         exact: Exact,
         comm_hook: CommunicationHook | None,
+        compression: Compression | None,
     ) -> None:
         self.zero_fill = exact.zero_fill
         self.is_meeting = False
@@ -70,11 +79,41 @@ class LocalSteps:
         self._n_fragments = options.fragments
         self._delay = options.delay
         self._alpha = options.alpha
-        self._exchangers = [self._exchanger(comm_hook) for _ in range(self._n_fragments)]
+        self._exchangers = [self._exchanger(comm_hook, compression) for _ in range(self._n_fragments)]
         self._state = OptimizerState(communicator) if options.average_state else None
         self._taken = 0
         self._position = 0
         self._fragments: list[Fragment] = []
+        self._landed: list[int] = []
+
+    @property
+    def compression_report(self) -> CompressionReport | None:
+        """What the fragments sent whose means arrived in the latest step; ``None`` without compression."""
+        reports = [
+            each.compressed.compression_report or CompressionReport(0, 1.0, 0.0)
+            for each in self._exchangers
+            if each.compressed is not None
+        ]
+        if not reports:
+            return None
+        sent = sum(reports[index].bytes_sent for index in self._landed)
+        plain = sum(each.bytes_sent / each.ratio for each in reports)
+        ratio = sum(each.bytes_sent for each in reports) / plain if plain else 1.0
+        return CompressionReport(sent, ratio, float(np.hypot.reduce([each.error_norm for each in reports])))
+
+    @property
+    def roll(self) -> Roll | None:
+        """Who has data in the exact steps."""
+        return self._exact.roll
+
+    @roll.setter
+    def roll(self, roll: Roll | None) -> None:
+        self._exact.roll = roll
+
+    @property
+    def exact(self) -> Exact | None:
+        """What averages gradients in the next step, if that is an exact one."""
+        return self._exact if self._is_exact else None
 
     @property
     def has_diverged(self) -> bool:
@@ -87,20 +126,36 @@ class LocalSteps:
 
     def step(self, model: chainer.Link, backward: Backward | None, take_step: TakeStep) -> None:
         """Take a step of one's own, and meet if it is time to; collective then."""
+        self._landed.clear()
         if self._is_exact:
-            self._exact.step(model, backward, take_step)
-            self._taken += 1
+            self._exact.step(model, backward, partial(self._count, take_step))
             self.is_meeting = True
             return
         self._use_fragments(model)
         if backward is not None:
             backward(None)
         take_step()
+        for fragment in self._fragments:
+            fragment.has_moved = True
+        self._advance(model)
+
+    def _count(self, take_step: TakeStep) -> None:
+        self._taken += 1  # before: where the step fails, it has failed between two meetings
+        take_step()
+
+    def idle(self, model: chainer.Link) -> None:
+        """Go nowhere in a step, and meet if it is time to; collective then."""
+        self._use_fragments(model)
+        self._advance(model)
+
+    def fail(self, error: Exception) -> None:
+        """Have all ranks that meet, or wait for meetings, learn of an exception; collective with these."""
+        self._say(_FAILURE, f"{type(error).__name__}: {error}")
+
+    def _advance(self, model: chainer.Link) -> None:
         self._taken += 1
         self._position += 1
         self.is_meeting = False
-        for fragment in self._fragments:
-            fragment.has_moved = True
         for fragment in self._fragments:
             if self._is_time(fragment):
                 self._meet(model, fragment.index)
@@ -117,9 +172,10 @@ class LocalSteps:
     def synchronize(self, model: chainer.Link, is_shared: bool) -> bool:
         """Take part in the meetings of others until all ranks are here, then meet with all fragments; collective."""
         has_shared = not is_shared
+        self._landed.clear()
         if has_shared:
             self.restart(model)
-            self._communicator.bcast_data(model)
+            share_out(self._communicator, model, fills_in=self.roll is not None)
         while not self._is_exact:
             words = self._say(_SYNCHRONIZE)
             purposes = {word.purpose for word in words} - {_SYNCHRONIZE}
@@ -134,7 +190,7 @@ class LocalSteps:
     def _take_part(self, model: chainer.Link, purpose: int, words: Sequence[_Word]) -> bool:
         """Do what others have come for; collective. Return whether that was to share out parameters."""
         if purpose == _SHARE:
-            self._communicator.bcast_data(model)
+            share_out(self._communicator, model, fills_in=self.roll is not None)
             self._forget()
             return True
         self._use_fragments(model)
@@ -144,11 +200,12 @@ class LocalSteps:
 
     def _meet_in_all(self, model: chainer.Link, words: Sequence[_Word]) -> None:
         """Make all parameters equal; collective."""
+        self._use_fragments(model)  # others may have taken steps of their own where this rank has not
         self._land(self._fragments)
         for fragment in self._fragments:
             if _n_moved(words, fragment.index):
                 self._exchange(model, fragment.index, words)
-                fragment.land(alpha=1)
+                self._land([fragment], alpha=1)
         self._position = 0
 
     def serialize(self, serializer: Any, model: chainer.Link) -> None:
@@ -156,6 +213,7 @@ class LocalSteps:
         mine = serializer["multi_node_local_steps"]
         if isinstance(serializer, chainer.Serializer):
             write(mine, "counts", np.array([self._taken, self._position]))
+            write(mine, "cut", self._cut())
             for name, common in (each for fragment in self._fragments for each in fragment.common):
                 write(mine["common"], name, common.data)
         elif not self._load(mine, model):
@@ -171,15 +229,39 @@ class LocalSteps:
         params = dict(model.namedparams())  # those that are not initialised yet are about to be loaded
         saved = {name: read(mine["common"], name) for name in params}
         common = {name: params[name].device.send(array) for name, array in saved.items() if array is not None}
-        self._make_fragments(params, common)
-        return True
+        lacking = [name for name in initialised_parameters(model) if name not in common]
+        self._make_fragments(params, {} if lacking else common)
+        if not lacking and np.array_equal(read(mine, "cut"), self._cut()):
+            return True
+        if common:
+            self._begin_anew()
+        return False
 
-    def _exchanger(self, comm_hook: CommunicationHook | None) -> Average | GradientReducer:
-        if self._delay:
-            return self._communicator.gradient_reducer(background=True, comm_hook=comm_hook)
-        if comm_hook is not None:
-            return self._communicator.gradient_reducer(comm_hook=comm_hook).average
-        return self._communicator.multi_node_mean_grad
+    def _cut(self) -> np.ndarray[Any, np.dtype[np.uint8]]:
+        """Return, as an array, what must be the same for the fragments' state in a snapshot to be that of these."""
+        names = [[name for name, _ in fragment.common] for fragment in self._fragments]
+        return np.frombuffer(json.dumps([type(self._outer).__name__, names]).encode(), np.uint8)
+
+    def _begin_anew(self) -> None:
+        """Keep nothing but common parameters; not collective."""
+        self._position = 0
+        for fragment in self._fragments:
+            fragment.has_moved = True  # maybe
+            fragment.forget()
+        if self._communicator.rank == 0:
+            warnings.warn(
+                "local_steps: the state of the outer optimizer starts again: the parameters, their fragments, or the "
+                "kind of outer optimizer are not what they were when it was saved",
+                stacklevel=2,
+            )
+
+    def _exchanger(self, comm_hook: CommunicationHook | None, compression: Compression | None) -> Exchanger:
+        if not self._delay and comm_hook is None and compression is None:
+            return Exchanger(self._communicator.multi_node_mean_grad)
+        reducer = self._communicator.gradient_reducer(
+            background=self._delay > 0, comm_hook=comm_hook, compression=compression
+        )
+        return Exchanger(reducer if self._delay else reducer.average, None if compression is None else reducer)
 
     def _use_fragments(self, model: chainer.Link) -> None:
         """Have fragments, whose common parameters are the model's now, unless there are some already."""
@@ -210,14 +292,17 @@ class LocalSteps:
         scale = len(words) / n_moved if n_moved else 1.0
         fragment = self._fragments[index]
         has_moved = fragment.has_moved
-        fragment.launch(self._position + self._delay, scale)
+        with raise_on_all(self._communicator):
+            fragment.measure(scale)
+        fragment.launch(self._position + self._delay)
         if self._state is not None:
             self._state.average(model, has_moved, scale)
 
-    def _land(self, fragments: Iterable[Fragment]) -> None:
+    def _land(self, fragments: Iterable[Fragment], alpha: float | None = None) -> None:
         for fragment in fragments:
             if fragment.due is not None:
-                fragment.land(self._alpha)
+                fragment.land(self._alpha if alpha is None else alpha)
+                self._landed.append(fragment.index)
 
     def _forget(self) -> None:
         for fragment in self._fragments:
@@ -225,12 +310,20 @@ class LocalSteps:
         self._fragments = []
         self._position = 0
 
-    def _say(self, purpose: int) -> list[_Word]:
-        """Return what all ranks have come for; collective."""
+    def _say(self, purpose: int, failure: str = "") -> list[_Word]:
+        """Return what all ranks have come for; collective.
+
+        Raises:
+            LeftByException: Another rank has left a join by an exception.
+        """
         # What a rank has learned while a mean is under way survives its arrival only if alpha is below 1.
         moved = tuple(self._alpha != 1 if each.due is not None else each.has_moved for each in self._fragments)
         with waiting_for(lambda: "a meeting of local steps"):
-            return [_Word(*each) for each in self._communicator.allgather_obj((purpose, moved))]
+            words = [_Word(*each) for each in self._communicator.allgather_obj((purpose, moved, failure))]
+        for rank, word in enumerate(words):
+            if word.purpose == _FAILURE and purpose != _FAILURE:
+                raise LeftByException(rank, word.failure)
+        return words
 
 
 def _n_moved(words: Sequence[_Word], index: int) -> int:

@@ -28,8 +28,8 @@ def initialised_parameters(model: chainer.Link) -> dict[str, chainer.Parameter]:
 def value_of(param: chainer.Parameter) -> Any:
     """Return a parameter's value: of a half-precision one, the float32 copy if its optimizer keeps one.
 
-    After ``optimizer.use_fp32_update()`` every step is taken with the copy, from which the parameter is made anew: what
-    is written to the parameter alone would be lost.
+    After ``optimizer.use_fp32_update()`` every step is taken with the copy, from which the parameter is made again:
+    what is written to the parameter alone would be lost.
     """
     rule = param.update_rule
     if param.data.dtype != np.float16 or not getattr(rule, "_use_fp32_update", False):

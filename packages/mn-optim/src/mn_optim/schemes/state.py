@@ -16,5 +16,5 @@ def read(serializer: Any, key: str) -> Any:
     """Return a value, as an array, or ``None`` if there is none."""
     try:
         return serializer(key, None)
-    except KeyError:
+    except (KeyError, ValueError):  # the latter of an HDF5 file without the group
         return None

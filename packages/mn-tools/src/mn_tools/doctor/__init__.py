@@ -14,12 +14,12 @@ a password and has the same Python and packages, and then starts ranks on all of
 
 Nothing is done in the doctor's own process that a broken library could end, and nothing can keep it waiting: each step
 is a process of its own, with a limit of time (``--timeout``, in seconds). Hosts are reached by ``ssh``, or by what
-``--ssh`` names, in the place of it; Open MPI and MPICH are told to use that as well.
+``--ssh`` names, in place of it; Open MPI and MPICH are told to use that as well.
 
 Each line is OK, a warning or a failure; the last two with what to do, and with a code in brackets, which is the same
 in all releases. The exit status is 1 if there was a failure, else 0, and 2 if the command itself is wrong.
 
-``--json`` writes one object in the place of the lines::
+``--json`` writes one object in place of the lines::
 
     {"format": 1, "status": "failure", "program": "mn_comm", "ranks": 2, "hosts": [], "checks": [
       {"group": "MPI", "name": "mpiexec", "status": "failure", "found": "there is none on PATH",

@@ -194,6 +194,6 @@ def _judge_exercise(job: Job, step: str) -> Check:
     missing = sorted(set(range(job.ranks)) - {record["rank"] for record in ended})
     names = f"rank{'s' * (len(missing) > 1)} {', '.join(map(str, missing))}"
     if job.outcome.timed_out:
-        return job.problem("exercise-hangs", step, f"{names} did not come to the end of it in time")
+        return job.problem("exercise-hangs", step, f"{names} did not finish in time")
     said = f"the job ended while {names} had not done it; {job.outcome.ending}\n{job.outcome.said(4)}"
     return job.problem("rank-dies", step, said.strip())

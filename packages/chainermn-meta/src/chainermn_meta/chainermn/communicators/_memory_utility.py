@@ -79,7 +79,7 @@ class DeviceMemory(HostPinnedMemory):
         return int(self.memory.ptr)
 
     def array(self, shape: Any, offset: int = 0, dtype: Any = np.float32) -> Any:
-        """Return a part as a CuPy array; as for :class:`HostPinnedMemory`, but of any shape."""
+        """Return a part of the memory as a CuPy array of any shape."""
         return self._cupy.ndarray(shape, _checked(dtype), self.memory + offset)
 
     def from_device(self, src: Any, size: int, offset: int = 0, stream: Any = None) -> None:

@@ -2,7 +2,7 @@
 
 from chainermn.datasets import empty_dataset, scatter  # noqa: F401 - scripts reach them without another import
 
-# From the module, so that importing that later does not put it in the place of the function of its name.
+# From the module, so that importing that later does not put it in place of the function of its name.
 from chainermn.datasets.scatter_dataset import scatter_dataset
 
 from mn_data import (

@@ -19,12 +19,15 @@ from mn_extensions import (
     main_rank_only,
     multi_node_snapshot,
 )
+from mn_optim import LearningRateSchedule, RMSpropWarmupSchedule
 
 __all__ = [
     "AllreducePersistent",
     "GenericMultiNodeEvaluator",
+    "LearningRateSchedule",
     "MultiNodeEarlyStoppingTrigger",
     "ObservationAggregator",
+    "RMSpropWarmupSchedule",
     "create_multi_node_checkpointer",
     "create_multi_node_evaluator",
     "main_rank_only",

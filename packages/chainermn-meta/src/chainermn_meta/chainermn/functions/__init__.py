@@ -2,7 +2,7 @@
 
 from chainermn.functions import batch_normalization  # noqa: F401 - scripts reach it without another import
 
-# From the modules, so that importing one later does not put it in the place of the function of its name.
+# From the modules, so that importing one later does not put it in place of the function of its name.
 from chainermn.functions.collective_communication import (
     all_to_all,
     allgather,

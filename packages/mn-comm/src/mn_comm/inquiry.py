@@ -1,0 +1,112 @@
+"""What the stall monitors of different ranks tell each other, by messages between neighbors.
+
+A rank that has stalled asks the next one what it is doing. That one answers that it is alive, says what it is doing,
+and asks the next. One that does not answer is named; one that comes to the end of its program tells its neighbors so.
+The messages travel on the private duplicates, under tags of their own, which needs MPI_THREAD_MULTIPLE.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from mn_comm.mpi import MPI
+
+if TYPE_CHECKING:
+    from mn_comm.ranks import Ranks
+
+__all__ = ["Inquiry"]
+
+_QUESTION, _ANSWER, _FAREWELL = range(32764, 32767)  # MPI guarantees tags up to 32767; collectives use 0
+
+
+class Inquiry:
+    """The messages of one process's monitor.
+
+    Args:
+        patience: For how many seconds an answer is waited for.
+
+    Attributes:
+        joined: The private communicators on which it asks and answers.
+        finished: The ranks, as ``MPI_COMM_WORLD`` numbers them, that have come to the end of their program.
+    """
+
+    def __init__(self, patience: float) -> None:
+        self.joined: list[Ranks] = []
+        self.finished: set[int] = set()
+        self._patience = patience
+        self._can_ask = MPI.Query_thread() >= MPI.THREAD_MULTIPLE
+        self._sent: list[MPI.Request] = []
+        self._unanswered: dict[int, float] = {}
+
+    def ask(self, ranks: Ranks | None, about: int | None = None) -> None:
+        """Ask the next rank what it is doing, unless it is the one that wants to know.
+
+        Args:
+            ranks: One of :attr:`joined`; if it is none of these, nothing is done.
+            about: The rank that wants to know; ``None`` for this one.
+        """
+        if ranks is None or not self._can_ask or not any(ranks == other for other in self.joined):
+            return
+        about = ranks.rank if about is None else about
+        neighbor = (ranks.rank + 1) % ranks.size
+        if neighbor != about:
+            self._send(ranks, neighbor, _QUESTION, about)
+            self._unanswered.setdefault(_in_world(ranks, neighbor), time.monotonic())
+
+    def answer(self, tell: Callable[[int], bool]) -> None:
+        """Answer what was asked, and hear what was answered.
+
+        Args:
+            tell: Says what this rank is doing, asked by the rank that it is called with, as ``MPI_COMM_WORLD`` numbers
+                them; returns whether the next rank is to be asked as well.
+        """
+        if not self._can_ask:
+            return
+        for ranks in list(self.joined):
+            try:
+                self._answer_on(ranks, tell)
+            except MPI.Exception:  # it was revoked, as a rank was lost
+                self.joined.remove(ranks)
+
+    def _answer_on(self, ranks: Ranks, tell: Callable[[int], bool]) -> None:
+        for source, about in self._received(ranks, _QUESTION):
+            self._send(ranks, source, _ANSWER, ranks.rank)
+            if tell(_in_world(ranks, about)):
+                self.ask(ranks, about)
+        for source, _ in self._received(ranks, _ANSWER):
+            self._unanswered.pop(_in_world(ranks, source), None)
+        for source, _ in self._received(ranks, _FAREWELL):
+            self.finished.add(_in_world(ranks, source))
+
+    def silent(self) -> list[int]:
+        """Return once which ranks have not answered in time, as ``MPI_COMM_WORLD`` numbers them."""
+        late = [rank for rank, asked in self._unanswered.items() if time.monotonic() - asked > self._patience]
+        for rank in late:
+            del self._unanswered[rank]
+        return late
+
+    def say_farewell(self) -> None:
+        """Tell the neighbors that this rank takes part in nothing any more."""
+        if self._can_ask and not MPI.Is_finalized():
+            for ranks in self.joined:
+                for neighbor in {(ranks.rank + step) % ranks.size for step in (-1, 1)} - {ranks.rank}:
+                    self._send(ranks, neighbor, _FAREWELL, ranks.rank)
+
+    def _send(self, ranks: Ranks, to: int, tag: int, about: int) -> None:
+        # Not waited for: who stalls, or ends, may never receive it.
+        self._sent.append(ranks.Isend(np.array([about], np.int64), to, tag))
+
+    def _received(self, ranks: Ranks, tag: int) -> Iterator[tuple[int, int]]:
+        status = MPI.Status()
+        while ranks.Iprobe(MPI.ANY_SOURCE, tag, status):
+            about = np.zeros(1, np.int64)
+            MPI.Intracomm.Recv(ranks, about, status.source, tag)  # not a wait: it is there
+            yield status.source, int(about[0])
+
+
+def _in_world(ranks: Ranks, rank: int) -> int:
+    return int(ranks.group.Translate_ranks([rank], MPI.COMM_WORLD.group)[0])

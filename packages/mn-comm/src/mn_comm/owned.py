@@ -1,0 +1,315 @@
+"""Arrays of which every rank owns some: the others are given what the owner has, in the arrays that they have.
+
+All arrays of an owner, one after the other, are its stream. The streams of all ranks travel at the same time, in
+rounds: in each, every rank lays a chunk of its own where its node can see it, the nodes exchange what they have, and
+every rank takes from there what it has not. Where ranks share no memory, each is a node by itself.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Mapping, Sequence
+from operator import attrgetter
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+
+from mn_comm import agreement
+from mn_comm.collectives.bcast import bcast_in_place
+from mn_comm.gradients.bucket import count
+from mn_comm.mpi import MPI
+from mn_comm.placement import is_device_array
+from mn_comm.spans import span
+
+if TYPE_CHECKING:
+    from mn_comm.strategies import Strategy
+
+__all__ = ["OwnedArrays"]
+
+_Array = np.ndarray[Any, Any]
+_Bytes = np.ndarray[Any, np.dtype[np.uint8]]
+_Entry = tuple[str, tuple[int, ...], str, bool, int]
+"""The name, shape and dtype of an array, whether it is on a device, and its owner."""
+
+# Of the chunks of all ranks together. Each round is a meeting of the ranks; larger ones are too large for the caches.
+_ROUND_BYTES = 8 * 1024 * 1024
+_LEAST_CHUNK_BYTES = 64 * 1024
+_MOST_CHUNK_BYTES = 4 * 1024 * 1024
+_HEAD = np.dtype([("plan", np.int64), ("has_failed", np.int64)])
+_HEAD_BYTES = 64  # a cache line
+# A chunk is overwritten two rounds later: by then all ranks have met in the one between.
+_SLOTS = 2
+_MOST_PLANS = 8
+_SHAPE, _DTYPE = attrgetter("shape"), attrgetter("dtype")
+
+
+class _Piece(NamedTuple):
+    """Consecutive bytes of an array in a chunk.
+
+    Attributes:
+        member: The position of the array.
+        begin: Where they begin in the array.
+        end: Where they end.
+        at: Where they begin in the chunk.
+    """
+
+    member: int
+    begin: int
+    end: int
+    at: int
+
+
+class _Plan(NamedTuple):
+    """What travels in which round.
+
+    Attributes:
+        digest: The same on all ranks that have the same arrays and owners.
+        rounds: For each round, and each rank, the pieces of its chunk.
+    """
+
+    digest: int
+    rounds: list[list[list[_Piece]]]
+
+
+class OwnedArrays:
+    """Gives all ranks the arrays that each of them owns.
+
+    Args:
+        strategy: How the communicator averages gradients: it says which ranks share memory.
+    """
+
+    def __init__(self, strategy: Strategy) -> None:
+        self._strategy = strategy
+        self._ranks = strategy.context.ranks
+        self._room: _Room | None = None
+        self._seen: tuple[object, ...] = ()
+        self._signature: tuple[_Entry, ...] = ()
+        self._plans: dict[tuple[_Entry, ...], _Plan] = {}
+        self._plan = _Plan(0, [])
+
+    def gather(self, named: Sequence[tuple[str, Any]], owners: Sequence[int], failure: Exception | None) -> None:
+        """Overwrite arrays with those of their owners; see :meth:`mn_comm.CommunicatorBase.all_gather_owned`."""
+        failure = failure or _find_read_only(named)
+        if self._ranks.size > 1:
+            has_failed = self._gather(named, owners, failure is not None)
+        elif failure is not None:
+            raise failure
+        else:
+            return
+        if has_failed:
+            self._raise(failure)
+
+    def _gather(self, named: Sequence[tuple[str, Any]], owners: Sequence[int], has_failed: bool) -> bool:
+        """Gather, and return whether a rank has failed; collective."""
+        if self._room is None:
+            self._room = _Room(self._strategy)
+        self._use_plan(named, owners, self._room.chunk_bytes)
+        if self._room.exchanges_messages and self._ranks.differ(self._plan.digest):  # before messages of other lengths
+            raise _explain(self._ranks.allgather(self._signature))
+        on_device = [i for i, (_, array) in enumerate(named) if is_device_array(array)]
+        targets = {i: _Target(named[i][1]) for i in sorted(set(range(len(named))).difference(on_device))}
+        with span("gather"):
+            for index in range(len(self._plan.rounds)):
+                has_failed = self._do_round(self._room, index, targets, has_failed)
+            for i in on_device:
+                bcast_in_place(self._ranks, named[i][1], owners[i])
+            for target in targets.values():
+                target.finish()
+        return has_failed
+
+    def _do_round(self, room: _Room, index: int, targets: Mapping[int, _Target], has_failed: bool) -> bool:
+        """Gather one chunk of each rank, and return whether a rank has failed; collective."""
+        chunks, memory, mine = self._plan.rounds[index], room.next_slot(), self._ranks.rank
+        if not index:
+            _head(memory[mine])[0] = self._plan.digest, has_failed
+        for member, begin, end, at in chunks[mine]:
+            memory[mine][at : at + end - begin] = targets[member].bytes[begin:end]
+        room.exchange([_end_of(chunk) for chunk in chunks])
+        if not index:
+            heads = np.concatenate([_head(each) for each in memory])
+            has_failed = bool(heads["has_failed"].any())
+            if (heads["plan"] != self._plan.digest).any():
+                raise _explain(self._ranks.allgather(self._signature))
+        for rank in range(self._ranks.size):
+            for member, begin, end, at in chunks[rank] if rank != mine else ():
+                targets[member].bytes[begin:end] = memory[rank][at : at + end - begin]
+        return has_failed
+
+    def _raise(self, failure: Exception | None) -> None:
+        """Raise on every rank what went wrong on one; collective."""
+        reports = self._ranks.allgather(None if failure is None else agreement.describe(failure))
+        if failure is not None:
+            raise failure
+        raise next(agreement.remote_error(rank, *each) for rank, each in enumerate(reports) if each is not None)
+
+    def _use_plan(self, named: Sequence[tuple[str, Any]], owners: Sequence[int], chunk_bytes: int) -> None:
+        # Thousands of arrays are compared attribute by attribute, faster than by an entry for each.
+        names, arrays = [name for name, _ in named], [array for _, array in named]
+        seen = (names, list(map(_SHAPE, arrays)), list(map(_DTYPE, arrays)), list(map(type, arrays)), list(owners))
+        if seen == self._seen:
+            return
+        signature = _signature_of(named, owners)
+        plan = self._plans.get(signature)
+        if plan is None:
+            while len(self._plans) >= _MOST_PLANS:
+                del self._plans[next(iter(self._plans))]
+            plan = self._plans[signature] = _make_plan(signature, self._ranks.size, chunk_bytes)
+        self._seen, self._signature, self._plan = seen, signature, plan
+
+
+class _Target:
+    """The bytes of an array, in C order.
+
+    Args:
+        array: The array, in host memory, of any memory layout.
+    """
+
+    def __init__(self, array: _Array) -> None:
+        self._array = array
+        is_plain = array.flags.c_contiguous and array.flags.writeable
+        self._contiguous = array if is_plain else np.array(array, order="C")
+        self.bytes: _Bytes = self._contiguous.reshape(-1).view(np.uint8)
+
+    def finish(self) -> None:
+        """Write them to the array, if they are elsewhere."""
+        if self._contiguous is not self._array and self._array.flags.writeable:
+            self._array[...] = self._contiguous
+
+
+class _Room:
+    """Memory for all ranks' chunks, in which the ranks of a node see the same; creating it is collective.
+
+    Each of a node's talkers exchanges the chunks of some of the node's ranks with its peers on the other nodes. These
+    lie side by side in the talker's part of the memory, node by node.
+
+    Args:
+        strategy: How the communicator averages gradients.
+
+    Attributes:
+        chunk_bytes: How long a chunk may be, with its head.
+        exchanges_messages: Whether there are ranks that share no memory.
+    """
+
+    def __init__(self, strategy: Strategy) -> None:
+        context = strategy.context
+        size = context.topology.size
+        self.chunk_bytes = max(_LEAST_CHUNK_BYTES, min(_MOST_CHUNK_BYTES, _ROUND_BYTES // size)) + _HEAD_BYTES
+        places = context.ranks.allgather((context.topology.inter_rank, context.topology.intra_rank))
+        while True:
+            shares_memory = strategy.shares_memory
+            if not shares_memory:
+                places = [(rank, 0) for rank in range(size)]
+            groups = _group(places, context.topology.least_intra_size if shares_memory else 1)
+            most = max(sum(map(len, nodes)) for nodes in groups)
+            parts = strategy.allocate(_SLOTS * most * self.chunk_bytes, lasting=True)
+            if strategy.shares_memory == shares_memory:
+                break
+        self._within = context.within if shares_memory else None
+        self._across = context.across if shares_memory else context.ranks
+        mine = places[context.topology.rank][1]
+        # What this rank exchanges: whose chunks, by node, and where they begin.
+        self._group = groups[mine] if mine < len(groups) and self._across.size > 1 else []
+        self._slots: list[list[_Bytes]] = []
+        self._regions: list[_Bytes] = []
+        for slot in range(_SLOTS):
+            chunks: dict[int, _Bytes] = {}
+            for talker, nodes in enumerate(groups):
+                region = parts[talker].reshape(_SLOTS, -1)[slot]
+                for i, rank in enumerate(itertools.chain.from_iterable(nodes)):
+                    chunks[rank] = region[i * self.chunk_bytes : (i + 1) * self.chunk_bytes]
+                if talker == mine:
+                    self._regions.append(region)
+            self._slots.append([chunks[rank] for rank in range(size)])
+        self._turn = 0
+        self.exchanges_messages = len(groups[0]) > 1
+
+    def next_slot(self) -> list[_Bytes]:
+        """Return the memory of all ranks' chunks in the next round."""
+        self._turn = (self._turn + 1) % _SLOTS
+        return self._slots[self._turn]
+
+    def exchange(self, ends: Sequence[int]) -> None:
+        """Wait until the chunks of all ranks are there; collective.
+
+        Args:
+            ends: For each rank where its chunk ends.
+        """
+        if self.exchanges_messages and self._within is not None:
+            self._within.Barrier()
+        if self._group:
+            counts = [(len(ranks) - 1) * self.chunk_bytes + ends[ranks[-1]] for ranks in self._group]
+            before = itertools.accumulate(map(len, self._group[:-1]), initial=0)
+            begins = [number * self.chunk_bytes for number in before]
+            self._across.Allgatherv(MPI.IN_PLACE, [self._regions[self._turn], counts, begins, MPI.BYTE])
+        if self._within is not None:
+            self._within.Barrier()
+
+
+def _head(chunk: _Bytes) -> _Array:
+    """Return what a rank says in the first round."""
+    return chunk[: _HEAD.itemsize].view(_HEAD)
+
+
+def _end_of(chunk: Sequence[_Piece]) -> int:
+    return chunk[-1].at + chunk[-1].end - chunk[-1].begin if chunk else _HEAD_BYTES
+
+
+def _group(places: Sequence[tuple[int, int]], talkers: int) -> list[list[list[int]]]:
+    """Return, for each talker of a node and each node, the ranks whose chunks it exchanges.
+
+    Args:
+        places: For each rank its node, and its number there.
+        talkers: How many ranks of each node exchange chunks.
+    """
+    groups: list[list[list[int]]] = [[[] for _ in range(max(places)[0] + 1)] for _ in range(talkers)]
+    for rank, (node, number) in enumerate(places):
+        groups[number % talkers][node].append(rank)
+    return groups
+
+
+def _make_plan(signature: tuple[_Entry, ...], size: int, chunk_bytes: int) -> _Plan:
+    """Cut the arrays of each owner into chunks."""
+    streams: list[list[list[_Piece]]] = [[] for _ in range(size)]
+    ends = [chunk_bytes] * size
+    for member, (_, shape, dtype, is_on_device, owner) in enumerate(signature):
+        nbytes, begin = 0 if is_on_device else count(shape) * np.dtype(dtype).itemsize, 0
+        while begin < nbytes:
+            if ends[owner] == chunk_bytes:
+                streams[owner].append([])
+                ends[owner] = _HEAD_BYTES
+            end = min(nbytes, begin + chunk_bytes - ends[owner])
+            streams[owner][-1].append(_Piece(member, begin, end, ends[owner]))
+            ends[owner] += end - begin
+            begin = end
+    rounds = [[stream[i] if i < len(stream) else [] for stream in streams] for i in range(max(map(len, streams)))]
+    return _Plan(agreement.digest(signature), rounds or [[[] for _ in range(size)]])
+
+
+def _signature_of(arrays: Sequence[tuple[str, Any]], owners: Sequence[int]) -> tuple[_Entry, ...]:
+    return tuple(
+        (name, array.shape, array.dtype.str, is_device_array(array), owner)
+        for (name, array), owner in zip(arrays, owners, strict=True)
+    )
+
+
+def _explain(signatures: Sequence[tuple[_Entry, ...]]) -> ValueError:
+    rank = next(rank for rank, other in enumerate(signatures) if other != signatures[0])
+    expected, got = next((a, b) for a, b in itertools.zip_longest(signatures[0], signatures[rank]) if a != b)
+    return ValueError(
+        f"all_gather_owned: expected the same arrays and owners on every rank, but rank {rank} differs from rank 0: "
+        f"{_describe(expected)} on rank 0, {_describe(got)} on rank {rank}"
+    )
+
+
+def _describe(entry: _Entry | None) -> str:
+    if entry is None:
+        return "nothing more"
+    name, shape, dtype, is_on_device, owner = entry
+    return f"{name} of shape {shape} and dtype {np.dtype(dtype)}{' on a device' * is_on_device}, owned by rank {owner},"
+
+
+def _find_read_only(arrays: Sequence[tuple[str, Any]]) -> ValueError | None:
+    for name, array in arrays:
+        if type(array) is np.ndarray and not array.flags.writeable:
+            return ValueError(f"all_gather_owned: expected arrays that can be written to, got a read-only one: {name}")
+    return None

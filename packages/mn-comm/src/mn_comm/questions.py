@@ -1,0 +1,218 @@
+"""Questions that a rank may ask another one at any time, whatever that is doing meanwhile.
+
+A thread of each rank looks now and then whether it was asked, and answers. What answers is kept as long as any rank has
+what asks: a script may have come to its end on this rank, and not on that. For the same reason a process waits, when it
+ends, until all others do, as MPI itself does.
+"""
+
+from __future__ import annotations
+
+import itertools
+import pickle
+import threading
+import time
+import weakref
+from collections import deque
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from mn_comm.agreement import describe, remote_error
+from mn_comm.collectives.objects import recv_obj, send_obj
+from mn_comm.exit_status import at_exit
+from mn_comm.forks import around_forks, no_fork
+from mn_comm.mpi import MPI
+from mn_comm.watch import activity
+
+if TYPE_CHECKING:
+    from mn_comm.ranks import Ranks
+
+__all__ = ["Desk", "Questions"]
+
+_QUESTION, _ANSWER, _CLOSED = 1, 2, 3
+# More often while questions come, since a rank waits for each answer; each look costs a few microseconds.
+_LEAST_PAUSE_SECONDS = 50e-6
+_MOST_PAUSE_SECONDS = 20e-3
+
+Answer = Callable[[Any], Any]
+
+
+class Desk:
+    """Answers the questions of other ranks in a thread, which starts with the first who can answer any.
+
+    For a fork of the process, which must not have threads, it ends; then it starts again.
+
+    Args:
+        ranks: The ranks, which nobody else communicates with.
+    """
+
+    def __init__(self, ranks: Ranks) -> None:
+        self.ranks = ranks
+        self._rank, self._size = ranks.rank, ranks.size  # of what may be freed before the last who asks is gone
+        self._answers: dict[int, Answer] = {}
+        self._closed: deque[int] = deque()
+        self._remaining: dict[int, int] = {}
+        self._numbers = itertools.count(1)
+        self._asked = itertools.count(1)
+        self._asking = threading.Lock()
+        self._closing = threading.Event()
+        self._thread: threading.Thread | None = None
+        _desks.add(self)
+
+    @property
+    def is_open(self) -> bool:
+        """Whether its thread runs."""
+        return self._thread is not None
+
+    def open(self, answer: Answer) -> int:
+        """Have questions answered from now on; collective, in the same order on every rank.
+
+        Args:
+            answer: Returns the answer to a question.
+
+        Returns:
+            The number under which others ask.
+        """
+        number = next(self._numbers)
+        self._answers[number] = answer
+        self._remaining[number] = self._size
+        self.start()
+        self.ranks.Barrier()  # a rank that is asked must have come here
+        return number
+
+    def close(self, number: int) -> None:
+        """Have the others told that this rank will not ask any more; when none will, nobody has to answer."""
+        if self._size > 1:
+            self._closed.append(number)
+        else:
+            self._count_down(number)
+
+    def ask(self, rank: int, number: int, question: Any) -> Any:
+        """Return another rank's answer; see :meth:`Questions.ask`."""
+        with self._asking:
+            asked = next(self._asked)
+            send_obj(self.ranks, (number, asked, question), rank, _QUESTION)
+            answered = 0
+            while answered != asked:  # earlier ones are of questions that were given up, as by Ctrl-C
+                answered, is_answer, value = recv_obj(self.ranks, rank, _ANSWER, None)
+        if not is_answer:
+            raise remote_error(rank, *value)
+        return pickle.loads(value)
+
+    def start(self) -> None:
+        """Start the thread, if there is something to answer, and somebody to ask it."""
+        with no_fork:
+            if self._answers and self._thread is None and self._size > 1:
+                self._closing.clear()
+                self._thread = threading.Thread(target=self._run, name="mn_comm-answers", daemon=True)
+                self._thread.start()
+
+    def stop(self) -> None:
+        """End the thread."""
+        if self._thread is not None:
+            self._closing.set()
+            self._thread.join()
+            self._thread = None
+
+    def free(self) -> None:
+        """End the thread, and free the communicator; collective."""
+        self._answers.clear()
+        self.stop()
+        self.ranks.Free()
+
+    def _run(self) -> None:
+        activity().polls = True
+        pause = _MOST_PAUSE_SECONDS
+        while not self._closing.wait(pause) and not MPI.Is_finalized():
+            pause = min(2 * pause, _MOST_PAUSE_SECONDS)
+            status = MPI.Status()
+            while self.ranks.Iprobe(MPI.ANY_SOURCE, _QUESTION, status):
+                self._serve(status.source)
+                pause = _LEAST_PAUSE_SECONDS
+            self._close()
+
+    def _close(self) -> None:
+        """Tell others of what was closed here, and forget what was closed everywhere."""
+        while self._closed:
+            number = self._closed.popleft()
+            self._count_down(number)
+            for rank in range(self._size):
+                if rank != self._rank:
+                    send_obj(self.ranks, number, rank, _CLOSED)
+        status = MPI.Status()
+        while self.ranks.Iprobe(MPI.ANY_SOURCE, _CLOSED, status):
+            self._count_down(recv_obj(self.ranks, status.source, _CLOSED, None))
+
+    def _count_down(self, number: int) -> None:
+        self._remaining[number] -= 1
+        if not self._remaining[number]:
+            del self._remaining[number]
+            self._answers.pop(number, None)
+
+    def _serve(self, rank: int) -> None:
+        number, asked, question = recv_obj(self.ranks, rank, _QUESTION, None)
+        reply: tuple[int, bool, Any]
+        try:
+            # Pickled here, so that what cannot be is told as any other failure.
+            reply = asked, True, pickle.dumps(self._answers[number](question), pickle.HIGHEST_PROTOCOL)
+        except Exception as error:
+            reply = asked, False, describe(error)
+        send_obj(self.ranks, reply, rank, _ANSWER)
+
+
+class Questions:
+    """Asks other ranks, and answers them; see :meth:`mn_comm.CommunicatorBase.questions`.
+
+    Args:
+        desk: What answers. Creating it is collective.
+        answer: Returns this rank's answer to a question.
+    """
+
+    def __init__(self, desk: Desk, answer: Answer) -> None:
+        self._desk = desk
+        self._number = desk.open(answer)
+        weakref.finalize(self, desk.close, self._number).atexit = False
+
+    def ask(self, rank: int, question: Any) -> Any:
+        """Return another rank's answer to a question; not collective.
+
+        Args:
+            rank: The rank, not this one.
+            question: Anything that can be pickled.
+
+        Raises:
+            Exception: What the other rank's ``answer`` raised.
+        """
+        return self._desk.ask(rank, self._number, question)
+
+
+_desks: weakref.WeakSet[Desk] = weakref.WeakSet()
+
+
+def _stop_all() -> None:
+    for desk in list(_desks):
+        desk.stop()
+
+
+def _start_all() -> None:
+    for desk in list(_desks):
+        desk.start()
+
+
+def _forget_all() -> None:
+    _desks.clear()  # a child of a rank is none
+
+
+def _end() -> None:
+    """End all threads, when all ranks end."""
+    desks = [desk for desk in _desks if desk.is_open]
+    if desks and not MPI.Is_finalized():
+        waiting = [desk.ranks.Ibarrier() for desk in desks]
+        # The stall monitor has nothing to say of it: another rank may go on for long.
+        while not MPI.Request.Testall(waiting):
+            time.sleep(_MOST_PAUSE_SECONDS)
+    _stop_all()
+
+
+# What is asked must be answered before MPI ends, which happens after this.
+at_exit(_end)
+around_forks(before=_stop_all, after_in_parent=_start_all, after_in_child=_forget_all)

@@ -1,0 +1,75 @@
+"""Which class of communicator a name stands for: one of ours, or one of another package's.
+
+A package adds a name by an entry point of the group ``mn_comm.strategies``, whose value is a class derived from
+:class:`mn_comm.Communicator`::
+
+    [project.entry-points."mn_comm.strategies"]
+    theirs = "their_package:TheirCommunicator"
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from importlib.metadata import EntryPoint, entry_points
+from typing import TYPE_CHECKING
+
+from mn_comm import agreement
+from mn_comm.strategies import TRAITS
+
+if TYPE_CHECKING:
+    from mpi4py import MPI
+
+    from mn_comm.communicator import Communicator
+
+__all__ = ["GROUP", "kind_of"]
+
+GROUP = "mn_comm.strategies"
+
+
+def kind_of(name: str, ours: Mapping[str, type[Communicator]], mpi_comm: MPI.Intracomm) -> type[Communicator]:
+    """Return the class that a name stands for; collective if it is not one of ours.
+
+    Args:
+        name: The name.
+        ours: Our classes by their names, which nobody else can take.
+        mpi_comm: The ranks that are going to communicate.
+
+    Raises:
+        ValueError: There is no such name (on this rank). Or several packages have it, or the class builds on a strategy
+            that there is not (on every rank).
+        TypeError: The entry point leads to something else than a class of communicators (on every rank).
+        ImportError: It leads nowhere (on every rank; where it does not, a RuntimeError that names it).
+    """
+    if name in ours:
+        return ours[name]
+    others = entry_points(group=GROUP)
+    if name not in others.names:
+        names = [*ours, *sorted(others.names - set(ours))]
+        raise ValueError(f"expected a communicator's name, one of {', '.join(names)}; got {name!r}")
+    with agreement.raise_on_all(mpi_comm):
+        kind = _load(list(others.select(name=name)))
+    return kind
+
+
+def _load(points: Sequence[EntryPoint]) -> type[Communicator]:
+    from mn_comm.communicator import Communicator
+
+    name, values = points[0].name, sorted({point.value for point in points})
+    if len(values) > 1:
+        raise ValueError(f"expected one package with a communicator {name!r}, got {', '.join(values)}")
+    what = f"the communicator {name!r} of {_package(points[0])}"
+    try:
+        kind = points[0].load()
+    except Exception as error:
+        raise ImportError(
+            f"{what}: expected {values[0]} to be importable, got {type(error).__name__}: {error}"
+        ) from error
+    if not (isinstance(kind, type) and issubclass(kind, Communicator)):
+        raise TypeError(f"{what}: expected a class derived from mn_comm.Communicator, got {kind!r}")
+    if kind.strategy not in TRAITS:
+        raise ValueError(f"{what}: expected strategy to be one of {', '.join(TRAITS)}; got {kind.strategy!r}")
+    return kind
+
+
+def _package(point: EntryPoint) -> str:
+    return f"{point.dist.name} {point.dist.version}" if point.dist is not None else "an unknown package"

@@ -1,0 +1,119 @@
+"""Who died first: what no rank can say of itself, and what the launcher hides or gets wrong.
+
+A rank that is killed, or ends by ``os._exit``, says nothing, and the launcher ends the others at once: MPICH's then
+names a process that need not be the first, and no rank. So the ranks of a node are connected with one small process,
+:mod:`mn_comm.witness_process`. It reads what faulthandler writes of fatal errors and of SIGTERM, sees connections end,
+and writes one line about the first, and one about what the others did. It ends with them. ``CHAINERMN_WITNESS=0`` in
+the environment keeps it from being started.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import os
+import socket
+import sys
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from mn_comm.ranks import Ranks
+
+__all__ = ["connect", "has_spoken"]
+
+_connection: socket.socket | None = None
+_is_asked = False
+
+
+def connect(within: Ranks, rank: int, size: int, folders: Sequence[str]) -> socket.socket | None:
+    """Connect this process with its node's witness, and start that if there is none; collective within the node.
+
+    Args:
+        within: The ranks of the node.
+        rank: Of this process, in ``MPI_COMM_WORLD``.
+        size: How many there are.
+        folders: Where the code lies that is not the script's.
+
+    Returns:
+        The connection, to write last words to; ``None`` if there is none.
+    """
+    global _connection, _is_asked
+    from mn_comm.witness_process import FINISHED
+
+    lacking = [each for each, asked in enumerate(within.allgather(_is_asked)) if not asked]
+    if not lacking:
+        return _connection
+    is_first = within.rank == lacking[0]
+    address = _start(len(lacking), folders) if is_first else None
+    addresses = within.allgather(address)
+    if _is_asked:
+        return _connection
+    _is_asked = True
+    if addresses[lacking[0]] is not None:
+        _connection = _connected(addresses[lacking[0]], f"{rank} {size} {os.getpid()}\n")
+    if _connection is not None:
+        os.register_at_fork(after_in_child=_forget)
+        atexit.register(_say, FINISHED)
+    return _connection
+
+
+def has_spoken(summary: str) -> None:
+    """Tell the witness that this rank has said what was to be said, and is going to end the others.
+
+    Args:
+        summary: What it said, in a line: for Open MPI, which writes twenty lines of its own after it.
+    """
+    from mn_comm.mpi import MPI
+    from mn_comm.witness_process import SPOKEN
+
+    is_buried = MPI.Get_library_version().startswith("Open MPI")
+    _say(SPOKEN + (summary.encode(errors="replace") if is_buried else b""))
+
+
+def _start(expected: int, folders: Sequence[str]) -> str | None:
+    """Start a witness for some ranks of this node; return where they can reach it, or ``None``."""
+    if os.environ.get("CHAINERMN_WITNESS") == "0":  # what counts is the environment of the rank that would start it
+        return None
+    import secrets  # not earlier: it takes a while to load
+
+    from mn_comm import witness_process
+
+    address = f"\0chainermn-{secrets.token_hex(16)}"
+    with contextlib.suppress(Exception), socket.socket(socket.AF_UNIX) as listening:
+        listening.bind(address)
+        listening.listen(expected)
+        os.set_inheritable(listening.fileno(), True)
+        script = os.path.abspath(witness_process.__file__)
+        options = [str(listening.fileno()), str(expected), socket.gethostname(), *folders]
+        nothing = [(os.POSIX_SPAWN_OPEN, number, os.devnull, os.O_RDWR, 0) for number in (0, 1)]
+        command = [sys.executable, "-I", "-S", script, *options]
+        process = os.posix_spawn(sys.executable, command, os.environ, file_actions=nothing)
+        if os.waitpid(process, 0)[1] == 0:  # it goes on in a child
+            return address
+    return None
+
+
+def _connected(address: str, greeting: str) -> socket.socket | None:
+    connection = socket.socket(socket.AF_UNIX)
+    try:
+        connection.connect(address)
+        connection.sendall(greeting.encode())
+    except OSError:
+        connection.close()
+        return None
+    return connection
+
+
+def _say(what: bytes) -> None:
+    if _connection is not None:
+        with contextlib.suppress(OSError):
+            _connection.sendall(what)
+
+
+def _forget() -> None:
+    """Leave the connection to the parent: a child of a rank is none."""
+    global _connection
+    if _connection is not None:
+        _connection.close()
+        _connection = None

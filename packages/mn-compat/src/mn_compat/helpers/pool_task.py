@@ -1,0 +1,68 @@
+"""A task for the workers of a multiprocessing pool that fails when one of them dies.
+
+A pool starts another worker for one that has died, and forgets what that one was doing: its result never comes.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import signal
+import weakref
+from collections.abc import Callable, Iterable
+from multiprocessing.pool import Pool
+from typing import Any
+
+from mn_compat.helpers.outcome import Failure, of
+
+_workers_of: weakref.WeakKeyDictionary[Pool, dict[int, Any]] = weakref.WeakKeyDictionary()
+_failure_of: weakref.WeakKeyDictionary[Pool, Failure] = weakref.WeakKeyDictionary()
+
+
+class Task:
+    """A function of items, computed by a pool.
+
+    Args:
+        pool: The pool. Once a worker of it has died it computes nothing any more.
+        function: What is called with each item.
+        items: The items.
+    """
+
+    def __init__(self, pool: Pool, function: Callable[[Any], Any], items: Iterable[Any]) -> None:
+        self._pool = pool
+        self._workers: dict[int, Any] = _workers_of.setdefault(pool, {})
+        self._note_workers()  # the pool soon forgets one that dies
+        self._result = None if pool in _failure_of else pool.map_async(function, items)
+
+    def get(self, timeout: float) -> Any:
+        """Return the results, or the failure to compute them.
+
+        Raises:
+            multiprocessing.TimeoutError: Neither is known within ``timeout`` seconds.
+        """
+        if self._result is not None:
+            self._result.wait(timeout)
+            if self._result.ready():
+                return of(self._result.get)
+            self._look_for_the_dead()
+        if self._pool in _failure_of:
+            return _failure_of[self._pool]
+        raise multiprocessing.TimeoutError
+
+    def _note_workers(self) -> None:
+        workers: list[Any] = list(self._pool._pool)  # type: ignore[attr-defined]  # noqa: SLF001
+        self._workers.update({worker.pid: worker for worker in workers})
+
+    def _look_for_the_dead(self) -> None:
+        self._note_workers()
+        may_end = bool(self._pool._maxtasksperchild)  # type: ignore[attr-defined]  # noqa: SLF001
+        for process, worker in self._workers.items():
+            if worker.exitcode is not None and not (may_end and worker.exitcode == 0):
+                _failure_of[self._pool] = Failure(RuntimeError(_describe(process, worker.exitcode)))
+                self._pool.terminate()  # closing it would wait for the result
+                return
+
+
+def _describe(process: int, status: int) -> str:
+    how = f"was killed by {signal.Signals(-status).name}" if status < 0 else f"ended with status {status}"
+    reason = ", as the system does where memory has run out" if status == -signal.SIGKILL else ""
+    return f"worker process {process} of the iterator {how}{reason}, so that the samples it was reading are lost"

@@ -1,0 +1,277 @@
+"""Updates in which a rank that has no data takes part all the same, so that no other waits for it."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, nullcontext
+from typing import TYPE_CHECKING, Any
+
+import chainer
+import numpy as np
+from chainer.backends import cuda
+
+from mn_optim.commit import refuse_elastic
+from mn_optim.roll import OVER, Everyone, LeftByException, NeedsParameters, Roll
+from mn_optim.schemes.communicating import communicating_links
+from mn_optim.schemes.scheme import Backward
+
+if TYPE_CHECKING:
+    from mn_optim.optimizer import MultiNodeOptimizer
+
+__all__ = ["Attendance", "joined"]
+
+NO_SAMPLES = "multi_node_no_samples"
+"""The name of Chainer's configuration that is true while a model runs on what does not count."""
+LossFunction = Callable[..., chainer.Variable]
+
+
+class Attendance:
+    """An optimizer's part in a join: it says who has data, and stands in where there is none.
+
+    Where the model itself communicates, a rank without data runs it on a sample that does not count, so that it takes
+    part in that as well; all ranks agree before that they are going to. (On no samples at all, some of Chainer's
+    functions fail.) Elsewhere it only adds zeros, and what is to be said travels with the check that precedes every
+    average.
+
+    Args:
+        optimizer: The optimizer.
+        over: What means are over: ``"present"`` for the ranks that have data, ``"all"`` for all.
+
+    Raises:
+        ValueError: ``over`` is neither; or gradients that are missing do not count as zeros.
+        RuntimeError: There is one already.
+    """
+
+    def __init__(self, optimizer: MultiNodeOptimizer, over: str) -> None:
+        if over not in OVER:
+            raise ValueError(f"expected 'present' or 'all' for over, got {over!r}")
+        refuse_elastic(optimizer.communicator, "join")
+        if not optimizer.zero_fill:
+            raise ValueError("expected zero_fill=True with join, got False: a rank without data has no gradients")
+        if optimizer._scheme.roll is not None:  # noqa: SLF001
+            raise RuntimeError("expected one join at a time, got one within another")
+        self._optimizer = optimizer
+        self._scheme = optimizer._scheme  # noqa: SLF001
+        self._communicates: bool | None = None
+        self._lossfun: LossFunction | None = None
+        self.roll = self._scheme.roll = Roll(optimizer.communicator.rank, optimizer.communicator.size, over)
+
+    def begin(self, model: chainer.Link, lossfun: LossFunction | None, args: Any, kwds: Any, is_part: bool) -> None:
+        """Prepare an update with data; collective if the model communicates.
+
+        Raises:
+            RuntimeError: The model communicates, and the update is of a part of a mini-batch (on all ranks).
+        """
+        self.roll.is_absent = False
+        self.roll.hyperparameters = _hyperparameters(self._optimizer)
+        if not self._is_collective(model):
+            return
+        if is_part:
+            error = RuntimeError(
+                "expected whole mini-batches within join, as the model communicates, got a part in no_sync"
+            )
+            self.fail(model, error)  # here: a rank with a single sample has no parts
+            self.roll.is_together = True
+            raise error
+        self._lossfun = lossfun
+        self.roll.specimen = (_mapped(_first, args), _mapped(_first, kwds))
+        self._meet(model)
+
+    def ask_for_parameters(self, model: chainer.Link, backward: Backward | None) -> None:
+        """Have the ranks without data take part in the sharing out of parameters; collective.
+
+        Args:
+            model: The model.
+            backward: The backward pass. It is run, but not where ranks wait for one another in it: those without data
+                would be told too late.
+        """
+        if backward is not None and not self._is_collective(model):
+            backward(None)
+        if self._scheme.exact is not None:
+            self.roll.ask_for_parameters()
+            try:
+                self._scheme.exact.exchange_words(model)
+            except NeedsParameters:
+                self.roll.is_together = False
+
+    def go_on(self, model: chainer.Link) -> None:
+        """Begin the backward pass and what follows; collective if the model communicates."""
+        if self._is_collective(model):
+            self._meet(model)
+
+    def stand_in(self, model: chainer.Link, lossfun: LossFunction | None = None) -> None:
+        """Take part in an update of other ranks without data; collective.
+
+        Args:
+            model: The model.
+            lossfun: What to run, if the model communicates; by default what was run last, or the model.
+
+        Raises:
+            Everyone: All ranks have left the join.
+        """
+        optimizer, scheme = self._optimizer, self._scheme
+        self.roll.is_absent = True
+        self._lossfun = lossfun or self._lossfun
+        if scheme.exact is None:
+            if optimizer.is_changed(model):
+                optimizer._share_out(model)  # noqa: SLF001
+            else:
+                scheme.idle(model)
+            return
+        try:
+            model.cleargrads()
+            backward = self._backward_of_nothing(model) if self._is_collective(model) else None
+            optimizer._step(model, backward, self._take_step)  # noqa: SLF001
+        except NeedsParameters:
+            self._share_out(model)
+
+    def _take_step(self) -> None:
+        hyperparam = getattr(self._optimizer, "hyperparam", None)
+        for name, value in self.roll.hyperparameters.items():
+            setattr(hyperparam, name, value)
+        self._optimizer.actual_optimizer.update()
+
+    def leave(self, model: chainer.Link) -> None:
+        """Stand in for this rank until all ranks have left; collective."""
+        self.roll.has_left = self.roll.is_absent = True
+        try:
+            if self._scheme.exact is not None:
+                self._announce(model)
+            while self._scheme.exact is not None:
+                self.stand_in(model)
+        except Everyone:
+            self.roll.is_together = False
+        else:
+            self._optimizer.synchronize()
+
+    def fail(self, model: chainer.Link, error: Exception) -> None:
+        """Tell the other ranks that this one leaves by an exception, unless they learn of it anyway; collective."""
+        if self.roll.is_together or isinstance(error, LeftByException):
+            return
+        if self._scheme.exact is not None:
+            self.roll.fail(error)
+            self._scheme.exact.exchange_words(model)
+        else:
+            self._scheme.fail(error)
+
+    def end(self) -> None:
+        """Have no part in a join any more."""
+        self._scheme.roll = None
+
+    def _announce(self, model: chainer.Link) -> None:
+        assert self._scheme.exact is not None
+        try:
+            self._scheme.exact.exchange_words(model)
+        except NeedsParameters:
+            self._share_out(model)
+
+    def _share_out(self, model: chainer.Link) -> None:
+        self.roll.is_together = False
+        self._optimizer._share_out(model)  # noqa: SLF001
+
+    def _is_collective(self, model: chainer.Link) -> bool:
+        """Return whether the ranks' passes through the model wait for one another."""
+        if self._communicates is None:
+            self._communicates = any(True for _ in communicating_links(model))
+        return self._communicates and self._scheme.exact is not None
+
+    def _meet(self, model: chainer.Link) -> None:
+        assert self._scheme.exact is not None
+        self._scheme.exact.exchange_words(model, until_quiet=True)
+        self.roll.is_together = True
+
+    def _backward_of_nothing(self, model: chainer.Link) -> Backward | None:
+        """Run the model on what does not count; collective. Return its backward pass, ``None`` if no rank has data."""
+        self._meet(model)
+        if not self.roll.factor or self.roll.specimen is None:
+            return None
+        lossfun = self._lossfun or model
+        args, kwds = self.roll.specimen
+        to_device = model.device.send
+        with _silently(), _reports_dropped(), _persistents_kept(model), chainer.using_config(NO_SAMPLES, True):
+            loss = lossfun(*_mapped(to_device, args), **_mapped(to_device, kwds)) * 0
+        self._meet(model)
+        run = self._optimizer._backward_from(model, loss)  # noqa: SLF001
+        del loss
+
+        def backward(on_final: Callable[[chainer.Variable], None] | None) -> None:
+            with _silently():
+                run(None)  # not told of gradients one by one: they are not final yet
+            for param in model.params():
+                if param.data is not None and param.grad is not None:
+                    param.grad[~param.device.xp.isfinite(param.grad)] = 0  # infinity times the zero above
+
+        return backward
+
+
+@contextmanager
+def joined(optimizer: MultiNodeOptimizer, over: str) -> Iterator[None]:
+    """Return the context of :meth:`mn_optim.MultiNodeOptimizer.join`."""
+    model = optimizer.target
+    if model is None:
+        raise RuntimeError("expected a model before join: call setup(model)")
+    attendance = optimizer._attendance = Attendance(optimizer, over)  # noqa: SLF001
+    try:
+        yield
+        attendance.leave(model)
+    except Exception as error:
+        attendance.fail(model, error)
+        raise
+    finally:
+        optimizer._attendance = None  # noqa: SLF001
+        attendance.end()
+
+
+def _hyperparameters(optimizer: MultiNodeOptimizer) -> dict[str, Any]:
+    hyperparam: Any = getattr(optimizer, "hyperparam", None)
+    return dict(hyperparam.get_dict()) if hasattr(hyperparam, "get_dict") else {}
+
+
+def _mapped(function: Callable[[Any], Any], tree: Any) -> Any:
+    """Return arguments with a function applied to the arrays in them."""
+    if isinstance(tree, chainer.Variable):
+        return function(tree.array)
+    if hasattr(tree, "dtype") and tree.shape:
+        return function(tree)
+    if isinstance(tree, Mapping):
+        return {key: _mapped(function, value) for key, value in tree.items()}
+    if type(tree) in (tuple, list):
+        return type(tree)(_mapped(function, value) for value in tree)
+    return tree
+
+
+def _first(array: Any) -> Any:
+    """Return the first sample of an array, in host memory, so that it can be sent."""
+    return np.array(cuda.to_cpu(array[:1]))
+
+
+@contextmanager
+def _silently() -> Iterator[None]:
+    with np.errstate(all="ignore"), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        yield
+
+
+def _reports_dropped() -> Any:
+    """Return a context in which what is reported is not observed."""
+    try:
+        return chainer.get_current_reporter().scope({})
+    except IndexError:  # nobody observes
+        return nullcontext()
+
+
+@contextmanager
+def _persistents_kept(model: chainer.Link) -> Iterator[None]:
+    """Keep the running means of links that do not communicate, and do not know that a sample does not count."""
+    shared = {id(link) for _, link in communicating_links(model)}
+    kept = [
+        (link, name, getattr(link, name).copy())
+        for link in model.links()
+        if id(link) not in shared
+        for name in link._persistent  # noqa: SLF001 - Chainer has no public name for it
+        if hasattr(getattr(link, name), "copy")
+    ]
+    yield
+    for link, name, value in kept:
+        setattr(link, name, value)

@@ -1,0 +1,101 @@
+"""Momentum SGD that begins as RMSprop, for batches so large that it would not get going otherwise."""
+
+from __future__ import annotations
+
+import math
+
+import chainer
+from chainer import optimizer
+
+__all__ = ["RMSpropWarmup", "sgd_share"]
+
+
+class RMSpropWarmup(optimizer.GradientMethod):  # type: ignore[misc]  # Chainer has no types
+    """RMSprop that passes over to momentum SGD (Akiba, Suzuki and Fukuda 2017, arXiv 1711.04325).
+
+    A step adds ``lr`` times the velocity, which loses the gradient times
+    ``alpha_sgd + alpha_rmsprop / (sqrt(m) + eps)``, where ``m`` is a mean of squared gradients. With
+    ``alpha_sgd=1`` and ``alpha_rmsprop=0`` it is momentum SGD.
+    :class:`RMSpropWarmupSchedule` passes from one to the other while a trainer runs.
+
+    Args:
+        lr: The learning rate.
+        alpha_sgd: The share of momentum SGD.
+        alpha_rmsprop: That of RMSprop.
+        momentum: How much of the velocity is kept in a step.
+        decay: How much of the mean of squared gradients is kept.
+        eps: Added to its root.
+    """
+
+    lr = optimizer.HyperparameterProxy("lr")
+    alpha_sgd = optimizer.HyperparameterProxy("alpha_sgd")
+    alpha_rmsprop = optimizer.HyperparameterProxy("alpha_rmsprop")
+    momentum = optimizer.HyperparameterProxy("momentum")
+    decay = optimizer.HyperparameterProxy("decay")
+    eps = optimizer.HyperparameterProxy("eps")
+
+    def __init__(
+        self,
+        lr: float = 0.1,
+        alpha_sgd: float = 1.0,
+        alpha_rmsprop: float = 0.0,
+        momentum: float = 0.9,
+        decay: float = 0.99,
+        eps: float = 1e-8,
+    ) -> None:
+        super().__init__()
+        self.hyperparam.lr = lr
+        self.hyperparam.alpha_sgd = alpha_sgd
+        self.hyperparam.alpha_rmsprop = alpha_rmsprop
+        self.hyperparam.momentum = momentum
+        self.hyperparam.decay = decay
+        self.hyperparam.eps = eps
+
+    def create_update_rule(self) -> RMSpropWarmupRule:
+        """Return the rule for one parameter."""
+        return RMSpropWarmupRule(self.hyperparam)
+
+
+class RMSpropWarmupRule(optimizer.UpdateRule):  # type: ignore[misc]
+    """How :class:`RMSpropWarmup` changes one parameter: state ``v`` is the velocity, ``m`` the mean of squares."""
+
+    def init_state(self, param: chainer.Parameter) -> None:
+        """Begin at rest."""
+        with chainer.using_device(param.device):
+            self.state["m"] = param.device.xp.zeros_like(param.data)
+            self.state["v"] = param.device.xp.zeros_like(param.data)
+
+    def update_core_cpu(self, param: chainer.Parameter) -> None:
+        """Take a step.
+
+        Raises:
+            ValueError: ``eps`` is 0 in the parameter's dtype, which would make parameters without a gradient NaN.
+        """
+        grad = param.grad
+        if grad is None:
+            return
+        hp, xp = self.hyperparam, param.device.xp
+        if hp.eps and not grad.dtype.type(hp.eps):
+            raise ValueError(
+                f"expected an eps that {grad.dtype} can hold, got {hp.eps}: take a larger one, or use_fp32_update()"
+            )
+        m, v = self.state["m"], self.state["v"]
+        m += (1 - hp.decay) * (grad * grad - m)
+        v *= hp.momentum
+        v -= (hp.alpha_sgd + hp.alpha_rmsprop / (xp.sqrt(m) + hp.eps)) * grad
+        param.data += hp.lr * v
+
+    update_core_gpu = update_core_cpu
+
+
+def sgd_share(epoch: float, center: float = 10.0, period: float = 5.0) -> float:
+    """Return the share of SGD in an epoch: grows exponentially up to one half, then in a line up to 1.
+
+    Args:
+        epoch: How many epochs are over, with their fraction.
+        center: When it is one half.
+        period: How long it takes, half of it on each side, were it a line all the way.
+    """
+    if epoch < center:
+        return 0.5 * math.exp(2 * (epoch - center) / period)
+    return min(1.0, 0.5 + (epoch - center) / period)

@@ -1,0 +1,160 @@
+"""Who has data and who has none, as the ranks of a join() tell one another."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, NamedTuple
+
+__all__ = ["OVER", "Everyone", "LeftByException", "NeedsParameters", "Roll"]
+
+OVER = ("present", "all")
+"""What a mean may be over: the ranks that have data, or all."""
+
+_STEP, _SHARE, _FAILURE = "step", "share", "failure"
+
+
+class Everyone(Exception):
+    """Raised on all ranks when the last one has left the join."""
+
+
+class NeedsParameters(Exception):
+    """Raised on all ranks when those that have data want the parameters to be shared out, rather than take a step."""
+
+
+class LeftByException(RuntimeError):
+    """Raised on the other ranks when one has left the block of a join by an exception."""
+
+    def __init__(self, rank: int, what: str) -> None:
+        super().__init__(f"rank {rank} has left join() by an exception: {what}")
+
+
+class Word(NamedTuple):
+    """What a rank tells the others.
+
+    Attributes:
+        kind: What it is about to do.
+        is_absent: Whether it has no data.
+        has_left: Whether it has left the block of the join.
+        over: What means are over.
+        detail: What has failed; or a sample that the model is called with.
+        hyperparameters: Those of its optimizer.
+    """
+
+    kind: str
+    is_absent: bool
+    has_left: bool
+    over: str
+    detail: Any
+    hyperparameters: dict[str, Any]
+
+
+class Roll:
+    """The roll of the ranks that take part in a join; see :class:`mn_comm.Roll` for how words travel.
+
+    Args:
+        rank: This rank.
+        size: How many ranks there are.
+        over: What means are over, one of :data:`OVER`.
+
+    Attributes:
+        is_absent: Whether this rank has no data.
+        has_left: Whether this rank has left the block of the join.
+        specimen: A sample that the model is called with, for ranks that have never called it.
+        is_together: Whether this rank is amid something that all ranks do together.
+        hyperparameters: Those of this rank's optimizer, or, if it has no data, of the first rank that has: a script may
+            change them in a loop that this rank has left.
+    """
+
+    def __init__(self, rank: int, size: int, over: str) -> None:
+        self.is_absent = self.has_left = self.is_together = False
+        self.specimen: Any = None
+        self.hyperparameters: dict[str, Any] = {}
+        self._told: dict[str, Any] = {}
+        self._rank = rank
+        self._size = size
+        self._over = over
+        self._kind = _STEP
+        self._failure = ""
+        self._absent: frozenset[int] = frozenset()
+
+    @property
+    def has_news(self) -> bool:
+        """Whether the other ranks do not know yet what this one has to say."""
+        has_changed = bool(self._absent) and not self.is_absent and self.hyperparameters != self._told
+        return self._kind != _STEP or self.is_absent != (self._rank in self._absent) or has_changed
+
+    @property
+    def words(self) -> Word:
+        """What this rank has to say."""
+        detail = self._failure if self._kind == _FAILURE else self.specimen
+        return Word(self._kind, self.is_absent, self.has_left, self._over, detail, self.hyperparameters)
+
+    @property
+    def factor(self) -> float:
+        """What a mean over all ranks is to be multiplied by; 0 if no rank has data."""
+        n_present = self._size - len(self._absent)
+        return self._size / n_present if n_present and self._over == "present" else float(bool(n_present))
+
+    def hear(self, words: Sequence[Word]) -> None:
+        """Take note of the words of all ranks.
+
+        Raises:
+            LeftByException: A rank has (on the others).
+            RuntimeError: Parameters have changed on some ranks that have data, and not on others (on all).
+            ValueError: Ranks want means over different ranks (on all).
+            Everyone: All ranks have left (on all).
+            NeedsParameters: Parameters are to be shared out (on all).
+        """
+        mine = words[self._rank]
+        self._told = mine.hyperparameters
+        if self.is_absent:
+            present = (word.hyperparameters for word in words if not word.is_absent)
+            self.hyperparameters = next(present, self.hyperparameters)
+        self._kind = _STEP
+        self._absent = frozenset(rank for rank, word in enumerate(words) if word.is_absent)
+        if mine.kind == _FAILURE:
+            return
+        for rank, word in enumerate(words):
+            if word.kind == _FAILURE:
+                raise LeftByException(rank, word.detail)
+            if word.over != words[0].over:
+                raise ValueError(
+                    f"expected the same over of join() on every rank, got {words[0].over!r} on rank 0 and "
+                    f"{word.over!r} on rank {rank}"
+                )
+        if self.specimen is None:
+            self.specimen = next((word.detail for word in words if word.detail is not None), None)
+        if all(word.has_left for word in words):
+            raise Everyone
+        self._expect_one_kind(words)
+
+    def _expect_one_kind(self, words: Sequence[Word]) -> None:
+        kinds = {rank: word.kind for rank, word in enumerate(words) if not word.is_absent}
+        if _SHARE in kinds.values():
+            for rank, kind in kinds.items():
+                if kind != _SHARE:
+                    sharing = next(rank for rank, kind in kinds.items() if kind == _SHARE)
+                    raise RuntimeError(
+                        f"expected the parameters of all ranks to change together, but those of rank {sharing} have "
+                        f"changed, in name or by being initialised, and those of rank {rank} have not"
+                    )
+            raise NeedsParameters
+
+    def ask_for_parameters(self) -> None:
+        """Have this rank's next word be that parameters are to be shared out."""
+        self._kind = _SHARE
+
+    def fail(self, error: Exception) -> None:
+        """Have this rank's next word be that it has left by an exception."""
+        self._kind, self._failure = _FAILURE, f"{type(error).__name__}: {error}"
+
+    @contextmanager
+    def together(self) -> Iterator[None]:
+        """Mark a block as something that all ranks do together; an exception leaves it marked.
+
+        Where such a block raises, the other ranks learn of it there, or are beyond help.
+        """
+        self.is_together = True
+        yield
+        self.is_together = False

@@ -1,0 +1,72 @@
+"""Another scheme, in which each rank updates the parameters that it owns, and has only their optimizer state."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+import chainer
+
+from mn_optim.roll import Roll
+from mn_optim.schemes.exact import Exact
+from mn_optim.schemes.scheme import Backward, Scheme, TakeStep
+from mn_optim.sharding import Shards
+
+__all__ = ["Sharded"]
+
+
+class Sharded:
+    """Averages as another scheme does; the step that follows is divided among the ranks.
+
+    ZeRO-1: Rajbhandari et al. 2019, arXiv 1910.02054, section 5.1.
+
+    Args:
+        exact: Averages gradients.
+        shards: What this rank owns.
+    """
+
+    is_meeting = True
+    may_diverge = False
+    has_diverged = False
+    compression_report = None  # the reducer has it
+
+    def __init__(self, exact: Scheme, shards: Shards) -> None:
+        self.zero_fill = exact.zero_fill
+        self._exact = exact
+        self._shards = shards
+
+    @property
+    def roll(self) -> Roll | None:
+        """Who has data, within a join."""
+        return self._exact.roll
+
+    @roll.setter
+    def roll(self, roll: Roll | None) -> None:
+        self._exact.roll = roll
+
+    @property
+    def exact(self) -> Exact | None:
+        """What averages gradients in the next step."""
+        return self._exact.exact
+
+    def idle(self, model: chainer.Link) -> None:
+        """Do nothing: there are no steps of a rank's own."""
+
+    def fail(self, error: Exception) -> None:
+        """Do nothing: other ranks are told by the roll."""
+
+    def step(self, model: chainer.Link, backward: Backward | None, take_step: TakeStep) -> None:
+        """Average gradients, update what is this rank's, and give it to all; collective."""
+        self._exact.step(model, backward, partial(self._shards.take_step, model, take_step))
+
+    def restart(self, model: chainer.Link) -> None:
+        """Have nothing under way, and find out again who owns what; collective."""
+        self._exact.restart(model)
+        self._shards.restart()
+
+    def synchronize(self, model: chainer.Link, is_shared: bool) -> bool:
+        """Do nothing: the parameters are equal."""
+        return self._exact.synchronize(model, is_shared)
+
+    def serialize(self, serializer: Any, model: chainer.Link) -> None:
+        """Do nothing: the optimizer's state is all there is, and :class:`Shards` sees to that."""

@@ -1,0 +1,60 @@
+"""Rank 0's parameters on all ranks, also on those that could not make theirs because they had no data."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import chainer
+import numpy as np
+from chainer.serializers import DictionarySerializer, NpzDeserializer
+
+from mn_comm import CommunicatorBase
+
+__all__ = ["fill_in", "share_out"]
+
+
+def share_out(communicator: CommunicatorBase, model: chainer.Link, fills_in: bool) -> None:
+    """Give all ranks the parameters of rank 0; collective.
+
+    Args:
+        communicator: The ranks.
+        model: The model.
+        fills_in: Whether parameters that are initialised on some ranks only are made on the others first.
+    """
+    if fills_in:
+        fill_in(communicator, model)
+    communicator.bcast_data(model)
+
+
+def fill_in(communicator: CommunicatorBase, model: chainer.Link) -> None:
+    """Have ranks whose parameters are not all initialised take the model of the rank that has the most; collective.
+
+    Chainer's links make parameters of unknown size when they are called first; a rank that has no data calls none.
+
+    Args:
+        communicator: The ranks.
+        model: The model.
+    """
+    missing = [sorted(name for name, param in model.namedparams() if param.data is None)]
+    missing = communicator.allgather_obj(missing[0])
+    root = min(range(communicator.size), key=lambda rank: len(missing[rank]))
+    if all(names == missing[root] for names in missing):
+        return
+    state = None
+    if communicator.rank == root:
+        writer = DictionarySerializer()
+        writer.save(model)
+        state = writer.target
+    state = communicator.bcast_obj(state, root=root)
+    if missing[communicator.rank] != missing[root]:
+        NpzDeserializer(state, strict=False).load(model)
+        _send_persistents(model)
+
+
+def _send_persistents(model: chainer.Link) -> None:
+    """Have persistent values that were not there before on the devices of their links."""
+    for link in model.links():
+        for name in link._persistent:  # noqa: SLF001 - Chainer has no public name for it
+            value: Any = getattr(link, name)
+            if isinstance(value, np.ndarray) and link.device.xp is not np:
+                setattr(link, name, link.device.send(value))

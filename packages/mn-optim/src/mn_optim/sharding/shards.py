@@ -1,0 +1,347 @@
+"""The optimizer state that this rank has of its own, and that others have for it."""
+
+from __future__ import annotations
+
+import json
+import threading
+import warnings
+from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import contextmanager
+from functools import partial
+from typing import Any
+
+import chainer
+import numpy as np
+from chainer.backends import cuda
+
+from mn_comm import CommunicatorBase, expect_same, raise_on_all, waiting_for
+from mn_optim.schemes.state import read, write
+from mn_optim.sharding.parameters import aliases, expect_independent_rules, items_of, with_rules
+from mn_optim.sharding.partition import assign
+from mn_optim.sharding.spill import Spill
+from mn_optim.sharding.step import leaving_out
+
+__all__ = ["SHARD", "Shards"]
+
+SHARD = "multi_node_shard"
+"""The name of what says, in a file that has the state of one rank's parameters only, whose these are."""
+
+_State = tuple[int, dict[str, Any] | None]
+
+
+class Shards:
+    """Divides the parameters of an optimizer's model among the ranks.
+
+    Each parameter has an owner, the same one on all ranks, that updates it and alone has its state. Owners are chosen
+    at the first step, and again when the model has changed; a parameter that is still there keeps its own.
+
+    Args:
+        communicator: The ranks. Creating it is collective.
+        optimizer: The actual optimizer.
+    """
+
+    def __init__(self, communicator: CommunicatorBase, optimizer: Any) -> None:
+        self._communicator = communicator
+        self._optimizer = optimizer
+        self._owners: dict[str, int] = {}
+        self._known: set[str] = set()
+        self._is_settled = False
+        self._saves_own_part = False
+        self._is_updating = False
+        self._loads = _Loads()
+        self._serializing = threading.Lock()
+        self._questions = communicator.questions(partial(_answer, optimizer, self._loads))
+
+    def take_step(self, model: chainer.Link, take_step: Callable[[], None]) -> None:
+        """Take a step with this rank's parameters, and give all ranks those of all; collective.
+
+        Raises:
+            TypeError: The parameters cannot be updated one by one (on every rank).
+            Exception: What the step raised; on the other ranks one of the same built-in type. All ranks have the same
+                parameters then.
+        """
+        params = with_rules(model)
+        if not self._is_settled:
+            self._settle(model, params)
+        # What is not updated is the same on all ranks, and stays so; so is what has been given a rule meanwhile, which
+        # all ranks update until owners are chosen again. A hook may freeze what was updated, and the other way round.
+        owned = {name: each for name, each in params.items() if name in self._owners}
+        active = {name: each for name, each in owned.items() if each.update_rule.enabled}
+        mine = self._communicator.rank
+        others = [param for name, param in owned.items() if self._owners[name] != mine]
+        is_gathered = False
+
+        def gather(failure: Exception | None = None) -> None:
+            nonlocal is_gathered
+            is_gathered = True
+            self._is_updating = False
+            self._is_settled = False  # if this raises, it does so on all ranks
+            updated = [name for name, each in owned.items() if name in active or each.update_rule.enabled]
+            arrays = [(name, owned[name].data) for name in updated]  # some updates make new arrays
+            owners = [self._owners[name] for name in updated]
+            self._communicator.all_gather_owned(arrays, owners, failure)
+            self._is_settled = True
+
+        self._is_updating = True
+        try:
+            self._expect_own_updates(active)
+            with leaving_out(self._optimizer, others, gather):
+                take_step()
+        except Exception as error:
+            if is_gathered:
+                raise
+            gather(error)
+            raise
+        if not is_gathered:
+            gather()
+
+    def _expect_own_updates(self, params: Mapping[str, chainer.Parameter]) -> None:
+        """Raise if parameters have come to share memory, or an update rule, although different ranks update them."""
+        arrays = [param.data for param in params.values()]
+        rules = [param.update_rule for param in params.values()]
+        if (
+            all(map(_owns_memory, arrays)) and _are_different(arrays) and _are_different(rules)
+        ):  # nearly always, and fast
+            return
+        for first, *rest in aliases(params):
+            for other in rest:
+                if self._owners[other] != self._owners[first]:
+                    raise ValueError(
+                        "shard_state: expected parameters that share memory, or an update rule, to do so before the "
+                        f"first step, or as the model changes; got {first} and {other}, which ranks "
+                        f"{self._owners[first]} and {self._owners[other]} update"
+                    )
+
+    def restart(self) -> None:
+        """Choose owners in the next step, for parameters that have none; to be called on every rank."""
+        self._is_settled = False
+
+    def _settle(self, model: chainer.Link, params: Mapping[str, chainer.Parameter]) -> None:
+        """Choose owners, and let them have the state; collective."""
+        with raise_on_all(self._communicator):
+            expect_independent_rules(self._optimizer, model, params)
+        known = {name for name, _ in model.namedparams()}
+        if self._known and known != self._known:
+            self._warn(known)
+        expect_same(self._communicator, "parameters with update rules", tuple(params))
+        # Where only some have loaded, they have dropped what the others own and nobody has it.
+        expect_same(self._communicator, "loading of optimizer state before the first step", self._loads.count > 0)
+        self._loads.count = self._communicator.bcast_obj(self._loads.count)
+        groups = [group for each in self._communicator.allgather_obj(aliases(params)) for group in each]
+        owners = assign(items_of(params), groups, self._communicator.size, self._owners)
+        self._owners = self._communicator.bcast_obj(owners)  # ranks may differ, as in what is frozen
+        self._known = known
+        self._move_state(params)
+        self._is_settled = True
+
+    def _warn(self, known: set[str]) -> None:
+        changed = sorted(known ^ self._known)
+        with raise_on_all(self._communicator):  # where warnings are errors, all ranks raise
+            if self._communicator.rank == 0:
+                warnings.warn(
+                    f"the model has changed while its optimizer state is sharded ({len(changed)} parameters came or "
+                    f"went, the first is {changed[0]}): those that are new are given owners now",
+                    RuntimeWarning,
+                    stacklevel=2,
+                )
+
+    def _move_state(self, params: Mapping[str, chainer.Parameter]) -> None:
+        """Have the state of each parameter where its owner is, and nowhere else; collective."""
+        mine = self._communicator.rank
+        held = {name for name, param in params.items() if param.update_rule.state is not None}
+        holders = self._communicator.allgather_obj(held)
+        for name, param in params.items():
+            owner = self._owners[name]
+            where = [rank for rank, names in enumerate(holders) if name in names]
+            if where and owner not in where:
+                state = self._communicator.bcast_obj(_state_of(param) if mine == where[0] else None, root=where[0])
+                if mine == owner:
+                    _set_state(param, state)
+            if mine != owner:
+                _drop_state(param)
+
+    def serialize(self, serializer: Any) -> None:
+        """Save or load the optimizer's state; not collective.
+
+        What is saved is in Chainer's own layout; other ranks are asked for their state, parameter by parameter. What is
+        loaded of others' state is dropped, parameter by parameter.
+
+        Raises:
+            RuntimeError: State was loaded on this rank that another one, which is asked, has not loaded yet; or the
+                other way round. Or it is to be saved amid a step.
+        """
+        with self._serializing:  # update rules are serialized by functions of ours meanwhile, for one at a time
+            if isinstance(serializer, chainer.Serializer):
+                self._serialize(serializer, is_saving=True)
+            else:
+                with self._loads.one():
+                    self._serialize(serializer, is_saving=False)
+
+    def _serialize(self, serializer: Any, is_saving: bool) -> None:
+        if is_saving and self._saves_own_part and self._owners:
+            described = {"size": self._communicator.size, "rank": self._communicator.rank, "owners": self._owners}
+            write(serializer[SHARD], "owners", np.frombuffer(json.dumps(described).encode(), np.uint8))
+        is_part = self._saves_own_part if is_saving else self._load_owners(serializer)
+        if is_part:
+            serialize = _serialize_count
+        else:
+            # Of Chainer's serializers, the one for .npz files keeps all arrays until it has the last.
+            spill = Spill() if isinstance(serializer, chainer.serializers.DictionarySerializer) else None
+            serialize = partial(self._save_foreign, spill) if is_saving else _load_and_drop
+        mine = self._communicator.rank
+        foreign = {
+            name: param
+            for name, param in self._optimizer.target.namedparams()
+            if param.update_rule is not None and self._owners.get(name, mine) != mine
+        }
+        with _serialized_by(serialize, foreign):
+            self._optimizer.serialize(serializer)
+
+    @contextmanager
+    def own_part(self) -> Iterator[None]:
+        """Return a context in which only what this rank has is saved, and nobody is asked."""
+        self._saves_own_part = True
+        try:
+            yield
+        finally:
+            self._saves_own_part = False
+
+    def _load_owners(self, serializer: Any) -> bool:
+        """Return whether what is to be loaded is one rank's part, and use the owners that it was saved with if so.
+
+        Raises:
+            ValueError: It is the part of another rank, or of another number of ranks.
+        """
+        saved = read(serializer[SHARD], "owners")
+        if saved is None or saved.dtype != np.uint8:
+            if not self._owners:  # the same will be found at the first step, or what is needed is moved
+                params = with_rules(self._optimizer.target)
+                self._owners = assign(items_of(params), aliases(params), self._communicator.size, {})
+            return False
+        described = json.loads(saved.tobytes())
+        expected = (self._communicator.rank, self._communicator.size)
+        if (described["rank"], described["size"]) != expected:
+            raise ValueError(
+                f"expected the optimizer state of rank {expected[0]} of {expected[1]}, got that of rank "
+                f"{described['rank']} of {described['size']}: what another number of ranks can load is a snapshot, "
+                "which has the state of all"
+            )
+        self._owners = described["owners"]
+        for name, param in with_rules(self._optimizer.target).items():
+            if self._owners.get(name) != self._communicator.rank:
+                _drop_state(param)
+        return True
+
+    def _save_foreign(self, spill: Spill | None, name: str, param: chainer.Parameter, serializer: Any) -> None:
+        if self._is_updating:
+            raise RuntimeError(
+                "expected the optimizer's state to be saved between two steps, got a call within one, before the hooks "
+                "that come after the update: other ranks are changing theirs"
+            )
+        owner = self._owners[name]
+        with waiting_for(lambda: f"rank {owner}, which has the optimizer state of {name}, to be saved"):
+            t, state = self._questions.ask(owner, (name, self._loads.count))
+        if spill is not None and state is not None:
+            state = {key: spill.move(value) for key, value in state.items()}
+        rule = param.update_rule
+        count = rule.t
+        try:
+            _set_state(param, (t, state))
+            type(rule).serialize(rule, serializer)
+        finally:
+            _drop_state(param)
+            rule.t = count
+
+
+class _Loads:
+    """How often this rank has begun or finished to load state: odd while it does.
+
+    Attributes:
+        count: The number.
+    """
+
+    def __init__(self) -> None:
+        self.count = 0
+
+    @contextmanager
+    def one(self) -> Iterator[None]:
+        """Return the context in which state is loaded."""
+        self.count += 1
+        try:
+            yield
+        finally:
+            self.count += 1
+
+
+def _answer(optimizer: Any, loads: _Loads, question: tuple[str, int]) -> _State:
+    """Return the state of a parameter; called in another thread, while this rank waits for the one that asks.
+
+    The rank that asks is between two steps, and no other can end the next one without it. But others can load.
+
+    Args:
+        optimizer: The actual optimizer.
+        loads: How often this rank has loaded.
+        question: The parameter's name, and how often the rank that asks has loaded.
+    """
+    name, expected = question
+    if loads.count != expected:
+        raise RuntimeError(
+            f"expected optimizer state to have been loaded as often as on the rank that saves it, {expected // 2}, got "
+            f"{loads.count / 2:g}: call comm.barrier() on every rank between loading and saving"
+        )
+    params = dict(optimizer.target.namedparams())
+    if name not in params:
+        raise KeyError(f"expected the name of a parameter, got {name}: does this rank have another model?")
+    return _state_of(params[name])
+
+
+def _are_different(values: Collection[Any]) -> bool:
+    return len(set(map(id, values))) == len(values)
+
+
+def _owns_memory(array: Any) -> bool:
+    return bool(getattr(array.flags, "owndata", False))
+
+
+@contextmanager
+def _serialized_by(
+    serialize: Callable[[str, chainer.Parameter, Any], None], params: Mapping[str, chainer.Parameter]
+) -> Iterator[None]:
+    """Return a context in which the update rules of some parameters are serialized by a function."""
+    try:
+        for name, param in params.items():
+            param.update_rule.serialize = partial(serialize, name, param)
+        yield
+    finally:
+        for param in params.values():
+            vars(param.update_rule).pop("serialize", None)
+
+
+def _serialize_count(name: str, param: chainer.Parameter, serializer: Any) -> None:
+    param.update_rule.t = serializer("t", param.update_rule.t)
+
+
+def _load_and_drop(name: str, param: chainer.Parameter, serializer: Any) -> None:
+    rule = param.update_rule
+    try:
+        type(rule).serialize(rule, serializer)
+    finally:
+        _drop_state(param)
+
+
+def _state_of(param: chainer.Parameter) -> _State:
+    rule = param.update_rule
+    if rule.state is None:
+        return rule.t, None
+    return rule.t, {key: cuda.to_cpu(each) if hasattr(each, "shape") else each for key, each in rule.state.items()}
+
+
+def _set_state(param: chainer.Parameter, state: _State) -> None:
+    param.update_rule.t, param.update_rule._state = state  # noqa: SLF001 - the public name cannot be set
+
+
+def _drop_state(param: chainer.Parameter) -> None:
+    rule = param.update_rule
+    rule._state = None  # noqa: SLF001
+    if hasattr(rule, "_fp32_param"):
+        rule._fp32_param = None  # noqa: SLF001

@@ -1,0 +1,51 @@
+"""Arrays in files without a name, for a serializer that keeps all it is given until it writes."""
+
+from __future__ import annotations
+
+import mmap
+import os
+import tempfile
+from typing import Any
+
+import numpy as np
+
+__all__ = ["Spill"]
+
+# Each file costs a descriptor, of which a process may have few.
+_FILE_BYTES = 64 * 1024 * 1024
+_LEAST_BYTES = 64 * 1024
+_ALIGNMENT = 64
+
+
+class Spill:
+    """Moves arrays to files, so that the system need not keep them in memory.
+
+    They are where Python puts temporary files, which ``TMPDIR`` says, and go with the last array in them.
+    """
+
+    def __init__(self) -> None:
+        self._room = np.empty(0, np.uint8)
+
+    def move(self, array: Any) -> Any:
+        """Return an equal array that lies in a file; the same one where that cannot be, or it is small.
+
+        Args:
+            array: An array in host memory; anything else is returned as it is.
+        """
+        if not isinstance(array, np.ndarray) or array.dtype.hasobject or array.nbytes < _LEAST_BYTES:
+            return array
+        if self._room.size < array.nbytes:
+            try:
+                self._room = _make_room(max(_FILE_BYTES, array.nbytes))
+            except OSError:  # the disk is full: then it stays in memory
+                return array
+        moved = self._room[: array.nbytes].view(array.dtype).reshape(array.shape)
+        moved[...] = array
+        self._room = self._room[-(-array.nbytes // _ALIGNMENT) * _ALIGNMENT :]
+        return moved
+
+
+def _make_room(nbytes: int) -> np.ndarray[Any, np.dtype[np.uint8]]:
+    with tempfile.TemporaryFile() as file:
+        os.posix_fallocate(file.fileno(), 0, nbytes)  # so that a full disk is an exception now, and no SIGBUS then
+        return np.frombuffer(mmap.mmap(file.fileno(), nbytes), np.uint8)

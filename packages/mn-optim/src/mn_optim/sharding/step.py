@@ -1,0 +1,93 @@
+"""A step of Chainer's in which this rank updates the parameters that it owns, and no others."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from functools import partial
+from typing import Any
+
+import chainer
+import numpy as np
+
+__all__ = ["leaving_out"]
+
+_GATHER = "mn_optim.sharding"
+
+
+@contextmanager
+def leaving_out(optimizer: Any, params: Sequence[chainer.Parameter], gather: Callable[[], None]) -> Iterator[None]:
+    """Return a context in which an optimizer's step leaves parameters to other ranks.
+
+    Args:
+        optimizer: The optimizer; its hooks act as they would alone.
+        params: The parameters that others update.
+        gather: Called before hooks that come after the update, if there are any: they see what others have updated.
+    """
+    rules = [param.update_rule for param in params]
+    before, after = _hooks_of(optimizer)
+    replaced: dict[str, Any] = {}
+    if all(getattr(hook, "call_for_each_param", False) for hook in before.values()):
+        # A hook over all has to see what the others have made of all gradients.
+        replaced = dict(before)
+    hidden = [vars(rule).get("update") for rule in rules]
+    try:
+        for rule in rules:
+            rule.update = partial(_only_count, rule)
+        left_out = set(map(id, params))
+        before.update({name: _Elsewhere(hook, left_out) for name, hook in replaced.items()})
+        if after:
+            _put_first(after, _GATHER, lambda optimizer: gather())
+        yield
+    finally:
+        after.pop(_GATHER, None)
+        before.update({name: hook for name, hook in replaced.items() if name in before})
+        for rule, update in zip(rules, hidden, strict=True):
+            vars(rule).pop("update", None)
+            if update is not None:
+                rule.update = update
+
+
+def _hooks_of(optimizer: Any) -> tuple[OrderedDict[str, Any], OrderedDict[str, Any]]:
+    """Return the hooks before and after the update, as Chainer 7.8.1 keeps them: its code will not change."""
+    hookable = getattr(optimizer, "_hookable", None)
+    if hookable is None:
+        return OrderedDict(), OrderedDict()
+    return hookable._pre_update_hooks, hookable._post_update_hooks  # noqa: SLF001
+
+
+def _put_first(hooks: OrderedDict[str, Any], name: str, hook: Any) -> None:
+    hooks[name] = hook
+    hooks.move_to_end(name, last=False)
+
+
+class _Elsewhere:
+    """A hook for each parameter, without those that other ranks own.
+
+    Args:
+        hook: The hook.
+        left_out: The ids of these parameters.
+    """
+
+    call_for_each_param = True
+
+    def __init__(self, hook: Callable[[Any, chainer.Parameter], None], left_out: set[int]) -> None:
+        self._hook = hook
+        self._left_out = left_out
+
+    def __call__(self, rule: Any, param: chainer.Parameter) -> None:
+        if id(param) not in self._left_out:
+            self._hook(rule, param)
+
+
+def _only_count(rule: Any, param: chainer.Parameter) -> None:
+    """Do what is left of an update where another rank owns the parameter."""
+    if not rule.enabled:
+        return
+    rule.t += 1
+    scale = param._loss_scale  # noqa: SLF001 - Chainer has no public name for it
+    has_master = rule._use_fp32_update and param.dtype == np.float16  # noqa: SLF001 - whose gradient is divided instead
+    if scale is not None and not has_master and param.grad is not None:
+        with chainer.using_device(param.device):
+            param.grad /= scale

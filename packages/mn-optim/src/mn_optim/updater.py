@@ -1,0 +1,177 @@
+"""An updater for large mini-batches, in parts, and for ranks that run out of data."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from itertools import pairwise
+from typing import Any
+
+import chainer
+from chainer.dataset import concat_examples
+from chainer.dataset.convert import _call_converter  # a number or a Device, as the converter wants it; not public
+from chainer.training.updaters import StandardUpdater
+
+from mn_optim.optimizer import MultiNodeOptimizer
+
+__all__ = ["MultiNodeUpdater"]
+
+Observation = dict[str, Any]
+LossFunction = Callable[..., chainer.Variable]
+
+
+class MultiNodeUpdater(StandardUpdater):  # type: ignore[misc]  # Chainer has no types
+    """Chainer's ``StandardUpdater``, which can compute a mini-batch in parts, and does without one.
+
+    With ``micro_batches=k`` each mini-batch is cut into k parts of almost equal size, or one for each sample if it has
+    fewer. They go through the model one after the other, and only one is on the device at a time; gradients are added
+    up, and there is one step, with one communication. It is the step of the whole mini-batch: parts count by their
+    samples. What links keep of a pass, as running means, they keep of each part, and batch normalisation is that of a
+    part.
+
+    With an iterator of ``create_uneven_iterator``, ranks that run out of data take part in the updates of the others
+    without, as in :meth:`mn_optim.MultiNodeOptimizer.join`.
+
+    Args:
+        iterator: As for ``StandardUpdater``: an iterator, or a dictionary of them, of which ``main`` is used.
+        optimizer: Any optimizer, or a dictionary of them, of which ``main`` is used.
+        converter: Makes the arguments of ``loss_func`` of a mini-batch.
+        device: Where to send the model.
+        loss_func: Returns the loss: a mean over samples. By default the model.
+        loss_scale: What gradients are multiplied by, for float16.
+        auto_new_epoch: Whether to tell the optimizer of new epochs.
+        input_device: Where to send mini-batches; by default ``device``.
+        micro_batches: How many parts.
+        over: Whether means are over the ranks that have data, ``"present"``, or over ``"all"``.
+
+    Raises:
+        TypeError: ``micro_batches`` is no integer; or ``iterator`` may give empty batches, and ``optimizer`` is no
+            multi-node one.
+        ValueError: ``micro_batches`` is below 1, or ``over`` is neither.
+    """
+
+    def __init__(
+        self,
+        iterator: Any,
+        optimizer: Any,
+        converter: Callable[..., Any] = concat_examples,
+        device: Any = None,
+        loss_func: LossFunction | None = None,
+        loss_scale: float | None = None,
+        auto_new_epoch: bool = True,
+        *,
+        input_device: Any = None,
+        micro_batches: int = 1,
+        over: str = "present",
+    ) -> None:
+        if isinstance(micro_batches, bool) or not hasattr(micro_batches, "__index__"):
+            raise TypeError(f"expected an integer for micro_batches, got {type(micro_batches).__name__}")
+        if micro_batches < 1:
+            raise ValueError(f"expected micro_batches of at least 1, got {micro_batches}")
+        super().__init__(
+            iterator, optimizer, converter, device, loss_func, loss_scale, auto_new_epoch, input_device=input_device
+        )
+        self.micro_batches = operator.index(micro_batches)
+        if getattr(self.get_iterator("main"), "may_be_empty", False):
+            main = self.get_optimizer("main")
+            if not hasattr(main, "join_in_steps"):
+                raise TypeError(
+                    "expected an optimizer of create_multi_node_optimizer, for an iterator whose batches may be empty; "
+                    f"got {type(main).__name__}"
+                )
+            main.join_in_steps(over)
+
+    def update_core(self) -> None:
+        """Take a step; collective with a multi-node optimizer."""
+        iterator, optimizer = self.get_iterator("main"), self.get_optimizer("main")
+        loss_func = self.loss_func or optimizer.target
+        batch = iterator.next()
+        if not getattr(iterator, "may_be_empty", False) or len(batch):
+            self._update(optimizer, loss_func, batch)
+        else:
+            optimizer.update_without_data(loss_func)
+        if self.auto_new_epoch and iterator.is_new_epoch:
+            optimizer.new_epoch(auto=True)
+
+    def _update(self, optimizer: Any, loss_func: LossFunction, batch: Any) -> None:
+        # Whole ones are the converter's business: they need not have a length.
+        n_parts = 1 if self.micro_batches == 1 else max(1, min(self.micro_batches, len(batch)))
+        if n_parts == 1:
+            args, kwds = self._arguments(batch)
+            optimizer.update(loss_func, *args, **kwds)
+            return
+        points = [len(batch) * i // n_parts for i in range(n_parts + 1)]
+        seen: list[tuple[float, Observation]] = []
+        add, finish = _adders(optimizer)
+        for begin, end in pairwise(points):
+            args, kwds = self._arguments(batch[begin:end])
+            share = (end - begin) / len(batch)
+            with _observation() as observation:
+                (finish if end == len(batch) else add)(_weighted(loss_func, share), *args, **kwds)
+            seen.append((share, observation))
+            del args, kwds  # before the next part is on the device
+        chainer.report(_mean(seen))
+
+    def _arguments(self, batch: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """Return the positional arguments and those by name that the converter makes of a mini-batch."""
+        converted = _call_converter(self.converter, batch, self.input_device)
+        if isinstance(converted, tuple):
+            return converted, {}
+        return ((), converted) if isinstance(converted, dict) else ((converted,), {})
+
+
+def _weighted(loss_func: LossFunction, share: float) -> LossFunction:
+    return lambda *args, **kwds: loss_func(*args, **kwds) * share
+
+
+def _adders(optimizer: Any) -> tuple[Callable[..., None], Callable[..., None]]:
+    """Return what adds gradients up, and what does so and takes a step; both are called as ``update``."""
+    if hasattr(optimizer, "no_sync"):
+        if isinstance(optimizer, MultiNodeOptimizer):
+            optimizer._has_part = False  # noqa: SLF001 - of a mini-batch that an exception has ended
+
+        def add(*args: Any, **kwds: Any) -> None:
+            with optimizer.no_sync():
+                optimizer.update(*args, **kwds)
+
+        return add, optimizer.update
+    optimizer.target.cleargrads()
+
+    def add_alone(loss_func: LossFunction, *args: Any, **kwds: Any) -> None:
+        loss_func(*args, **kwds).backward(loss_scale=getattr(optimizer, "_loss_scale", None))
+
+    def finish(*args: Any, **kwds: Any) -> None:
+        add_alone(*args, **kwds)
+        optimizer.update()
+
+    return add_alone, finish
+
+
+@contextmanager
+def _observation() -> Iterator[Observation]:
+    """Yield a dictionary that receives what is reported, if anybody observes."""
+    observation: Observation = {}
+    try:
+        reporter = chainer.get_current_reporter()
+    except IndexError:
+        yield observation
+        return
+    with reporter.scope(observation):
+        yield observation
+
+
+def _mean(seen: Sequence[tuple[float, Observation]]) -> Observation:
+    """Return the means of what parts have reported, weighted by their shares; of what is no number, the last."""
+    mean: Observation = {}
+    for name in dict.fromkeys(name for _, observation in seen for name in observation):
+        pairs = [(share, _plain(observation[name])) for share, observation in seen if name in observation]
+        if all(isinstance(value, int | float) or hasattr(value, "dtype") for _, value in pairs):
+            mean[name] = sum(share * value for share, value in pairs) / sum(share for share, _ in pairs)
+        else:
+            mean[name] = pairs[-1][1]
+    return mean
+
+
+def _plain(value: Any) -> Any:
+    return value.array if isinstance(value, chainer.Variable) else value

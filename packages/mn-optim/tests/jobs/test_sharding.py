@@ -1,0 +1,89 @@
+"""Ranks that are asked for their state when their script has ended, or when it has failed."""
+
+import os
+import shutil
+import subprocess
+import sys
+
+import pytest
+
+HEAD = """
+import gc, sys, time
+import numpy as np
+import mn_optim
+import chainer
+from mn_comm import create_communicator
+
+def make(comm):
+    link = chainer.Link()
+    with link.init_scope():
+        for i in range(9):
+            setattr(link, f"p{i}", chainer.Parameter(np.full(5, i, "f4")))
+    optimizer = mn_optim.create_multi_node_optimizer(chainer.optimizers.Adam(), comm, shard_state=True).setup(link)
+    for _ in range(3):
+        for param in link.params():
+            param.grad = np.full(5, comm.rank + 1, "f4")
+        optimizer.update()
+    return optimizer
+
+def save(optimizer):
+    chainer.serializers.save_npz("saved", optimizer)
+    with np.load("saved") as saved:
+        assert sorted(name for name in saved if name.endswith("/v")) == [f"p{i}/v" for i in range(9)]
+    print("saved", flush=True)
+
+comm = create_communicator("flat")
+"""
+SCRIPTS = {
+    # Where a script has functions, its objects go before the process does.
+    "in a function": """
+def main():
+    optimizer = make(comm)
+    if comm.rank == 0:
+        time.sleep(1)
+        save(optimizer)
+main()
+gc.collect()
+""",
+    # Which rank waits for which others first depends on the order, which differs.
+    "in several groups": """
+groups = [comm.split(comm.rank % 2, comm.rank), comm, comm.split(0, -comm.rank)]
+optimizers = {i: make(groups[i]) for i in range(3)}
+if comm.rank == comm.size - 1:
+    time.sleep(1)
+    for optimizer in optimizers.values():
+        save(optimizer)
+""",
+    "while the others wait": """
+optimizer = make(comm)
+if comm.rank == 0:
+    time.sleep(0.2)
+    save(optimizer)
+comm.barrier()
+""",
+}
+
+
+def run(folder, script, ranks=3):
+    mpiexec = shutil.which("mpiexec", path=os.path.dirname(sys.executable)) or "mpiexec"
+    return subprocess.run(
+        [mpiexec, "-n", str(ranks), sys.executable, "-c", HEAD + script],
+        cwd=folder,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+
+
+@pytest.mark.parametrize("name", SCRIPTS)
+def test_a_rank_saves(name, tmp_path):
+    job = run(tmp_path, SCRIPTS[name])
+    assert job.returncode == 0, job.stdout + job.stderr
+    assert job.stdout.count("saved") == (3 if "groups" in name else 1)
+
+
+@pytest.mark.parametrize(("end", "status"), [("sys.exit(3)", 3), ("raise ValueError", 1)])
+def test_a_rank_that_fails_ends_the_others(end, status, tmp_path):
+    job = run(tmp_path, f"optimizer = make(comm)\nif comm.rank == 1:\n    {end}\nmake(comm)\n")
+    assert job.returncode == status, job.stdout + job.stderr

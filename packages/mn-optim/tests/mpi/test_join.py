@@ -1,0 +1,355 @@
+"""Ranks that have data for unequal numbers of updates: join(), in a loop of one's own."""
+
+import chainer
+import chainer.functions as F
+import chainer.links as L
+import numpy as np
+import pytest
+
+import mn_optim  # noqa: F401 - before Chainer
+from mn_comm import compression, create_communicator
+from mn_optim import Asynchronous, DiLoCo, LocalSGD, StreamingDiLoCo, create_multi_node_optimizer
+
+COMM = create_communicator("two_dimensional")
+RANK, SIZE = COMM.rank, COMM.size
+COUNTS = [[7, 5, 3, 0], [0, 2, 4, 1], [3, 3, 3, 3]]
+EXACT = {"plain": {}, "overlap": {"overlap": True}, "double_buffering": {"double_buffering": True}}
+COMPRESSED = {
+    "int8": {"compression": compression.Int8()},
+    "top_k": {"compression": compression.TopK(0.5)},
+    "power_sgd": {"compression": compression.PowerSGD(1)},
+    "one_bit": {"compression": compression.OneBit()},
+    "int8, overlap": {"compression": compression.Int8(), "overlap": True},
+    "int8, double_buffering": {"compression": compression.Int8(), "double_buffering": True},
+}
+LOOSE = {
+    "local_steps": {"local_steps": 2},
+    "post-local": {"local_steps": LocalSGD(2, start_after=3, average_state=True)},
+    "diloco": {"local_steps": DiLoCo(2)},
+    "streaming": {"local_steps": StreamingDiLoCo(2, fragments=2)},
+    "asynchronous": {"asynchronous": True},
+    "asynchronous, warm-up": {"asynchronous": Asynchronous(warmup_steps=3)},
+}
+
+
+class Net(chainer.Chain):
+    """A net whose first parameters are made when it first sees data."""
+
+    def __init__(self):
+        super().__init__()
+        initial = chainer.initializers.LeCunNormal(rng=np.random.RandomState(0))
+        with self.init_scope():
+            self.first = L.Linear(None, 8, initialW=initial)
+            self.last = L.Linear(8, 3, initialW=initial)
+
+    def forward(self, x, t):
+        loss = F.softmax_cross_entropy(self.last(F.tanh(self.first(x))), t)
+        chainer.report({"loss": loss}, self)
+        return loss
+
+
+def batch(rank, i, n=6):
+    random = np.random.RandomState(100 * rank + i)
+    return random.rand(n, 5).astype("f4"), random.randint(0, 3, n).astype("i4")
+
+
+def parameters(model):
+    return {name: param.data.copy() for name, param in model.namedparams() if param.data is not None}
+
+
+def expect_equal_everywhere(model):
+    mine = parameters(model)
+    for other in COMM.allgather_obj(mine):
+        for name, data in mine.items():
+            np.testing.assert_array_equal(other[name], data, err_msg=name)
+
+
+def train(counts, options, over="present", name="two_dimensional", actual=None):
+    comm = create_communicator(name)
+    actual = actual or chainer.optimizers.MomentumSGD(0.1)
+    optimizer = create_multi_node_optimizer(actual, comm, **options).setup(Net())
+    with optimizer.join(over):
+        for i in range(counts[RANK]):
+            optimizer.update(optimizer.target, *batch(RANK, i))
+    expect_equal_everywhere(optimizer.target)
+    return optimizer
+
+
+def alone(counts, over="present", delay=0, actual=None):
+    """Train in one process by the same batches; the first shares out parameters in the place of a step."""
+    counts = counts[:SIZE]
+    optimizer = (actual or chainer.optimizers.MomentumSGD(0.1)).setup(Net())
+    model = optimizer.target
+    model(*batch(0, 0))
+    queue = []
+    for i in range(1, max(counts)):
+        model.cleargrads()
+        present = [rank for rank in range(SIZE) if counts[rank] > i]
+        for rank in present:
+            loss = model(*batch(rank, i)) / (len(present) if over == "present" else SIZE)
+            loss.backward(loss_scale=optimizer._loss_scale)
+        queue.append({name: param.grad.copy() for name, param in model.namedparams()})
+        if len(queue) > delay:
+            for name, param in model.namedparams():
+                param.grad = queue[0][name]
+            queue.pop(0)
+            optimizer.update()
+    return parameters(model)
+
+
+def close(actual, expected, atol=1e-6):
+    for name, data in expected.items():
+        np.testing.assert_allclose(actual[name], data, rtol=1e-5, atol=atol, err_msg=name)
+
+
+@pytest.mark.parametrize("over", ["present", "all"])
+@pytest.mark.parametrize("counts", COUNTS, ids=str)
+@pytest.mark.parametrize("scheme", EXACT)
+def test_it_is_the_training_of_one_process(scheme, counts, over):
+    optimizer = train(counts, EXACT[scheme], over)
+    delay = scheme == "double_buffering"
+    assert optimizer.t == max(max(counts[:SIZE]) - 1 - delay, 0)
+    if max(counts[:SIZE]):
+        close(parameters(optimizer.target), alone(counts, over, delay))
+
+
+@pytest.mark.parametrize("name", ["naive", "flat", "hierarchical"])
+def test_every_strategy_joins(name):
+    close(parameters(train(COUNTS[0], {}, name=name).target), alone(COUNTS[0]))
+
+
+def test_state_of_the_optimizer_is_that_of_one_process():
+    optimizer = train(COUNTS[0], {}, actual=chainer.optimizers.Adam(0.01))
+    close(parameters(optimizer.target), alone(COUNTS[0], actual=chainer.optimizers.Adam(0.01)), atol=1e-5)
+
+
+def test_loss_scaling():
+    actual, single = chainer.optimizers.MomentumSGD(0.1), chainer.optimizers.MomentumSGD(0.1)
+    for each in (actual, single):
+        each.set_loss_scale(64.0)
+    close(parameters(train(COUNTS[0], {}, actual=actual).target), alone(COUNTS[0], actual=single))
+
+
+@pytest.mark.parametrize("scheme", COMPRESSED)
+def test_compression_joins(scheme):
+    optimizer = train(COUNTS[0], COMPRESSED[scheme])
+    delay = "double" in scheme
+    assert optimizer.t == 6 - delay
+    if scheme.startswith("int8"):
+        close(parameters(optimizer.target), alone(COUNTS[0], delay=delay), atol=5e-3)
+
+
+@pytest.mark.parametrize("counts", COUNTS, ids=str)
+@pytest.mark.parametrize("scheme", LOOSE)
+def test_ranks_that_meet_less_often_join(scheme, counts):
+    optimizer = train(counts, LOOSE[scheme])
+    assert optimizer.t >= counts[RANK] - 1
+
+
+def test_local_steps_are_the_mean_of_those_who_went_on():
+    """With one step between meetings and SGD, local steps are exact ones."""
+    optimizer = train(COUNTS[0], {"local_steps": 1}, actual=chainer.optimizers.SGD(0.1))
+    close(parameters(optimizer.target), alone(COUNTS[0], actual=chainer.optimizers.SGD(0.1)))
+
+
+@pytest.mark.parametrize("scheme", [*EXACT, "local_steps"])
+def test_one_join_after_another(scheme):
+    options = {**EXACT, **LOOSE}[scheme]
+    optimizer = create_multi_node_optimizer(chainer.optimizers.MomentumSGD(0.1), COMM, **options).setup(Net())
+    for epoch in range(3):
+        with optimizer.join():
+            for i in range(COUNTS[epoch % 2][RANK]):
+                optimizer.update(optimizer.target, *batch(RANK, i))
+        expect_equal_everywhere(optimizer.target)
+    optimizer.update(optimizer.target, *batch(RANK, 0))  # outside
+
+
+def test_double_buffering_loses_no_gradient_between_joins():
+    optimizer = create_multi_node_optimizer(chainer.optimizers.MomentumSGD(0.1), COMM, double_buffering=True)
+    optimizer.setup(Net())
+    counts = [[n, 1, 1, 0] for n in (2, 2, 3)]
+    expected = []
+    single = chainer.optimizers.MomentumSGD(0.1).setup(Net())
+    single.target(*batch(0, 0))
+    for epoch, each in enumerate(counts):
+        with optimizer.join():
+            for i in range(each[RANK]):
+                optimizer.update(optimizer.target, *batch(RANK, 10 * epoch + i))
+        for i in range(each[0]):
+            expected.append([(rank, 10 * epoch + i) for rank in range(SIZE) if each[rank] > i])
+    for step in expected[1:-1]:  # the first shares out, the last is still under way
+        single.target.cleargrads()
+        for rank, i in step:
+            (single.target(*batch(rank, i)) / len(step)).backward()
+        single.update()
+    # The gradients of step k are those of the parameters before step k - 1 was taken: compare the number only.
+    assert optimizer.t == single.t
+
+
+@pytest.mark.parametrize("scheme", EXACT)
+def test_hyperparameters_may_change_in_the_loop(scheme):
+    """A rank that has left it would take other steps with those that it had then."""
+    optimizer = create_multi_node_optimizer(chainer.optimizers.MomentumSGD(0.1), COMM, **EXACT[scheme]).setup(Net())
+    with optimizer.join():
+        for i in range(COUNTS[0][RANK]):
+            optimizer.lr = 0.1 / (1 + i)
+            optimizer.update(optimizer.target, *batch(RANK, i))
+    expect_equal_everywhere(optimizer.target)
+    assert optimizer.lr == 0.1 / 7
+
+
+def test_nobody_has_data():
+    optimizer = create_multi_node_optimizer(chainer.optimizers.SGD(), COMM).setup(Net())
+    with optimizer.join():
+        pass
+    assert optimizer.t == 0
+    optimizer.update(optimizer.target, *batch(RANK, 0))
+    expect_equal_everywhere(optimizer.target)
+
+
+def test_gradients_are_added_up_within():
+    optimizer = create_multi_node_optimizer(chainer.optimizers.SGD(0.1), COMM).setup(Net())
+    with optimizer.join():
+        for i in range(COUNTS[0][RANK]):
+            with optimizer.no_sync():
+                optimizer.update(optimizer.target, *batch(RANK, 100 + i))
+            optimizer.update(optimizer.target, *batch(RANK, i))
+    assert optimizer.t == 6
+    expect_equal_everywhere(optimizer.target)
+
+
+@pytest.mark.parametrize("moment", ["before", "forward", "step"])
+@pytest.mark.parametrize("scheme", [*EXACT, "int8", "local_steps", "asynchronous", "post-local"])
+def test_rank_that_leaves_by_an_exception_tells_all(scheme, moment):
+    options = {**EXACT, **COMPRESSED, **LOOSE}[scheme]
+    optimizer = create_multi_node_optimizer(chainer.optimizers.SGD(0.1), COMM, **options).setup(Net())
+    culprit = SIZE - 1
+    expected = (KeyError, "mine") if culprit == RANK else (RuntimeError, "left join")
+
+    def fail(*args):
+        raise KeyError("mine")
+
+    with pytest.raises(expected[0], match=expected[1]):
+        with optimizer.join():
+            for i in range(2 if RANK == 0 and SIZE > 2 else 6):
+                if i == 3 and culprit == RANK:
+                    if moment == "before":
+                        fail()
+                    if moment == "step":
+                        optimizer.add_hook(fail, "failing")
+                optimizer.update(
+                    fail if (i, RANK, moment) == (3, culprit, "forward") else optimizer.target, *batch(RANK, i)
+                )
+    with optimizer.join():  # all are out
+        pass
+
+
+def test_what_fails_on_all_ranks_fails_on_all():
+    optimizer = create_multi_node_optimizer(chainer.optimizers.SGD(0.1), COMM).setup(Net())
+    with pytest.raises(KeyError, match=f"rank {RANK}"), optimizer.join():
+        raise KeyError(f"rank {RANK}")
+
+
+def test_join_within_join_is_refused():
+    optimizer = create_multi_node_optimizer(chainer.optimizers.SGD(0.1), COMM).setup(Net())
+    with pytest.raises(RuntimeError, match="one join at a time"), optimizer.join(), optimizer.join():
+        pass
+
+
+def test_gradients_that_are_missing_must_count():
+    optimizer = create_multi_node_optimizer(chainer.optimizers.SGD(0.1), COMM, zero_fill=False).setup(Net())
+    with pytest.raises(ValueError, match="expected zero_fill=True"), optimizer.join():
+        pass
+
+
+def test_over_is_one_of_two():
+    optimizer = create_multi_node_optimizer(chainer.optimizers.SGD(0.1), COMM).setup(Net())
+    with pytest.raises(ValueError, match="expected 'present' or 'all' for over, got 'some'"), optimizer.join("some"):
+        pass
+
+
+@pytest.mark.skipif(SIZE == 1, reason="ranks that differ")
+def test_over_is_the_same_on_all_ranks():
+    optimizer = create_multi_node_optimizer(chainer.optimizers.SGD(0.1), COMM).setup(Net())
+    with pytest.raises(ValueError, match="expected the same over"), optimizer.join("all" if RANK else "present"):
+        optimizer.update(optimizer.target, *batch(RANK, 0))
+
+
+@pytest.mark.skipif(SIZE == 1, reason="ranks that differ")
+@pytest.mark.parametrize("options", EXACT.values(), ids=EXACT)
+def test_rank_outside_is_found(options):
+    optimizer = create_multi_node_optimizer(chainer.optimizers.SGD(0.1), COMM, **options).setup(Net())
+    optimizer.update(optimizer.target, *batch(RANK, 0))
+    optimizer.update(optimizer.target, *batch(RANK, 1))
+    with pytest.raises(RuntimeError, match="expected every rank within"):
+        if RANK:
+            with optimizer.join():
+                optimizer.update(optimizer.target, *batch(RANK, 2))
+        else:
+            optimizer.update(optimizer.target, *batch(RANK, 2))
+
+
+@pytest.mark.skipif(SIZE == 1, reason="ranks that differ")
+def test_parameters_that_change_on_some_ranks_only():
+    optimizer = create_multi_node_optimizer(chainer.optimizers.SGD(0.1), COMM).setup(Net())
+    with pytest.raises(RuntimeError, match="expected the parameters of all ranks to change together"):
+        with optimizer.join():
+            for i in range(4):
+                if i == 2 and RANK == SIZE - 1:
+                    optimizer.target.add_link("more", L.Linear(2, 2))
+                optimizer.update(optimizer.target, *batch(RANK, i))
+
+
+def test_join_costs_no_message_of_its_own_while_nobody_is_short(monkeypatch):
+    from mn_comm import Ranks
+
+    optimizer = create_multi_node_optimizer(chainer.optimizers.SGD(0.1), COMM).setup(Net())
+    calls = []
+    for name in ("Iallreduce", "Allreduce", "Barrier", "allgather", "Bcast"):
+        inner = getattr(Ranks, name)
+        monkeypatch.setattr(Ranks, name, lambda self, *a, _f=inner, _n=name, **k: calls.append(_n) or _f(self, *a, **k))
+
+    def count(n):
+        before = len(calls)
+        for i in range(n):
+            optimizer.update(optimizer.target, *batch(RANK, i))
+        return calls[before:]
+
+    count(12)
+    outside = count(1)
+    with optimizer.join():
+        count(2)
+        assert count(1) == outside
+
+
+class Growing(Net):
+    """A net whose last parameters are made when it sees many samples."""
+
+    def __init__(self):
+        super().__init__()
+        with self.init_scope():
+            self.extra = L.Linear(None, 3)
+
+    def forward(self, x, t):
+        return super().forward(x, t) + (F.sum(self.extra(x)) if len(x) > 6 else 0)
+
+
+@pytest.mark.parametrize("options", EXACT.values(), ids=EXACT)
+def test_parameters_that_are_made_while_some_ranks_have_no_data_any_more(options):
+    optimizer = create_multi_node_optimizer(chainer.optimizers.SGD(0.01), COMM, **options).setup(Growing())
+    with optimizer.join():
+        for i in range(COUNTS[0][RANK]):
+            optimizer.update(optimizer.target, *batch(RANK, i, 7 if i >= 4 else 6))
+    assert optimizer.target.extra.W.array is not None
+    expect_equal_everywhere(optimizer.target)
+
+
+def test_reports_are_those_of_ranks_with_data():
+    optimizer = create_multi_node_optimizer(chainer.optimizers.SGD(0.1), COMM).setup(Net())
+    reporter = chainer.Reporter()
+    reporter.add_observer("main", optimizer.target)
+    seen = {}
+    with reporter, reporter.scope(seen), optimizer.join():
+        for i in range(COUNTS[0][RANK]):
+            optimizer.update(optimizer.target, *batch(RANK, i))
+    assert bool(seen) == bool(COUNTS[0][RANK])

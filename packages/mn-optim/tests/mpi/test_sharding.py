@@ -1,0 +1,830 @@
+"""Optimizer state that is divided among the ranks: nothing but the memory differs."""
+
+from concurrent.futures import ThreadPoolExecutor
+
+import chainer
+import chainer.functions as F
+import chainer.links as L
+import numpy as np
+import pytest
+
+import mn_optim  # noqa: F401 - before Chainer
+from mn_comm import create_communicator
+from mn_optim import create_multi_node_optimizer
+
+COMM = create_communicator("two_dimensional")
+RANK, SIZE = COMM.rank, COMM.size
+OPTIMIZERS = {
+    "AdaDelta": chainer.optimizers.AdaDelta,
+    "AdaGrad": chainer.optimizers.AdaGrad,
+    "Adam": lambda: chainer.optimizers.Adam(weight_decay_rate=0.1),
+    "AdamW": chainer.optimizers.AdamW,
+    "AMSGrad": chainer.optimizers.AMSGrad,
+    "AdaBound": chainer.optimizers.AdaBound,
+    "AMSBound": chainer.optimizers.AMSBound,
+    "CorrectedMomentumSGD": chainer.optimizers.CorrectedMomentumSGD,
+    "MomentumSGD": chainer.optimizers.MomentumSGD,
+    "MSVAG": chainer.optimizers.MSVAG,
+    "NesterovAG": chainer.optimizers.NesterovAG,
+    "RMSprop": chainer.optimizers.RMSprop,
+    "RMSpropGraves": chainer.optimizers.RMSpropGraves,
+    "SGD": chainer.optimizers.SGD,
+    "SMORMS3": chainer.optimizers.SMORMS3,
+}
+
+
+def test_every_optimizer_of_chainer_is_tried():
+    kinds = {
+        name
+        for name, kind in vars(chainer.optimizers).items()
+        if isinstance(kind, type) and issubclass(kind, chainer.optimizer.GradientMethod)
+    }
+    assert kinds == set(OPTIMIZERS)
+
+
+class Net(chainer.Chain):
+    """A chain, so that gradients become final in the same order in every run; with one parameter larger than the rest.
+
+    Args:
+        dtype: Of the parameters.
+        n_last: How large the last link is.
+    """
+
+    def __init__(self, dtype="f4", n_last=3):
+        super().__init__()
+        initial = chainer.initializers.LeCunNormal(rng=np.random.RandomState(0))
+        with chainer.using_config("dtype", {"f4": np.float32, "mixed16": chainer.mixed16}[dtype]), self.init_scope():
+            self.first = L.Linear(5, 40, initialW=initial)
+            self.norm = L.BatchNormalization(40)
+            self.middle = L.Linear(40, 7, initialW=initial)
+            self.lazy = L.Linear(None, 6, initialW=initial)
+            self.last = L.Linear(6, n_last, initialW=initial)
+        self.dtype = chainer.get_dtype() if dtype == "f4" else np.float16
+
+    def forward(self, x, t):
+        h = F.relu(self.norm(self.first(x.astype(self.dtype))))
+        return F.softmax_cross_entropy(self.last(F.tanh(self.lazy(F.tanh(self.middle(h))))), t)
+
+
+def batch(iteration, rank=RANK):
+    random = np.random.RandomState(100 * iteration + rank)
+    return random.rand(6, 5).astype("f4"), random.randint(0, 3, 6).astype("i4")
+
+
+def parameters(model):
+    return {name: param.data.copy() for name, param in model.namedparams()}
+
+
+def same(actual, expected):
+    assert actual.keys() == expected.keys()
+    for name, data in expected.items():
+        assert actual[name].dtype == data.dtype
+        np.testing.assert_array_equal(actual[name], data, err_msg=name)
+
+
+def same_everywhere(model):
+    for other in COMM.allgather_obj(parameters(model)):
+        same(other, parameters(model))
+
+
+def train(optimizer, steps=20, first=0):
+    for iteration in range(first, first + steps):
+        optimizer.update(optimizer.target, *batch(iteration))
+    return optimizer.target
+
+
+def make(actual=None, model=None, comm=COMM, **options):
+    actual = chainer.optimizers.Adam() if actual is None else actual
+    return create_multi_node_optimizer(actual, comm, **options).setup(Net() if model is None else model)
+
+
+def states(optimizer):
+    """Return the arrays of the state that this rank has, by name."""
+    return {
+        f"{name}/{key}": value
+        for name, param in optimizer.target.namedparams()
+        for key, value in (getattr(param.update_rule, "state", None) or {}).items()
+        if isinstance(value, np.ndarray)
+    }
+
+
+def check_divided(optimizer, expected):
+    """See that the ranks have, together, the state that an optimizer has which is not sharded, each array once."""
+    found = {}
+    for each in COMM.allgather_obj(states(optimizer)):
+        assert not found.keys() & each.keys()
+        found.update(each)
+    same(found, states(expected))
+
+
+@pytest.mark.parametrize("overlap", [False, True], ids=["plain", "overlap"])
+@pytest.mark.parametrize("dtype", ["f4", "mixed16"])
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_sharded_is_unsharded(name, dtype, overlap):
+    trained = []
+    for sharded in (False, True):
+        actual = OPTIMIZERS[name]()
+        if dtype == "mixed16":
+            actual.use_fp32_update()
+            actual.loss_scaling(interval=3)
+        optimizer = make(actual, Net(dtype), shard_state=sharded, overlap=overlap)
+        with np.errstate(all="ignore"):
+            train(optimizer)
+        trained.append(optimizer)
+    expected, actual = trained
+    assert actual.t == expected.t >= 18
+    assert actual._loss_scale == expected._loss_scale
+    same(parameters(actual.target), parameters(expected.target))
+    same_everywhere(actual.target)
+    check_divided(actual, expected)
+    for (key, param), (_, other) in zip(actual.target.namedparams(), expected.target.namedparams(), strict=True):
+        assert param.update_rule.t == other.update_rule.t, key
+    masters = [param.update_rule._fp32_param is not None for _, param in sorted(actual.target.namedparams())]
+    has_master = dtype == "mixed16"
+    halves = [param.dtype == np.float16 for _, param in sorted(actual.target.namedparams())]
+    assert [sum(each) for each in zip(*COMM.allgather_obj(masters), strict=True)] == [has_master * h for h in halves]
+
+
+@pytest.fixture
+def folder(tmp_path_factory):
+    return COMM.bcast_obj(str(tmp_path_factory.mktemp("run")) if RANK == 0 else None)
+
+
+def test_a_rank_saves_alone_what_all_have(folder):
+    """As Chainer's own snapshot does, of which the other ranks know nothing: they are in the next step already."""
+    unsharded = make()
+    train(unsharded, 5)
+    optimizer = make(shard_state=True)
+    train(optimizer, 5)
+    if RANK == SIZE - 1:
+        chainer.serializers.save_npz(f"{folder}/optimizer.npz", optimizer)
+        chainer.serializers.save_npz(f"{folder}/model.npz", optimizer.target)
+    had = states(optimizer).keys()
+    train(optimizer, 5, first=5)
+    assert states(optimizer).keys() == had
+    COMM.barrier()
+    layout = {key: np.array(value) for key, value in chainer.serializers.npz.serialize(unsharded).items()}
+    with np.load(f"{folder}/optimizer.npz") as saved:
+        assert set(saved) == layout.keys()
+        for key, value in layout.items():
+            np.testing.assert_array_equal(saved[key], value)
+            assert saved[key].dtype == value.dtype
+    train(unsharded, 5, first=5)
+    for wrap in (lambda o: make(o, shard_state=True), make):  # sharded again, and not
+        resumed = wrap(chainer.optimizers.Adam())
+        resumed.target(*batch(0))  # so that the last parameters are there
+        chainer.serializers.load_npz(f"{folder}/model.npz", resumed.target)
+        chainer.serializers.load_npz(f"{folder}/optimizer.npz", resumed)
+        resumed.assume_synchronized()
+        train(resumed, 5, first=5)
+        same(parameters(resumed.target), parameters(unsharded.target))
+        same_everywhere(resumed.target)
+    plain = chainer.optimizers.Adam().setup(Net())
+    plain.target(*batch(0))
+    chainer.serializers.load_npz(f"{folder}/optimizer.npz", plain)
+    for key, value in chainer.serializers.npz.serialize(plain).items():
+        np.testing.assert_array_equal(value, layout[key])
+
+
+def test_what_is_loaded_of_others_is_dropped(folder):
+    optimizer = make(shard_state=True)
+    train(optimizer, 3)
+    if RANK == 0:
+        chainer.serializers.save_npz(f"{folder}/optimizer.npz", optimizer)
+    COMM.barrier()
+    expected = {name: value.copy() for name, value in states(optimizer).items()}
+    train(optimizer, 3)
+    chainer.serializers.load_npz(f"{folder}/optimizer.npz", optimizer)  # while it runs
+    same(states(optimizer), expected)
+    assert optimizer.t == 2
+    other = make(shard_state=True)
+    other.target(*batch(0))
+    chainer.serializers.load_npz(f"{folder}/optimizer.npz", other)
+    same(states(other), expected)
+    COMM.barrier()  # all have loaded it
+    if RANK == 0:  # before the first step, it is still where it was loaded
+        chainer.serializers.save_npz(f"{folder}/again.npz", other)
+        with np.load(f"{folder}/again.npz") as again, np.load(f"{folder}/optimizer.npz") as first:
+            assert set(again) == set(first)
+            for key in first:
+                np.testing.assert_array_equal(again[key], first[key])
+    COMM.barrier()
+
+
+@pytest.mark.skipif(SIZE < 2, reason="needs a rank that has not loaded yet")
+def test_a_rank_does_not_save_what_others_have_still_to_load(folder):
+    optimizer = make(shard_state=True)
+    train(optimizer, 3)
+    if RANK == 0:
+        chainer.serializers.save_npz(f"{folder}/optimizer.npz", optimizer)
+    COMM.barrier()
+    last = RANK == SIZE - 1
+    if not last:
+        chainer.serializers.load_npz(f"{folder}/optimizer.npz", optimizer)
+        if RANK == 0:
+            with pytest.raises(
+                RuntimeError, match=r"expected optimizer state to have been loaded as .* 1, got 0: call"
+            ):
+                chainer.serializers.npz.serialize(optimizer)
+    COMM.barrier()
+    if last:
+        chainer.serializers.load_npz(f"{folder}/optimizer.npz", optimizer)
+    COMM.barrier()
+    assert chainer.serializers.npz.serialize(optimizer)["middle/W/v"].shape == (7, 40)
+    COMM.barrier()
+
+
+@pytest.mark.skipif(SIZE < 2, reason="needs a rank that does not load")
+def test_all_ranks_have_to_load(folder):
+    """One that loads drops what others own, and they would begin anew."""
+    optimizer = make(shard_state=True)
+    train(optimizer, 3)
+    if RANK == 0:
+        chainer.serializers.save_npz(f"{folder}/optimizer.npz", optimizer)
+        resumed = make(shard_state=True)
+        chainer.serializers.load_npz(f"{folder}/optimizer.npz", resumed)
+    else:
+        resumed = make(shard_state=True)
+    with pytest.raises(ValueError, match="expected the same loading of optimizer state before the first step on every"):
+        train(resumed, 2)
+
+
+def test_threads_of_a_rank_save_at_once():
+    optimizer = make(shard_state=True)
+    train(optimizer, 3)
+    expected = chainer.serializers.npz.serialize(optimizer)
+    for _ in range(20):
+        with ThreadPoolExecutor(3) as pool:
+            found = [pool.submit(chainer.serializers.npz.serialize, optimizer) for _ in range(3)]
+        for each in found:
+            assert each.result().keys() == expected.keys()
+            for key, value in expected.items():
+                np.testing.assert_array_equal(each.result()[key], value)
+    COMM.barrier()
+
+
+def test_several_ranks_save_at_once(folder):
+    optimizer = make(shard_state=True)
+    train(optimizer, 4)
+    saved = chainer.serializers.npz.serialize(optimizer)
+    for other in COMM.allgather_obj(saved):
+        assert other.keys() == saved.keys()
+        for key, value in saved.items():
+            np.testing.assert_array_equal(other[key], value)
+    with optimizer.own_part():
+        part = chainer.serializers.npz.serialize(optimizer)
+    assert sum(len(each) for each in COMM.allgather_obj(states(optimizer))) == 2 * len(parameters(optimizer.target))
+    assert {key for key in part if key.endswith("/v")} == {f"{key[1:]}" for key in states(optimizer) if key[-1] == "v"}
+
+
+def test_hdf5(folder):
+    pytest.importorskip("h5py")
+    optimizer = make(shard_state=True)
+    train(optimizer, 4)
+    if RANK == 0:
+        chainer.serializers.save_hdf5(f"{folder}/optimizer.h5", optimizer)
+    COMM.barrier()
+    before = {name: value.copy() for name, value in states(optimizer).items()}
+    train(optimizer, 2)
+    chainer.serializers.load_hdf5(f"{folder}/optimizer.h5", optimizer)
+    same(states(optimizer), before)
+
+
+def test_a_part_of_another_rank_is_refused(folder):
+    optimizer = make(shard_state=True)
+    train(optimizer, 3)
+    with optimizer.own_part():
+        chainer.serializers.save_npz(f"{folder}/part.{RANK}", optimizer)
+    COMM.barrier()
+    before = {name: value.copy() for name, value in states(optimizer).items()}
+    train(optimizer, 2)
+    chainer.serializers.load_npz(f"{folder}/part.{RANK}", optimizer)
+    same(states(optimizer), before)
+    if SIZE > 1:
+        with pytest.raises(ValueError, match=rf"expected the optimizer state of rank {RANK} of {SIZE}, got that of"):
+            chainer.serializers.load_npz(f"{folder}/part.{(RANK + 1) % SIZE}", optimizer)
+
+
+class Seen:
+    """A hook over all parameters that sums up what it sees."""
+
+    def __init__(self, name, timing):
+        self.name, self.timing = name, timing
+        self.sums = []
+
+    def __call__(self, optimizer):
+        params = sorted(optimizer.target.namedparams())
+        self.sums.append([[float(abs(a).sum()) for a in (p.data, p.grad)] for _, p in params])
+
+
+class ClipWeights:
+    """A hook that changes parameters, as that of Wasserstein GANs does."""
+
+    name, timing, call_for_each_param = "ClipWeights", "post", True
+
+    def __call__(self, rule, param):
+        param.data.clip(-0.3, 0.3, out=param.data)
+
+
+def hooks_of(optimizer):
+    hookable = optimizer._hookable
+    return list(hookable._pre_update_hooks.items()), list(hookable._post_update_hooks.items())
+
+
+def hooks(name):
+    from chainer import optimizer_hooks
+
+    return {
+        "decay": lambda: [optimizer_hooks.WeightDecay(0.1)],
+        "lasso": lambda: [optimizer_hooks.Lasso(0.01)],
+        "lars": lambda: [optimizer_hooks.GradientLARS()],
+        "clipping": lambda: [optimizer_hooks.GradientClipping(0.1)],
+        "hard": lambda: [optimizer_hooks.GradientHardClipping(-0.01, 0.01)],
+        "decay and clipping": lambda: [optimizer_hooks.WeightDecay(0.1), optimizer_hooks.GradientClipping(0.1)],
+        "weights": lambda: [ClipWeights()],
+        "seen before": lambda: [Seen("seen", "pre"), optimizer_hooks.WeightDecay(0.1)],
+        "seen after": lambda: [Seen("seen", "post"), ClipWeights()],
+    }[name]()
+
+
+@pytest.mark.parametrize("dtype", ["f4", "mixed16"])
+@pytest.mark.parametrize(
+    "name",
+    ["decay", "lasso", "lars", "clipping", "hard", "decay and clipping", "weights", "seen before", "seen after"],
+)
+def test_hooks(name, dtype):
+    trained, sums = [], []
+    for sharded in (False, True):
+        actual = chainer.optimizers.MomentumSGD(0.1)
+        actual.set_loss_scale(8)
+        if dtype == "mixed16":
+            actual.use_fp32_update()
+        optimizer = make(actual, Net(dtype), shard_state=sharded)
+        added = hooks(name)
+        for hook in added:
+            optimizer.add_hook(hook)
+        before = (
+            list(optimizer._hookable._pre_update_hooks.items()),
+            list(optimizer._hookable._post_update_hooks.items()),
+        )
+        with np.errstate(all="ignore"):
+            train(optimizer, 8)
+        after = (
+            list(optimizer._hookable._pre_update_hooks.items()),
+            list(optimizer._hookable._post_update_hooks.items()),
+        )
+        assert after == before
+        trained.append(parameters(optimizer.target))
+        sums.append([hook.sums for hook in added if isinstance(hook, Seen)])
+        same_everywhere(optimizer.target)
+    same(trained[1], trained[0])
+    assert sums[1] == sums[0]
+
+
+def test_noise_is_that_of_the_owner():
+    optimizer = make(chainer.optimizers.SGD(0.1), shard_state=True)
+    optimizer.add_hook(chainer.optimizer_hooks.GradientNoise(0.1))
+    np.random.seed(RANK)
+    train(optimizer, 4)
+    same_everywhere(optimizer.target)
+
+
+def test_hooks_of_one_rule():
+    def trained(**options):
+        optimizer = make(**options)
+        calls = []
+        rule = optimizer.target.middle.W.update_rule
+        rule.add_hook(lambda rule, param: calls.append(rule.t) or param.grad.fill(1), name="count")
+        rule.hyperparam.alpha = 0.1
+        return parameters(train(optimizer, 4)), calls
+
+    expected, calls = trained()
+    actual, sharded = trained(shard_state=True)
+    same(actual, expected)
+    assert sorted(COMM.allgather_obj(sharded)) == [[]] * (SIZE - 1) + [calls]
+
+
+class Own:
+    """A communication hook, of which sharding takes no notice."""
+
+    def __call__(self, bucket):
+        return bucket.average()
+
+
+@pytest.mark.parametrize("communicator", ["naive", "flat", "hierarchical", "single_node", "non_cuda_aware"])
+def test_communicators(communicator):
+    comm = create_communicator(communicator)
+    expected = parameters(train(make(comm=comm), 4))
+    same(parameters(train(make(comm=comm, shard_state=True), 4)), expected)
+
+
+def test_options_that_go_with_it():
+    from mn_comm.compression import Int8
+
+    for options in ({"double_buffering": True}, {"comm_hook": Own()}, {"compression": Int8()}, {"zero_fill": False}):
+        expected = parameters(train(make(**options), 6))
+        optimizer = make(shard_state=True, **options)
+        same(parameters(train(optimizer, 6)), expected)
+        same_everywhere(optimizer.target)
+
+
+@pytest.mark.parametrize("option", [{"local_steps": 2}, {"asynchronous": True}])
+def test_options_that_do_not(option):
+    with pytest.raises(ValueError, match=rf"expected {next(iter(option))} without shard_state, got both"):
+        create_multi_node_optimizer(chainer.optimizers.SGD(), COMM, shard_state=True, **option)
+
+
+def test_gradients_that_are_added_up():
+    def trained(**options):
+        optimizer = make(**options)
+        train(optimizer, 3)
+        with optimizer.no_sync():
+            train(optimizer, 2, first=3)
+        assert optimizer.t == 2
+        return parameters(train(optimizer, 3, first=5))
+
+    same(trained(shard_state=True), trained())
+
+
+def test_not_finite_on_one_rank():
+    """All ranks skip the step, or none."""
+    trained = []
+    for sharded in (False, True):
+        actual = chainer.optimizers.Adam()
+        actual.loss_scaling(interval=2)
+        optimizer = make(actual, shard_state=sharded)
+        train(optimizer, 3)
+        for param in optimizer.target.params():
+            param.grad = np.full_like(param.data, np.inf if RANK == SIZE - 1 else 1)
+        with np.errstate(all="ignore"), pytest.warns(UserWarning, match="Non finite"):
+            optimizer.update()
+        train(optimizer, 3)
+        trained.append((parameters(optimizer.target), optimizer.t, actual._loss_scale))
+        rules = [param.update_rule for param in optimizer.target.params()]
+        assert {rule.t for rule in rules} == {optimizer.t - 1}
+    same(trained[1][0], trained[0][0])
+    assert trained[1][1:] == trained[0][1:]
+
+
+class FailingRule(chainer.optimizers.sgd.SGDRule):
+    """One that fails in its second step."""
+
+    def update_core(self, param):
+        if self.t == 2:
+            raise ArithmeticError("2 is too much")
+        super().update_core(param)
+
+
+def test_a_step_that_fails_on_one_rank():
+    optimizer = make(chainer.optimizers.SGD(0.1), shard_state=True)
+    optimizer.target.middle.b.update_rule = FailingRule(optimizer.hyperparam)
+    train(optimizer, 2)
+    with pytest.raises((ArithmeticError, RuntimeError), match=r"2 is too much") as caught:
+        train(optimizer, 1)
+    kinds = COMM.allgather_obj(type(caught.value).__name__)
+    assert sorted(kinds) == sorted(["ArithmeticError"] + ["RuntimeError"] * (SIZE - 1))
+    same_everywhere(optimizer.target)
+    assert all("update" not in vars(param.update_rule) for param in optimizer.target.params())
+    before = parameters(optimizer.target)
+    train(optimizer, 1)
+    same_everywhere(optimizer.target)
+    assert any((data != before[name]).any() for name, data in parameters(optimizer.target).items())
+
+
+class ReadsAll(chainer.optimizers.SGD):
+    """One whose rules know the whole model."""
+
+    def setup(self, link):
+        super().setup(link)
+        for param in link.params():
+            param.update_rule.all = list(link.params())
+        return self
+
+
+def test_rules_that_read_other_parameters():
+    optimizer = make(ReadsAll(), shard_state=True)
+    with pytest.raises(TypeError, match=r"expected update rules that read only their own parameter, but SGDRule of /"):
+        train(optimizer, 2)
+    optimizer = make(chainer.optimizers.SGD(), shard_state=True)
+    model = optimizer.target
+    if RANK == SIZE - 1:  # all ranks hear of it
+        model.first.W.update_rule.add_hook(lambda rule, param: model.cleargrads(), name="clear")
+    with pytest.raises(TypeError, match="expected update rules that read only their own parameter"):
+        train(optimizer, 2)
+
+
+class WithoutRules(chainer.Optimizer):
+    """One that does all by itself."""
+
+    def update(self, lossfun=None, *args, **kwds):
+        for param in self.target.params():
+            param.data -= param.grad
+
+
+def test_optimizers_without_rules():
+    optimizer = make(WithoutRules(), shard_state=True)
+    with pytest.raises(TypeError, match="expected an optimizer that has an update rule for each parameter"):
+        train(optimizer, 2)
+
+
+def test_frozen_parameters():
+    trained = []
+    for sharded in (False, True):
+        optimizer = make(shard_state=sharded)
+        optimizer.target.first.disable_update()
+        optimizer.target.norm.beta.update_rule = None
+        optimizer.add_hook(chainer.optimizer_hooks.WeightDecay(0.1))
+        train(optimizer, 4)
+        assert not any(key.startswith(("/first", "/norm/beta")) for key in states(optimizer))
+        optimizer.target.first.enable_update()
+        optimizer.target.last.disable_update()
+        train(optimizer, 4, first=4)
+        trained.append(optimizer)
+    same(parameters(trained[1].target), parameters(trained[0].target))
+    check_divided(trained[1], trained[0])
+    owners = trained[1]._shards._owners
+    # What is trained at first is divided by itself: nobody has only frozen parameters.
+    assert len({owners[name] for name in owners if not name.startswith("/first")}) == min(SIZE, 9)
+
+
+def test_a_hook_that_freezes_and_thaws():
+    """What it thaws is updated in the same step, and only its owner has the state."""
+
+    def freeze(optimizer):
+        if optimizer.t in (3, 6):
+            for name in ("first", "lazy", "last"):
+                for param in optimizer.target[name].params():
+                    param.update_rule.enabled = optimizer.t == 6
+
+    trained = []
+    for sharded in (False, True):
+        optimizer = make(shard_state=sharded)
+        optimizer.add_hook(freeze, name="freeze")
+        train(optimizer, 9)
+        trained.append(optimizer)
+    same(parameters(trained[1].target), parameters(trained[0].target))
+    same_everywhere(trained[1].target)
+    check_divided(trained[1], trained[0])
+
+
+def test_a_model_that_changes():
+    trained = []
+    for sharded in (False, True):
+        optimizer = make(shard_state=sharded)
+        train(optimizer, 4)
+        had = states(optimizer).keys()
+        with optimizer.target.init_scope():
+            optimizer.target.extra = L.Linear(3, 30, initialW=0.5)
+        for param in optimizer.target.extra.params():
+            param.update_rule = optimizer.create_update_rule()
+        del optimizer.target.norm.beta
+        optimizer.target.norm._params.discard("beta")
+        if sharded and RANK == 0:
+            with pytest.warns(
+                RuntimeWarning, match=r"the model has changed while .* \(3 parameters came or went, the f"
+            ):
+                train(optimizer, 3)
+        else:
+            train(optimizer, 3)
+        train(optimizer, 3)
+        assert had - {"/norm/beta/m", "/norm/beta/v"} <= states(optimizer).keys()
+        trained.append(optimizer)
+    same(parameters(trained[1].target), parameters(trained[0].target))
+    check_divided(trained[1], trained[0])
+
+
+def test_a_rule_that_comes_later():
+    """No rank can be sure that the others have it, too: all update the parameter, until owners are chosen anew."""
+    trained = []
+    for sharded in (False, True):
+        optimizer = make(shard_state=sharded)
+        optimizer.target.first.W.update_rule = None
+        train(optimizer, 3)
+        optimizer.target.first.W.update_rule = optimizer.create_update_rule()
+        train(optimizer, 3)
+        trained.append(parameters(optimizer.target))
+    same(trained[1], trained[0])
+
+
+class Shared(chainer.Chain):
+    """Has a link under two names, parameters in the same memory, and one that holds nothing."""
+
+    def __init__(self):
+        super().__init__()
+        random = np.random.RandomState(1)
+        with self.init_scope():
+            self.one = L.Linear(5, 5, initialW=random.rand(5, 5).astype("f4"))
+            self.two = self.one
+            self.three = L.Linear(5, 5)
+            self.four = L.Linear(5, 3, initialW=random.rand(3, 5).astype("f4"))
+            self.empty = chainer.Parameter(np.zeros((0, 3), "f4"))
+            self.scalar = chainer.Parameter(np.array(2, "f4"))
+            self.half = chainer.Parameter(np.ones(3, "f2"))
+            self.none = chainer.Chain()
+        self.three.W.array = self.one.W.array
+        self.scalar.array = np.array(2, "f4")
+
+    def forward(self, x, t):
+        h = self.four(F.tanh(self.three(F.tanh(self.two(F.tanh(self.one(x)))))))
+        scale = F.cast(F.sum(self.half), "f4") * self.scalar
+        return F.softmax_cross_entropy(h * F.broadcast_to(scale, h.shape), t)
+
+
+@pytest.mark.parametrize("overlap", [False, True])
+def test_parameters_in_the_same_memory(overlap):
+    trained = []
+    for sharded in (False, True):
+        optimizer = make(chainer.optimizers.Adam(), Shared(), shard_state=sharded, overlap=overlap)
+        with np.errstate(all="ignore"):
+            train(optimizer, 8)
+        trained.append(optimizer)
+        model = optimizer.target
+        assert model.one.W.array is model.three.W.array
+    same(parameters(trained[1].target), parameters(trained[0].target))
+    owners = trained[1]._shards._owners
+    assert owners["/one/W"] == owners["/two/W"] == owners["/three/W"]
+    same_everywhere(trained[1].target)
+
+
+class One(chainer.Link):
+    """A single parameter, of half precision."""
+
+    def __init__(self, n_params):
+        super().__init__()
+        with self.init_scope():
+            for i in range(n_params):
+                setattr(self, f"p{i}", chainer.Parameter(np.linspace(0, 1, 7).astype("f2")))
+
+    def forward(self, x, t):
+        return sum((F.sum(param * param) for param in self.params()), chainer.Variable(np.zeros((), "f2")))
+
+
+@pytest.mark.parametrize("n_params", [0, 1])
+def test_fewer_parameters_than_ranks(n_params):
+    expected = train(make(model=One(n_params)), 5)
+    optimizer = make(model=One(n_params), shard_state=True)
+    same(parameters(train(optimizer, 5)), parameters(expected))
+    assert sum(len(each) for each in COMM.allgather_obj(states(optimizer))) == 2 * n_params
+
+
+def test_two_optimizers():
+    """As those of a generator and a discriminator; each asks and answers for itself."""
+    optimizers = [make(shard_state=True), make(chainer.optimizers.MomentumSGD(), shard_state=True)]
+    expected = [make(), make(chainer.optimizers.MomentumSGD())]
+    for iteration in range(4):
+        for each in (*optimizers, *expected):
+            train(each, 1, first=iteration)
+    for optimizer, other in zip(optimizers, expected, strict=True):
+        same(parameters(optimizer.target), parameters(other.target))
+        saved, plain = (chainer.serializers.npz.serialize(each) for each in (optimizer, other))
+        assert saved.keys() == plain.keys()
+        for key, value in plain.items():
+            np.testing.assert_array_equal(saved[key], value)
+    COMM.barrier()
+
+
+def test_derived_links_and_new_setup():
+    optimizer = make(shard_state=True)
+    train(optimizer, 3)
+    optimizer.setup(Net())
+    expected = make()
+    train(expected, 3)
+    expected.setup(Net())
+    same(parameters(train(optimizer, 4)), parameters(train(expected, 4)))
+    check_divided(optimizer, expected)
+
+
+class Tied(chainer.Link):
+    """Two parameters, of which one rank may make one."""
+
+    def __init__(self):
+        super().__init__()
+        with self.init_scope():
+            self.a = chainer.Parameter(np.ones(4, "f4"))
+            self.b = chainer.Parameter(np.ones(4, "f4"))
+
+    def forward(self, x, t):
+        return F.sum(self.a * self.a + self.b)
+
+
+@pytest.mark.skipif(SIZE < 2, reason="needs two owners")
+def test_parameters_that_come_to_share_memory_on_one_rank_only():
+    optimizer = make(model=Tied(), shard_state=True)
+    train(optimizer, 3)
+    if RANK == SIZE - 1:
+        optimizer.target.b.array = optimizer.target.a.array
+    with pytest.raises(ValueError, match=r"expected parameters that share memory, or an update rule, to do so before"):
+        train(optimizer, 1)
+    if RANK == SIZE - 1:
+        optimizer.target.b.array = optimizer.target.b.array.copy()
+    train(optimizer, 2)
+    same_everywhere(optimizer.target)
+
+
+@pytest.mark.skipif(SIZE < 2, reason="needs two owners")
+def test_parameters_that_come_to_share_an_update_rule():
+    """No rank would update what has the rule of what another one updates."""
+    optimizer = make(model=Tied(), shard_state=True)
+    train(optimizer, 3)
+    optimizer.target.b.update_rule = optimizer.target.a.update_rule
+    with pytest.raises(ValueError, match=r"expected parameters that share memory, or an update rule, to do so before"):
+        train(optimizer, 1)
+    train(optimizer, 2)
+    same_everywhere(optimizer.target)
+    assert len(set(optimizer._shards._owners.values())) == 1
+
+
+@pytest.mark.skipif(SIZE < 2, reason="needs two owners")
+@pytest.mark.parametrize("timing", ["pre", "post"])
+def test_a_hook_that_saves(timing):
+    """Before the update, other ranks may be updating already."""
+    optimizer = make(shard_state=True)
+    train(optimizer, 3)
+    saved = []
+
+    def save(optimizer):
+        if RANK == 0:
+            saved.append(chainer.serializers.npz.serialize(made))
+
+    made, save.timing = optimizer, timing
+    optimizer.add_hook(save, name="save")
+    if timing == "pre":
+        with pytest.raises(RuntimeError, match="expected the optimizer's state to be saved between two steps, got a"):
+            train(optimizer, 1)
+        optimizer.remove_hook("save")
+    train(optimizer, 1)
+    same_everywhere(optimizer.target)
+    assert not saved or {int(value) for key, value in saved[0].items() if key.endswith("/t")} == {3}
+
+
+@pytest.mark.skipif(SIZE < 2, reason="needs two owners")
+def test_parameters_that_are_tied_go_on_with_one_owner():
+    optimizer = make(model=Tied(), shard_state=True)
+    train(optimizer, 3)
+    assert COMM.allgather_obj(len(states(optimizer)))[:2] == [2, 2]
+    optimizer.target.b.array = optimizer.target.a.array
+    with pytest.raises(ValueError, match="expected parameters that share memory"):
+        train(optimizer, 1)
+    train(optimizer, 3)
+    same_everywhere(optimizer.target)
+    assert COMM.allgather_obj(len(states(optimizer)))[:2] == [4, 0]
+
+
+@pytest.mark.skipif(SIZE < 2, reason="needs ranks that differ")
+@pytest.mark.parametrize("when", [0, 3])
+def test_ranks_that_freeze_different_parameters(when):
+    optimizer = make(shard_state=True)
+    train(optimizer, when)
+    if RANK == SIZE - 1:
+        optimizer.target.first.disable_update()
+    with pytest.raises(ValueError, match="expected the same arrays and owners on every rank"):
+        train(optimizer, 2)
+    optimizer.target.first.enable_update()
+    train(optimizer, 2)
+    same_everywhere(optimizer.target)
+
+
+@pytest.mark.skipif(SIZE < 2, reason="needs ranks that differ")
+def test_a_rule_that_one_rank_has_not():
+    optimizer = make(shard_state=True)
+    if RANK == SIZE - 1:
+        optimizer.target.first.W.update_rule = None
+    with pytest.raises(ValueError, match="expected the same parameters with update rules on every rank"):
+        train(optimizer, 2)
+
+
+def test_a_hook_that_fails_on_one_rank():
+    optimizer = make(shard_state=True)
+
+    def fails(optimizer):
+        if optimizer.t == 2 and RANK == SIZE - 1:
+            raise LookupError("no hook")
+
+    optimizer.add_hook(fails, name="fails")
+    train(optimizer, 3)
+    with pytest.raises((LookupError, RuntimeError), match="no hook"):
+        train(optimizer, 1)
+    same_everywhere(optimizer.target)
+
+
+def test_saving_moves_what_others_have_to_a_file():
+    """The rank that writes does not have the state of all in its memory."""
+    import tracemalloc
+
+    model = chainer.Link()
+    with model.init_scope():
+        for i in range(20):
+            setattr(model, f"p{i}", chainer.Parameter(np.ones((256, 1024), "f4")))
+    optimizer = make(model=model, shard_state=True)
+    for _ in range(2):
+        for param in model.params():
+            param.grad = np.full_like(param.data, RANK)
+        optimizer.update()
+    tracemalloc.start()
+    saved = chainer.serializers.npz.serialize(optimizer)
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert peak < 16 << 20  # some copies of one parameter at a time
+    for other in COMM.allgather_obj(saved["p0/m"][0, 0]):
+        assert other == saved["p0/m"][0, 0] == saved["p19/m"][-1, -1]
+    assert sum(value.nbytes for value in saved.values()) > 40 << 20

@@ -1,0 +1,122 @@
+"""A package of somebody else's that adds a communicator, built, installed apart from everything, and used."""
+
+import os
+import shutil
+import subprocess
+import sys
+import zipfile
+
+import pytest
+
+TRAINING = """
+import chainer, chainermn, numpy as np
+import sys
+comm = chainermn.create_communicator(sys.argv[1])
+model = chainer.links.Linear(2, 1, initialW=np.full((1, 2), comm.rank, "f4"))
+optimizer = chainermn.create_multi_node_optimizer(chainer.optimizers.SGD(lr=1), comm, **eval(sys.argv[2])).setup(model)
+for _ in range(2):
+    x = np.full((1, 2), comm.rank + 1, "f4")
+    optimizer.update(lambda: chainer.functions.sum(model(x)))
+sys.stdout.write(f"{type(comm).__name__} {comm.rank} {model.W.data.ravel().tolist()}\\n")  # at once
+"""
+
+# Averages twice as much, so that it can be told from any other.
+MODULE = """
+import mn_comm
+
+class TheirCommunicator(mn_comm.Communicator):
+    \"""Twice the mean.\"""
+
+    strategy = "flat"
+
+    def comm_hook(self, bucket):
+        return bucket.average().then(lambda mean: 2 * mean)
+
+class UnknownStrategy(mn_comm.Communicator):
+    strategy = "telepathy"
+
+number = 7
+"""
+
+METADATA = "Metadata-Version: 2.1\nName: their-package\nVersion: 1.2\n"
+WHEEL = "Wheel-Version: 1.0\nGenerator: a test\nRoot-Is-Purelib: true\nTag: py3-none-any\n"
+ENTRIES = """[mn_comm.strategies]
+theirs = their_package:TheirCommunicator
+number = their_package:number
+nothing = their_package:Nothing
+nowhere = nowhere_at_all
+strange = their_package:UnknownStrategy
+flat = their_package:TheirCommunicator
+"""
+
+
+@pytest.fixture(scope="module")
+def installed(tmp_path_factory):
+    """Build a wheel, and install it into a folder: a wheel without scripts is installed by unpacking it."""
+    folder = tmp_path_factory.mktemp("theirs")
+    info = "their_package-1.2.dist-info"
+    files = {
+        "their_package.py": MODULE,
+        f"{info}/METADATA": METADATA,
+        f"{info}/WHEEL": WHEEL,
+        f"{info}/entry_points.txt": ENTRIES,
+    }
+    wheel = folder / "their_package-1.2-py3-none-any.whl"
+    with zipfile.ZipFile(wheel, "w") as archive:
+        for name, text in files.items():
+            archive.writestr(name, text)
+        archive.writestr(f"{info}/RECORD", "".join(f"{name},,\n" for name in [*files, f"{info}/RECORD"]))
+    with zipfile.ZipFile(wheel) as archive:
+        archive.extractall(folder / "site")
+    return folder / "site"
+
+
+@pytest.fixture
+def train(installed, tmp_path):
+    def train(name, options="{}", ranks=2):
+        launcher = shutil.which("mpiexec", path=os.path.dirname(sys.executable))
+        return subprocess.run(
+            [launcher, "-n", str(ranks), sys.executable, "-c", TRAINING, name, options],
+            cwd=tmp_path,
+            env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(installed)},
+            capture_output=True,
+            text=True,
+            timeout=70,
+        )
+
+    return train
+
+
+@pytest.mark.parametrize("options", ["{}", "{'overlap': True}"])
+def test_a_training_with_their_communicator(train, options):
+    job = train("theirs", options)
+    assert job.returncode == 0, job.stderr
+    # Parameters of rank 0, and one step of twice the mean of 1 and 2.
+    assert sorted(job.stdout.splitlines()) == [f"TheirCommunicator {rank} [-3.0, -3.0]" for rank in range(2)]
+
+
+def test_nobody_takes_a_name_of_ours(train):
+    job = train("flat")
+    assert sorted(job.stdout.splitlines()) == [f"FlatCommunicator {rank} [-1.5, -1.5]" for rank in range(2)]
+
+
+ERRORS = {
+    "number": "TypeError: the communicator 'number' of their-package 1.2: expected a class derived from "
+    "mn_comm.Communicator, got 7",
+    "nothing": "ImportError: the communicator 'nothing' of their-package 1.2: expected their_package:Nothing to be "
+    "importable, got AttributeError: ",
+    "nowhere": "ImportError: the communicator 'nowhere' of their-package 1.2: expected nowhere_at_all to be "
+    "importable, got ModuleNotFoundError: No module named 'nowhere_at_all'",
+    "strange": "ValueError: the communicator 'strange' of their-package 1.2: expected strategy to be one of naive, "
+    "flat, hierarchical, two_dimensional, single_node, non_cuda_aware, pure_nccl, dummy; got 'telepathy'",
+    "unheard": "ValueError: expected a communicator's name, one of naive, flat, hierarchical, two_dimensional, "
+    "single_node, non_cuda_aware, pure_nccl, dummy, nothing, nowhere, number, strange, theirs; got 'unheard'",
+}
+
+
+@pytest.mark.parametrize("name", ERRORS)
+def test_an_entry_that_cannot_be_used(train, name):
+    job = train(name, ranks=3)
+    assert job.returncode != 0
+    assert ERRORS[name] in job.stderr
+    assert "has waited" not in job.stderr

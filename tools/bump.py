@@ -1,0 +1,81 @@
+"""Change what is written in many files and has to be the same in all: the version, or the repository's address.
+
+``python tools/bump.py 8.0.0b1`` or ``python tools/bump.py --repository https://github.com/NAME/NAME``; the session
+`bump` of nox does so, and brings uv.lock up to date. What it changes is what Git knows, less what tells of the past.
+"""
+
+from __future__ import annotations
+
+import argparse
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from datetime import date
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+HOLDERS = ("pyproject.toml", "packages/*/pyproject.toml", "packages/*/src/**/__init__.py", "CITATION.cff")
+VERSION = re.compile(r"\d+\.\d+\.\d+((a|b|rc)\d+)?")
+CHANGELOG = "CHANGELOG.md"
+
+
+def main(arguments: list[str], root: Path = ROOT) -> None:
+    """Change the version or the address, and say in which files."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    what = parser.add_mutually_exclusive_group(required=True)
+    what.add_argument("version", nargs="?", help="the next one, as 8.0.0, 8.0.0a2, 8.0.0b1 or 8.0.0rc1")
+    what.add_argument("--repository", help="the address of the repository")
+    options = parser.parse_args(arguments)
+    project = (root / "pyproject.toml").read_text()
+    if options.repository is not None:
+        changed = [*replace(root, written(project, "Repository"), options.repository.rstrip("/"), of_git(root))]
+    else:
+        if not VERSION.fullmatch(options.version):
+            sys.exit(f"expected a version such as 8.0.0, 8.0.0a2, 8.0.0b1 or 8.0.0rc1, got {options.version!r}")
+        holders = [path for pattern in HOLDERS for path in sorted(root.glob(pattern))]
+        changed = [
+            *replace(root, written(project, "version"), options.version, holders),
+            date_changelog(root, options.version),
+        ]
+    print("\n".join(map(str, changed)))
+
+
+def written(project: str, key: str) -> str:
+    """Return what a key has in the text of pyproject.toml; Python 3.10 has no tomllib."""
+    return re.findall(rf'^{key} = "(.+)"$', project, re.MULTILINE)[0]
+
+
+def of_git(root: Path) -> list[Path]:
+    """Return the files that Git knows, less uv.lock, which uv writes."""
+    listed = subprocess.run(["git", "ls-files", "-z"], cwd=root, capture_output=True, text=True, check=True).stdout
+    return [root / name for name in listed.split("\0") if name and name != "uv.lock"]
+
+
+def replace(root: Path, old: str, new: str, files: list[Path]) -> Iterator[Path]:
+    """Exchange a text for another in some files, and yield those that had it."""
+    # Not a part of a longer version or address.
+    pattern = re.compile(rf"(?<![\w.]){re.escape(old)}(?![\w.-])")
+    for path in files:
+        try:
+            text = path.read_text()
+        except (UnicodeDecodeError, FileNotFoundError):  # a picture; deleted and not committed yet
+            continue
+        changed = pattern.sub(new, text)
+        if changed != text:
+            path.write_text(changed)
+            yield path.relative_to(root)
+
+
+def date_changelog(root: Path, version: str) -> Path:
+    """Give what stands under "Unreleased" the version and today's date; return the name of the file."""
+    path = root / CHANGELOG
+    text = path.read_text()
+    if text.count("## Unreleased\n") != 1:
+        sys.exit(f'expected one heading "## Unreleased" in {CHANGELOG}')
+    path.write_text(text.replace("## Unreleased\n", f"## Unreleased\n\n## {version} ({date.today().isoformat()})\n"))
+    return path.relative_to(root)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
