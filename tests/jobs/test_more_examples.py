@@ -29,9 +29,7 @@ def test_imagenet_with_large_batches(mpiexec, tmp_path):
     folder = EXAMPLES / "imagenet"
     mpiexec(1, folder / "make_pictures.py", "pictures", "--digits", "300", "--cuts", "10")
     mpiexec(1, folder / "compute_mean.py", "pictures/train.txt", "--root", "pictures")
-    arguments = (
-        "--root pictures --arch tiny --classes 20 -B 16 -j 1 -E 2 --test --recipe large --micro-batches 2 -o out"
-    )
+    arguments = "--root pictures --arch tiny --classes 20 -B 16 -j 1 -E 4 --recipe large --micro-batches 2 -o out"
     mpiexec(2, folder / "train_imagenet.py", "pictures/train.txt", "pictures/val.txt", *arguments.split())
     log = json.loads((tmp_path / "out" / "log").read_text())
     assert log[-1]["main/loss"] < 0.8 * log[0]["main/loss"]
