@@ -53,7 +53,13 @@ class Job:
         self.process = subprocess.Popen(
             [MPIEXEC, "-n", "3", sys.executable, TRAINING, mistake],
             cwd=folder,
-            env={**os.environ, "OMP_NUM_THREADS": "1", "CHAINERMN_STALL_SECONDS": STALL, "PYTHONUNBUFFERED": "1"},
+            env={
+                **os.environ,
+                "CHAINERMN_WITNESS": "1",
+                "OMP_NUM_THREADS": "1",
+                "CHAINERMN_STALL_SECONDS": STALL,
+                "PYTHONUNBUFFERED": "1",
+            },
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,

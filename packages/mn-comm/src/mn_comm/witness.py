@@ -4,7 +4,8 @@ A rank that is killed, or ends by ``os._exit``, says nothing, and the launcher e
 names a process that need not be the first, and no rank. So the ranks of a node are connected with one small process,
 :mod:`mn_comm.witness_process`. It reads what faulthandler writes of fatal errors and of SIGTERM, sees connections end,
 and writes one line about the first, and one about what the others did. It ends with them. ``CHAINERMN_WITNESS=0`` in
-the environment keeps it from being started.
+the environment keeps it from being started. Under MPICH it is started only with ``CHAINERMN_WITNESS=1``: beside it,
+MPICH 5.0's launcher was seen to kill ranks that were in ``MPI_Finalize`` with messages that nobody had received.
 """
 
 from __future__ import annotations
@@ -45,7 +46,7 @@ def connect(within: Ranks, rank: int, size: int, folders: Sequence[str]) -> sock
     if not lacking:
         return _connection
     is_first = within.rank == lacking[0]
-    address = _start(len(lacking), folders) if is_first else None
+    address = _start(len(lacking), folders) if is_first and _is_wanted() else None
     addresses = within.allgather(address)
     if _is_asked:
         return _connection
@@ -64,17 +65,24 @@ def has_spoken(summary: str) -> None:
     Args:
         summary: What it said, in a line: for Open MPI, which writes twenty lines of its own after it.
     """
-    from mn_comm.mpi import MPI
     from mn_comm.witness_process import SPOKEN
 
-    is_buried = MPI.Get_library_version().startswith("Open MPI")
-    _say(SPOKEN + (summary.encode(errors="replace") if is_buried else b""))
+    _say(SPOKEN + (summary.encode(errors="replace") if _is_open_mpi() else b""))
+
+
+def _is_wanted() -> bool:
+    """Return what is asked for in the environment of the rank that would start the witness."""
+    return os.environ.get("CHAINERMN_WITNESS", "1" if _is_open_mpi() else "0") != "0"
+
+
+def _is_open_mpi() -> bool:
+    from mn_comm.mpi import MPI
+
+    return MPI.Get_library_version().startswith("Open MPI")
 
 
 def _start(expected: int, folders: Sequence[str]) -> str | None:
     """Start a witness for some ranks of this node; return where they can reach it, or ``None``."""
-    if os.environ.get("CHAINERMN_WITNESS") == "0":  # what counts is the environment of the rank that would start it
-        return None
     import secrets  # not earlier: it takes a while to load
 
     from mn_comm import witness_process

@@ -175,7 +175,7 @@ def test_threads_that_fork_at_once():
                 assert questions.ask(rank, 1) == "1"
     for each in forks:
         each.result()
-    assert len(threads()) == 1
+    assert len(threads()) == (1 if OTHERS else 0)  # nobody asks a single rank
     COMM.barrier()
 
 

@@ -309,17 +309,20 @@ def test_join_costs_no_message_of_its_own_while_nobody_is_short(monkeypatch):
         inner = getattr(Ranks, name)
         monkeypatch.setattr(Ranks, name, lambda self, *a, _f=inner, _n=name, **k: calls.append(_n) or _f(self, *a, **k))
 
-    def count(n):
+    def of_one_update(i):
         before = len(calls)
-        for i in range(n):
-            optimizer.update(optimizer.target, *batch(RANK, i))
+        optimizer.update(optimizer.target, *batch(RANK, i))
         return calls[before:]
 
-    count(12)
-    outside = count(1)
+    def of_a_usual_update():
+        # One of them may lay out its buckets anew: how often ranks meet is chosen by how long the first ones took.
+        return min((of_one_update(i) for i in range(6)), key=len)
+
+    for i in range(2):
+        of_one_update(i)
+    outside = of_a_usual_update()
     with optimizer.join():
-        count(2)
-        assert count(1) == outside
+        assert of_a_usual_update() == outside
 
 
 class Growing(Net):

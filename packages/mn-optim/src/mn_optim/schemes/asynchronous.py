@@ -16,7 +16,7 @@ from chainer.backends import cuda
 
 from mn_comm import CommunicatorBase, Future, GradientReducer, Worker, at_exit, raise_on_all, waiting_for
 from mn_optim.options import Asynchronous
-from mn_optim.roll import Roll
+from mn_optim.schemes.around import Around
 from mn_optim.schemes.communicating import communicating_links
 from mn_optim.schemes.exact import Exact
 from mn_optim.schemes.optimizer_state import Slots
@@ -30,7 +30,7 @@ __all__ = ["AsynchronousMean"]
 _FLAG = "~has ended"  # no parameter's name: those begin with a slash
 
 
-class AsynchronousMean:
+class AsynchronousMean(Around):
     """Each rank takes steps of its own while a thread averages copies of the parameters over all ranks.
 
     A round sends a copy of the parameters; when the mean is there, the rank adds the difference between the mean and
@@ -48,11 +48,10 @@ class AsynchronousMean:
     compression_report = None
 
     def __init__(self, communicator: CommunicatorBase, options: Asynchronous, exact: Exact) -> None:
-        self.zero_fill = exact.zero_fill
+        super().__init__(exact)
         self.is_meeting = False
         self._communicator = communicator
         self._options = options
-        self._exact = exact
         self._taken = 0
         self._is_shared = False
         self._has_moved = False
@@ -63,18 +62,9 @@ class AsynchronousMean:
         _all.add(self)
 
     @property
-    def roll(self) -> Roll | None:
-        """Who has data in the exact steps."""
-        return self._exact.roll
-
-    @roll.setter
-    def roll(self, roll: Roll | None) -> None:
-        self._exact.roll = roll
-
-    @property
     def exact(self) -> Exact | None:
         """What averages gradients in the next step, if that is an exact one."""
-        return self._exact if self._is_exact else None
+        return self._exact.exact if self._is_exact else None
 
     @property
     def has_diverged(self) -> bool:

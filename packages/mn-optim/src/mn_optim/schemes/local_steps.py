@@ -17,7 +17,8 @@ import numpy as np
 
 from mn_comm import CommunicationHook, CommunicatorBase, Compression, CompressionReport, raise_on_all, waiting_for
 from mn_optim.options import DiLoCo, LocalSGD, StreamingDiLoCo
-from mn_optim.roll import LeftByException, Roll
+from mn_optim.roll import LeftByException
+from mn_optim.schemes.around import Around
 from mn_optim.schemes.exact import Exact
 from mn_optim.schemes.fragment import Exchanger, Fragment, cut
 from mn_optim.schemes.optimizer_state import OptimizerState
@@ -45,7 +46,7 @@ class _Word(NamedTuple):
     failure: str = ""
 
 
-class LocalSteps:
+class LocalSteps(Around):
     """Each rank takes steps of its own, and fragments of the model meet every so many of them.
 
     Before each meeting every rank says, in a word, what it has come for. A rank that has no more steps to take waits in
@@ -69,10 +70,9 @@ class LocalSteps:
         comm_hook: CommunicationHook | None,
         compression: Compression | None,
     ) -> None:
-        self.zero_fill = exact.zero_fill
+        super().__init__(exact)
         self.is_meeting = False
         self._communicator = communicator
-        self._exact = exact
         self._steps = options.steps
         self._start_after = options.start_after
         self._outer = options.outer
@@ -102,18 +102,9 @@ class LocalSteps:
         return CompressionReport(sent, ratio, float(np.hypot.reduce([each.error_norm for each in reports])))
 
     @property
-    def roll(self) -> Roll | None:
-        """Who has data in the exact steps."""
-        return self._exact.roll
-
-    @roll.setter
-    def roll(self, roll: Roll | None) -> None:
-        self._exact.roll = roll
-
-    @property
     def exact(self) -> Exact | None:
         """What averages gradients in the next step, if that is an exact one."""
-        return self._exact if self._is_exact else None
+        return self._exact.exact if self._is_exact else None
 
     @property
     def has_diverged(self) -> bool:

@@ -7,7 +7,7 @@ from typing import Any
 
 import chainer
 
-from mn_optim.roll import Roll
+from mn_optim.schemes.around import Around
 from mn_optim.schemes.exact import Exact
 from mn_optim.schemes.scheme import Backward, Scheme, TakeStep
 from mn_optim.sharding import Shards
@@ -15,7 +15,7 @@ from mn_optim.sharding import Shards
 __all__ = ["Sharded"]
 
 
-class Sharded:
+class Sharded(Around):
     """Averages as another scheme does; the step that follows is divided among the ranks.
 
     ZeRO-1: Rajbhandari et al. 2019, arXiv 1910.02054, section 5.1.
@@ -31,18 +31,8 @@ class Sharded:
     compression_report = None  # the reducer has it
 
     def __init__(self, exact: Scheme, shards: Shards) -> None:
-        self.zero_fill = exact.zero_fill
-        self._exact = exact
+        super().__init__(exact)
         self._shards = shards
-
-    @property
-    def roll(self) -> Roll | None:
-        """Who has data, within a join."""
-        return self._exact.roll
-
-    @roll.setter
-    def roll(self, roll: Roll | None) -> None:
-        self._exact.roll = roll
 
     @property
     def exact(self) -> Exact | None:
