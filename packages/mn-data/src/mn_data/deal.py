@@ -15,7 +15,7 @@ _Positions = np.ndarray[Any, np.dtype[np.int64]]
 class Deal:
     """Deals the samples of a dataset, each once an epoch, whoever asks and however many.
 
-    It knows nothing of ranks: all of them ask for the same, and get it. A *position* counts samples from the first of
+    It is independent of ranks: all of them ask for the same, and get it. A *position* counts samples from the first of
     the first epoch.
 
     Args:

@@ -27,7 +27,7 @@ def tell_of_lost_parts(communicator: CommunicatorBase, length: int, force_equal_
     Args:
         communicator: The ranks; nothing is done unless they are elastic.
         length: How many samples were shared out among them.
-        force_equal_length: How, as for :func:`mn_data.scatter_dataset`.
+        force_equal_length: Whether in parts of equal length, as in :func:`mn_data.scatter_dataset`.
     """
     if not is_elastic(communicator):
         return

@@ -1,4 +1,4 @@
-"""From one generation to the next: shrink, build anew, vote; and again if somebody dies meanwhile."""
+"""From one generation to the next: shrink, build, vote; and again if somebody dies meanwhile."""
 
 from __future__ import annotations
 

@@ -22,12 +22,21 @@ def transact(communicator: CommunicatorBase | Any, function: Callable[[], _T]) -
 
     Returns:
         What it returned.
+
+    Example:
+        >>> mn_comm.transact(comm, lambda: comm.allgather_obj(comm.rank))
+        [0, 1]
     """
     found: Any = communicator
     return found.transact(function) if is_elastic(found) else function()
 
 
 def is_elastic(communicator: CommunicatorBase | Any) -> bool:
-    """Return whether a communicator, or what stands for one, goes on without ranks that die; not collective."""
-    # Of the class: a mock in the place of a communicator has every attribute.
+    """Return whether a communicator, or what stands for one, goes on without ranks that die; not collective.
+
+    Example:
+        >>> mn_comm.is_elastic(comm)
+        False
+    """
+    # Of the class: a mock has every attribute.
     return getattr(type(communicator), "is_elastic", False) is True
