@@ -28,8 +28,8 @@ class ElasticIterator(Iterator):  # type: ignore[misc]  # Chainer has no types
     an epoch, at any number of ranks: a step of a multi-node optimizer on the same communicator is what counts as used.
     A batch may reach into the next epoch, so that no rank ever has none.
 
-    It works with any communicator. Creating it is collective; :meth:`next` is not, but every rank must call it in each
-    step.
+    It works with any communicator; if that is not elastic, what was dealt counts as used. Creating it is collective;
+    :meth:`next` is not, but every rank must call it in each step.
 
     Args:
         dataset: The same on every rank: each has all of it, or can read any sample by its index.
@@ -86,13 +86,12 @@ class ElasticIterator(Iterator):  # type: ignore[misc]  # Chainer has no types
     def __next__(self) -> list[Any]:
         """Return this rank's part of the next global mini-batch."""
         self._before, self._has_begun = self._deal.dealt, True
-        if not is_elastic(self.comm):
-            self.commit()
         sizes = self._sizes()
         bounds = np.cumsum([0, *sizes])
         positions = self._deal.draw(int(bounds[-1]))
         parts = [positions[begin:end] for begin, end in pairwise(bounds)]
-        self._under_way.append(parts)
+        if is_elastic(self.comm):
+            self._under_way.append(parts)
         batch = self._loader.load(self._deal.indices(parts[self.comm.rank]))
         if self._loader.is_parallel:
             self._loader.expect(self._probably_next(bounds))
@@ -134,7 +133,8 @@ class ElasticIterator(Iterator):  # type: ignore[misc]  # Chainer has no types
         if isinstance(serializer, chainer.Serializer):
             next_position, returned = self._deal.state(self._flat_under_way())
             serializer("next_position", next_position)
-            serializer("returned", returned)
+            # Not an array: how many there are differs from state to state.
+            serializer("returned", ",".join(map(str, returned)))
             serializer("seed", -1 if self._deal.seed is None else self._deal.seed)
             serializer("length", self._deal.length)
             serializer("before", self._before if self._has_begun else -1)
@@ -144,7 +144,7 @@ class ElasticIterator(Iterator):  # type: ignore[misc]  # Chainer has no types
             raise ValueError(f"expected a state over {self._deal.length} samples, got one over {int(found['length'])}")
         seed = int(found["seed"])
         self._deal = Deal(self._deal.length, None if seed < 0 else seed)
-        self._deal.load(int(found["next_position"]), np.asarray(found["returned"], np.int64))
+        self._deal.load(int(found["next_position"]), _positions(str(found["returned"])))
         self._before, self._has_begun = max(0, int(found["before"])), int(found["before"]) >= 0
         self._under_way.clear()
 
@@ -174,6 +174,10 @@ class ElasticIterator(Iterator):  # type: ignore[misc]  # Chainer has no types
             for lost in change.lost:
                 self._deal.give_back(parts[lost])
             parts[:] = [parts[old] for old in change.survivors]
+
+
+def _positions(text: str) -> _Positions:
+    return np.array(text.split(",") if text else [], np.int64)
 
 
 def _check(length: int, batch_size: int, least: int) -> None:

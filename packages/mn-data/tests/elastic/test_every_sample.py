@@ -58,3 +58,51 @@ def test_each_is_used_once_an_epoch_by_ranks_that_die(job, seed):
     options = [{}, {"global_batch": True}, {"n_processes": 1}, {"shuffle": False}][seed]
     printed = job(4, CODE, str(seed), str(options))
     assert printed == ["1 5 60"]
+
+
+SAVED = """
+import os, signal
+import chainer
+import numpy as np
+import mn_comm
+from mn_comm import create_communicator
+from mn_data import ElasticIterator
+
+comm = create_communicator("naive", elastic=True)
+me = comm.rank
+
+def made():
+    return ElasticIterator(np.arange(24), 3, comm, shuffle=False)
+
+def state(iterator):
+    return chainer.serializers.npz.serialize(iterator)
+
+def loaded(found):
+    other = ElasticIterator(np.arange(24), 3, create_communicator("naive", mn_comm.MPI.COMM_SELF), shuffle=False)
+    chainer.serializers.npz.NpzDeserializer(found).load(other)
+    return [int(each) for each in next(other)]
+
+iterator = made()
+fresh = state(iterator)
+next(iterator)
+print("not used", loaded(state(iterator)), flush=True)
+
+def step():
+    if me == 1 and iterator._deal.dealt == 12:
+        os.kill(os.getpid(), signal.SIGKILL)
+    comm.allreduce_obj(1)
+
+comm.transact(step, is_step=True)
+print("used", loaded(state(iterator)), flush=True)
+next(iterator)
+comm.transact(step, is_step=True)
+lost = state(iterator)
+print("given back", loaded(lost), flush=True)
+shapes = lambda found: {name: np.shape(value) for name, value in found.items()}
+assert shapes(lost) == shapes(fresh)
+"""
+
+
+def test_what_was_dealt_and_not_used_is_dealt_again_after_a_restart(job):
+    before = ["not used [0, 1, 2]"] * 2 + ["used [6, 7, 8]"] * 2
+    assert job(2, SAVED) == ["given back [9, 10, 11]", *before]

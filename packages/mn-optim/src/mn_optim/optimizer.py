@@ -204,7 +204,7 @@ class MultiNodeOptimizer:
     """
 
     __slots__ = (
-        *("__weakref__", "_accumulates", "_attendance", "_compressed", "_has_part", "_scheme", "_shards"),
+        *("__weakref__", "_accumulates", "_attendance", "_commits", "_compressed", "_has_part", "_scheme", "_shards"),
         *("actual_optimizer", "communicator", "target_params"),
     )
 
@@ -230,6 +230,7 @@ class MultiNodeOptimizer:
         self._accumulates = False
         self._has_part = False
         self._attendance: Attendance | None = None
+        self._commits = is_elastic(communicator)
 
     @property
     def zero_fill(self) -> bool:
@@ -273,7 +274,7 @@ class MultiNodeOptimizer:
             forward = None if lossfun is None else partial(lossfun, *args, **kwds)
             # The arguments go on to the actual optimizer, as in ChainerMN 7: one of a script's own may want them.
             step = partial(self.actual_optimizer.update, None, *args, **kwds)
-            if is_elastic(self.communicator) and not self._accumulates:
+            if self._commits and not self._accumulates:
                 self._commit(model, forward, step)
             else:
                 self._average_and_step(model, forward, step)
