@@ -55,7 +55,6 @@ class Job:
             cwd=folder,
             env={
                 **os.environ,
-                "CHAINERMN_WITNESS": "1",
                 "OMP_NUM_THREADS": "1",
                 "CHAINERMN_STALL_SECONDS": STALL,
                 "PYTHONUNBUFFERED": "1",

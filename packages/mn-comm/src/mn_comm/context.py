@@ -16,6 +16,7 @@ from mpi4py import MPI
 
 from mn_comm import stall
 from mn_comm.last_words import speak_when_ended
+from mn_comm.leftovers import receive_leftovers_at_exit
 from mn_comm.questions import Desk
 from mn_comm.ranks import Ranks
 from mn_comm.shared_memory import SharedMemory
@@ -72,6 +73,7 @@ class Contexts:
     def __init__(self, mpi_comm: MPI.Intracomm) -> None:
         self.foreground = Context(mpi_comm)
         speak_when_ended(self.foreground.within)
+        receive_leftovers_at_exit()
         self._splits: dict[tuple[tuple[int, ...], ...], Ranks] = {}
         self._mpi_comm = mpi_comm
         self._background: tuple[Context, Worker] | None = None

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
+import io
 import os
 import socket
 import sys
@@ -117,6 +119,8 @@ class _AbortAllRanks:
                 time.sleep(_PATIENCE_SECONDS)
             if _shown_by_trainer(value, traceback):
                 sys.stderr.write("".join(format_exception_only(kind, value)))
+            elif self._previous is sys.__excepthook__:
+                _write_at_once(kind, value, traceback)
             else:
                 self._previous(kind, value, traceback)  # type: ignore[operator]
         finally:
@@ -126,6 +130,14 @@ class _AbortAllRanks:
                 if _end is not None:
                     _end("uncaught exception", 1)
                 _abort("uncaught exception", details=format_exception_only(kind, value)[-1])
+
+
+def _write_at_once(kind: type[BaseException], value: BaseException, traceback: TracebackType | None) -> None:
+    """Do what Python does about an exception, but write it as one text: lines of other ranks would come in between."""
+    text = io.StringIO()
+    with contextlib.redirect_stderr(text):
+        sys.__excepthook__(kind, value, traceback)
+    say(text.getvalue())
 
 
 def _shown_by_trainer(value: BaseException, traceback: TracebackType | None) -> bool:

@@ -4,8 +4,7 @@ A rank that is killed, or ends by ``os._exit``, says nothing, and the launcher e
 names a process that need not be the first, and no rank. So the ranks of a node are connected with one small process,
 :mod:`mn_comm.witness_process`. It reads what faulthandler writes of fatal errors and of SIGTERM, sees connections end,
 and writes one line about the first, and one about what the others did. It ends with them. ``CHAINERMN_WITNESS=0`` in
-the environment keeps it from being started. Under MPICH it is started only with ``CHAINERMN_WITNESS=1``: beside it,
-MPICH 5.0's launcher was seen to kill ranks that were in ``MPI_Finalize`` with messages that nobody had received.
+the environment keeps it from being started.
 """
 
 from __future__ import annotations
@@ -72,7 +71,7 @@ def has_spoken(summary: str) -> None:
 
 def _is_wanted() -> bool:
     """Return what is asked for in the environment of the rank that would start the witness."""
-    return os.environ.get("CHAINERMN_WITNESS", "1" if _is_open_mpi() else "0") != "0"
+    return os.environ.get("CHAINERMN_WITNESS") != "0"
 
 
 def _is_open_mpi() -> bool:

@@ -246,5 +246,5 @@ def test_a_new_training_does_not_replace_what_is_there(old, left):
     before = files(old)
     job = run(old, "ours", LAST)
     assert job.returncode != 0
-    assert "FileExistsError: expected no file of another program" in job.stderr
+    assert "FileExistsError: expected no file of another program" in job.stderr, job.stderr
     assert files(old) == before

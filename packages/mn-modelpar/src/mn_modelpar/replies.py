@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from mn_comm import MPI, Communicator, CommunicatorBase, operation, watched
+from mn_comm import MPI, Communicator, CommunicatorBase, Ranks, operation
 from mn_modelpar.functions.values import Spec, spec_of
 
 __all__ = ["GRADIENT", "NONE", "UNWANTED", "Post", "Word", "gradient_tag", "post_of"]
@@ -79,11 +79,12 @@ class NonblockingPost(Post):
     """By MPI.
 
     Args:
-        mpi_comm: The ranks.
+        ranks: The communicator's own: MPICH ends a job in which ``MPI_COMM_WORLD`` is left with a message that nobody
+            has received, and nobody has to receive these.
     """
 
-    def __init__(self, mpi_comm: MPI.Intracomm) -> None:
-        self._ranks = watched(mpi_comm)
+    def __init__(self, ranks: Ranks) -> None:
+        self._ranks = ranks
 
     def post(self, word: Word, arrays: Sequence[_Array], peer: int, tag: int) -> None:
         """Start sending; return when that is done, or cannot be expected to be done by itself."""
@@ -142,7 +143,7 @@ class BlockingPost(Post):
 def post_of(communicator: CommunicatorBase) -> Post:
     """Return how gradients travel among the ranks of a communicator."""
     if isinstance(communicator, Communicator):
-        return NonblockingPost(communicator.mpi_comm)
+        return NonblockingPost(communicator.ranks)
     return BlockingPost(communicator)
 
 

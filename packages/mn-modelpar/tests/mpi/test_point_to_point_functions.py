@@ -177,7 +177,7 @@ def test_an_array_that_needs_no_gradient_expects_none(size, reached, used):
         MF.send(x, COMM, LAST).backward()
         np.testing.assert_array_equal(x.grad, [4, 4])
         COMM.recv_obj(LAST, tag=1)
-        assert not COMM.mpi_comm.Iprobe(LAST, gradient_tag(0))
+        assert not COMM.ranks.Iprobe(LAST, gradient_tag(0))
     elif RANK == LAST:
         mask, y = MF.recv(COMM, 0), MF.recv(COMM, 0)
         (F.sum(4 * y) + (F.sum(mask) if used else mask.array[0])).backward()

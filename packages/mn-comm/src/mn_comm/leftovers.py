@@ -1,0 +1,46 @@
+"""Messages that are left when the program ends, since a send had no recv.
+
+They are named, and received all the same: where one is left in ``MPI_COMM_WORLD``, MPICH 5.0 leaves ``MPI_Finalize``
+half way, and its launcher, which takes that for a crash, kills the ranks that are still at work; often with status 0.
+"""
+
+from __future__ import annotations
+
+import atexit
+import collections
+import contextlib
+import functools
+
+import numpy as np
+from mpi4py import MPI
+
+from mn_comm.last_words import say
+
+__all__ = ["receive_leftovers_at_exit"]
+
+_MOST_NAMED = 3
+
+
+@functools.cache
+def receive_leftovers_at_exit() -> None:
+    """Have the end of the program receive and name what was sent to this process in ``MPI_COMM_WORLD`` for nobody."""
+    if MPI.COMM_WORLD.size > 1:
+        atexit.register(_receive)
+
+
+def _receive() -> None:
+    if not MPI.Is_initialized() or MPI.Is_finalized():
+        return
+    world, status = MPI.COMM_WORLD, MPI.Status()
+    found: collections.Counter[tuple[int, int]] = collections.Counter()
+    with contextlib.suppress(MPI.Exception):  # a rank has died
+        while (message := world.Improbe(MPI.ANY_SOURCE, MPI.ANY_TAG, status)) is not None:
+            found[status.source, status.tag] += 1
+            message.Recv([np.empty(status.Get_count(MPI.BYTE), np.uint8), MPI.BYTE])
+    if found:
+        names = [f"{count} from rank {source} with tag {tag}" for (source, tag), count in found.items()]
+        names[_MOST_NAMED:] = ["others"] if len(names) > _MOST_NAMED else []
+        say(
+            f"[chainermn] rank {world.rank} of {world.size} has ended without having received all messages: "
+            f"{', '.join(names)}; each send needs a recv\n"
+        )
