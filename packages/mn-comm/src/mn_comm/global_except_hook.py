@@ -129,7 +129,7 @@ class _AbortAllRanks:
             else:
                 if _end is not None:
                     _end("uncaught exception", 1)
-                _abort("uncaught exception", format_exception_only(kind, value)[-1])
+                _abort("uncaught exception", details=format_exception_only(kind, value)[-1])
 
 
 def _write_at_once(kind: type[BaseException], value: BaseException, traceback: TracebackType | None) -> None:
