@@ -7,6 +7,7 @@ The messages travel on the private duplicates, under tags of their own, which ne
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
@@ -71,14 +72,20 @@ class Inquiry:
         """
         if not self._can_ask:
             return
-        for ranks in self.joined:
-            for source, about in self._received(ranks, _QUESTION):
-                self._send(ranks, source, _ANSWER, ranks.rank)
-                if tell(_in_world(ranks, about)):
-                    self.ask(ranks, about)
-            for source, _ in self._received(ranks, _ANSWER):
-                self._unanswered.pop(_in_world(ranks, source), None)
-            self._hear_farewells(ranks)
+        for ranks in list(self.joined):
+            try:
+                self._answer_on(ranks, tell)
+            except MPI.Exception:  # it was revoked, as a rank was lost
+                self.joined.remove(ranks)
+
+    def _answer_on(self, ranks: Ranks, tell: Callable[[int], bool]) -> None:
+        for source, about in self._received(ranks, _QUESTION):
+            self._send(ranks, source, _ANSWER, ranks.rank)
+            if tell(_in_world(ranks, about)):
+                self.ask(ranks, about)
+        for source, _ in self._received(ranks, _ANSWER):
+            self._unanswered.pop(_in_world(ranks, source), None)
+        self._hear_farewells(ranks)
 
     def silent(self) -> list[int]:
         """Return once which ranks have not answered in time, as ``MPI_COMM_WORLD`` numbers them."""
@@ -93,8 +100,11 @@ class Inquiry:
         Messages that nobody receives would have UCX write a warning about each of them. So a rank waits a moment for
         its neighbors, as it would in ``MPI_Finalize``, and sends nothing to one that has waited long enough.
         """
-        if not self._can_ask or MPI.Is_finalized():
-            return
+        if self._can_ask and not MPI.Is_finalized():
+            with contextlib.suppress(MPI.Exception):  # one of them has died
+                self._exchange_farewells()
+
+    def _exchange_farewells(self) -> None:
         begin, expected = time.monotonic(), set()
         for ranks in self.joined:
             for neighbor in {(ranks.rank + step) % ranks.size for step in (-1, 1)} - {ranks.rank}:

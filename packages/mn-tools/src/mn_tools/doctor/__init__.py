@@ -98,6 +98,7 @@ def examine(options: Options, more: Sequence[Examination] = ()) -> Iterator[Chec
     yield about_launcher
     if launcher and library:
         yield from mpi.check_match(launcher, library)
+        yield mpi.check_survival(library)
     yield from memory.check(options)
     job = None
     # Ranks that cannot even import what they need would only repeat what has been said.
