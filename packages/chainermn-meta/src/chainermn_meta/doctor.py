@@ -45,11 +45,14 @@ problem = Catalogue(
         "fixes-left-out": (_W, "unset MN_COMPAT_SKIP unless you need Chainer's old behaviour there"),
         "numpy-scalars": (
             _F,
-            "use Chainer with all fixes of mn-compat (the lines above say what keeps them away), or NumPy 1.26",
+            "use Chainer with all fixes of mn-compat (the lines above say why they are not active), or NumPy 1.26",
         ),
-        "chainermn-bundled": (_W, "unset CHAINERMN_IMPL to have this one: Chainer's own copy is no longer maintained"),
+        "chainermn-bundled": (
+            _W,
+            "unset CHAINERMN_IMPL to use this package: Chainer's own copy is no longer maintained",
+        ),
         "chainermn-setting": (_F, "set CHAINERMN_IMPL to ours or bundled, or unset it"),
-        "chainermn-not-ours": (_F, "scripts get Chainer's old copy: see what is said of mn-compat above"),
+        "chainermn-not-ours": (_F, "scripts get Chainer's old copy: see the lines about mn-compat above"),
     }
 )
 
@@ -109,21 +112,19 @@ def _judge_adapter(seen: dict[str, Any]) -> Iterator[Check]:
     if seen.get("adapter_missing"):
         yield problem("mn-compat-missing", GROUP, "mn-compat", "not installed", python=sys.executable)
     elif "MN_COMPAT_RESTORE" in error:
-        found = f"MN_COMPAT_RESTORE names nothing by {error.rpartition(', got ')[2]!r}"
+        found = f"MN_COMPAT_RESTORE contains unknown names: {error.rpartition(', got ')[2]!r}"
         yield problem("restore-setting", GROUP, "old names", found)
     elif not seen.get("started"):
         yield problem("adapter-not-started", GROUP, "mn-compat", "its start-up file was not run by Python")
     elif "MN_COMPAT_SKIP" in error:
         unknown = error.rpartition(", got ")[2]
-        yield problem("adapter-setting", GROUP, "mn-compat", f"MN_COMPAT_SKIP names no fix by {unknown!r}")
+        yield problem("adapter-setting", GROUP, "mn-compat", f"MN_COMPAT_SKIP contains unknown names: {unknown!r}")
     elif status and status["left_out"] and not status["active"] and status["supported"]:
         yield problem("adapter-skipped", GROUP, "mn-compat", f"not active: {status['reason']}")
     elif status and status["active"]:
         yield ok(GROUP, "mn-compat", f"active: {status['reason']}")
         if status["left_out"]:
-            yield problem(
-                "fixes-left-out", GROUP, "fixes", f"MN_COMPAT_SKIP leaves out {', '.join(status['left_out'])}"
-            )
+            yield problem("fixes-left-out", GROUP, "fixes", f"MN_COMPAT_SKIP omits {', '.join(status['left_out'])}")
         else:
             yield ok(GROUP, "fixes", f"all {status['fixes']} applied")
         yield _describe_restored(status["restored"], status["restorable"])
@@ -133,7 +134,7 @@ def _describe_restored(restored: list[str], restorable: list[str]) -> Check:
     others = [name for name in restorable if name not in restored]
     found = f"restored: {', '.join(restored) or 'none'}"
     if others:
-        found += f"; MN_COMPAT_RESTORE can give old programs {', '.join(others)}"
+        found += f"; MN_COMPAT_RESTORE can restore {', '.join(others)} for old programs"
     return ok(GROUP, "old names", found)
 
 

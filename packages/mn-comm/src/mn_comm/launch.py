@@ -43,7 +43,7 @@ def check_launch(size: int, library: str | None = None, environ: Mapping[str, st
             raise RuntimeError(
                 f"expected {started} processes in MPI_COMM_WORLD, as the launcher says in {name}, got 1: the launcher "
                 f"and the MPI library ({_short(library)}) are different implementations. Use the mpiexec that belongs "
-                f"to the library; or set {_ALLOWED}=1 if each process is to be on its own"
+                f"to the library; or set {_ALLOWED}=1 if each process is meant to run alone"
             )
 
 

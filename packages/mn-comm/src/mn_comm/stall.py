@@ -134,7 +134,7 @@ class Monitor:
             self._inquiry.answer(self._tell)
             for rank in self._inquiry.silent():
                 if rank not in self._inquiry.finished:
-                    self._write(f"[chainermn] rank {rank} does not answer: it is stopped, or gone, or overloaded\n")
+                    self._write(f"[chainermn] rank {rank} does not answer: it is stopped, dead or overloaded\n")
             reasons = {self._why_hopeless(*each) for each in stalled} - {""}
             if reasons:
                 self._write(f"[chainermn] rank {MPI.COMM_WORLD.rank} ends the job: {min(reasons)}\n")
@@ -169,7 +169,7 @@ class Monitor:
         for ranks in _needed(activity):
             gone = self._inquiry.finished & set(ranks.group.Translate_ranks(None, MPI.COMM_WORLD.group))
             if gone:
-                return f"rank {min(gone)} has come to the end of its program, and this one waits for it"
+                return f"rank {min(gone)} has reached the end of its program, but this rank still waits for it"
         return "CHAINERMN_STALL_ABORT is set" if self.abort else ""
 
     def _ask_neighbor(self, activity: Activity) -> None:
@@ -285,7 +285,7 @@ def _other_messages(activity: Activity) -> list[str]:
     status = MPI.Status()
     if not call.arguments[0].mpi_comm.Iprobe(bound.arguments["source"], MPI.ANY_TAG, status):
         return []
-    return [f"  a message from rank {status.source} has arrived, but with tag {status.tag}, which nobody receives"]
+    return [f"  a message from rank {status.source} has arrived, but no receive waits for its tag {status.tag}"]
 
 
 def _stack(thread: int) -> list[str]:

@@ -32,7 +32,7 @@ def check_array(array: Any, operation: str) -> Any:
     if array.dtype.hasobject:
         raise TypeError(
             f"{operation}: expected a dtype without Python objects, got dtype {array.dtype} of shape {array.shape}; "
-            "objects travel by the methods whose names end in _obj"
+            "use the methods whose names end in _obj for Python objects"
         )
     return array
 

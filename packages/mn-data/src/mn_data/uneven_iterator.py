@@ -50,7 +50,7 @@ def create_uneven_iterator(actual_iterator: Any, communicator: CommunicatorBase)
         n_batches = -(-len(actual_iterator.dataset) // actual_iterator.batch_size)
     longest = max(communicator.allgather_obj(n_batches))
     if not longest:
-        raise ValueError("expected a sample on some rank, got none on any")
+        raise ValueError("expected at least one sample on some rank, got none on any rank")
     return _UnevenIterator(actual_iterator, communicator, longest, repeats)
 
 

@@ -139,7 +139,7 @@ class MultiNodeSnapshot(Extension):  # type: ignore[misc]  # Chainer has no type
                 return
             with raise_on_all(self.comm):  # where warnings are errors, all ranks raise
                 if self.comm.rank == 0:
-                    warnings.warn(f"{'; '.join(problems)}: trying the snapshot before it", RuntimeWarning, stacklevel=4)
+                    warnings.warn(f"{'; '.join(problems)}: trying the previous snapshot", RuntimeWarning, stacklevel=4)
 
     def _candidates(self, folder: Path) -> list[str]:
         """Return the names, less the rank, of snapshots of which every group has a file; newest first. Collective."""

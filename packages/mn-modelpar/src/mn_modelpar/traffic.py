@@ -35,9 +35,8 @@ _Array = np.ndarray[Any, Any]
 
 _KEPT = 256  # values to or from one rank whose answers are known when they come
 _ADVICE = (
-    "connect it to what is back-propagated: pass what send() returned on as the delegate_variable of the next recv(), "
-    "join it by pseudo_connect(), or return it; what is not meant to be back-propagated belongs into "
-    "chainer.no_backprop_mode()"
+    "connect it to the loss: pass the result of send() to the next recv() as its delegate_variable, connect it with "
+    "pseudo_connect(), or return it; run a forward pass that needs no backward pass in chainer.no_backprop_mode()"
 )
 
 
@@ -271,8 +270,8 @@ class Traffic:
         arrays = lane.arrived[record.number].popleft()
         if arrays is None:
             self._warn(
-                f"the gradient of {record} is taken to be zeros: the backward pass of rank {record.peer} cannot reach "
-                "what it received",
+                f"the gradient of {record} is assumed to be zero: the backward pass of rank {record.peer} does not "
+                "reach the value that it received",
                 record,
             )
             arrays = [np.zeros(shape, dtype) for shape, dtype in record.specs]
@@ -308,8 +307,8 @@ class Traffic:
         if word.kind == GRADIENT and word.specs != record.specs:
             raise RuntimeError(
                 f"the gradient of {record}: expected {describe(record.specs)}, got {describe(word.specs)} from rank "
-                f"{peer}; what the function send() sends must be received by recv(), not by a method of the "
-                "communicator"
+                f"{peer}; values sent by the function send() must be received by the function recv(), not by a method "
+                "of the communicator"
             )
         if not record.is_cut_off:
             lane.arrived[word.number].append(arrays if word.kind == GRADIENT else None)
@@ -317,8 +316,8 @@ class Traffic:
         if word.kind == GRADIENT and not record.answered:
             self._forget(record)
             self._warn(
-                f"the gradient of {record} came back from rank {peer}, but nothing here leads to it any more; "
-                f"{_ADVICE}",
+                f"the gradient of {record} came back from rank {peer}, but this rank has discarded the result of "
+                f"send(); {_ADVICE}",
                 record,
             )
 

@@ -67,7 +67,7 @@ class Attendance:
             return
         if is_part:
             error = RuntimeError(
-                "expected whole mini-batches within join, as the model communicates, got a part in no_sync"
+                "expected whole mini-batches within join, because the model communicates; got a part of one in no_sync"
             )
             self.fail(model, error)  # here: a rank with a single sample has no parts
             self.roll.is_together = True

@@ -157,7 +157,7 @@ def _expect_optimizer(actual_optimizer: Any) -> None:
         hasattr(actual_optimizer, "setup") and hasattr(actual_optimizer, "update")
     ):
         raise TypeError(
-            "expected a chainer.Optimizer for actual_optimizer, or what has its setup, update and target; got "
+            "expected a chainer.Optimizer for actual_optimizer, or an object with setup, update and target; got "
             f"{type(actual_optimizer).__name__}: {actual_optimizer!r:.80}"
         )
 
@@ -172,11 +172,11 @@ def _expect_alone(local_steps: Any, asynchronous: Any, others: Mapping[str, bool
     name = "local_steps" if local_steps is not None else "asynchronous"
     for other, is_asked_for in others.items():
         if is_asked_for:
-            raise ValueError(f"expected {name} without {other}, got both: no gradients travel in each step")
+            raise ValueError(f"expected {name} without {other}, got both: gradients are not averaged in every step")
     if hooks and name == "asynchronous":
         raise ValueError(
-            f"expected asynchronous without {' and '.join(hooks)}, got both: parameters travel, of which nothing may "
-            "be left out"
+            f"expected asynchronous without {' and '.join(hooks)}, got both: whole parameters are sent, and no "
+            "part of them may be omitted"
         )
 
 

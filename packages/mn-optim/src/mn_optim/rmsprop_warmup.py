@@ -77,7 +77,7 @@ class RMSpropWarmupRule(optimizer.UpdateRule):  # type: ignore[misc]
         hp, xp = self.hyperparam, param.device.xp
         if hp.eps and not grad.dtype.type(hp.eps):
             raise ValueError(
-                f"expected an eps that {grad.dtype} can hold, got {hp.eps}: take a larger one, or use_fp32_update()"
+                f"expected an eps that {grad.dtype} can represent, got {hp.eps}: use a larger one, or use_fp32_update()"
             )
         m, v = self.state["m"], self.state["v"]
         m += (1 - hp.decay) * (grad * grad - m)

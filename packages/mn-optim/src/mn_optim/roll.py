@@ -26,7 +26,7 @@ class LeftByException(RuntimeError):
     """Raised on the other ranks when one has left the block of a join by an exception."""
 
     def __init__(self, rank: int, what: str) -> None:
-        super().__init__(f"rank {rank} has left join() by an exception: {what}")
+        super().__init__(f"rank {rank} has left join() because of an exception: {what}")
 
 
 class Word(NamedTuple):
@@ -136,8 +136,8 @@ class Roll:
                 if kind != _SHARE:
                     sharing = next(rank for rank, kind in kinds.items() if kind == _SHARE)
                     raise RuntimeError(
-                        f"expected the parameters of all ranks to change together, but those of rank {sharing} have "
-                        f"changed, in name or by being initialised, and those of rank {rank} have not"
+                        f"expected the parameters of all ranks to change together, but parameters of rank {sharing} "
+                        f"have been added, renamed or initialised, and those of rank {rank} have not"
                     )
             raise NeedsParameters
 

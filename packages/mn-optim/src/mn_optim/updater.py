@@ -77,8 +77,8 @@ class MultiNodeUpdater(StandardUpdater):  # type: ignore[misc]  # Chainer has no
             main = self.get_optimizer("main")
             if not hasattr(main, "join_in_steps"):
                 raise TypeError(
-                    "expected an optimizer of create_multi_node_optimizer, for an iterator whose batches may be empty; "
-                    f"got {type(main).__name__}"
+                    "expected an optimizer made by create_multi_node_optimizer, because batches of the iterator may be "
+                    f"empty; got {type(main).__name__}"
                 )
             main.join_in_steps(over)
 

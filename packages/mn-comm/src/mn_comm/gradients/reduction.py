@@ -214,5 +214,6 @@ class Reduction:
         self._on_end(not abandoned_by[0])
         if abandoned_by[0]:
             raise RuntimeError(
-                f"rank {abandoned_by[0] - 1} has abandoned its backward pass, by an exception: this one has no means"
+                f"rank {abandoned_by[0] - 1} has abandoned its backward pass because of an exception: there are no "
+                "averaged gradients"
             )

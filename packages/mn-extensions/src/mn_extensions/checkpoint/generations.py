@@ -182,7 +182,7 @@ class Generations:
                 unharmed = {each for each, manifest in manifests.items() if isinstance(manifest, Manifest)}
                 self.complete = {each for each in unharmed if each < iteration or (has_manifest and each == iteration)}
                 return Found(iteration, own)
-            self._warn(f"{'; '.join(dict.fromkeys(problems))}: trying the generation before it")
+            self._warn(f"{'; '.join(dict.fromkeys(problems))}: trying the previous checkpoint")
         if self.mine and self.comm.rank == 0 and not candidates:
             logger.warning("found checkpoints of %s in %s, but no manifest: not used", self.run, self.folder)
         return None
@@ -219,9 +219,9 @@ class Generations:
         ]
         if names:
             self._warn(
-                f"files of another program, as an older ChainerMN, are in {self.folder}, and not all ranks can load "
-                f"them: {', '.join(names[:4])}{', …' * (len(names) > 4)}; they are never replaced, so saving under "
-                "these names will be an error: move them away, or use another name for the run"
+                f"files of another program, such as an older ChainerMN, are in {self.folder}, and not all ranks can "
+                f"load them: {', '.join(names[:4])}{', …' * (len(names) > 4)}; they are never replaced, so saving "
+                "under these names will be an error: move them away, or use another name for the run"
             )
 
     def _warn(self, message: str) -> None:

@@ -224,7 +224,9 @@ class _Rounds:
 
     def fail(self) -> None:
         """Have this rank say that it has failed, and wait until all ranks know."""
-        self._failure = RuntimeError("a rank has left join() by an exception: parameters are not averaged any more")
+        self._failure = RuntimeError(
+            "a rank has left join() because of an exception: parameters are no longer averaged"
+        )
         self.announce_end()
         with contextlib.suppress(RuntimeError):  # which is raised on this rank, too
             self._future.wait()
@@ -336,7 +338,7 @@ def _refuse_meetings_within(model: chainer.Link) -> None:
         raise ValueError(
             f"asynchronous: expected a model that does not communicate, got a {type(link).__name__} with a "
             f"communicator at {path}: ranks take their steps at different times, and would wait for one another or mix "
-            "up their messages; use local_steps, or a link that meets no other ranks, such as "
+            "up their messages; use local_steps, or a link that does not communicate, such as "
             "chainer.links.BatchNormalization"
         )
 

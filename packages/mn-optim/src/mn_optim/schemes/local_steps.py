@@ -241,8 +241,8 @@ class LocalSteps(Around):
             fragment.forget()
         if self._communicator.rank == 0:
             warnings.warn(
-                "local_steps: the state of the outer optimizer starts again: the parameters, their fragments, or the "
-                "kind of outer optimizer are not what they were when it was saved",
+                "local_steps: the state of the outer optimizer is reset: the parameters, their fragments, or the class "
+                "of the outer optimizer have changed since it was saved",
                 stacklevel=2,
             )
 
@@ -323,9 +323,11 @@ def _n_moved(words: Sequence[_Word], index: int) -> int:
 
 
 def _mismatch(words: Sequence[_Word]) -> RuntimeError:
-    names = {_SHARE: "the sharing out of parameters", _SYNCHRONIZE: "synchronize()"}
+    names = {_SHARE: "the distribution of parameters", _SYNCHRONIZE: "synchronize()"}
     found = ", ".join(
-        f"rank {rank} to {names.get(word.purpose, f'the meeting of fragment {word.purpose}')}"
+        f"rank {rank} came to {names.get(word.purpose, f'the meeting of fragment {word.purpose}')}"
         for rank, word in enumerate(words)
     )
-    return RuntimeError(f"expected all ranks to come to the same meeting, but {found}: have they synchronized alike?")
+    return RuntimeError(
+        f"expected all ranks to come to the same meeting, but {found}: did all call synchronize() at the same step?"
+    )
