@@ -1,13 +1,12 @@
-"""``chainermn doctor``, or ``python -m chainermn doctor``: what :mod:`mn_tools.doctor` looks at, and Chainer.
+"""``chainermn doctor``, or ``python -m chainermn doctor``: the checks of :mod:`mn_tools.doctor`, and checks of Chainer.
 
-Options, output and exit status are those of ``python -m mn_comm doctor``. Beside its checks there are those of Chainer:
-which one is installed and whether it can be imported, whether ``mn_compat`` patches it and if not why, which fixes
-are left out, what other libraries are given back for old programs, whether NumPy's scalars are promoted as Chainer
-expects, tried out, and which package ``import chainermn`` gives. They are made in an interpreter of their own, as a
-script's would be.
+Options, output and exit status are those of ``python -m mn_comm doctor``. In addition, it checks Chainer: which version
+is installed and whether it can be imported, whether ``mn_compat`` patches it and if not why, which fixes are omitted,
+which removed names of other libraries are restored, whether NumPy's scalars are promoted as Chainer expects, and which
+package ``import chainermn`` imports. These checks run in a separate interpreter, like a script.
 
-Where ``CHAINERMN_IMPL=bundled``, or where nothing activates ``mn_compat``, ``python -m chainermn`` is Chainer's own old
-copy, which has no doctor. ``python -m chainermn_meta doctor`` is the same as this one, and always ours.
+If ``CHAINERMN_IMPL=bundled`` is set, or if nothing activates ``mn_compat``, ``python -m chainermn`` runs Chainer's own
+old copy, which has no doctor. ``python -m chainermn_meta doctor`` always runs this one.
 """
 
 from __future__ import annotations
