@@ -327,7 +327,10 @@ class CommunicatorBase(ABC):
         Args:
             data: An array of the same shape and dtype on every rank: integers, floats or complex numbers.
                 Half precision is added up in float32. Whether integers that grow too large wrap around or saturate
-                depends on the MPI library. Returns: The sum, a new array of the same shape and dtype.
+                depends on the MPI library.
+
+        Returns:
+            The sum, a new array of the same shape and dtype.
 
         Raises:
             TypeError: A rank passed no array, or one whose dtype cannot be added up (on every rank).
@@ -552,7 +555,8 @@ class CommunicatorBase(ABC):
             answer: A function that takes a question and returns its answer, which can be pickled; called in that
                 thread. It is kept until no rank holds the returned object any more, and must not refer to that object.
 
-        Returns: An object that asks other ranks.
+        Returns:
+            An object that asks other ranks.
 
         Raises:
             RuntimeError: MPI was initialised without ``MPI_THREAD_MULTIPLE``.
