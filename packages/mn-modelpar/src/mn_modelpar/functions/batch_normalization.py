@@ -21,8 +21,8 @@ def combine(communicator: CommunicatorBase, count: int, mean: _Array, squares: _
     """Combine count, means and squared deviations of all ranks' parts into those of the whole; collective.
 
     Squares of deviations are added up, never squares of the values, so that there is no cancellation. See Chan, Golub
-    and LeVeque, "Updating formulae and a pairwise algorithm for computing sample variances", 1979, equation 2.1. It takes
-    two reductions, because the deviations are those from the mean over all ranks. The amount of data does not depend on
+    and LeVeque, "Updating formulae and a pairwise algorithm for computing sample variances", 1979, equation 2.1. It
+    takes two reductions, because the deviations are from the mean over all ranks. The amount of data does not depend on
     the number of ranks.
 
     Args:
