@@ -1,4 +1,4 @@
-"""The process beside the ranks of a node that says which of them died first, and how; see :mod:`mn_comm.witness`.
+"""A process on each node that reports which rank died first, and how; see :mod:`mn_comm.witness`.
 
 It imports nothing of this package: it is a script, started as ``python -I -S witness_process.py DESCRIPTOR RANKS HOST
 FOLDER...``, of which the folders hold what is not the user's script.

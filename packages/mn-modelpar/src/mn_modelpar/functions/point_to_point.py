@@ -245,7 +245,7 @@ def recv(
         RuntimeError: The message was not sent by :func:`send`.
 
     Warns:
-        RuntimeWarning: As for :func:`send`.
+        RuntimeWarning: In the same cases as :func:`send`.
 
     Example:
         >>> if comm.rank == 0:
