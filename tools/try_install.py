@@ -20,7 +20,7 @@ import time
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-PAGES = {"README.md": "## Install it", "docs/installation.md": "## With an MPI that comes as a wheel"}
+PAGES = {"README.md": "## Install it", "docs/installation.md": "## With an MPI library from PyPI"}
 HELLO = "import chainermn; c = chainermn.create_communicator(); print(c); assert c.size == 2"
 NOBODY = 65534
 FOREIGN = ("VIRTUAL_ENV", "PYTHONPATH", "PYTHONHOME", "PYTHONDONTWRITEBYTECODE", "TMPDIR")

@@ -440,7 +440,7 @@ def test_checkpoints_without_a_trainer(folder, count):
     assert not {f"job.{RANK}.{i}" for i in range(max(0, count - 3), count)} & set(names(folder))
 
 
-@pytest.mark.filterwarnings("ignore:.*cannot be read.* trying the generation before it")
+@pytest.mark.filterwarnings("ignore:.*cannot be read.* trying the previous checkpoint")
 def test_the_newest_checkpoint_that_every_rank_has(folder):
     model = L.Linear(2, 3)
     checkpointer = chainermn.create_multi_node_checkpointer("job", COMM, path=str(folder))

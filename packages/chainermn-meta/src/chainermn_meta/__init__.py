@@ -1,1 +1,1 @@
-"""Where ``mn_compat`` finds ``chainermn``, which cannot lie beside Chainer's own copy of that name."""
+"""The folder from which ``mn_compat`` imports ``chainermn``; beside it, Chainer's own copy has that name already."""

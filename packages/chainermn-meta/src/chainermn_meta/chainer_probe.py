@@ -1,4 +1,4 @@
-"""Imports Chainer as a script would, tries it out, and writes what came of it; a process of its own."""
+"""Imports Chainer as a script would, tries it out, and writes the results; runs in its own process."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ __all__: list[str] = []
 
 
 def main() -> None:
-    """Write what there is; each step is written when it is done, since any of them may end the process."""
+    """Write the results, each step as soon as it is done, because any step may end the process."""
     warnings.simplefilter("ignore")
-    # Before anything of ours could put the finder in its place.
+    # Before any of these packages could install the finder.
     started = any(type(finder).__module__ in ("_mn_compat_startup", "mn_compat.finder") for finder in sys.meta_path)
     emit(started=started, impl=os.environ.get("CHAINERMN_IMPL", ""))
     _find_chainermn()

@@ -10,7 +10,7 @@ __all__ = ["is_command"]
 def is_command(name: str) -> bool:
     """Return whether Python is still looking for the module that ``-m`` names, and that is this package.
 
-    While it looks, ``sys.argv`` is "-m" and the arguments behind the module's name.
+    While it looks, ``sys.argv`` is "-m" and the arguments after the module's name.
     """
     if sys.argv[:1] != ["-m"]:
         return False

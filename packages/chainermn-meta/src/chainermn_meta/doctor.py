@@ -1,13 +1,12 @@
-"""``chainermn doctor``, or ``python -m chainermn doctor``: what :mod:`mn_tools.doctor` looks at, and Chainer.
+"""``chainermn doctor``, or ``python -m chainermn doctor``: the checks of :mod:`mn_tools.doctor`, and checks of Chainer.
 
-Options, output and exit status are those of ``python -m mn_comm doctor``. Beside its checks there are those of Chainer:
-which one is installed and whether it can be imported, whether ``mn_compat`` patches it and if not why, which fixes
-are left out, what other libraries are given back for old programs, whether NumPy's scalars are promoted as Chainer
-expects, tried out, and which package ``import chainermn`` gives. They are made in an interpreter of their own, as a
-script's would be.
+Options, output and exit status are those of ``python -m mn_comm doctor``. In addition, it checks Chainer: which version
+is installed and whether it can be imported, whether ``mn_compat`` patches it and if not why, which fixes are omitted,
+which removed names of other libraries are restored, whether NumPy's scalars are promoted as Chainer expects, and which
+package ``import chainermn`` imports. These checks run in a separate interpreter, like a script.
 
-Where ``CHAINERMN_IMPL=bundled``, or where nothing activates ``mn_compat``, ``python -m chainermn`` is Chainer's own old
-copy, which has no doctor. ``python -m chainermn_meta doctor`` is the same as this one, and always ours.
+If ``CHAINERMN_IMPL=bundled`` is set, or if nothing activates ``mn_compat``, ``python -m chainermn`` runs Chainer's own
+old copy, which has no doctor. ``python -m chainermn_meta doctor`` always runs this one.
 """
 
 from __future__ import annotations
@@ -45,11 +44,14 @@ problem = Catalogue(
         "fixes-left-out": (_W, "unset MN_COMPAT_SKIP unless you need Chainer's old behaviour there"),
         "numpy-scalars": (
             _F,
-            "use Chainer with all fixes of mn-compat (the lines above say what keeps them away), or NumPy 1.26",
+            "use Chainer with all fixes of mn-compat (the lines above say why they are not active), or NumPy 1.26",
         ),
-        "chainermn-bundled": (_W, "unset CHAINERMN_IMPL to have this one: Chainer's own copy is no longer maintained"),
+        "chainermn-bundled": (
+            _W,
+            "unset CHAINERMN_IMPL to use this package: Chainer's own copy is no longer maintained",
+        ),
         "chainermn-setting": (_F, "set CHAINERMN_IMPL to ours or bundled, or unset it"),
-        "chainermn-not-ours": (_F, "scripts get Chainer's old copy: see what is said of mn-compat above"),
+        "chainermn-not-ours": (_F, "scripts get Chainer's old copy: see the lines about mn-compat above"),
     }
 )
 
@@ -113,21 +115,19 @@ def _judge_adapter(seen: dict[str, Any]) -> Iterator[Check]:
     if seen.get("adapter_missing"):
         yield problem("mn-compat-missing", GROUP, "mn-compat", "not installed", python=sys.executable)
     elif "MN_COMPAT_RESTORE" in error:
-        found = f"MN_COMPAT_RESTORE names nothing by {error.rpartition(', got ')[2]!r}"
+        found = f"MN_COMPAT_RESTORE contains unknown names: {error.rpartition(', got ')[2]!r}"
         yield problem("restore-setting", GROUP, "old names", found)
     elif not seen.get("started"):
         yield problem("adapter-not-started", GROUP, "mn-compat", "its start-up file was not run by Python")
     elif "MN_COMPAT_SKIP" in error:
         unknown = error.rpartition(", got ")[2]
-        yield problem("adapter-setting", GROUP, "mn-compat", f"MN_COMPAT_SKIP names no fix by {unknown!r}")
+        yield problem("adapter-setting", GROUP, "mn-compat", f"MN_COMPAT_SKIP contains unknown names: {unknown!r}")
     elif status and status["left_out"] and not status["active"] and status["supported"]:
         yield problem("adapter-skipped", GROUP, "mn-compat", f"not active: {status['reason']}")
     elif status and status["active"]:
         yield ok(GROUP, "mn-compat", f"active: {status['reason']}")
         if status["left_out"]:
-            yield problem(
-                "fixes-left-out", GROUP, "fixes", f"MN_COMPAT_SKIP leaves out {', '.join(status['left_out'])}"
-            )
+            yield problem("fixes-left-out", GROUP, "fixes", f"MN_COMPAT_SKIP omits {', '.join(status['left_out'])}")
         else:
             yield ok(GROUP, "fixes", f"all {status['fixes']} applied")
         yield _describe_restored(status["restored"], status["restorable"])
@@ -137,7 +137,7 @@ def _describe_restored(restored: list[str], restorable: list[str]) -> Check:
     others = [name for name in restorable if name not in restored]
     found = f"restored: {', '.join(restored) or 'none'}"
     if others:
-        found += f"; MN_COMPAT_RESTORE can give old programs {', '.join(others)}"
+        found += f"; MN_COMPAT_RESTORE can restore {', '.join(others)} for old programs"
     return ok(GROUP, "old names", found)
 
 

@@ -103,10 +103,10 @@ def test_a_fix_that_does_not_exist(machine):
 
 
 def test_what_is_restored_for_old_programs(machine):
-    assert look()["old names"].found.startswith("restored: none; MN_COMPAT_RESTORE can give old programs numpy_names, ")
+    assert look()["old names"].found.startswith("restored: none; MN_COMPAT_RESTORE can restore numpy_names, ")
     machine.setenv("MN_COMPAT_RESTORE", "numpy_names,yaml_load")
     found = look()["old names"].found
-    assert found.startswith("restored: numpy_names, yaml_load; MN_COMPAT_RESTORE can give old programs numpy_stack, ")
+    assert found.startswith("restored: numpy_names, yaml_load; MN_COMPAT_RESTORE can restore numpy_stack, ")
     machine.setenv("MN_COMPAT_RESTORE", "all")
     assert "can give" not in look()["old names"].found
 
@@ -115,7 +115,7 @@ def test_a_restoration_that_does_not_exist(machine):
     machine.setenv("MN_COMPAT_RESTORE", "numpy_names,banana")
     check = look()["old names"]
     assert check.code == "restore-setting"
-    assert check.found == "MN_COMPAT_RESTORE names nothing by 'banana'"
+    assert check.found == "MN_COMPAT_RESTORE contains unknown names: 'banana'"
 
 
 @NUMPY_2

@@ -17,7 +17,7 @@ def main(arguments: list[str], program: str = "mn_comm") -> int:
 
     Args:
         arguments: The command line.
-        program: What the command line is to begin with, in what is said about it.
+        program: The beginning of the command line, for usage messages.
     """
     commands = {entry.name: entry for entry in entry_points(group=GROUP)}
     usage = f"usage: python -m {program} {{{','.join(commands) or 'COMMAND'}}} [OPTIONS]\n"

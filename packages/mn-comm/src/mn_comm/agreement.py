@@ -1,7 +1,7 @@
-"""Checks whose outcome may differ between ranks: all ranks raise, or none does.
+"""Checks whose result may differ between ranks: either all ranks raise, or none.
 
-A rank that raises alone leaves the others waiting in the next collective for ever. So every check of a collective ends
-in one reduction of a number or two; only when that shows trouble are messages exchanged.
+If only one rank raised, the others would wait forever in the next collective. So every check of a collective ends with
+one reduction of one or two numbers; only if this shows a problem are messages exchanged.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class Group(Protocol):
 
 
 class _ByMethods:
-    """The ranks of a communicator of which nothing is known but the methods that every communicator has."""
+    """The ranks of a communicator of which only the methods are known that every communicator has."""
 
     def __init__(self, communicator: CommunicatorBase) -> None:
         self.allgather: Callable[[Any], list[Any]] = communicator.allgather_obj
@@ -48,9 +48,9 @@ class _ByMethods:
 
 
 def group_of(communicator: CommunicatorBase | MPI.Intracomm | Group) -> Group:
-    """Return the ranks of a communicator, ours, somebody else's, or MPI's, to be asked whether they agree."""
+    """Return the ranks of any communicator (of this package, of a script, or of MPI) as a :class:`Group`."""
     found: Any = communicator
-    # Of the class: a mock in place of a communicator has every attribute.
+    # An attribute of the class: a mock object in place of a communicator has every attribute.
     if hasattr(type(found), "differ"):
         return found  # type: ignore[no-any-return]
     if hasattr(type(getattr(found, "ranks", None)), "differ"):
@@ -66,8 +66,8 @@ def group_of(communicator: CommunicatorBase | MPI.Intracomm | Group) -> Group:
 def raise_on_all(communicator: CommunicatorBase | MPI.Intracomm | Group) -> Iterator[None]:
     """Run a block on every rank and raise on all of them if it raised on any; collective.
 
-    The block must not communicate. A rank on which it failed raises its own exception; the others raise one of the same
-    built-in type, or its nearest built-in base, that names the lowest failing rank.
+    The block must not communicate. A rank on which it failed raises its own exception. The others raise an exception of
+    the same built-in type, or of its nearest built-in base class, which names the lowest rank that failed.
 
     Args:
         communicator: The communicator whose ranks run the block.
@@ -105,7 +105,7 @@ def agree(group: Group, signature: Any, explain: Callable[[Sequence[Any]], Excep
     Args:
         group: The ranks that must agree.
         signature: This rank's; exchanged only if the ranks differ.
-        explain: Makes the exception from the signatures of all ranks, the same one on every rank.
+        explain: Creates the exception from the signatures of all ranks; the same exception on every rank.
 
     Raises:
         Exception: What ``explain`` returned, if the ranks differ.
@@ -139,7 +139,7 @@ def expect_same(communicator: CommunicatorBase | MPI.Intracomm | Group, what: st
 
 
 def digest(signature: object) -> int:
-    """Reduce a signature to a number that is equal wherever the signature is.
+    """Reduce a signature to a number that is the same for equal signatures.
 
     Args:
         signature: Anything whose ``repr`` describes it completely: tuples of strings and numbers.
@@ -147,14 +147,14 @@ def digest(signature: object) -> int:
     Returns:
         62 bits of its BLAKE2b hash (RFC 7693), so that it and its negative fit into an int64.
     """
-    from hashlib import blake2b  # not earlier: it brings OpenSSL, which takes as long to load as all of this package
+    from hashlib import blake2b  # not earlier: it loads OpenSSL, which takes as long as loading this whole package
 
     hashed = blake2b(repr(signature).encode(), digest_size=8).digest()
     return int.from_bytes(hashed, "little") >> 2
 
 
 def describe(error: Exception) -> tuple[str, str]:
-    """Return what other ranks are told of an exception: its type, or the nearest base that they know, and its text."""
+    """Describe an exception for other ranks: by its type, or its nearest built-in base class, and its text."""
     kinds = [kind.__name__ for kind in type(error).__mro__ if kind.__name__ in _BUILT_IN]
     return (kinds[0], str(error)) if kinds else (type(error).__name__, str(error))
 
@@ -168,8 +168,8 @@ def remote_error(rank: int, kind: str, message: str) -> Exception:
         message: Its text.
 
     Returns:
-        An exception of the same type where that is a common built-in one, else a ``RuntimeError`` that names it. Its
-        attribute ``raised_on_rank`` is the rank.
+        An exception of the same type if that is a common built-in one, otherwise a ``RuntimeError`` that names the
+        type. Its attribute ``raised_on_rank`` is the rank.
     """
     error = (
         _BUILT_IN[kind](f"on rank {rank}: {message}")

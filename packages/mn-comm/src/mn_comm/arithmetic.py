@@ -1,4 +1,4 @@
-"""How numbers are added up and divided on the host, in one place, so that every strategy rounds alike."""
+"""Addition and division of numbers on the host, in one place, so that all strategies round in the same way."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ __all__ = ["add_up", "divide", "is_half", "sum_dtype"]
 _Array = np.ndarray[Any, Any]
 
 
-@functools.cache  # a dtype takes its time to say its name
+@functools.cache  # getting the name of a dtype is slow
 def is_half(dtype: np.dtype[Any]) -> bool:
     """Return whether values of ``dtype`` have half precision: float16, or the bfloat16 of ``ml_dtypes``."""
     return dtype == np.float16 or dtype.name == "bfloat16"
@@ -23,13 +23,13 @@ def is_half(dtype: np.dtype[Any]) -> bool:
 def sum_dtype(dtype: np.dtype[Any]) -> np.dtype[Any]:
     """Return the dtype in which values of ``dtype`` are added up: float32 for half precision, else their own.
 
-    A sum of many halves loses digits, and may not fit where the mean would.
+    A sum of many half-precision values loses digits, and may overflow although the mean would not.
     """
     return np.dtype(np.float32) if is_half(dtype) else dtype
 
 
 def divide(array: _Array, divisor: float, out: _Array) -> None:
-    """Write an array of floats, divided, to another one of the same shape, of any floating dtype; it may be itself.
+    """Divide an array of floats; write the result to an array of the same shape and any floating dtype, maybe itself.
 
     Multiplying by the reciprocal of a power of two is exact, and several times faster than dividing.
     """
@@ -52,8 +52,8 @@ def add_up(summands: Sequence[_Array], total: _Array) -> None:
 
     Args:
         summands: One-dimensional arrays of equal length and dtype.
-        total: Where the sum goes, of their length and their :func:`sum_dtype`. It must be none of them but, at most,
-            one of the first two.
+        total: Where the sum goes, of their length and their :func:`sum_dtype`. It may be one of the first two summands,
+            but no other.
     """
     if len(summands) == 1:
         total[...] = summands[0]

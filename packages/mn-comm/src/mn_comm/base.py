@@ -31,17 +31,17 @@ DEFAULT_MAX_BUF_LEN = 256 * 1024 * 1024
 class CommunicatorBase(ABC):
     """The methods that every communicator has.
 
-    Methods without a suffix move arrays, of NumPy or CuPy: what was on a device at the sender is on the current device
-    of the receiver. Those that end in ``_obj`` move any object that can be pickled.
-    Unless it is said to be point-to-point, a method is collective: every rank must call it, in the same
-    order. Input that is wrong on one rank raises on every rank that takes part.
+    Methods without a suffix transfer NumPy or CuPy arrays. If an array was on a device at the sender, it is on the
+    current device at the receiver. Methods whose names end in ``_obj`` transfer any object that can be pickled. A
+    method is collective unless its description says that it is point-to-point: every rank must call it, in the same
+    order. Wrong input on one rank raises an exception on every rank that takes part.
 
-    A subclass in a script must define the abstract methods, and those of the numbers below that are used. Everything
-    that is built on communicators uses these methods, not an MPI communicator that the object may hold. A subclass with
-    the ``allreduce_grad(model)`` of ChainerMN 1 gets a ``multi_node_mean_grad`` that calls it.
+    A subclass in a script must define the abstract methods, and those of the properties below that are used. Code that
+    takes a communicator uses only these methods, not an MPI communicator that the object may hold. A subclass that
+    defines ``allreduce_grad(model)``, as in ChainerMN 1, gets a ``multi_node_mean_grad`` that calls it.
 
     Attributes:
-        mpi_comm: The mpi4py communicator over the same ranks, of those that have one.
+        mpi_comm: The mpi4py communicator over the same ranks, if the communicator has one.
     """
 
     mpi_comm: MPI.Intracomm
@@ -66,7 +66,7 @@ class CommunicatorBase(ABC):
 
     @property
     def intra_rank(self) -> int:
-        """The number of this process among those on the same host, from 0; also the index of the GPU to use."""
+        """The number of this process among the processes on this host, from 0; also the index of the GPU to use."""
         raise NotImplementedError(f"{type(self).__name__} does not define intra_rank")
 
     @property
@@ -92,7 +92,7 @@ class CommunicatorBase(ABC):
             kwargs: ``value``, its value.
 
         Raises:
-            ValueError: There is no setting of that name, or it cannot have that value.
+            ValueError: There is no setting with this name, or the value is not allowed.
             TypeError: The value is of the wrong type.
 
         Example:
@@ -121,14 +121,14 @@ class CommunicatorBase(ABC):
 
     @property
     def within_config_scope(self) -> bool:
-        """Whether attributes that are set now are settings."""
+        """Whether attributes that are assigned now become settings."""
         return "_within_config_scope" in self.__dict__
 
     @contextmanager
     def config_scope(self) -> Iterator[None]:
-        """Return a context in which attributes that are set are settings, which :meth:`get_config` knows.
+        """Return a context in which assigned attributes become settings, which :meth:`get_config` returns.
 
-        For derived classes with settings of their own; :meth:`split` passes these on.
+        For derived classes with their own settings; :meth:`split` passes them on.
         """
         is_nested = self.within_config_scope
         self.__dict__["_within_config_scope"] = True
@@ -145,7 +145,7 @@ class CommunicatorBase(ABC):
 
     @property
     def _configs(self) -> dict[str, Any]:
-        """What was set in :meth:`config_scope`."""
+        """The settings that were assigned in :meth:`config_scope`."""
         settings: dict[str, Any] = self.__dict__.setdefault("_settings", {})
         return settings
 
@@ -158,7 +158,7 @@ class CommunicatorBase(ABC):
             key: Within a group, ranks are numbered in the order of their keys.
 
         Returns:
-            The communicator of this rank's group, of the same kind and with the same settings.
+            The communicator of this rank's group, of the same class and with the same settings.
 
         Raises:
             TypeError: On some rank ``color`` or ``key`` is not an integer.
@@ -171,16 +171,16 @@ class CommunicatorBase(ABC):
         """
 
     def finalize(self) -> None:  # noqa: B027 - one that holds nothing has nothing to give back
-        """Release what the communicator holds; collective. Do not use it afterwards; a second call does nothing."""
+        """Free the communicator's resources; collective. Do not use it afterwards; a second call does nothing."""
 
     @abstractmethod
     def send(self, data: Any, dest: int, tag: int) -> None:
         """Send arrays to another rank; point-to-point.
 
         Args:
-            data: An array, or a tuple or list of arrays; any shapes, any dtypes without Python objects.
+            data: An array, or a tuple or list of arrays, with any shapes and any dtypes without Python objects.
             dest: The rank to send to, not this one.
-            tag: A number that :meth:`recv` must be given as well.
+            tag: A number; the receiver must pass the same one to :meth:`recv`.
 
         Raises:
             TypeError: ``data`` is something else; the receiver raises too.
@@ -202,7 +202,7 @@ class CommunicatorBase(ABC):
             tag: The number given to :meth:`send`, or ``MPI.ANY_TAG``.
 
         Returns:
-            An array, or a tuple of arrays if a tuple or list was sent; shapes and dtypes as they were sent.
+            An array, or a tuple of arrays if a tuple or list was sent, with the shapes and dtypes of the sender.
 
         Raises:
             ValueError: ``source`` or ``tag`` is out of range.
@@ -231,7 +231,7 @@ class CommunicatorBase(ABC):
             At the root the array itself, elsewhere a new array like it.
 
         Raises:
-            TypeError: What the root has is something else (on every rank).
+            TypeError: The root passed something else (on every rank).
             ValueError: ``root`` is out of range.
 
         Example:
@@ -280,7 +280,7 @@ class CommunicatorBase(ABC):
 
     @abstractmethod
     def scatter(self, xs: Any, root: int = 0) -> _Array:
-        """Give each rank its part of what the root has; collective.
+        """Give each rank its part of the arrays at the root; collective.
 
         Args:
             xs: At the root a tuple or list of ``size`` arrays of one dtype and any shapes, or one array whose
@@ -291,7 +291,7 @@ class CommunicatorBase(ABC):
             This rank's part, a new array.
 
         Raises:
-            TypeError: ``xs`` at the root holds something else than arrays, or dtypes that differ (on every
+            TypeError: ``xs`` at the root contains something other than arrays, or arrays of different dtypes (on every
                 rank).
             ValueError: There are not ``size`` parts (on every rank), or ``root`` is out of range.
 
@@ -313,8 +313,8 @@ class CommunicatorBase(ABC):
             The received arrays, in the order of the ranks that sent them.
 
         Raises:
-            TypeError: A rank has something else than arrays, or dtypes that differ (on every rank).
-            ValueError: A rank has not ``size`` of them (on every rank).
+            TypeError: A rank passed something other than arrays, or arrays of different dtypes (on every rank).
+            ValueError: A rank did not pass ``size`` arrays (on every rank).
 
         Example:
             >>> first, second = comm.alltoall([np.array([0]), np.array([10])])
@@ -335,7 +335,7 @@ class CommunicatorBase(ABC):
             The sum, a new array of the same shape and dtype.
 
         Raises:
-            TypeError: A rank has no array, or one of a dtype that cannot be added up (on every rank).
+            TypeError: A rank passed no array, or one whose dtype cannot be added up (on every rank).
             ValueError: The ranks differ in shape or dtype (on every rank).
 
         Example:
@@ -350,7 +350,7 @@ class CommunicatorBase(ABC):
         Args:
             obj: Anything that can be pickled, of any size.
             dest: The rank to send to.
-            tag: A number that the receiver can ask for.
+            tag: A number by which the receiver can select the message.
 
         Raises:
             Exception: What pickling raised; the receiver raises too.
@@ -434,7 +434,7 @@ class CommunicatorBase(ABC):
     def allreduce_obj(self, obj: Any) -> Any:
         """Add up the objects of all ranks with ``+``; collective.
 
-        Neighbors are added up first, then their sums, along a binomial tree: no rank holds the objects of all.
+        The objects are added up along a binomial tree, neighbors first, so no rank ever holds the objects of all ranks.
 
         Args:
             obj: Anything that can be pickled and added.
@@ -452,10 +452,10 @@ class CommunicatorBase(ABC):
 
     @abstractmethod
     def bcast_data(self, model: Model) -> None:
-        """Overwrite the parameters of every rank's model with those of rank 0; collective.
+        """Overwrite the parameters of the model on every rank with those of rank 0; collective.
 
         Args:
-            model: The model; parameters that are not initialised stay so.
+            model: The model; uninitialised parameters stay uninitialised.
 
         Raises:
             ValueError: The ranks' models differ in names, shapes or dtypes (on every rank).
@@ -471,13 +471,13 @@ class CommunicatorBase(ABC):
     def multi_node_mean_grad(self, model: Model, zero_fill: bool = False) -> None:
         """Replace every gradient of the model by its mean over all ranks; collective.
 
-        It happens in place: the array that is ``param.grad`` holds the mean afterwards. Only a gradient that is
-        missing, must not be written to, or shares memory with another gradient gets a new array.
+        It happens in place: ``param.grad`` stays the same array, and contains the mean afterwards. Only a gradient that
+        is missing, is read-only, or shares memory with another gradient gets a new array.
 
         Args:
             model: The model, after its backward pass.
-            zero_fill: Whether an initialised parameter without a gradient counts as one of zeros; otherwise
-                it is left out, and must be missing on every rank alike.
+            zero_fill: Whether the missing gradient of an initialised parameter counts as zeros. Otherwise it is
+                skipped, and must be missing on every rank.
 
         Raises:
             ValueError: The ranks' gradients differ in names, shapes or dtypes (on every rank).
@@ -502,32 +502,31 @@ class CommunicatorBase(ABC):
         own_dtype: bool = False,
         apart: bool = False,
     ) -> GradientReducer:
-        """Return an object that averages the gradients of one model, with options of its own; collective.
+        """Return an object that averages the gradients of one model, with its own options; collective.
 
         Args:
-            background: Whether gradients are averaged by a thread, or on a stream, while this thread goes on computing.
+            background: Whether gradients are averaged by another thread, or on a stream, while this thread computes.
             comm_hook: Starts to average a bucket, exactly or less exactly with fewer bytes; ``None`` to average
                 exactly.
-            compression: How gradients are compressed where they cross between nodes, one of
-                :mod:`mn_comm.compression`; ``None`` to send all of them.
-            bucket_bytes: How many bytes a bucket holds at most, if it holds more than one gradient; ``None`` for what
-                suits.
-            sets: How many backward passes may be under way at a time, in the background.
-            own_dtype: Whether arrays travel in their own dtypes, whatever ``allreduce_grad_dtype`` says: for what is
-                averaged beside gradients, and must not be rounded.
-            apart: Whether the reducer has MPI communicators of its own, so that a thread of the caller's may call its
+            compression: How gradients are compressed between nodes, an object from :mod:`mn_comm.compression`; ``None``
+                to send them uncompressed.
+            bucket_bytes: The maximum size of a bucket that holds more than one gradient, in bytes; ``None`` for a
+                suitable default.
+            sets: How many backward passes may be averaged in the background at the same time.
+            own_dtype: Whether arrays are sent in their own dtypes, whatever ``allreduce_grad_dtype`` says: for values
+                other than gradients, which must not be rounded.
+            apart: Whether the reducer has its own MPI communicators, so that a thread of the caller may call its
                 ``average`` while other threads communicate.
 
         Returns:
             The reducer. It need not be closed.
 
         Raises:
-            RuntimeError: MPI was initialised without ``MPI_THREAD_MULTIPLE``, and ``background`` or ``apart`` asked
-                for.
+            RuntimeError: ``background`` or ``apart`` is true, and MPI was initialised without ``MPI_THREAD_MULTIPLE``.
             NotImplementedError: This kind of communicator cannot do it.
-            TypeError: ``compression`` is none (on every rank).
-            ValueError: The ranks ask for different things, or for compression together with a hook, or with ``naive``
-                (on every rank).
+            TypeError: ``compression`` is not a compression (on every rank).
+            ValueError: The ranks pass different arguments; or compression is requested together with a hook, or with
+                ``naive`` (on every rank).
         """
         raise NotImplementedError(f"{type(self).__name__} cannot average gradients in the background or by a hook")
 
@@ -540,25 +539,26 @@ class CommunicatorBase(ABC):
             arrays: Names and arrays, of NumPy or CuPy, of any memory layout, of the same names, shapes and dtypes on
                 every rank.
             owners: For each the rank that owns it.
-            failure: What went wrong on this rank before. The arrays are gathered all the same; then every rank raises.
+            failure: An exception that occurred on this rank before. The arrays are still gathered; then every rank
+                raises.
 
         Raises:
-            ValueError: The ranks' arrays or owners differ (on every rank); then nothing was gathered. Or an array must
-                not be written to on some rank (on every rank).
+            ValueError: The ranks' arrays or owners differ (on every rank); then nothing was gathered. Or an array is
+                read-only on some rank (on every rank).
             Exception: ``failure``, and on the other ranks one of the same built-in type.
             NotImplementedError: This kind of communicator cannot do it.
         """
         raise NotImplementedError(f"{type(self).__name__} cannot gather arrays that some ranks own")
 
     def questions(self, answer: Callable[[Any], Any]) -> Questions:
-        """Have other ranks' questions answered in a thread, whatever this rank is doing meanwhile; collective.
+        """Answer other ranks' questions in a thread, whatever this rank is doing in the meantime; collective.
 
         Args:
-            answer: Returns, given a question, its answer, which can be pickled; called in that thread. It is kept until
-                no rank has what is returned any more, which it must not refer to.
+            answer: A function that takes a question and returns its answer, which can be pickled; called in that
+                thread. It is kept until no rank holds the returned object any more, and must not refer to that object.
 
         Returns:
-            What asks other ranks.
+            An object that asks other ranks.
 
         Raises:
             RuntimeError: MPI was initialised without ``MPI_THREAD_MULTIPLE``.
@@ -567,22 +567,22 @@ class CommunicatorBase(ABC):
         raise NotImplementedError(f"{type(self).__name__} cannot answer questions in the background")
 
     def mean_grad_reducer(self, model: Model) -> GradientReducer:
-        """Return what :meth:`multi_node_mean_grad` averages a model's gradients by; not collective.
+        """Return the reducer that :meth:`multi_node_mean_grad` uses for a model; not collective.
 
         Args:
             model: The model.
 
         Raises:
-            NotImplementedError: This kind of communicator averages in a way of its own.
+            NotImplementedError: This kind of communicator averages in a different way.
         """
         raise NotImplementedError(f"{type(self).__name__} averages gradients in a way of its own")
 
     def broadcast_data(self, model: Model) -> None:
-        """Call :meth:`bcast_data`, whose old name this is."""
+        """Call :meth:`bcast_data`; this is its old name."""
         self.bcast_data(model)
 
     def allreduce_grad(self, model: Model, zero_fill: bool = False) -> None:
-        """Call :meth:`multi_node_mean_grad`, whose old, deprecated name this is."""
+        """Call :meth:`multi_node_mean_grad`; this is its old, deprecated name."""
         warnings.warn("allreduce_grad is the old name of multi_node_mean_grad", DeprecationWarning, stacklevel=2)
         self.multi_node_mean_grad(model, zero_fill)
 
@@ -605,7 +605,7 @@ class CommunicatorBase(ABC):
         return self.bcast_obj(self.gather_obj(obj))  # type: ignore[no-any-return]
 
     def scatter_obj(self, objs: Any, root: int = 0) -> Any:
-        """Give each rank its object out of a sequence at the root; collective.
+        """Give each rank its object from a sequence at the root; collective.
 
         Args:
             objs: At the root ``size`` objects that can be pickled, of any size; ignored elsewhere.
@@ -626,7 +626,7 @@ class CommunicatorBase(ABC):
 
 
 def mean_as_version_1(self: CommunicatorBase, model: Model, zero_fill: bool = False) -> None:
-    """Do what ``multi_node_mean_grad`` does, by the ``allreduce_grad(model)`` of a class written for ChainerMN 1."""
+    """Do what ``multi_node_mean_grad`` does, with the ``allreduce_grad(model)`` of a class written for ChainerMN 1."""
     for _, param in model.namedparams():
         if zero_fill and param.data is not None and param.grad is None:
             param.grad = zeros_beside(param.data, param.data.shape, param.data.dtype)

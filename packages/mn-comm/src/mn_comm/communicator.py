@@ -1,4 +1,4 @@
-"""The communicator: a topology, the collectives and a strategy, put together."""
+"""The communicator: a topology, the collectives and a strategy."""
 
 from __future__ import annotations
 
@@ -48,17 +48,17 @@ _Array = np.ndarray[Any, Any]
 class Communicator(CommunicatorBase):
     """A communicator over the ranks of an MPI communicator; each subclass names a strategy.
 
-    Collectives travel on a private duplicate of the MPI communicator, so they cannot be mixed up with messages of
-    the caller; point-to-point messages travel on the caller's communicator. All communicators over one MPI communicator
-    share the duplicate: to use two of them in two threads at the same time, give each its own ``Dup()``.
+    Collectives use a private duplicate of the MPI communicator, so they cannot be confused with messages of the caller;
+    point-to-point messages use the caller's communicator. All communicators over one MPI communicator share the
+    duplicate: to use two of them in two threads at the same time, pass each its own ``Dup()``.
 
-    A subclass can have a method ``comm_hook(bucket)``, which averages every bucket in place of the strategy, also
-    in the background: what ``create_multi_node_optimizer`` takes as ``comm_hook``. Its ``strategy`` names the built-in
-    one that packs the gradients.
+    A subclass can have a method ``comm_hook(bucket)``, which averages every bucket in place of the strategy, also in
+    the background, like the argument ``comm_hook`` of ``create_multi_node_optimizer``. Its ``strategy`` is the name of
+    the built-in strategy that packs the gradients.
 
     A subclass in a script may define ``multi_node_mean_grad``, or ``_multi_node_mean`` to average gradients one by one;
     otherwise it averages as ``naive`` does.
-    :meth:`.CommunicatorBase.split` calls it with ``mpi_comm`` alone.
+    :meth:`.CommunicatorBase.split` creates it with ``mpi_comm`` as the only argument.
 
     Args:
         mpi_comm: The ranks that take part. Creating a communicator is collective.
@@ -82,12 +82,12 @@ class Communicator(CommunicatorBase):
         self.mpi_comm = mpi_comm
 
     @property
-    def mpi_comm(self) -> MPI.Intracomm:  # to assign another one is collective
+    def mpi_comm(self) -> MPI.Intracomm:  # assigning another one is collective
         return self._mpi_comm
 
     @mpi_comm.setter
     def mpi_comm(self, mpi_comm: MPI.Intracomm) -> None:
-        # Not earlier: these need MPI, which starts with the first communicator.
+        # Not earlier: these need MPI, which is initialised by the first communicator.
         from mn_comm import spans
         from mn_comm.context import contexts_of
         from mn_comm.strategies import Strategy
@@ -115,7 +115,7 @@ class Communicator(CommunicatorBase):
 
     @property
     def ranks(self) -> Ranks:
-        """The ranks, as collectives talk to them."""
+        """The ranks, as used by the collectives."""
         return self._contexts.foreground.ranks
 
     @property
@@ -350,14 +350,14 @@ class Communicator(CommunicatorBase):
         self._reducer_of(model).average(model, zero_fill)
 
     def _multi_node_mean(self, sendbuf: Any, recvbuf: Any) -> None:
-        """Write the mean over all ranks of an array into another; collective. Derived classes may have their own.
+        """Write the mean of an array over all ranks into another array; collective. Derived classes may override it.
 
         Args:
             sendbuf: An array of floats, of equal shape and dtype on every rank; ``None`` for ``recvbuf``.
             recvbuf: An array of that shape and dtype.
         """
         own = recvbuf if sendbuf is None else sendbuf
-        total = self.allreduce(own.astype(np.float32) if is_half(own.dtype) else own)  # a sum of halves may not fit
+        total = self.allreduce(own.astype(np.float32) if is_half(own.dtype) else own)  # the sum of halves may overflow
         recvbuf[...] = total / self.size
 
     def _reducer_of(self, model: Model) -> GradientReducer:
@@ -365,7 +365,7 @@ class Communicator(CommunicatorBase):
             reducer = self._reducers.get(model)
             if reducer is None:
                 reducer = self._reducers[model] = self._make_reducer(self._strategy)
-        except TypeError:  # no weak reference can be kept to it, or it has no hash
+        except TypeError:  # no weak references, or no hash
             if self._common_reducer is None:
                 self._common_reducer = self._make_reducer(self._strategy)
             reducer = self._common_reducer
@@ -391,7 +391,7 @@ class Communicator(CommunicatorBase):
         from mn_comm.strategies import Strategy
 
         if self._averages_in_its_own_way:
-            # A reducer would not do what the derived class does.
+            # A reducer would not use the method of the derived class.
             return super().gradient_reducer()
         with agreement.raise_on_all(self.ranks):
             self._check_compression(compression, comm_hook or self.comm_hook)
@@ -498,43 +498,43 @@ def mean_one_by_one(self: Communicator, model: Model, zero_fill: bool = False) -
 
 
 class NaiveCommunicator(Communicator):
-    """``naive``: gradients travel one by one; works everywhere, and the others are tested against it."""
+    """``naive``: averages gradients one by one; works everywhere, and is the reference for tests of the others."""
 
     strategy = "naive"
 
 
 class FlatCommunicator(Communicator):
-    """``flat``: gradients travel together, by MPI among all ranks."""
+    """``flat``: averages gradients together, with MPI among all ranks."""
 
     strategy = "flat"
 
 
 class HierarchicalCommunicator(Communicator):
-    """``hierarchical``: gradients are added up on each node, then among the first ranks of the nodes; the default."""
+    """``hierarchical``: averages gradients on each node, then among the first ranks of the nodes; the default."""
 
     strategy = "hierarchical"
 
 
 class TwoDimensionalCommunicator(Communicator):
-    """``two_dimensional``: each rank of a node exchanges its share with its peers; for several network cards."""
+    """``two_dimensional``: each rank of a node exchanges its share with other nodes; for several network cards."""
 
     strategy = "two_dimensional"
 
 
 class SingleNodeCommunicator(Communicator):
-    """``single_node``: as ``two_dimensional`` without the network; refuses several nodes."""
+    """``single_node``: like ``two_dimensional``, but only for one node; refuses several nodes."""
 
     strategy = "single_node"
 
 
 class NonCudaAwareCommunicator(Communicator):
-    """``non_cuda_aware``: as ``two_dimensional``; arrays on devices always pass through host memory."""
+    """``non_cuda_aware``: like ``two_dimensional``, but arrays on devices are always copied through host memory."""
 
     strategy = "non_cuda_aware"
 
 
 class PureNcclCommunicator(Communicator):
-    """``pure_nccl``: gradients on devices travel together, by NCCL among all ranks; refuses those in host memory."""
+    """``pure_nccl``: averages gradients on devices together, with NCCL among all ranks; refuses host memory."""
 
     strategy = "pure_nccl"
 
@@ -570,19 +570,19 @@ def create_communicator(
 ) -> Communicator:
     """Create a communicator; collective.
 
-    In a job of several processes an exception that nobody catches then ends all of them, unless the script has a
-    ``sys.excepthook`` of its own, the session is interactive, or ``CHAINERMN_FORCE_ABORT_ON_EXCEPTION`` is 0.
+    From then on, in a job of several processes, an uncaught exception ends all of them, unless the script has its own
+    ``sys.excepthook``, the session is interactive, or ``CHAINERMN_FORCE_ABORT_ON_EXCEPTION`` is 0.
 
     Args:
         communicator_name: How gradients are averaged: ``naive``, ``flat``, ``hierarchical``, ``two_dimensional``,
             ``single_node``, ``non_cuda_aware``, ``pure_nccl`` or ``dummy``. All except ``dummy`` compute the same
-            result. ``pure_nccl`` needs gradients on devices; the others take them anywhere. Other packages can add
-            names, by entry points of the group ``mn_comm.strategies``.
+            result. ``pure_nccl`` needs gradients on devices; the others also accept gradients in host memory. Other
+            packages can add names, with entry points of the group ``mn_comm.strategies``.
         mpi_comm: The ranks that take part; by default all that ``mpiexec`` started.
-        allreduce_grad_dtype: The dtype in which gradients travel: float16, bfloat16 (as the string or the dtype of
-            ``ml_dtypes``), float32 or float64; ``None`` for their own. Half precision is added up in float32 within a
-            host, and as it is between hosts and by NCCL. (The old software took it for ``pure_nccl`` only, and raised
-            ValueError for the others.)
+        allreduce_grad_dtype: The dtype in which gradients are sent: float16, bfloat16 (as the string or the dtype of
+            ``ml_dtypes``), float32 or float64; ``None`` for their own dtype. Half precision is added up in float32 on
+            the host, and only means are sent between hosts; NCCL adds it up without conversion. (ChainerMN 7 accepted
+            this argument only for ``pure_nccl``, and raised a ValueError for the others.)
         batched_copy: Whether gradients on a device are packed by one kernel for all of them.
         elastic: Whether training goes on without ranks that die, see :class:`mn_comm.ElasticCommunicator`. It needs
             Open MPI, started by ``mpiexec --with-ft ulfm``, and gradients in host memory.
@@ -593,10 +593,10 @@ def create_communicator(
     Raises:
         ValueError: There is no communicator of that name, it cannot have these settings, or it cannot work on these
             hosts.
-        RuntimeError: ``pure_nccl`` was asked for and CuPy or NCCL is missing on some rank (on every rank). Or the
-            launcher has started several processes, and the MPI library is not the launcher's, so that each
-            of them would be alone (``CHAINERMN_ALLOW_SINGLETONS=1`` allows that). Or it was to be elastic, and the job
-            cannot continue without a rank that died (on every rank).
+        RuntimeError: ``pure_nccl`` was requested, and CuPy or NCCL is missing on some rank (on every rank). Or the
+            launcher has started several processes, but the MPI library belongs to another implementation, so that each
+            process would be alone (``CHAINERMN_ALLOW_SINGLETONS=1`` allows this). Or the communicator was to be
+            elastic, and the job cannot continue without a rank that died (on every rank).
         TypeError: ``mpi_comm`` or a setting is of the wrong type.
         ImportError: The communicator of another package cannot be imported (on every rank).
 

@@ -1,4 +1,4 @@
-"""The configuration of one communicator: immutable, its own, and inherited by what is split off it."""
+"""The configuration of a communicator: immutable, and inherited by the communicators that are split from it."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class Config:
     """The settings that scripts pass to ``create_communicator`` or ``set_config``.
 
     Attributes:
-        allreduce_grad_dtype: The dtype in which gradients travel, or ``None`` for their own.
+        allreduce_grad_dtype: The dtype in which gradients are sent, or ``None`` for their own.
         batched_copy: Whether gradients on a device are packed by one kernel for all of them. Gradients in host memory
             are copied one by one either way.
     """

@@ -1,7 +1,7 @@
-"""The MPI communicators that are derived from a caller's: few, made once, kept with it and used again.
+"""The MPI communicators that are derived from the caller's: created once, stored with it, and reused.
 
-Every communicator and every optimizer over the same MPI communicator shares them, so that their number does not grow:
-an MPI library has only some thousands. They are kept as an attribute of the MPI communicator, and go when it is freed.
+All communicators and optimizers over the same MPI communicator share them, so that their number does not grow: an MPI
+library supports only a few thousand. They are stored as an attribute of the MPI communicator, and freed with it.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ __all__ = ["Context", "Contexts", "contexts_of"]
 
 
 class Context:
-    """What one thread communicates with: a private duplicate of an MPI communicator, and what is derived from that.
+    """The communicators of one thread: a private duplicate of an MPI communicator, and communicators derived from it.
 
     Args:
         mpi_comm: The caller's communicator. Creating a context is collective.
@@ -38,8 +38,8 @@ class Context:
         within: The ranks of this node.
         across: The ranks of the same ``intra_rank`` on all nodes that have one.
         memory: The memory that the ranks of this node share.
-        numbers: Numbers for what all ranks make in the same order.
-        may_use_devices: Whether NCCL may be used, whose calls do not return when a rank is lost.
+        numbers: Numbers for objects that all ranks create in the same order.
+        may_use_devices: Whether NCCL may be used; its calls do not return when a rank is lost.
     """
 
     def __init__(self, mpi_comm: MPI.Intracomm) -> None:
@@ -61,13 +61,13 @@ class Context:
 
 
 class Contexts:
-    """What is derived from one MPI communicator.
+    """All contexts that are derived from one MPI communicator.
 
     Args:
         mpi_comm: The communicator.
 
     Attributes:
-        foreground: What the thread of the program communicates with.
+        foreground: The context of the main thread.
     """
 
     def __init__(self, mpi_comm: MPI.Intracomm) -> None:
@@ -83,23 +83,23 @@ class Contexts:
 
     @property
     def background(self) -> tuple[Context, Worker]:
-        """What a thread communicates with that averages gradients, and that thread; collective when first asked for."""
+        """The thread that averages gradients in the background, with its context; collective at first use."""
         if self._background is None:
             self._background = Context(self._mpi_comm), Worker()
         return self._background
 
     @property
     def desk(self) -> Desk:
-        """What answers other ranks' questions in a thread of its own; collective when first asked for."""
+        """The object that answers other ranks' questions in its own thread; collective at first use."""
         if self._desk is None:
             self._desk = Desk(Ranks(Ranks(self._mpi_comm).Dup()))
         return self._desk
 
     def another(self) -> Context:
-        """Return what one more thread communicates with, and nobody else until it is given back; collective."""
+        """Return a context for one more thread, which nothing else uses until it is given back; collective."""
         number = self._given_back_everywhere()
         if number is None and self._others:
-            gc.collect()  # the one who had it may be garbage already
+            gc.collect()  # its user may already have been garbage-collected
             number = self._given_back_everywhere()
         if number is None:
             number = len(self._others)
@@ -108,20 +108,19 @@ class Contexts:
         return self._others[number]
 
     def give_back(self, context: Context) -> None:
-        """Have what :meth:`another` returned used again, as soon as all ranks have given it back; not collective."""
+        """Make a context from :meth:`another` available again once all ranks have given it back; not collective."""
         if context in self._others:
             self._given_back.add(self._others.index(context))
 
     def _given_back_everywhere(self) -> int | None:
-        """Return the first of the others that no rank uses any more; collective."""
+        """Return the first additional context that no rank uses any more; collective."""
         found: list[set[int]] = self.foreground.ranks.allgather(self._given_back)
         return min(set.intersection(*found), default=None)
 
     def split(self, color: int, key: int) -> Ranks:
         """Return the ranks of equal color, ordered by key; collective.
 
-        Where the ranks were split into the same groups before, it is the same communicator as then, unless that was
-        freed.
+        If the ranks were split into the same groups before, this returns the same communicator, unless it was freed.
         """
         ranks = self.foreground.ranks
         found = sorted((*each, rank) for rank, each in enumerate(ranks.allgather((color, key))))
@@ -156,7 +155,7 @@ class Contexts:
 
 
 def contexts_of(mpi_comm: MPI.Intracomm) -> Contexts:
-    """Return what is derived from an MPI communicator; collective when first asked for."""
+    """Return the contexts that are derived from an MPI communicator; collective at first use."""
     found: Any = mpi_comm.Get_attr(_keyval())
     contexts: Contexts = found or Contexts(mpi_comm)
     if found is None:

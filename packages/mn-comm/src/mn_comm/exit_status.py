@@ -1,7 +1,7 @@
-"""A rank that ends with a status other than 0 ends the job with that status; the others would wait for it for ever.
+"""A rank that ends with a status other than 0 ends the job with that status; otherwise the others would wait forever.
 
-Python calls no hook when :class:`SystemExit` ends a program. But from 3.12 on it tells, without slowing anything else
-down, which functions an exception leaves (:mod:`sys.monitoring`), and so when it leaves the outermost one.
+Python calls no hook when :class:`SystemExit` ends a program. But from 3.12 on, :mod:`sys.monitoring` reports which
+functions an exception leaves, without slowing down anything else, and so also when it leaves the outermost one.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from mn_comm.last_words import abort_when_read, say
 
 __all__ = ["at_exit", "end_by", "share_exit_status"]
 
-_GRACE_SECONDS = 1.0  # for other ranks that end as well, and are writing what they have to say
+_GRACE_SECONDS = 1.0  # for other ranks that end as well, and are writing their messages
 _LONGEST_TEXT = 500
 _TOOLS = (3, 4)  # the numbers that Python's documentation gives to no kind of tool
 
@@ -59,9 +59,9 @@ def end_by(end: Callable[[str, int], object]) -> None:
 
 
 def at_exit(function: Callable[[], object]) -> None:
-    """Have a function called when the process ends, unless its exit status ends all ranks; that is found out before.
+    """Register a function to be called when the process ends, unless its exit status ends all ranks.
 
-    For what waits for other ranks: they may be waiting for this one, and learn of its status only then.
+    For functions that wait for other ranks: these may be waiting for this rank, so its exit status is checked before.
 
     Args:
         function: The function.
@@ -71,9 +71,9 @@ def at_exit(function: Callable[[], object]) -> None:
 
 
 def _come_first() -> None:
-    """Have the exit status looked at before anything that was registered until now; what comes last is called first."""
+    """Check the exit status before all functions registered so far: atexit handlers run in reverse order."""
     atexit.unregister(_end_all)
-    # Not where it is noted: Python has not written the message yet.
+    # Not where the status is recorded: Python has not written the message yet.
     atexit.register(_end_all)
 
 
@@ -96,10 +96,11 @@ def _note_what_leaves_the_outermost_function() -> None:
 
 
 def _note_what_python_asks_for() -> None:
-    """Note, without monitoring, which ``code`` of a SystemExit is asked for when no function is running.
+    """Record, without monitoring, the ``code`` of a SystemExit that is read when no function is running.
 
-    These are Python 3.10 and 3.11, which do not change any more. What they do not notice is ``sys.exit(main())``, where
-    ``sys.exit`` is looked up before ``main`` comes here: C's own sets no exception object that could be asked.
+    This is for Python 3.10 and 3.11, which will not change any more. It does not work for ``sys.exit(main())``, where
+    ``sys.exit`` is looked up before ``main`` gets here: the C function does not create an exception object that could
+    be inspected.
     """
     (members,) = gc.get_referents(SystemExit.__dict__)
     member = members["code"]
@@ -137,7 +138,7 @@ def _end_all() -> None:
 
 
 def _as_number(status: object) -> int:
-    """Return what the launcher is going to see."""
+    """Return the exit status that the launcher will see."""
     if status is None:
         return 0
     return status & 0xFF if isinstance(status, int) else 1

@@ -1,7 +1,7 @@
-"""What has to be done around a fork of the process, for one fork at a time.
+"""Functions to call before and after a fork of the process, for one fork at a time.
 
-Python warns, since 3.12, of a fork while threads run, and rightly: the child would not have them. So threads end before
-a fork, and start again after it. But several threads of a program may fork at once.
+Since 3.12, Python warns of a fork while threads run, because the child does not have these threads. So threads end
+before a fork, and start again after it. But several threads of a program may fork at the same time.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import NamedTuple
 __all__ = ["around_forks", "no_fork"]
 
 no_fork = threading.RLock()
-"""Held during a fork; to be held where it must not come between."""
+"""A lock that is held during a fork; hold it where a fork must not happen."""
 
 _Function = Callable[[], object]
 
@@ -29,12 +29,12 @@ _all: list[_Around] = []
 
 
 def around_forks(*, before: _Function, after_in_parent: _Function, after_in_child: _Function) -> None:
-    """Have functions called around each fork, as by :func:`os.register_at_fork`, which no other fork comes between.
+    """Register functions to be called around each fork, like :func:`os.register_at_fork`, for one fork at a time.
 
     Args:
-        before: Called before the fork, those that were given last first.
-        after_in_parent: Called after it in the parent.
-        after_in_child: Called after it in the child.
+        before: Called before the fork, in reverse order of registration.
+        after_in_parent: Called after the fork in the parent.
+        after_in_child: Called after the fork in the child.
     """
     _all.append(_Around(before, after_in_parent, after_in_child))
 

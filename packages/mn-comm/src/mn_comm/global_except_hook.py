@@ -1,4 +1,4 @@
-"""An uncaught exception on one rank ends all ranks, instead of leaving them waiting for it for ever."""
+"""An uncaught exception on one rank ends all ranks, which would otherwise wait for it forever."""
 
 from __future__ import annotations
 
@@ -21,17 +21,17 @@ from mn_comm.last_words import abort_when_read, say
 __all__ = ["add_hook", "add_hook_by_default", "add_hook_if_enabled", "end_by"]
 
 _VARIABLES = ("CHAINERMN_FORCE_ABORT_ON_EXCEPTION", "CHAINERMN_FORCE_ABORT_ON_EXCEPTIONS")
-"""What the old software read, and what Chainer's manual printed."""
+"""The name that ChainerMN 7 read, and the name in Chainer's manual."""
 _LONGEST_SUMMARY = 500
 _PATIENCE_SECONDS = 2.0
 _end: Callable[[str, int], object] | None = None
-_PATIENCE_AFTER_CTRL_C = 3.5  # rank 0 may be saving what there is
+_PATIENCE_AFTER_CTRL_C = 3.5  # rank 0 may be saving its state
 
 
 def add_hook() -> None:
-    """From now on, let an uncaught exception end all ranks by ``MPI_Abort``, after its traceback was printed.
+    """Make an uncaught exception end all ranks with ``MPI_Abort``, after its traceback was printed.
 
-    The hook that was there before prints the traceback. Exceptions of threads and ``SystemExit`` are not concerned.
+    The previous hook prints the traceback. Exceptions in threads and ``SystemExit`` are not affected.
 
     Example:
         >>> chainermn.global_except_hook.add_hook()
@@ -52,11 +52,11 @@ def add_hook_if_enabled() -> None:
 
 
 def add_hook_by_default() -> None:
-    """Add the hook in a job of several processes, as the others would wait for ever for one that has raised.
+    """Add the hook in a job of several processes: the others would wait forever for a rank that has raised.
 
-    Not where the script has a hook of its own, in an interactive session, or if ``CHAINERMN_FORCE_ABORT_ON_EXCEPTION``
-    is 0. With the hook, Ctrl-C ends the job even while rank 0 waits for other ranks, and so does ``sys.exit`` with a
-    status other than 0 on any rank.
+    It is not added if the script has its own hook, in an interactive session, or if
+    ``CHAINERMN_FORCE_ABORT_ON_EXCEPTION`` is 0. With the hook, Ctrl-C ends the job even while rank 0 waits for other
+    ranks, and so does ``sys.exit`` with a status other than 0 on any rank.
     """
     from mpi4py import MPI
 
@@ -91,15 +91,15 @@ def _is_interactive() -> bool:
 
 
 class _AbortAllRanks:
-    """An ``excepthook`` that calls the one before it, says which rank it was, and aborts the job.
+    """An ``excepthook`` that calls the previous one, prints which rank raised, and aborts the job.
 
-    Chainer's ``Trainer`` has printed the traceback when it lets an exception through; then only the exception is.
-    Where a rank raises what another one told it, it lets that one speak, and end the job, first. Ctrl-C reaches all
-    ranks, as a rule; then the first of them speaks, and nobody wants to see where each of them was.
+    If Chainer's ``Trainer`` has already printed the traceback, only the exception is printed. If a rank raises an
+    exception of another rank, it first lets that rank print its message and end the job. Ctrl-C usually reaches all
+    ranks; then only the first one prints a line, without tracebacks.
 
     Args:
-        previous: The hook that was there before.
-        is_asked_for: Whether the script wanted it.
+        previous: The previous hook.
+        is_asked_for: Whether the script requested it.
     """
 
     def __init__(self, previous: object, is_asked_for: bool = True) -> None:

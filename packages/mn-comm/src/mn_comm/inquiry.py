@@ -1,8 +1,8 @@
-"""What the stall monitors of different ranks tell each other, by messages between neighbors.
+"""Messages between the stall monitors of neighboring ranks.
 
-A rank that has stalled asks the next one what it is doing. That one answers that it is alive, says what it is doing,
-and asks the next. One that does not answer is named; one that comes to the end of its program tells its neighbors so.
-The messages travel on the private duplicates, under tags of their own, which needs MPI_THREAD_MULTIPLE.
+A rank that has stalled asks the next rank what it is doing. That rank answers that it is alive, prints what it is
+doing, and asks the next one. A rank that does not answer is reported; a rank that reaches the end of its program
+informs its neighbors. The messages use the private duplicates, with separate tags, and need MPI_THREAD_MULTIPLE.
 """
 
 from __future__ import annotations

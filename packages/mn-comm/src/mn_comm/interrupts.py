@@ -1,11 +1,11 @@
 """Ctrl-C while the main thread is inside MPI, where Python's own handler cannot run.
 
-Python calls a handler between two instructions of the main thread. Inside MPI there are none until the other ranks
-come, who may be waiting as well. The signal itself is noticed at once: Python writes its number to a descriptor
-(:func:`signal.set_wakeup_fd`). A thread reads that, and ends the job if the main thread stays in the operation of ours
-that it was waiting in.
+Python calls a handler between two instructions of the main thread. While the main thread waits inside MPI, there are
+none, and the other ranks may be waiting as well. But when the signal arrives, Python immediately writes its number to a
+descriptor (:func:`signal.set_wakeup_fd`). A thread reads this descriptor, and ends the job if the main thread stays in
+the operation in which it was waiting.
 
-Only rank 0 does so. Anywhere else the script decides: rank 0 may be saving what there is, while the others wait for it.
+Only rank 0 does so. On other ranks the script decides: rank 0 may be saving its state while the others wait for it.
 """
 
 from __future__ import annotations

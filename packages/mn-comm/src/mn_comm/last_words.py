@@ -1,12 +1,12 @@
-"""What a rank was doing when it died, or when the job is ended around it.
+"""Messages about what a rank was doing when it died, or when the job was ended.
 
-If one rank dies, the launcher ends the others; a scheduler ends all of them when their time is over. Where that comes
-as SIGTERM (Open MPI, Slurm, Kubernetes, a plain ``kill``), each rank writes where its main thread is, which names the
-operation that it waited in; Python's own handlers could not, as they do not run inside MPI. In a job of several
-processes it writes that to the node's witness (:mod:`mn_comm.witness`), which makes a line of it, and speaks for those
-that are killed by a signal that they cannot see.
+If one rank dies, the launcher ends the others; a scheduler ends all ranks at the time limit. If they are ended by
+SIGTERM (Open MPI, Slurm, Kubernetes, a plain ``kill``), each rank writes where its main thread is, and so in which
+operation it was waiting; Python's own handlers do not run inside MPI. In a job of several processes, it writes this to
+the node's witness (:mod:`mn_comm.witness`), which prints one line, and also reports ranks that are killed by a signal
+that they cannot handle.
 
-Where a rank itself ends the job, its launcher may forget what it has not read yet; so it waits for that.
+If a rank itself ends the job, its launcher may discard output that it has not read yet; so the rank waits for it.
 """
 
 from __future__ import annotations

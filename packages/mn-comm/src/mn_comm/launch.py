@@ -1,4 +1,4 @@
-"""Whether the MPI library has noticed that it was started by a launcher."""
+"""Check that the MPI library recognised the launcher that started the process."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ _ALLOWED = "CHAINERMN_ALLOW_SINGLETONS"
 def check_launch(size: int, library: str | None = None, environ: Mapping[str, str] = os.environ) -> None:
     """Raise if this process is alone although a launcher has started several.
 
-    An MPI library that does not understand its launcher takes each process for a job of its own. All of them would
-    then train alone, and write to the same files.
+    An MPI library that does not understand its launcher treats each process as a separate job. All processes would then
+    train alone, and write to the same files.
 
     Args:
         size: How many processes ``MPI_COMM_WORLD`` has.
@@ -43,7 +43,7 @@ def check_launch(size: int, library: str | None = None, environ: Mapping[str, st
             raise RuntimeError(
                 f"expected {started} processes in MPI_COMM_WORLD, as the launcher says in {name}, got 1: the launcher "
                 f"and the MPI library ({_short(library)}) are different implementations. Use the mpiexec that belongs "
-                f"to the library; or set {_ALLOWED}=1 if each process is to be on its own"
+                f"to the library; or set {_ALLOWED}=1 if each process is meant to run alone"
             )
 
 

@@ -1,7 +1,7 @@
-"""Messages that are left when the program ends, since a send had no recv.
+"""Messages that have not been received when the program ends, because a send had no matching recv.
 
-They are named, and received all the same: where one is left in ``MPI_COMM_WORLD``, MPICH 5.0 leaves ``MPI_Finalize``
-half way, and its launcher, which takes that for a crash, kills the ranks that are still at work; often with status 0.
+They are reported and received: if a message is left in ``MPI_COMM_WORLD``, ``MPI_Finalize`` of MPICH 5.0 fails, and its
+launcher, which regards this as a crash, kills the ranks that are still running, often with status 0.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """MPI, loaded when it is first used.
 
-Importing ``mpi4py.MPI`` starts MPI. Importing this package must not: a script may set ``mpi4py.rc`` first, a program
-that a rank starts is no rank, and a machine may have no MPI library. So every module here takes ``MPI`` from this one.
+Importing ``mpi4py.MPI`` initialises MPI. Importing this package must not do so: a script may set ``mpi4py.rc`` first, a
+program that is started by a rank is not a rank itself, and a machine may have no MPI library. So every module here
+imports ``MPI`` from this one.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""NCCL, as far as it is needed here: a thin layer over NVIDIA's ``nccl4py``, imported when it is first used.
+"""The parts of NCCL that are needed here: a thin layer over NVIDIA's ``nccl4py``, imported when it is first used.
 
-``nccl4py`` takes no stream to mean stream 0 and does not look at memory layouts, so every call here passes CuPy's
-current stream, and takes C-contiguous CuPy arrays only. It has not run on a GPU yet.
+``nccl4py`` uses stream 0 if none is given, and does not check memory layouts. So every call here passes CuPy's current
+stream, and accepts only C-contiguous CuPy arrays. It has not run on a GPU yet.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ def require() -> Any:
 
 
 def errors() -> tuple[type[Exception], ...]:
-    """Return what ``nccl4py`` raises: for what it sees itself, and for what NCCL reports."""
+    """Return the exceptions of ``nccl4py``: for errors that it detects itself, and for errors that NCCL reports."""
     from nccl.bindings.nccl import NCCLError
 
     return _binding().NcclInvalid, NCCLError
@@ -74,7 +74,7 @@ def get_build_version() -> int:
 
 
 def get_unique_id() -> bytes:
-    """Return what one rank makes and all ranks of a new communicator are given."""
+    """Return an ID for a new communicator, which one rank creates and passes to all of its ranks."""
     return bytes(_binding().get_unique_id())
 
 
@@ -93,8 +93,8 @@ def group() -> Iterator[None]:
 class NcclCommunicator:
     """Ranks that exchange arrays on devices, one device each; creating it is collective.
 
-    Operations are put on CuPy's current stream, and work in place. What has gone wrong shows when that stream is waited
-    for. A communicator that still exists when Python ends is aborted.
+    Operations are put on CuPy's current stream, and work in place. Errors show when the stream is synchronised. A
+    communicator that still exists when Python ends is aborted.
 
     Args:
         size: How many ranks there are.
@@ -115,7 +115,7 @@ class NcclCommunicator:
 
     @property
     def core(self) -> Any:
-        """NVIDIA's communicator, for what the methods here do not offer."""
+        """NVIDIA's communicator, for operations that the methods here do not offer."""
         return self._core
 
     def all_reduce(self, array: Any, *, mean: bool = False) -> None:
@@ -157,7 +157,7 @@ class NcclCommunicator:
         self._core.recv(_checked(array), peer, stream=_stream())
 
     def problem(self) -> str | None:
-        """Return what has gone wrong with an operation that was put on a stream; ``None`` if nothing has, as yet."""
+        """Return the error of an operation that was put on a stream; ``None`` if there is none yet."""
         result = self._core.get_async_error()
         return None if int(result) in (_SUCCESS, _IN_PROGRESS) else f"{result.name}: {self._core.get_last_error()}"
 

@@ -1,7 +1,7 @@
-"""Where an array lies, in host memory or on a device, and its way between the two.
+"""Whether an array is in host memory or on a device, and copies between the two.
 
-CuPy is not imported here: whoever has an array on a device has imported it already. Nothing of :mod:`mn_comm.device` is
-imported before the first such array is seen.
+CuPy is not imported here: if there is an array on a device, it has been imported already. Nothing of
+:mod:`mn_comm.device` is imported before the first such array is seen.
 """
 
 from __future__ import annotations

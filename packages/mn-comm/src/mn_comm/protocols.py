@@ -1,4 +1,4 @@
-"""What a model and a parameter must look like; Chainer's do, and nothing here imports Chainer."""
+"""The interfaces of a model and a parameter. Chainer's classes have them, but nothing here imports Chainer."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Parameter(Protocol):
 
 @runtime_checkable
 class Model(Protocol):
-    """Anything that can name its parameters."""
+    """Any object that can list its parameters with their names."""
 
     def namedparams(self) -> Iterable[tuple[str, Any]]:
         """Yield ``(name, parameter)`` pairs; names are unique within the model."""

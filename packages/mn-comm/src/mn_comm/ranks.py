@@ -31,15 +31,15 @@ _BLOCKING_ONLY = (
 class Ranks(MPI.Intracomm):
     """An MPI communicator whose operations are watched while they wait.
 
-    Those that block do so in the fastest way, which is to spin; in a thread that works beside a computation they leave
-    the core to that, and ask now and then. ``Ranks(mpi_comm)`` is the same communicator as ``mpi_comm``.
+    Blocking operations wait in the fastest way, by spinning. In a background thread, they leave the core to the
+    computation, and only poll from time to time. ``Ranks(mpi_comm)`` is the same communicator as ``mpi_comm``.
     """
 
     on_devices: Any = None
     """What NCCL can do among these ranks; see :mod:`mn_comm.device.nccl_ranks`."""
 
     def wait_for(self, call: Callable[..., Any], *args: Any) -> Any:
-        """Return what a function returns that waits for these ranks by other means than the methods below."""
+        """Call a function that waits for these ranks by other means than the methods below, and return its result."""
         return activity().wait_for(call, getattr(call, "__name__", "wait"), self, args)
 
     def duplicate(self) -> Ranks:
@@ -66,7 +66,7 @@ class Ranks(MPI.Intracomm):
         doing.wait_for(_poll if doing.polls else MPI.Request.Wait, what, self, (request,))
 
     def wait_with_pauses(self, request: MPI.Request, what: str) -> None:
-        """Wait for what a slow network brings, and leave the core to the ranks that still have something to do."""
+        """Wait for a slow network with pauses, and leave the core to ranks that still have work to do."""
         activity().wait_for(_poll, what, self, (request,))
 
     def wait_all(self, requests: Sequence[MPI.Request]) -> None:

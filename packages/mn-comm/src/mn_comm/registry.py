@@ -1,4 +1,4 @@
-"""Which class of communicator a name stands for: one of ours, or one of another package's.
+"""The classes of communicators by name: those of this package, and those of other packages.
 
 A package adds a name by an entry point of the group ``mn_comm.strategies``, whose value is a class derived from
 :class:`mn_comm.Communicator`::
@@ -27,7 +27,7 @@ GROUP = "mn_comm.strategies"
 
 
 def kind_of(name: str, ours: Mapping[str, type[Communicator]], mpi_comm: MPI.Intracomm) -> type[Communicator]:
-    """Return the class that a name stands for; collective if it is not one of ours.
+    """Return the class with a name; collective if it belongs to another package.
 
     Args:
         name: The name.
@@ -37,8 +37,8 @@ def kind_of(name: str, ours: Mapping[str, type[Communicator]], mpi_comm: MPI.Int
     Raises:
         ValueError: There is no such name (on this rank). Or several packages have it, or the class builds on a strategy
             that there is not (on every rank).
-        TypeError: The entry point leads to something else than a class of communicators (on every rank).
-        ImportError: It leads nowhere (on every rank; where it does not, a RuntimeError that names it).
+        TypeError: The entry point refers to something other than a class of communicators (on every rank).
+        ImportError: It cannot be imported (on every rank; where it can, a RuntimeError that names the error).
     """
     if name in ours:
         return ours[name]

@@ -1,7 +1,7 @@
-"""Who makes the ranks' copies of a parameter equal again, where these may differ for a while.
+"""Objects that make the ranks' copies of a parameter equal again, if these may differ temporarily.
 
-An optimizer declares itself the owner of the parameters that it trains; whoever is about to evaluate or save them has
-their owners bring them together.
+An optimizer declares itself the owner of the parameters that it trains. Code that evaluates or saves them first asks
+their owners to synchronise them.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ __all__ = ["Owner", "own", "synchronize_replicas"]
 
 
 class Owner(Protocol):
-    """Somebody who can make all ranks' parameters equal."""
+    """An object that can make all ranks' parameters equal."""
 
     def synchronize(self) -> None:
         """Make all ranks' parameters equal; collective."""
@@ -28,11 +28,11 @@ _owners: dict[int, tuple[weakref.ref[Any], weakref.ref[Owner]]] = {}
 
 
 def own(owner: Owner, params: Iterable[Any]) -> None:
-    """Declare who trains some parameters from now on; not collective, though every rank should do it.
+    """Declare the owner of some parameters; not collective, but every rank should call it.
 
     Args:
-        owner: The one who does. No reference to it is kept.
-        params: The parameters; who owned them before does so no more.
+        owner: The owner. Only a weak reference to it is kept.
+        params: The parameters; previous owners no longer own them.
     """
     for param in params:
         key = id(param)
@@ -40,7 +40,7 @@ def own(owner: Owner, params: Iterable[Any]) -> None:
 
 
 def synchronize_replicas(model: Model) -> None:
-    """Have the owners of a model's parameters make them equal on all ranks; collective.
+    """Make a model's parameters equal on all ranks, through their owners; collective.
 
     Args:
         model: The model, or a part of one.

@@ -1,9 +1,9 @@
-"""Memory that the ranks of one node share, and nobody else can see.
+"""Memory that is shared by the ranks of one node only.
 
-One rank makes an anonymous file (``memfd_create(2)``) with a part for each; the others open it through ``/proc``. It
-has no name, so nothing is left behind however the processes end; it does not lie in ``/dev/shm``, so the size of that
-does not matter; and every rank reserves the pages of its part, so that there is an error then, rather than a SIGBUS at
-first touch.
+One rank creates an anonymous file (``memfd_create(2)``) with a part for each rank; the others open it through
+``/proc``. It has no name, so nothing is left behind however the processes end. It is not in ``/dev/shm``, so the size
+of that does not matter. Every rank reserves the pages of its part, so that too little memory is an error at once,
+rather than a SIGBUS at the first access.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _UNTRACKED: dict[str, Any] = {"trackfd": False} if sys.version_info >= (3, 13) e
 
 
 class SharedMemory:
-    """Memory for what is averaged at once and forgotten, made larger when more is needed.
+    """Memory for temporary use during averaging, enlarged when more is needed.
 
     Args:
         ranks: The ranks, all of one node.
@@ -56,7 +56,7 @@ class SharedMemory:
 
 
 def share(ranks: Ranks, nbytes: int) -> list[_Bytes]:
-    """Make ``nbytes`` of memory for every rank and let all ranks see all of it; collective.
+    """Allocate ``nbytes`` of memory for every rank, all of which all ranks can access; collective.
 
     Args:
         ranks: The ranks, all of one node.
@@ -67,7 +67,7 @@ def share(ranks: Ranks, nbytes: int) -> list[_Bytes]:
         gone.
 
     Raises:
-        OSError: Memory cannot be made or seen, for instance because the ranks run in containers of their own or as
+        OSError: Memory cannot be allocated or shared, for example because the ranks run in separate containers or as
             different users; the same on every rank.
     """
     length = -(-nbytes // mmap.PAGESIZE) * mmap.PAGESIZE

@@ -1,4 +1,4 @@
-"""The spans of a training step, for a timeline: nothing happens here unless somebody records them."""
+"""The spans of a training step, for a timeline; without a recorder, nothing happens."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ __all__ = ["VARIABLE", "Recorder", "is_recording", "record", "span", "start"]
 VARIABLE = "CHAINERMN_TIMELINE"
 """The environment variable that names the file for a timeline."""
 ENTRY_POINT = "mn_comm.timeline"
-"""The entry point by which an installed package offers to keep one: a function of communicator and file."""
+"""The entry point group of packages that record a timeline: a function of communicator and file."""
 
 
 class Recorder(Protocol):
-    """Whoever keeps a timeline."""
+    """An object that records a timeline."""
 
     def span(self, name: str, details: dict[str, Any]) -> AbstractContextManager[None]:
-        """Return a context whose duration is kept."""
+        """Return a context whose duration is recorded."""
         ...
 
 
@@ -63,17 +63,17 @@ def is_recording() -> bool:
 
 
 def record(recorder: Recorder | None) -> None:
-    """Have spans recorded from now on.
+    """Record spans from now on.
 
     Args:
-        recorder: Keeps them; ``None`` to record no longer.
+        recorder: The recorder; ``None`` to stop recording.
     """
     global _recorder
     _recorder = recorder
 
 
 def start(ranks: Ranks) -> None:
-    """Keep a timeline from now on, if rank 0 is told to by the environment; collective.
+    """Record a timeline from now on, if the environment of rank 0 requests it; collective.
 
     Args:
         ranks: The ranks of a communicator that is being created.

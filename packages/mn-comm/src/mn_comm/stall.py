@@ -1,11 +1,11 @@
-"""The stall monitor: a rank that has waited too long makes every rank say what it is doing.
+"""The stall monitor: if a rank has waited too long, every rank prints what it is doing.
 
-A mistake in a program of several ranks shows as silence: all wait, for each other or for what never comes. A thread of
-each process looks after :data:`mn_comm.watch.activities`. Once a rank has waited for others for longer than
-``CHAINERMN_STALL_SECONDS`` (default 60; 0 switches the monitor off) it writes to stderr what it waits for and where,
-and asks its neighbor to do the same (:mod:`mn_comm.inquiry`). Who does not answer, or has come to the end of its
-program, is named. The job then ends if ``CHAINERMN_STALL_ABORT=1``, or if it waits for all of some ranks of which one
-has ended; with ``CHAINERMN_STALL_STACKS=1`` the stacks are written as well.
+After a mistake in a program with several ranks, often nothing happens: all ranks wait for each other, or for a message
+that is never sent. A thread of each process monitors :data:`mn_comm.watch.activities`. Once a rank has waited for
+others for longer than ``CHAINERMN_STALL_SECONDS`` (default 60; 0 switches the monitor off) it writes to stderr what it
+is waiting for and where, and asks its neighbor to do the same (:mod:`mn_comm.inquiry`). A rank that does not answer, or
+has reached the end of its program, is reported. The job then ends if ``CHAINERMN_STALL_ABORT=1``, or if a rank waits
+for several ranks one of which has ended. With ``CHAINERMN_STALL_STACKS=1``, the stacks are written as well.
 
 While nothing stalls, the thread wakes up to look for questions at most ten times within the limit.
 """
@@ -48,7 +48,7 @@ _explanations: list[Callable[[], Sequence[str]]] = []
 
 
 def explain_stalls(explanation: Callable[[], Sequence[str]]) -> None:
-    """Have lines added to what this rank says when something stalls.
+    """Add lines to the message of this rank when something stalls.
 
     Args:
         explanation: Returns the lines; called in the monitor's thread, so it must not communicate.
@@ -61,14 +61,14 @@ def _end_job(why: str) -> None:
 
 
 class Monitor:
-    """Looks after the waiting of one process.
+    """Monitors the waiting of one process.
 
     Args:
         limit: Seconds after which a wait counts as stalled, above 0.
         abort: Whether the job then ends.
         stacks: Whether stacks are written as well.
-        write: Takes what is to be said; called in the monitor's thread.
-        end: Ends the job, for the reason that it is called with.
+        write: Prints a message; called in the monitor's thread.
+        end: Ends the job; its argument is the reason.
     """
 
     def __init__(
@@ -134,7 +134,7 @@ class Monitor:
             self._inquiry.answer(self._tell)
             for rank in self._inquiry.silent():
                 if rank not in self._inquiry.finished:
-                    self._write(f"[chainermn] rank {rank} does not answer: it is stopped, or gone, or overloaded\n")
+                    self._write(f"[chainermn] rank {rank} does not answer: it is stopped, dead or overloaded\n")
             reasons = {self._why_hopeless(*each) for each in stalled} - {""}
             if reasons:
                 self._write(f"[chainermn] rank {MPI.COMM_WORLD.rank} ends the job: {min(reasons)}\n")
@@ -169,7 +169,7 @@ class Monitor:
         for ranks in _needed(activity):
             gone = self._inquiry.finished.keys() & set(ranks.group.Translate_ranks(None, MPI.COMM_WORLD.group))
             if gone:
-                return f"rank {min(gone)} has come to the end of its program, and this one waits for it"
+                return f"rank {min(gone)} has reached the end of its program, but this rank still waits for it"
         return "CHAINERMN_STALL_ABORT is set" if self.abort else ""
 
     def _ask_neighbor(self, activity: Activity) -> None:
@@ -285,7 +285,7 @@ def _other_messages(activity: Activity) -> list[str]:
     status = MPI.Status()
     if not call.arguments[0].mpi_comm.Iprobe(bound.arguments["source"], MPI.ANY_TAG, status):
         return []
-    return [f"  a message from rank {status.source} has arrived, but with tag {status.tag}, which nobody receives"]
+    return [f"  a message from rank {status.source} has arrived, but no receive waits for its tag {status.tag}"]
 
 
 def _stack(thread: int) -> list[str]:

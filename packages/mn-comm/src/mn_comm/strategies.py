@@ -42,11 +42,11 @@ _Array = np.ndarray[Any, Any]
 
 
 class Traits(NamedTuple):
-    """What tells one strategy from another.
+    """The properties by which strategies differ.
 
     Attributes:
-        talkers: How many ranks of a node talk to other nodes, each about its share: 1, or ``None`` for all; 0 if the
-            node plays no role.
+        talkers: How many ranks of a node communicate with other nodes, each about its share: 1, or ``None`` for all; 0
+            if nodes are ignored.
         one_node: Whether several nodes are refused.
         one_bucket_each: Whether each gradient is averaged by itself.
         communicates: Whether there is any communication.
@@ -85,10 +85,10 @@ class Strategy:
             exactly.
 
     Attributes:
-        traits: What tells it from the others.
+        traits: The properties of the strategy.
         size: How many ranks there are.
         shares_memory: Whether new buckets are made in memory that the ranks of a node share.
-        talkers: How many ranks of each node own a share of a bucket, and talk to other nodes about it.
+        talkers: How many ranks of each node own a share of a bucket, and exchange it with other nodes.
 
     Raises:
         ValueError: The strategy cannot work on these nodes (on every rank).

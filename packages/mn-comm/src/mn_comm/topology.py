@@ -1,4 +1,4 @@
-"""Where each rank runs: the numbers every strategy and every script relies on."""
+"""Where each rank runs: the numbers on which strategies and scripts rely."""
 
 from __future__ import annotations
 

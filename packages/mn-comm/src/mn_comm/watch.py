@@ -1,7 +1,7 @@
-"""What every thread of this process is doing, for the stall monitor, which speaks when a rank waits too long.
+"""The activities of all threads of this process, for the stall monitor, which reports a rank that waits too long.
 
-All waiting for other ranks passes :meth:`Activity.wait_for`; there is no other place. :func:`operation` gives a wait
-the name of what the script called.
+All waiting for other ranks goes through :meth:`Activity.wait_for`. :func:`operation` names the operation that the
+script called.
 """
 
 from __future__ import annotations
@@ -94,7 +94,7 @@ _local = threading.local()
 activities: dict[int, Activity] = {}
 """The activity of every thread that ever waited, by the thread's number; and of devices, by numbers of their own."""
 polled: list[Callable[[], Callable[[], None] | None]] = []
-"""Weak references to what brings the activities of devices up to date."""
+"""Weak references to the functions that update the activities of devices."""
 
 
 def activity() -> Activity:
@@ -107,7 +107,7 @@ def activity() -> Activity:
 
 
 def operation(function: Callable[_P, _R]) -> Callable[_P, _R]:
-    """Make a function one of those that a stalled rank is said to be in, and a span of the timeline."""
+    """Decorate a function, so that the reports of stalled ranks name it, and the timeline has a span for it."""
 
     @functools.wraps(function)
     def call(*args: _P.args, **kwargs: _P.kwargs) -> _R:
@@ -127,10 +127,10 @@ def operation(function: Callable[_P, _R]) -> Callable[_P, _R]:
 
 @contextmanager
 def waiting_for(what: Callable[[], str]) -> Iterator[None]:
-    """Name what the operations in this block are for, in case one stalls.
+    """Describe the purpose of the operations in this block, in case one stalls.
 
     Args:
-        what: Returns a few words; called only if it is needed.
+        what: Returns a short description; called only if needed.
     """
     doing = activity()
     outer, doing.purpose = doing.purpose, what

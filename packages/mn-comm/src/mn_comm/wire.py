@@ -1,4 +1,4 @@
-"""What travels: the one table of dtypes that MPI can add up, and the checks of arrays on their way out."""
+"""The dtypes that MPI can add up, and checks of arguments before anything is sent."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ __all__ = ["as_index", "check_array", "check_rank", "check_sum", "check_tag", "m
 
 
 def check_array(array: Any, operation: str) -> Any:
-    """Return ``array`` if it can travel as bytes.
+    """Return ``array`` if it can be sent as bytes.
 
     Args:
         array: An array of any shape and of any dtype without Python objects in it.
@@ -32,7 +32,7 @@ def check_array(array: Any, operation: str) -> Any:
     if array.dtype.hasobject:
         raise TypeError(
             f"{operation}: expected a dtype without Python objects, got dtype {array.dtype} of shape {array.shape}; "
-            "objects travel by the methods whose names end in _obj"
+            "use the methods whose names end in _obj for Python objects"
         )
     return array
 

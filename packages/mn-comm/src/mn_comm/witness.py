@@ -1,10 +1,10 @@
-"""Who died first: what no rank can say of itself, and what the launcher hides or gets wrong.
+"""Reporting which rank died first: no rank can report its own death, and launchers often do not name the right one.
 
-A rank that is killed, or ends by ``os._exit``, says nothing, and the launcher ends the others at once: MPICH's then
-names a process that need not be the first, and no rank. So the ranks of a node are connected with one small process,
-:mod:`mn_comm.witness_process`. It reads what faulthandler writes of fatal errors and of SIGTERM, sees connections end,
-and writes one line about the first, and one about what the others did. It ends with them. ``CHAINERMN_WITNESS=0`` in
-the environment keeps it from being started.
+A rank that is killed, or calls ``os._exit``, prints nothing, and the launcher ends the others immediately. MPICH's
+launcher then prints the ID of a process, which may not be the first one, and no rank. So the ranks of a node are
+connected to one small process, :mod:`mn_comm.witness_process`. It reads what faulthandler writes about fatal errors and
+SIGTERM, notices when connections end, and prints one line about the first rank that died, and one about what the others
+were doing. It ends when all of them have ended. ``CHAINERMN_WITNESS=0`` in the environment keeps it from being started.
 """
 
 from __future__ import annotations

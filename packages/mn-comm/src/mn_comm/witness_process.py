@@ -1,4 +1,4 @@
-"""The process beside the ranks of a node that says which of them died first, and how; see :mod:`mn_comm.witness`.
+"""A process on each node that reports which rank died first, and how; see :mod:`mn_comm.witness`.
 
 It imports nothing of this package: it is a script, started as ``python -I -S witness_process.py DESCRIPTOR RANKS HOST
 FOLDER...``, of which the folders hold what is not the user's script.
@@ -97,16 +97,16 @@ def _cause(rank: Rank) -> str:
         if state == "Z":
             break
         if state == "":
-            return "was ended by SIGTERM" if rank.words else "died, by a signal or os._exit"
+            return "was ended by SIGTERM" if rank.words else "died of a signal, or called os._exit"
         if time.monotonic() > deadline:
             return ""
         time.sleep(_PAUSE_SECONDS)
     number = status & 0x7F
     if not number:
-        return f"ended with status {status >> 8} before the end of its program, as by MPI_Abort or os._exit"
+        return f"ended with status {status >> 8} before the end of its program, for example by MPI_Abort or os._exit"
     ended = "was ended" if number == signal.SIGTERM else "was killed"
     return f"{ended} by {signal.Signals(number).name}" + (
-        " (where memory has run out, the system does so)" if number == signal.SIGKILL else ""
+        " (the system does this when memory has run out)" if number == signal.SIGKILL else ""
     )
 
 

@@ -1,4 +1,4 @@
-"""The thread that communicates beside the computation, and what stands for the results that are still to come."""
+"""The thread that communicates in the background, and futures for its results."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ _Task = Callable[[], None]
 
 
 class Future(Generic[_T]):
-    """A result that may still have to be computed, by a worker or when it is asked for.
+    """A result that may still have to be computed, by a worker or when it is requested.
 
     Args:
         compute: Returns the result.
-        worker: The thread that computes it; ``None`` to do so at once.
+        worker: The thread that computes it; ``None`` to compute it immediately.
     """
 
     def __init__(self, compute: Callable[[], _T], worker: Worker | None = None) -> None:
@@ -41,10 +41,10 @@ class Future(Generic[_T]):
             worker.put(self._run)
 
     def wait(self) -> _T:
-        """Return the result when it is there.
+        """Wait for the result, and return it.
 
         Raises:
-            BaseException: What computing it raised.
+            BaseException: The exception that computing it raised.
         """
         if self._done is not None:
             self._done.wait()
@@ -53,7 +53,7 @@ class Future(Generic[_T]):
         return self._value  # type: ignore[no-any-return]
 
     def succeeds(self) -> bool:
-        """Return, when that is known, whether there is a result rather than an exception."""
+        """Wait until it is known whether there is a result rather than an exception; return whether."""
         try:
             self.wait()
         except Exception:
@@ -61,7 +61,7 @@ class Future(Generic[_T]):
         return True
 
     def then(self, function: Callable[[_T], _U]) -> Future[_U]:
-        """Return what a function makes of the result; computed where the result is, after it."""
+        """Return a future of a function of the result; the function is called where the result is computed."""
         return Future(lambda: function(self.wait()), self._worker)
 
     def _run(self) -> None:
@@ -76,9 +76,10 @@ class Future(Generic[_T]):
 
 
 class Worker:
-    """A thread that runs one task after another, in the order in which they were put; it starts with the first.
+    """A thread that runs tasks in the order in which they were put; it starts with the first task.
 
-    While it is idle it ends for a fork of the process, which must not have threads; the next task starts another.
+    Before a fork of the process, an idle thread ends, because no threads must run during a fork; the next task starts a
+    new one.
     """
 
     def __init__(self) -> None:
@@ -89,7 +90,7 @@ class Worker:
         _workers.add(self)
 
     def put(self, task: _Task) -> None:
-        """Have a task run after all that were put before."""
+        """Add a task, to be run after all earlier ones."""
         with self._lock:
             self._unfinished += 1
             if self._thread is None:
@@ -98,7 +99,7 @@ class Worker:
         self._tasks.put(task)
 
     def close(self, wait: bool = True) -> None:
-        """Finish what was put, and end the thread.
+        """Finish all tasks, and end the thread.
 
         Args:
             wait: Whether to wait until it has ended. If not, nothing may be put any more.

@@ -77,7 +77,7 @@ def test_a_rank_that_is_killed_ends_the_others(ranks):
     job = run(ranks, KILL, "1", "SIGKILL")
     assert job.returncode != 0
     # How it died, only the launcher knows if it is quick to ask for the status.
-    how = "(was killed by SIGKILL|died, by a signal or os._exit)"
+    how = "(was killed by SIGKILL|died of a signal, or called os._exit)"
     assert re.search(rf"\[chainermn\] rank 1 of {ranks} \(.+\) {how}", job.stderr), job.stderr
 
 

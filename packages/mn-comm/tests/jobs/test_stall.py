@@ -115,7 +115,7 @@ if comm.rank:
 def test_a_rank_that_has_come_to_its_end_is_named_and_not_waited_for():
     job = run(3, FINISHES, CHAINERMN_STALL_SECONDS="1")
     assert job.returncode != 0
-    assert "rank 0 has come to the end of its program, and this one waits for it" in job.stderr
+    assert "rank 0 has reached the end of its program, but this rank still waits for it" in job.stderr
 
 
 LATE = """

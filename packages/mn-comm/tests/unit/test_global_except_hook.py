@@ -20,7 +20,7 @@ def test_a_traceback_is_written_as_one_text(monkeypatch):
     # In parts, as Python writes it, its lines were cut in two by those of another rank.
     recorder = Recorder()
     monkeypatch.setattr(sys, "stderr", recorder)
-    monkeypatch.setattr(global_except_hook, "_abort", lambda *_: None)
+    monkeypatch.setattr(global_except_hook, "_abort", lambda *_, **__: None)
     try:
         raise FileExistsError("a text\nof two lines")
     except FileExistsError as error:

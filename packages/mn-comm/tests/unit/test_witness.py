@@ -53,8 +53,8 @@ print("here", flush=True)
 sys.stdin.readline()
 """
 CAUSES = {
-    "os.kill(os.getpid(), signal.SIGKILL)": r"was killed by SIGKILL (where memory has run out, the system does so)",
-    "os._exit(4)": "ended with status 4 before the end of its program, as by MPI_Abort or os._exit",
+    "os.kill(os.getpid(), signal.SIGKILL)": r"was killed by SIGKILL (the system does this when memory has run out)",
+    "os._exit(4)": "ended with status 4 before the end of its program, for example by MPI_Abort or os._exit",
     "connection.sendall(b'Fatal Python error: Aborted\\n'); os._exit(1)": "died of a fatal error (Aborted)",
     "connection.sendall(b'\\1'); os._exit(1)": "",
     "connection.sendall(b'\\2'); os._exit(1)": "",

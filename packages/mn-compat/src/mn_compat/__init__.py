@@ -1,6 +1,6 @@
-"""Makes Chainer 7.8.1 import and behave on today's Python, NumPy and CuPy.
+"""Makes Chainer 7.8.1 work on current versions of Python, NumPy and CuPy.
 
-Importing this package activates it, wherever the start-up file of an installed wheel has not done so already.
+Importing this package activates it, unless the start-up file of an installed wheel has done so already.
 """
 
 from mn_compat.activation import activate, is_active

@@ -48,7 +48,7 @@ def _refuse_if_late() -> None:
     if late:
         raise ImportError(
             f"chainer was imported before mn_compat, so {len(late)} of its modules were loaded without their "
-            f"fixes ({late[0]}, …): import mn_compat, or any package of ours, before chainer",
+            f"fixes ({late[0]}, …): import mn_compat or chainermn before chainer",
             name="mn_compat",
         )
     chainermn = sys.modules.get("chainermn")
@@ -56,7 +56,7 @@ def _refuse_if_late() -> None:
     if chainermn is not None and ours is not None and getattr(chainermn, "__file__", None) != ours.origin:
         raise ImportError(
             f"chainermn was imported before mn_compat, from {getattr(chainermn, '__file__', None)} instead of "
-            f"{ours.origin}: import mn_compat, or any package of ours, before chainermn",
+            f"{ours.origin}: import mn_compat before chainermn",
             name="mn_compat",
         )
 

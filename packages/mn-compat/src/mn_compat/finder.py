@@ -65,8 +65,8 @@ class ChainerFinder:
         self._release = release
         if not release.supported:
             warnings.warn(
-                f"mn_compat knows Chainer {' and '.join(SUPPORTED)}, and leaves Chainer {release.version} "
-                f"in {release.directory} as it is",
+                f"mn_compat supports Chainer {' and '.join(SUPPORTED)}, and does not patch Chainer {release.version} "
+                f"in {release.directory}",
                 RuntimeWarning,
                 stacklevel=2,
             )

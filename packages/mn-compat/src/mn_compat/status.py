@@ -70,7 +70,7 @@ def _judge(any_fix: bool) -> tuple[bool, str]:
     if release is None:
         return False, "Chainer is not installed"
     if not release.supported:
-        return False, f"Chainer {release.version} is none of {', '.join(SUPPORTED)}"
+        return False, f"Chainer {release.version} is not supported, only {' and '.join(SUPPORTED)}"
     if not any_fix:
-        return False, "MN_COMPAT_SKIP leaves out every fix"
+        return False, "MN_COMPAT_SKIP omits every fix"
     return True, f"Chainer {release.version} is patched as it is imported"

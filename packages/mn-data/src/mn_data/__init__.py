@@ -1,4 +1,4 @@
-"""Datasets shared out among ranks, and iterators that give several ranks the same batches."""
+"""Datasets divided among the ranks, and iterators that give several ranks the same batches."""
 
 import mn_comm  # noqa: F401 - before mpi4py, which it keeps from initialising MPI in worker processes
 import mn_compat  # noqa: F401 - it makes Chainer importable

@@ -1,4 +1,4 @@
-"""Epochs in iterations, for scripts of the time before epoch triggers."""
+"""Epochs in iterations, for scripts from the time before epoch triggers."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def get_n_iterations_for_one_epoch(
         comm: A communicator, or an mpi4py one.
 
     Returns:
-        The number on rank 0, on every rank.
+        The number of iterations on rank 0, returned on every rank.
     """
     warnings.warn("deprecated: use epoch triggers", DeprecationWarning, stacklevel=2)
     return _n_iterations(dataset, local_batch_size, comm)

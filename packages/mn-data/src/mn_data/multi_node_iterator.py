@@ -1,4 +1,4 @@
-"""One rank's batches, on all ranks."""
+"""An iterator that gives all ranks the batches of one rank."""
 
 from __future__ import annotations
 
@@ -16,20 +16,21 @@ __all__ = ["create_multi_node_iterator"]
 
 
 def create_multi_node_iterator(actual_iterator: Any, communicator: CommunicatorBase, rank_master: int = 0) -> Any:
-    """Give all ranks the batches that one rank's iterator makes; collective.
+    """Give all ranks the batches of one rank's iterator; collective.
 
-    For models that span ranks which need the same batch, as when the input is on one and the labels on another. The
-    batches travel; where every rank has the dataset, :func:`create_synchronized_iterator` saves that.
+    For models that span ranks which need the same batch, for example if one rank uses the input and another one the
+    labels. The batches are sent. If every rank has the dataset, :func:`create_synchronized_iterator` makes this
+    unnecessary.
 
-    The batches may hold anything that can be pickled: arrays of any dtype, tuples, dictionaries, strings. Getting the
-    next one, and ``reset``, are collective; ``serialize`` is not: each rank saves and loads where the iteration stands,
-    and in which order the samples come. What any of them has saved, a ``SerialIterator`` or ``MultiprocessIterator``
-    over the same dataset can load, and goes on from there.
+    The batches may contain anything that can be pickled: arrays of any dtype, tuples, dictionaries, strings. Getting
+    the next batch and ``reset`` are collective. ``serialize`` is not: each rank saves and loads the position of the
+    iteration and the order of the samples. A ``SerialIterator`` or ``MultiprocessIterator`` over the same dataset can
+    load the saved state of any rank, and continue from there.
 
     Args:
-        actual_iterator: At ``rank_master`` an iterator, Chainer's or one like them; ignored elsewhere.
+        actual_iterator: At ``rank_master`` an iterator of Chainer's, or one with the same interface; ignored elsewhere.
         communicator: The ranks.
-        rank_master: The rank whose batches all get.
+        rank_master: The rank whose batches all ranks get.
 
     Returns:
         The iterator. At ``rank_master`` its other attributes are those of ``actual_iterator``; elsewhere it has
@@ -50,7 +51,7 @@ def create_multi_node_iterator(actual_iterator: Any, communicator: CommunicatorB
 
 
 class _State(NamedTuple):
-    """Where an iteration stands; an iterator that does not know it counts as standing at its beginning."""
+    """The position of an iteration; if an iterator does not know its position, it counts as being at its beginning."""
 
     epoch: int = 0
     is_new_epoch: bool = False
@@ -63,7 +64,7 @@ _Order: TypeAlias = "np.ndarray[Any, Any] | None"
 
 
 class _Standing(NamedTuple):
-    """What the master tells the followers with every batch."""
+    """The position that the master sends to the followers with every batch."""
 
     state: _State
     dataset_size: int | None
@@ -95,7 +96,7 @@ class _Master(Wrapper):
         self._shared_order = None  # loading changes it in place
 
     def _share(self, action: Any) -> Any:
-        """Do something with the actual iterator, and tell the followers what came of it."""
+        """Do something with the actual iterator, and tell the followers the result."""
         result, is_over = None, False
         with raise_on_all(self.communicator):
             try:
@@ -109,7 +110,7 @@ class _Master(Wrapper):
         return result
 
     def _standing(self) -> _Standing:
-        """Return where the iterator stands, with the order of samples only if the followers do not have it yet."""
+        """Return the iterator's position, with the order of samples only if the followers do not have it yet."""
         iterator = self.actual_iterator
         order = getattr(getattr(iterator, "_state", None), "order", None)
         is_known, self._shared_order = order is self._shared_order, order
@@ -144,9 +145,9 @@ class _Follower(Iterator):  # type: ignore[misc]  # Chainer has no types
         """Do nothing: the iterator is the master's."""
 
     def serialize(self, serializer: Any) -> None:
-        """Save or load where the iteration stands, under the names that Chainer's iterators use."""
+        """Save or load the position of the iteration, under the names that Chainer's iterators use."""
         state = self._state
-        # As Chainer's iterators save it: they have -1 where this one has None.
+        # As Chainer's iterators save it: they use -1 where this iterator has None.
         previous = -1.0 if state.previous_epoch_detail is None else state.previous_epoch_detail
         loaded = {
             name: _serialize(serializer, name, value)
@@ -170,7 +171,7 @@ class _Follower(Iterator):  # type: ignore[misc]  # Chainer has no types
 
     @property
     def current_position(self) -> int:
-        """How many samples of this epoch came already."""
+        """How many samples of this epoch have been returned already."""
         return self._state.current_position
 
     @property
@@ -184,7 +185,7 @@ class _Follower(Iterator):  # type: ignore[misc]  # Chainer has no types
         return self._state.previous_epoch_detail
 
     def _with_detail(self, state: _State, before: _State) -> _State:
-        """Fill in ``epoch_detail``, which Chainer's iterators do not save, from what they do."""
+        """Compute ``epoch_detail``, which Chainer's iterators do not save, from the values that they save."""
         is_moved = (state.epoch, state.current_position) != (before.epoch, before.current_position)
         if self.dataset_size and is_moved and state.epoch_detail == before.epoch_detail:
             return state._replace(epoch_detail=state.epoch + state.current_position / self.dataset_size)
@@ -192,7 +193,7 @@ class _Follower(Iterator):  # type: ignore[misc]  # Chainer has no types
 
     def _receive(self) -> Any:
         with raise_on_all(self.communicator):
-            pass  # raises what the master's iterator raised
+            pass  # raises the exception of the master's iterator
         message = self.communicator.bcast(None, root=self.rank_master)
         standing, result, is_over = pickle.loads(message.data)
         self._state, self.dataset_size = standing.state, standing.dataset_size

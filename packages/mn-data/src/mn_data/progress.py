@@ -1,4 +1,4 @@
-"""A progress bar for what takes long, where somebody may be looking."""
+"""A progress bar for long operations, if the output is a terminal."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ _PATIENCE = 2.0  # seconds before a bar appears
 
 @contextmanager
 def progress(is_wanted: bool, total: int | None, what: str) -> Iterator[Callable[[int], object]]:
-    """Yield a function that is to be told how many bytes were moved.
+    """Yield a function to call with the number of bytes that were moved.
 
     Args:
-        is_wanted: Whether this rank is the one to show a bar; it does so on a terminal only, after two seconds.
+        is_wanted: Whether this rank shows the bar; it does so only on a terminal, and after two seconds.
         total: How many bytes will be moved, if that is known.
-        what: What is done, to be shown before the bar.
+        what: A description of the operation, shown before the bar.
     """
     if not (is_wanted and sys.stderr.isatty()):
         yield _ignore

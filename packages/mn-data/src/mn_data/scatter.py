@@ -1,4 +1,4 @@
-"""Sharing a dataset out among the ranks."""
+"""Dividing a dataset among the ranks."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _INT_MAX = 2**31 - 1
 
 
 class DataSizeError(RuntimeError):
-    """Raised by old versions for datasets above 2 GiB; kept so that scripts which catch it go on working."""
+    """Raised by old versions for datasets above 2 GiB; kept so that scripts which catch it still work."""
 
 
 def scatter_dataset(
@@ -36,28 +36,28 @@ def scatter_dataset(
     *,
     force_equal_length: bool = True,
 ) -> chainer.datasets.SubDataset:
-    """Give each rank its part of the dataset that one rank has; collective.
+    """Divide a dataset that one rank has among all ranks; collective.
 
-    Samples held in memory (an array, a list, a ``TupleDataset``, or a ``SubDataset`` of these) are taken apart: each
-    rank receives its own only, arrays as raw bytes straight into their place. Any other dataset, also one of a class
-    derived from these, is sent whole, as an object, and each rank uses its part of it: right for datasets that read or
-    make a sample when it is asked for.
+    Samples held in memory (an array, a list, a ``TupleDataset``, or a ``SubDataset`` of these) are divided: each rank
+    receives only its own samples, and arrays are received as raw bytes directly into their final memory. Any other
+    dataset, including one of a class derived from these, is sent to all ranks as an object, and each rank uses its part
+    of it. This suits datasets that read or compute samples on demand.
 
-    Where the standard error of rank 0 is a terminal, a bar shows the progress of what takes more than two seconds.
+    If standard error of rank 0 is a terminal and this takes more than two seconds, a progress bar is shown.
 
     Args:
         dataset: At the root the dataset, with a length; ignored elsewhere.
         comm: A communicator, or an mpi4py one.
         root: The rank that has the dataset.
         shuffle: Whether samples are put into a random order first.
-        seed: Seeds that order; the same seed gives each rank the same samples again. ``None`` for another order every
-            time.
-        max_buf_len: The most bytes handed to MPI at once.
-        force_equal_length: Whether all parts have the same length, so that neighbours may share a sample; otherwise
-            parts are disjoint and their lengths differ by at most one.
+        seed: The seed for that order; with the same seed, each rank gets the same samples again. ``None`` for a
+            different order every time.
+        max_buf_len: The most bytes passed to MPI at once.
+        force_equal_length: Whether all parts have the same length, so that neighbouring parts may share a sample.
+            Otherwise the parts are disjoint, and their lengths differ by at most one.
 
     Returns:
-        This rank's part. Of samples that were taken apart, it holds those of this rank only, in its order: its
+        This rank's part. If the samples were divided, it holds only those of this rank, in their order: its
         ``_dataset`` is not the whole dataset, and its ``_order`` is ``None``.
 
     Raises:
@@ -88,7 +88,7 @@ def _scatter(
             length = _length(dataset)
             if shuffle:
                 order = np.random.RandomState(seed).permutation(length)
-    in_parts = isinstance(communicator, Communicator)  # a script's own may have nothing but its methods
+    in_parts = isinstance(communicator, Communicator)  # others may have only the documented methods
     if in_parts and communicator.bcast_obj(communicator.rank == root and can_take(dataset), root=root):
         return _scatter_samples(dataset, communicator, root, order, max_buf_len, force_equal_length)
     to_send = (dataset, order) if communicator.rank == root else None
@@ -104,13 +104,13 @@ def scatter_index(
     *,
     force_equal_length: bool = True,
 ) -> tuple[int, int]:
-    """Give each rank the bounds of its part of a dataset; collective.
+    """Give each rank the first and last index of its part of a dataset; collective.
 
     Args:
         n_total_samples: At the root how many samples there are; ignored elsewhere.
         comm: A communicator, or an mpi4py one.
         root: The rank that knows the number.
-        force_equal_length: Whether all parts have the same length, for which some samples are in two parts.
+        force_equal_length: Whether all parts have the same length; then some samples may be in two parts.
 
     Returns:
         The index of this rank's first sample, and the one after its last.

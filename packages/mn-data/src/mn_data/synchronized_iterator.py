@@ -16,15 +16,15 @@ __all__ = ["create_synchronized_iterator"]
 
 
 def create_synchronized_iterator(actual_iterator: Any, communicator: CommunicatorBase) -> Any:
-    """Make the iterators of all ranks shuffle alike; collective.
+    """Make the iterators of all ranks shuffle in the same order; collective.
 
-    For models that span ranks which need the same batch, where every rank has the whole dataset, or its own columns of
-    it. An iterator that does not shuffle stays as it is. A training that is resumed goes on in the order it would have
-    had.
+    For models that span ranks which need the same batch, if every rank has the whole dataset or its own columns of it.
+    An iterator that does not shuffle is not changed. Resumed training continues with the same order as uninterrupted
+    training.
 
     Args:
-        actual_iterator: One of Chainer's iterators, or one that has an ``order_sampler`` and ``reset``; it starts from
-            the beginning.
+        actual_iterator: One of Chainer's iterators, or one that has an ``order_sampler`` and ``reset``; it is reset to
+            its beginning.
         communicator: The ranks.
 
     Returns:
@@ -47,10 +47,10 @@ def create_synchronized_iterator(actual_iterator: Any, communicator: Communicato
 
 
 class _Order(OrderSampler):  # type: ignore[misc]  # Chainer has no types
-    """An order that follows from the one before, and from nothing else.
+    """An order that depends only on the previous order.
 
-    A generator of random numbers would have to be asked equally often on every rank, which iterators that work ahead in
-    threads and processes do not do.
+    A random number generator would have to be called equally often on every rank, but iterators that prefetch in
+    threads or processes do not do so.
     """
 
     def __init__(self, seed: int) -> None:
@@ -64,7 +64,7 @@ class _Order(OrderSampler):  # type: ignore[misc]  # Chainer has no types
 
 
 class _SynchronizedIterator(Wrapper):
-    """An iterator whose orders follow from a seed."""
+    """An iterator whose orders are derived from a seed."""
 
     _OWN = ("_order", "actual_iterator")
 
@@ -83,13 +83,13 @@ class _SynchronizedIterator(Wrapper):
         try:
             self._order.seed = int(serializer("synchronized_seed", self._order.seed))
         except KeyError:
-            pass  # a snapshot of an old version: from the next epoch on, another order, but the same on all ranks
+            pass  # a snapshot of an old version: from the next epoch on, a different order, but the same on all ranks
         self.actual_iterator.serialize(serializer)
 
 
 def _set_order_sampler(iterator: Any, order: _Order) -> None:
     iterator.order_sampler = order
-    # MultiprocessIterator has given the one it was made with to the thread that works ahead.
+    # MultiprocessIterator has passed its original order sampler to its prefetching thread.
     prefetch_loop = getattr(iterator, "_prefetch_loop", None)
     if prefetch_loop is not None:
         prefetch_loop.order_sampler = order

@@ -1,4 +1,4 @@
-"""Datasets held in memory as columns of samples: some of these can be taken out, and only they travel."""
+"""Datasets held in memory as columns of samples, from which samples can be selected, so that only they are sent."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from chainer import datasets
 __all__ = ["ArrayLayout", "Column", "Layout", "assemble", "can_take", "columns_of", "layout_of", "leaves", "take"]
 
 _Array = np.ndarray[Any, Any]
-# Positions that follow one another are a range: of an array, they make a view.
+# Consecutive positions are a range, with which an array can be sliced without a copy.
 Positions: TypeAlias = "range | np.ndarray[Any, np.dtype[np.intp]]"
 
 
@@ -67,7 +67,7 @@ class Column:
         return Column(self.values, _compose(self.positions, indices))
 
     def rows(self) -> Any:
-        """Return the samples: an array, a view where they follow one another; or a list."""
+        """Return the samples: an array (a view if they are consecutive), or a list."""
         if not isinstance(self.values, np.ndarray):
             return [self.values[i] for i in self.positions]
         rows = self.values[_slice(self.positions)] if isinstance(self.positions, range) else self.values[self.positions]
@@ -75,9 +75,9 @@ class Column:
 
 
 def can_take(dataset: Any) -> bool:
-    """Return whether the samples of ``dataset`` are held in memory, so that some of them can be taken out.
+    """Return whether the samples of ``dataset`` are held in memory, so that some of them can be selected.
 
-    A derived class may make its samples in a way of its own, so the type has to be exactly one that is known.
+    A derived class may compute its samples differently, so the type has to be exactly one of the known ones.
     """
     if type(dataset) is datasets.SubDataset:
         return can_take(dataset._dataset)
@@ -91,7 +91,7 @@ def can_take(dataset: Any) -> bool:
 
 
 def layout_of(dataset: Any) -> Layout:
-    """Return what a dataset for which :func:`can_take` is true is made of."""
+    """Return the layout of a dataset for which :func:`can_take` is true."""
     if type(dataset) is datasets.SubDataset:
         return layout_of(dataset._dataset)
     if type(dataset) is datasets.TupleDataset:
@@ -137,10 +137,10 @@ def columns_of(dataset: Any, positions: Positions | None = None) -> Iterator[Col
 
 
 def assemble(layout: Layout, columns: Iterable[Any]) -> Any:
-    """Return the dataset of some columns.
+    """Build a dataset from columns.
 
     Args:
-        layout: What it is to be made of.
+        layout: The layout of the dataset.
         columns: Arrays and lists, one for each leaf of the layout.
 
     Returns:

@@ -1,8 +1,8 @@
-"""Moving one column of a dataset from the root to the ranks, each of which receives its own samples only.
+"""Sending one column of a dataset from the root to the ranks, each of which receives only its own samples.
 
-An array travels as raw bytes, in pieces, straight into the array it is going to be; samples that are not next to one
-another are put together piece by piece. Python objects are pickled some thousand at a time, so that no pickle of all of
-them ever exists, and the ranks unpickle while the root pickles.
+An array is sent as raw bytes, in pieces, and received directly into its final memory; samples that are not contiguous
+are collected piece by piece. Python objects are pickled a few thousand at a time, so that there is never a pickle of
+all of them, and the ranks unpickle while the root pickles.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ __all__ = ["recv_array", "recv_objects", "send_array", "send_objects"]
 _Array = np.ndarray[Any, Any]
 Advance = Callable[[int], object]
 
-_TAG = 23719  # between the messages of scripts, most of which use 0
+_TAG = 23719  # unlikely to be used by scripts, most of which use 0
 _GATHER_BYTES = 1 << 24
 _NAP = 0.0005  # seconds
 _PICKLE_BYTES = 1 << 20
@@ -44,11 +44,11 @@ def send_array(
         ranks: The ranks; this one is the root.
         parts: Each rank's rows.
         layout: What a row is.
-        max_buf_len: The most bytes handed to MPI at once.
+        max_buf_len: The most bytes passed to MPI at once.
         advance: Told how many bytes were moved.
 
     Returns:
-        This rank's rows, in an array of their own.
+        This rank's rows, in a new array.
     """
     for dest, part in enumerate(parts):
         if dest != ranks.rank:
@@ -59,7 +59,7 @@ def send_array(
                     advance(piece.size)
     own = parts[ranks.rank].rows()
     advance(own.nbytes)
-    # A copy of a view: otherwise the whole array would stay in memory for as long as this part of it.
+    # Copy a view: otherwise the whole array would stay in memory as long as this part of it.
     return np.array(own, copy=True) if own.base is not None else own
 
 
@@ -115,7 +115,7 @@ def recv_objects(ranks: Ranks, max_buf_len: int, root: int, advance: Advance) ->
                 received.extend(pickle.loads(pickled.data))
         except Exception:
             for _ in _recv_pickled(ranks, max_buf_len, root, advance):
-                pass  # the root goes on sending
+                pass  # the root continues to send
             raise
     return received
 
@@ -141,10 +141,10 @@ def _recv_pickled(ranks: Ranks, max_buf_len: int, root: int, advance: Advance) -
 
 
 def _wait_idly(ranks: Ranks, root: int) -> None:
-    """Wait for the root's next message without burning a core, as MPI would.
+    """Wait for the root's next message without keeping a core busy, as MPI would.
 
-    The root serves one rank after another. Where there are fewer cores than ranks it is slowed down by those that wait,
-    to a third of its speed on two cores with four ranks.
+    The root serves one rank after another. If there are fewer cores than ranks, the waiting ranks slow it down: to a
+    third of its speed on two cores with four ranks.
     """
 
     def recv() -> None:
@@ -166,7 +166,7 @@ def _pickled(part: Column, dest: int) -> Iterator[tuple[int, bytes]]:
 
 
 def _row_pieces(length: int, layout: ArrayLayout, max_buf_len: int) -> Iterator[tuple[int, int]]:
-    """Yield the bounds of pieces of ``length`` rows; root and receiver must come to the same ones."""
+    """Yield the bounds of pieces of ``length`` rows; they must be the same on the root and the receiver."""
     if layout.row_bytes == 0:
         return
     step = max(1, min(_GATHER_BYTES, max_buf_len) // layout.row_bytes)

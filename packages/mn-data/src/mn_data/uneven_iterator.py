@@ -1,4 +1,4 @@
-"""Iterators of all ranks in step, although the ranks have unequal numbers of samples."""
+"""Keeping the iterators of all ranks in step if the ranks have different numbers of samples."""
 
 from __future__ import annotations
 
@@ -11,33 +11,33 @@ __all__ = ["create_uneven_iterator"]
 
 
 def create_uneven_iterator(actual_iterator: Any, communicator: CommunicatorBase) -> Any:
-    """Keep the iterators of ranks with unequal numbers of samples in step; collective.
+    """Keep the iterators of ranks with different numbers of samples in step; collective.
 
-    In each epoch every rank goes once through its samples: no sample comes twice, and none is missed; the last batch
-    may be smaller. A rank that has no more gets empty batches until the one with the most has come to the end; so
-    epochs begin and end on all ranks together, and with them every trigger. :class:`mn_optim.MultiNodeUpdater` takes
-    part in updates without data where a batch is empty::
+    In each epoch, every rank goes through its samples exactly once; its last batch may be smaller. A rank that has no
+    more samples gets empty batches until the rank with the most samples has finished. So epochs begin and end on all
+    ranks together, and all triggers fire together. If a batch is empty, :class:`mn_optim.MultiNodeUpdater` takes part
+    in the update without data::
 
         train = chainermn.scatter_dataset(train, comm, shuffle=True, force_equal_length=False)
         iterator = create_uneven_iterator(chainer.iterators.SerialIterator(train, 32), comm)
         updater = chainermn.MultiNodeUpdater(iterator, optimizer)
 
-    Getting the next batch is not collective. ``serialize`` saves and loads where the iteration stands, and the actual
-    iterator; if the numbers of samples have changed meanwhile, the next batch is collective.
+    Getting the next batch is not collective. ``serialize`` saves and loads the position of the iteration and the actual
+    iterator; if the numbers of samples have changed in the meantime, getting the next batch is collective.
 
     Args:
         actual_iterator: A ``SerialIterator``, ``MultithreadIterator`` or ``MultiprocessIterator`` over this rank's
-            samples, of which there may be none; or another one that has ``dataset``, ``batch_size`` and ``reset``, and
-            ends after an epoch. It starts from the beginning, and ends after each epoch from now on; whether it repeats
-            is what the returned one does.
+            samples, of which there may be none; or another iterator that has ``dataset``, ``batch_size`` and ``reset``,
+            and ends after an epoch. It is reset to its beginning, and from now on ends after each epoch; if it was set
+            to repeat, the returned iterator repeats instead.
         communicator: The ranks.
 
     Returns:
         The iterator. Its other attributes are those of ``actual_iterator``.
 
     Raises:
-        TypeError: ``actual_iterator`` lacks something of the above (on every rank).
-        ValueError: No rank has a sample (on every rank).
+        TypeError: ``actual_iterator`` lacks one of these attributes (on every rank).
+        ValueError: No rank has any samples (on every rank).
     """
     with raise_on_all(communicator):
         for name in ("dataset", "batch_size", "reset", "__next__"):
@@ -50,7 +50,7 @@ def create_uneven_iterator(actual_iterator: Any, communicator: CommunicatorBase)
         n_batches = -(-len(actual_iterator.dataset) // actual_iterator.batch_size)
     longest = max(communicator.allgather_obj(n_batches))
     if not longest:
-        raise ValueError("expected a sample on some rank, got none on any")
+        raise ValueError("expected at least one sample on some rank, got none on any rank")
     return _UnevenIterator(actual_iterator, communicator, longest, repeats)
 
 
@@ -58,7 +58,7 @@ class _UnevenIterator(Wrapper):
     """See :func:`create_uneven_iterator`.
 
     Attributes:
-        may_be_empty: Whether batches may have no samples: asked for by updaters.
+        may_be_empty: Whether batches may be empty; updaters read this.
     """
 
     _OWN = (
@@ -101,7 +101,7 @@ class _UnevenIterator(Wrapper):
     def _batch(self) -> Any:
         """Return the next batch of this epoch, or an empty one."""
         actual = self.actual_iterator
-        # Chainer's MultiprocessIterator, asked again after its end, would wait for ever.
+        # Chainer's MultiprocessIterator would wait forever if it were called again after its end.
         if not len(actual.dataset) or self._has_ended or getattr(actual, "epoch", False):
             return []
         try:
@@ -122,7 +122,7 @@ class _UnevenIterator(Wrapper):
         self._has_ended, self._step, self._n_steps = False, 0, self._longest
 
     def serialize(self, serializer: Any) -> None:
-        """Save or load where the iteration stands; not collective."""
+        """Save or load the position of the iteration; not collective."""
         self.actual_iterator.serialize(serializer["actual_iterator"])
         self.epoch = int(serializer("epoch", self.epoch))
         self.is_new_epoch = bool(serializer("is_new_epoch", self.is_new_epoch))
@@ -132,7 +132,7 @@ class _UnevenIterator(Wrapper):
         n_steps = int(serializer("n_steps", self._n_steps or self._longest))
         self._step = int(serializer("step", self._step))
         self._n_steps = n_steps
-        if longest != self._longest:  # samples are shared out otherwise now
+        if longest != self._longest:  # samples are now distributed differently
             self._step = self._step * self._longest // n_steps
             self._n_steps = None if self._step else self._longest
 

@@ -1,4 +1,4 @@
-"""What an iterator that stands for another one has in common with others of its kind."""
+"""The base class of iterators that wrap another iterator."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ __all__ = ["Wrapper"]
 
 
 class Wrapper(Iterator):  # type: ignore[misc]  # Chainer has no types
-    """An iterator all of whose attributes, but its own, are those of ``actual_iterator``.
+    """An iterator that passes all other attributes on to ``actual_iterator``.
 
     Attributes:
-        actual_iterator: The iterator that it stands for.
+        actual_iterator: The wrapped iterator.
     """
 
     _OWN: ClassVar[tuple[str, ...]] = ("actual_iterator",)

@@ -1,4 +1,4 @@
-"""Trainer extensions that know of the other ranks."""
+"""Trainer extensions for training on several ranks."""
 
 import mn_comm  # noqa: F401 - before mpi4py, which it keeps from initialising MPI in worker processes
 import mn_compat  # noqa: F401 - it makes Chainer importable

@@ -1,4 +1,4 @@
-"""The persistent values of a model, as a batch normalisation's running mean, averaged over all ranks."""
+"""Averaging the persistent values of a model, such as the running mean of a batch normalisation, over all ranks."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _Found = tuple[str, chainer.Link, str]
 
 
 class AllreducePersistent(Extension):  # type: ignore[misc]  # Chainer has no types
-    """Averages the persistent values of a model over all ranks: floating ones of any memory layout; others are left.
+    """Averages the floating-point persistent values of a model over all ranks, in any memory layout.
 
     Collective. Once before an evaluation or a snapshot is enough.
 

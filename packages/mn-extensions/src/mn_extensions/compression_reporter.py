@@ -1,4 +1,4 @@
-"""What compression sends and leaves out, in the log."""
+"""An extension that logs how much compression sends and omits."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ __all__ = ["CompressionReporter"]
 class CompressionReporter(Extension):  # type: ignore[misc]  # Chainer has no types
     """Reports what the compression of gradients did in the last step, for ``LogReport`` and ``PlotReport``.
 
-    ``compression/bytes`` is what this rank has sent, ``compression/ratio`` that divided by what would have been sent
-    without compression, ``compression/error_norm`` the norm of what this rank has not sent yet, and
-    ``compression/gradient_norm`` that of the averaged gradients. Not collective; to see all ranks, put an
-    ``ObservationAggregator`` behind it.
+    ``compression/bytes`` is the number of bytes that this rank has sent, and ``compression/ratio`` is this number
+    divided by the number of bytes without compression. ``compression/error_norm`` is the norm of the part of the
+    gradients that this rank has not sent yet, and ``compression/gradient_norm`` is the norm of the averaged gradients.
+    Not collective; to combine the values of all ranks, add an ``ObservationAggregator`` after it.
 
     Args:
         optimizer: The name of the multi-node optimizer in the updater, or the optimizer itself.

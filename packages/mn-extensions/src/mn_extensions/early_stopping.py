@@ -19,10 +19,10 @@ class MultiNodeEarlyStoppingTrigger:
 
     Args:
         comm: The ranks.
-        check_trigger: When to compare the mean since the last check with the best so far, as ``(1, "epoch")``.
+        check_trigger: When to compare the mean since the last check with the best so far, for example ``(1, "epoch")``.
         monitor: The observation to watch.
-        patience: After how many checks without a better value to stop; by default 3.
-        mode: ``"max"`` if more is better, ``"min"`` if less is, ``"auto"`` to tell by the name.
+        patience: Stop after this number of checks without a better value; by default 3.
+        mode: ``"max"`` if larger values are better, ``"min"`` if smaller ones are, ``"auto"`` to decide by the name.
         verbose: Whether to print what happens.
         max_trigger: When to stop in any case.
         suffix: Appended to ``monitor`` to make the name of the mean among the observations.

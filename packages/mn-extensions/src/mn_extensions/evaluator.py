@@ -12,7 +12,7 @@ from typing import Any
 import chainer
 import numpy as np
 from chainer.backends import cuda
-from chainer.dataset.convert import _call_converter  # a number or a Device, as the converter wants it; not public
+from chainer.dataset.convert import _call_converter  # a number or a Device, as the converter needs it; not public
 from chainer.training.extensions import Evaluator
 
 from mn_comm import CommunicatorBase, raise_on_all, synchronize_replicas, transact
@@ -29,7 +29,7 @@ __all__ = [
 ]
 
 Results = dict[str, Any]
-# Under each name the values reported, each with the number of samples that it is the mean of.
+# The reported values under each name, each with the number of samples of which it is the mean.
 Weighted = dict[str, list[tuple[Any, int]]]
 
 
@@ -38,25 +38,27 @@ def create_multi_node_evaluator(
 ) -> Evaluator:
     """Make an evaluator report the mean over all ranks.
 
-    It evaluates what all ranks have in common: if ranks meet only now and then, the optimizer is synchronised first.
+    All ranks evaluate the same parameters: with local or asynchronous steps, the optimizer is synchronised first.
 
     Args:
         actual_evaluator: An evaluator, or one of a class derived from it, whose iterator goes through this rank's part
             of the samples. Its ``evaluate`` is replaced.
         communicator: The ranks that evaluate together.
-        weighted: Whether every sample counts alike, however many each rank and each mini-batch has: with parts that
-            share no sample (``scatter_dataset(…, force_equal_length=False)``) the result is that of one process on all
-            samples, to the last bit however they are shared out. Otherwise every rank counts alike, and within a rank
-            every mini-batch, as before. An evaluator with an ``evaluate`` of its own is taken to return means over its
-            samples.
+        weighted: Whether every sample has the same weight, however many samples each rank and each mini-batch has. If
+            the parts share no sample (``scatter_dataset(…, force_equal_length=False)``), the result is then that of one
+            process on all samples, and does not depend, bit for bit, on how they are divided. Otherwise every rank has
+            the same weight, and every mini-batch within a rank, as in ChainerMN 7. An evaluator that overrides
+            ``evaluate`` is expected to return means over its samples.
 
     Returns:
         ``actual_evaluator`` itself. Its ``evaluate`` is now collective, and returns and reports the mean under each
-        name; a rank that has nothing under a name is left out of its mean. What evaluates this rank's part is
-        ``_mn_original_evaluate``, and the ranks are ``_mn_communicator``, as scripts know them: both may be replaced.
+        name; a rank without a value under a name does not count in the mean. The original method is
+        ``_mn_original_evaluate``, and the communicator is ``_mn_communicator``, as in ChainerMN 7: scripts may replace
+        both.
 
     Raises:
-        TypeError: ``actual_evaluator`` has no ``evaluate``. What evaluating raises on one rank, it raises on all.
+        TypeError: ``actual_evaluator`` has no ``evaluate``. If evaluating raises an exception on one rank, all ranks
+            raise.
         ValueError: ``actual_evaluator`` is a multi-node evaluator already.
 
     Example:
@@ -77,7 +79,7 @@ def create_multi_node_evaluator(
         raise ValueError("expected an evaluator for actual_evaluator that is not a multi-node evaluator already")
     actual_evaluator._mn_original_evaluate = actual_evaluator.evaluate  # noqa: SLF001 - the names are the old ones
     actual_evaluator._mn_communicator = communicator  # noqa: SLF001
-    # Replaced on the object, not in a wrapper: scripts pass on the evaluator they made, and their own classes call
+    # Replaced on the object, not in a wrapper: scripts use the evaluator that they created, and their own classes call
     # self.evaluate().
     actual_evaluator.evaluate = MethodType(_mean_over_samples if weighted else _mean_over_ranks, actual_evaluator)
     return actual_evaluator
@@ -97,7 +99,7 @@ def _attempt_mean_over_ranks(evaluator: Any) -> Results:
 
 
 def _mean_over_samples(evaluator: Any) -> Results:
-    """Return results in which all samples of all ranks count alike; collective."""
+    """Return results in which all samples of all ranks have the same weight; collective."""
     return transact(_parts(evaluator)[1], partial(_attempt_mean_over_samples, evaluator))
 
 
@@ -113,38 +115,38 @@ def _attempt_mean_over_samples(evaluator: Any) -> Results:
 
 
 def _parts(evaluator: Any) -> tuple[Callable[[], Results], CommunicatorBase]:
-    """Return what evaluates this rank's part, and the ranks."""
+    """Return the function that evaluates this rank's part, and the ranks."""
     return evaluator._mn_original_evaluate, evaluator._mn_communicator  # noqa: SLF001
 
 
 def synchronize_targets(targets: Mapping[str, Any]) -> None:
-    """Make all ranks' parameters of some models equal, where an optimizer lets them differ for a while; collective."""
+    """Make some models' parameters equal on all ranks if an optimizer lets them differ temporarily; collective."""
     for _, target in sorted(targets.items()):
         if hasattr(target, "namedparams"):
             synchronize_replicas(target)
 
 
 def on_host(value: Any) -> Any:
-    """Return an array of a GPU in host memory, and anything else, as a number or a text, as it is."""
+    """Return an array on a GPU in host memory, and anything else, such as a number or text, unchanged."""
     return cuda.to_cpu(value) if hasattr(value, "shape") and not isinstance(value, np.generic) else value
 
 
 def plain_mean(results: Sequence[Results]) -> Results:
-    """Return, under each name, the mean of what the ranks got, added up in the order of ranks."""
+    """Return, under each name, the mean of the ranks' results, added up in the order of ranks."""
     names = sorted({name for each in results for name in each})
     columns = {name: [each[name] for each in results if name in each] for name in names}
     return {name: sum(column) / len(column) for name, column in columns.items()}
 
 
 def weighted_mean(pairs: Sequence[tuple[Any, int]]) -> Any:
-    """Return the mean of values, weighted by how many samples each stands for.
+    """Return the mean of values, weighted by the number of samples of each.
 
     Args:
         pairs: Numbers or arrays of one shape, each with its weight.
 
     Returns:
-        The mean, of the dtype of the values. That of finite numbers is rounded once, from the exact sum, so that
-        their order does not matter; products of float32 with fewer than 2**29 samples are exact.
+        The mean, of the dtype of the values. The mean of finite numbers is computed from the exact sum and rounded
+        once, so that their order does not matter; products of float32 with fewer than 2**29 samples are exact.
     """
     total = sum(weight for _, weight in pairs)
     values = [np.asarray(value) for value, _ in pairs]
@@ -195,12 +197,12 @@ def batches_of(iterator: Any) -> Iterator[Any]:
 
 
 def convert(evaluator: Any, batch: Any) -> Any:
-    """Return what an evaluator's converter makes of a mini-batch; plain functions are given the device's number."""
+    """Convert a mini-batch with an evaluator's converter; plain functions get the number of the device."""
     return _call_converter(evaluator.converter, batch, evaluator.device)
 
 
 def call(function: Callable[..., Any], arguments: Any) -> Any:
-    """Call a function with what a converter returned: a tuple, a dictionary, or a single argument."""
+    """Call a function with the result of a converter: a tuple, a dictionary, or a single argument."""
     if isinstance(arguments, tuple):
         return function(*arguments)
     if isinstance(arguments, dict):

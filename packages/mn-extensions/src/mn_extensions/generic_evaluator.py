@@ -1,4 +1,4 @@
-"""An evaluator for results that are not averages."""
+"""An evaluator for results that are not means."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ class GenericMultiNodeEvaluator(Extension):  # type: ignore[misc]  # Chainer has
         iterator: Goes once through this rank's part of the samples.
         target: The model, or any other callable.
         device: Where ``converter`` puts the mini-batches.
-        converter: Makes the arguments of :meth:`calc_local` of a mini-batch.
-        root: The rank that puts the results together.
+        converter: Converts a mini-batch to the arguments of :meth:`calc_local`.
+        root: The rank that combines the results.
         progress_hook: Called at the root after each of its mini-batches, with it.
 
     Raises:
@@ -81,7 +81,7 @@ class GenericMultiNodeEvaluator(Extension):  # type: ignore[misc]  # Chainer has
             At the root what :meth:`aggregate` returned, elsewhere ``None``.
 
         Raises:
-            Exception: What any of the methods raised, on any rank (on every rank).
+            Exception: The exception that one of the methods raised on some rank (on every rank).
         """
         return transact(self.comm, self._evaluate)
 
@@ -93,7 +93,7 @@ class GenericMultiNodeEvaluator(Extension):  # type: ignore[misc]  # Chainer has
         total = None
         with raise_on_all(self.comm):
             if gathered is not None:
-                # In turn: the first of each rank, in the order of ranks, then the second of each, and so on.
+                # Alternating: the first result of each rank, in the order of ranks, then the second of each, and so on.
                 in_turn = chain.from_iterable(zip_longest(*gathered))
                 total = self.aggregate([result for result in in_turn if result is not None])
         return total
@@ -102,8 +102,8 @@ class GenericMultiNodeEvaluator(Extension):  # type: ignore[misc]  # Chainer has
         """Return the result of one mini-batch, something that can be pickled; by default what the target returns.
 
         Args:
-            args: What the converter returned, if it is a tuple or a single argument.
-            kwargs: What the converter returned, if it is a dictionary.
+            args: The result of the converter, if it is a tuple or a single argument.
+            kwargs: The result of the converter, if it is a dictionary.
         """
         return self._targets["main"](*args, **kwargs)
 
@@ -111,7 +111,7 @@ class GenericMultiNodeEvaluator(Extension):  # type: ignore[misc]  # Chainer has
         """Return the result of all mini-batches of all ranks; called at the root only. By default the list itself.
 
         Args:
-            results: What :meth:`calc_local` returned, except ``None``: the first result of each rank in the order of
+            results: The results of :meth:`calc_local`, without ``None``: the first result of each rank in the order of
                 ranks, then the second of each, and so on.
         """
         return results

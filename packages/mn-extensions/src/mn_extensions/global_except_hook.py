@@ -1,4 +1,4 @@
-"""An uncaught exception on one rank ends all ranks; ``create_communicator`` sees to that in most jobs."""
+"""An uncaught exception on one rank ends all ranks; ``create_communicator`` installs this hook in most jobs."""
 
 from mn_comm.global_except_hook import add_hook, add_hook_if_enabled
 

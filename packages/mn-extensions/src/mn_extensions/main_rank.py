@@ -1,4 +1,4 @@
-"""Extensions that one rank runs for all."""
+"""Extensions that run on one rank only."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ __all__ = ["main_rank_only"]
 def main_rank_only(extension: Any, comm: CommunicatorBase | None = None, rank: int = 0) -> Any:
     """Return an extension that runs on one rank and does nothing on the others.
 
-    It replaces ``if comm.rank == 0:``, for extensions that print, plot and write files. One that communicates would
-    wait for the other ranks for ever.
+    It replaces ``if comm.rank == 0:`` for extensions that print, plot or write files. An extension that communicates
+    would wait for the other ranks forever.
 
     Args:
         extension: An extension, or any function that is used as one.
@@ -23,7 +23,7 @@ def main_rank_only(extension: Any, comm: CommunicatorBase | None = None, rank: i
         rank: The rank on which to run it.
 
     Returns:
-        On ``rank`` the extension itself, elsewhere one of the same name, trigger and priority.
+        On ``rank`` the extension itself, elsewhere one with the same name, trigger and priority.
 
     Raises:
         ValueError: ``rank`` is out of range.
@@ -39,7 +39,7 @@ def main_rank_only(extension: Any, comm: CommunicatorBase | None = None, rank: i
 
 
 class _Nothing(Extension):  # type: ignore[misc]  # Chainer has no types
-    """An extension that does nothing, under the name of another, so that all ranks' trainers are alike."""
+    """An extension that does nothing, under the name of another, so that the trainers of all ranks are the same."""
 
     def __init__(self, extension: Any) -> None:
         names = (getattr(extension, attribute, None) for attribute in ("name", "default_name", "__name__"))

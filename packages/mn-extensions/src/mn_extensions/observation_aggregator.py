@@ -1,4 +1,4 @@
-"""An observation of all ranks, put together."""
+"""Observations averaged over all ranks."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ Aggregator = Callable[[list[list[Any]]], Any]
 
 
 class ObservationAggregator(Extension):  # type: ignore[misc]  # Chainer has no types
-    """Replaces an observation by its mean over all ranks, or by another function of all ranks' values.
+    """Replaces an observation by its mean over all ranks, or by another function of the values of all ranks.
 
     Collective whenever ``comm_trigger`` fires, which must happen at the same time on all ranks.
 
     Args:
         comm: The ranks.
         original_key: The observation.
-        aggregated_key: Under which name to put the result; by default ``original_key``.
-        comm_trigger: When to communicate. The values since the last time are put together.
-        aggregator: Makes the result; called on rank 0 with a list of values for each rank, in the order of ranks. By
-            default the mean of all values; there is no result if no rank has any.
+        aggregated_key: The name for the result; by default ``original_key``.
+        comm_trigger: When to communicate. All values since the last time are combined.
+        aggregator: Computes the result; called on rank 0 with a list of values for each rank, in the order of ranks. By
+            default the mean of all values. If no rank has any values, there is no result.
 
     Example:
         >>> trainer.extend(chainermn.extensions.ObservationAggregator(comm, "main/loss", "mean/loss"))
@@ -54,16 +54,16 @@ class ObservationAggregator(Extension):  # type: ignore[misc]  # Chainer has no 
         self.aggregator = aggregator or mean_of_all
 
     def __call__(self, trainer: Any) -> None:
-        """Note this iteration's value, and put the result among the observations when it is time to."""
+        """Record the value of this iteration; when ``comm_trigger`` fires, add the result to the observations."""
         summary = self.compute_summary(trainer)
         if summary is not None:
             trainer.observation[self.aggregated_key] = summary
 
     def compute_summary(self, trainer: Any) -> Any:
-        """Note this iteration's value, and return the result when it is time to, else ``None``.
+        """Record the value of this iteration; when ``comm_trigger`` fires, return the result, otherwise ``None``.
 
         Raises:
-            Exception: What the aggregator raised on rank 0 (on every rank).
+            Exception: The exception that the aggregator raised on rank 0 (on every rank).
         """
         if self.original_key in trainer.observation:
             value = trainer.observation[self.original_key]

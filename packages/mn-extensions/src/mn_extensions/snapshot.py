@@ -1,4 +1,4 @@
-"""Chainer's snapshot extension on several ranks, for trainings that start again with any number of them."""
+"""Chainer's snapshot extension on several ranks, for training that can be resumed with any number of ranks."""
 
 from __future__ import annotations
 
@@ -29,29 +29,30 @@ def multi_node_snapshot(
 ) -> MultiNodeSnapshot:
     """Make a snapshot extension save one file for each group of ranks with the same state; collective.
 
-    If rank 0 has extensions of its own, such as ``LogReport``, there are two states: that of rank 0, and that of all
-    others, ``replica_sets=[0]``.
+    If rank 0 has extensions that the others do not have, such as ``LogReport``, there are two states: that of rank 0,
+    and that of all other ranks. Then pass ``replica_sets=[0]``.
 
-    If the snapshot has ``autoload=True``, all ranks start from the newest snapshot of which every set has a file that
-    can be read, even if there are now more or fewer ranks; an iterator over a part of a different length then
-    continues from the same fraction of the epoch, in a new order. Nothing in the files is unpickled, and no update is
-    lost if all ranks then have the same parameters.
+    If the snapshot has ``autoload=True``, all ranks start from the newest snapshot of which every set has a readable
+    file, even if there are now more or fewer ranks. An iterator over a part of a different length then continues from
+    the same fraction of the epoch, in a new order. Nothing in the files is unpickled. If all ranks have the same
+    parameters after loading, no update is lost.
 
     Args:
         comm: The ranks.
         snapshot: What ``chainer.training.extensions.snapshot`` returned. Its file name gets the suffix ``.<rank>``,
             with the lowest rank of the set.
-        replica_sets: Ranks, and groups of ranks, whose state is the same within a group. The ranks that are left form
+        replica_sets: Ranks, and groups of ranks, whose state is the same within a group. The remaining ranks form
             another group.
 
     Returns:
-        The extension. As in Chainer 7 its trigger is every iteration, unless ``trainer.extend`` is given one, its
-        priority is that of extensions that read, and its name ``_MultiNodeSnapshot``; not those of ``snapshot``.
+        The extension. As in Chainer 7, it does not take over trigger, priority and name of ``snapshot``: it is
+        triggered every iteration, unless you pass a trigger to ``trainer.extend``, it has the priority of extensions
+        that read, and its name is ``_MultiNodeSnapshot``.
 
     Raises:
-        TypeError: ``replica_sets`` holds something else than ranks and groups of them (on every rank).
-        ValueError: A rank is out of range or in two groups, or ``autoload`` is asked for with a function as the file
-            name (on every rank).
+        TypeError: ``replica_sets`` contains something other than ranks and groups of ranks (on every rank).
+        ValueError: A rank is out of range or in two groups, or ``autoload`` is used with a function as the file name
+            (on every rank).
 
     Example:
         >>> snapshot = chainer.training.extensions.snapshot()
@@ -66,7 +67,7 @@ def multi_node_snapshot(
 
 
 def parse_replica_sets(replica_sets: Iterable[int | Iterable[int]], size: int) -> list[list[int]]:
-    """Return groups of ranks that hold each rank of ``size`` once; see :func:`multi_node_snapshot`."""
+    """Return groups of ranks that contain each of ``size`` ranks once; see :func:`multi_node_snapshot`."""
     sets = [[each] if isinstance(each, (int, np.integer)) else sorted(set(each)) for each in replica_sets]
     seen: set[int] = set()
     for rank in (rank for each in sets for rank in each):
@@ -114,7 +115,7 @@ class MultiNodeSnapshot(Extension):  # type: ignore[misc]  # Chainer has no type
         return self.comm.rank == self.master
 
     def initialize(self, trainer: Any) -> None:
-        """Load the newest snapshot, if that is asked for; collective then."""
+        """Load the newest snapshot if ``autoload`` was set; collective in that case."""
         autoload, self.snapshot.autoload = self.snapshot.autoload, False
         try:
             if self.is_master:
@@ -125,13 +126,13 @@ class MultiNodeSnapshot(Extension):  # type: ignore[misc]  # Chainer has no type
             transact(self.comm, partial(self._load, self._target_of(trainer), Path(trainer.out)))
 
     def __call__(self, trainer: Any) -> None:
-        """Save, on the lowest rank of each group; collective where optimizers let ranks differ for a while."""
+        """Save on the lowest rank of each group; collective if optimizers let ranks differ temporarily."""
         synchronize(self._target_of(trainer))
         if self.is_master:
             self.snapshot(trainer)
 
     def on_error(self, trainer: Any, exc: Exception, tb: Any) -> None:
-        """Save if the snapshot is to do so on errors."""
+        """Save if the snapshot is configured to save on errors."""
         if self.is_master:
             self.snapshot.on_error(trainer, exc, tb)
 
@@ -153,10 +154,10 @@ class MultiNodeSnapshot(Extension):  # type: ignore[misc]  # Chainer has no type
                 return
             with raise_on_all(self.comm):  # where warnings are errors, all ranks raise
                 if self.comm.rank == 0:
-                    warnings.warn(f"{'; '.join(problems)}: trying the snapshot before it", RuntimeWarning, stacklevel=5)
+                    warnings.warn(f"{'; '.join(problems)}: trying the previous snapshot", RuntimeWarning, stacklevel=5)
 
     def _candidates(self, folder: Path) -> list[str]:
-        """Return the names, less the rank, of snapshots of which every group has a file; newest first. Collective."""
+        """Return the names, without rank, of snapshots of which every group has a file; newest first. Collective."""
         found: list[str] | None = None
         with raise_on_all(self.comm):
             if self.is_master and folder.is_dir():
@@ -194,8 +195,8 @@ def fit_iterators(state: State, target: Any) -> State:
         target: The trainer or updater to be loaded.
 
     Returns:
-        The state, in which an iterator whose dataset had another length keeps its epoch and the fraction of it that is
-        done, but has the order of the target's iterator.
+        The state. If the dataset of an iterator had a different length, the iterator keeps its epoch and the fraction
+        of it that is done, but gets the order of the target's iterator.
     """
     updater = getattr(target, "updater", None)
     if updater is None:
@@ -212,7 +213,7 @@ def fit_iterators(state: State, target: Any) -> State:
 
 
 def _snapshots(folder: Path, filename: str, rank: int) -> list[str]:
-    """Return the names of files that a snapshot with this file name writes, less the rank, newest first."""
+    """Return the names of files that a snapshot with this file name writes, without the rank, newest first."""
     prefix = filename.split("{")[0]
     suffix = filename.rsplit("}", maxsplit=1)[-1]
     files = [

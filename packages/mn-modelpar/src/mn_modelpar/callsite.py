@@ -1,4 +1,4 @@
-"""Where in the user's code a communication was asked for: what an error can name."""
+"""The place in the user's code that called a communication, for error messages."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class CallSite(NamedTuple):
 
     Attributes:
         place: File and line.
-        part: What of ours acted there, where that is more than the function itself.
+        part: The part of a model that called the function, if it was not the user's code itself.
         key: Equal for two calls that come from the same part of a model.
     """
 
@@ -34,7 +34,7 @@ class CallSite(NamedTuple):
     key: tuple[object, ...]
 
     def warn(self, message: str) -> None:
-        """Warn, by a ``RuntimeWarning``, as if that place did."""
+        """Issue a ``RuntimeWarning`` at that place."""
         file, _, line = self.place.rpartition(":")
         warnings.warn_explicit(message, RuntimeWarning, file or self.place, int(line) if file else 1)
 
@@ -48,7 +48,7 @@ def on_behalf_of(owner: object, part: str) -> Iterator[None]:
 
     Args:
         owner: The model.
-        part: Which part of it, in words that are the same in every pass.
+        part: A description of the part, which is the same in every pass.
     """
     token = _behalf.set((id(owner), part))
     try:
@@ -58,11 +58,11 @@ def on_behalf_of(owner: object, part: str) -> Iterator[None]:
 
 
 def call_site() -> CallSite:
-    """Return the innermost place that is neither in this package nor in Chainer."""
+    """Return the innermost place on the stack that is neither in this package nor in Chainer."""
     frame = inspect.currentframe()
     while frame is not None and frame.f_code.co_filename.startswith((_OURS, _CHAINER)):
         frame = frame.f_back
     place = "an unknown place" if frame is None else f"{frame.f_code.co_filename}:{frame.f_lineno}"
     behalf = _behalf.get()
-    # A part of a model is the same part wherever the model is called from.
+    # A part of a model is the same part no matter where the model is called from.
     return CallSite(place, behalf[1] if behalf else "", behalf or (place,))

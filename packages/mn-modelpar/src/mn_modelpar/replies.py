@@ -1,8 +1,8 @@
-"""What goes back for a value that was sent: its gradient, or word that there is none. Nobody waits to say so.
+"""Replies to a value that was sent: its gradient, or a message that there is none. Sending a reply never waits.
 
-The rank that received a value answers once: with the gradient, or that no backward pass can reach the value any more. A
-rank that sends a value whose gradient nobody there needs says so ahead of it, and gets no answer. All this travels
-under tags of its own, by nonblocking sends: whether the other side looks at it is the other side's business.
+The rank that received a value answers once: with the gradient, or with a message that no backward pass can reach the
+value any more. If a rank sends a value and does not need its gradient, it says so before, and gets no answer. All these
+messages use separate tags and nonblocking sends, so it does not matter when, or whether, the other rank receives them.
 """
 
 from __future__ import annotations
@@ -29,16 +29,17 @@ _SLOW_NETWORK = 100e6  # bytes per second
 _Array = np.ndarray[Any, Any]
 
 _under_way: list[tuple[list[MPI.Request], list[_Array]]] = []
-"""What was posted and may not be changed or freed before it has left; here, since it may outlive its communicator."""
+"""Buffers that must not be changed or freed before they have been sent; kept here, as they may outlive the
+communicator."""
 
 
 class Word(NamedTuple):
-    """What goes back, or ahead.
+    """A message about the gradient of a value.
 
     Attributes:
-        kind: ``GRADIENT``: the arrays that follow are the value's. ``NONE``: there will be none. Both go back to the
-            sender of the value. ``UNWANTED``: to its receiver, the sender needs none.
-        number: Which value between the two ranks under this tag is meant: both count alike.
+        kind: ``GRADIENT``: the gradients of the value follow. ``NONE``: there will be no gradients. Both are sent to
+            the sender of the value. ``UNWANTED``, sent to the receiver of the value: the sender needs no gradients.
+        number: The number of the value among those between the two ranks under this tag; both ranks count them.
         specs: Shapes and dtypes of the arrays that follow.
     """
 
@@ -51,20 +52,20 @@ def gradient_tag(tag: int) -> int:
     """Return the tag under which the gradient of a value sent under ``tag`` comes back.
 
     Raises:
-        ValueError: ``tag`` lies in the upper half of MPI's tags, which gradients use.
+        ValueError: ``tag`` is in the upper half of MPI's tags, which gradients use.
     """
-    limit = MPI.COMM_WORLD.Get_attr(MPI.TAG_UB) or 32767  # the least that the standard promises
+    limit = MPI.COMM_WORLD.Get_attr(MPI.TAG_UB) or 32767  # the minimum that the standard guarantees
     if not 0 <= tag <= limit // 2:
         raise ValueError(f"expected tag in 0..{limit // 2}, got {tag}")
     return int(limit - tag)
 
 
 class Post(ABC):
-    """How words, and the gradients that follow them, travel to another rank and from there."""
+    """Sends words, and the gradients that follow them, to other ranks, and receives them."""
 
     @abstractmethod
     def post(self, word: Word, arrays: Sequence[_Array], peer: int, tag: int) -> None:
-        """Send a word and its arrays, in host memory, which may change afterwards."""
+        """Send a word and its arrays in host memory, which may be changed afterwards."""
 
     @abstractmethod
     def has_word(self, peer: int, tag: int) -> bool:
@@ -76,25 +77,26 @@ class Post(ABC):
 
 
 class NonblockingPost(Post):
-    """By MPI.
+    """Uses MPI.
 
     Args:
-        ranks: The communicator's own: MPICH ends a job in which ``MPI_COMM_WORLD`` is left with a message that nobody
-            has received, and nobody has to receive these.
+        ranks: A private communicator: MPICH ends a job if a message on ``MPI_COMM_WORLD`` has not been received at the
+            end, and these messages need not be received.
     """
 
     def __init__(self, ranks: Ranks) -> None:
         self._ranks = ranks
 
     def post(self, word: Word, arrays: Sequence[_Array], peer: int, tag: int) -> None:
-        """Start sending; return when that is done, or cannot be expected to be done by itself."""
-        # Copies: whoever owns them goes on, and may add to a gradient or average it in place.
+        """Start sending; return when the message has been sent, or will not be sent without the receiver."""
+        # Copies: the owner may add to a gradient or average it in place afterwards.
         copies = [np.array(array, order="C") for array in arrays]
         requests = [self._ranks.isend(word, peer, tag)]
         requests += [self._ranks.Isend(piece, peer, tag) for copy in copies for piece in _pieces(copy)]
         _under_way[:] = [other for other in _under_way if not MPI.Request.Testall(other[0])]
         _under_way.append((requests, copies))
-        # On some networks nothing moves unless this side asks. A peer that takes it has it by then; another never will.
+        # On some networks, a send makes progress only when this rank calls MPI. If the peer receives the message at
+        # all, it has it by then.
         until = time.monotonic() + sum(copy.nbytes for copy in copies) / _SLOW_NETWORK
         while not MPI.Request.Testall(requests) and time.monotonic() < until:
             pass
@@ -115,7 +117,7 @@ class NonblockingPost(Post):
 
 
 class BlockingPost(Post):
-    """By the methods of a communicator that is none of ours: only gradients travel, and each waits to be received.
+    """Uses the methods of a foreign communicator: only gradients are sent, and each send waits for the receiver.
 
     Args:
         communicator: The communicator.
@@ -125,7 +127,7 @@ class BlockingPost(Post):
         self._communicator = communicator
 
     def post(self, word: Word, arrays: Sequence[_Array], peer: int, tag: int) -> None:
-        """Send a gradient; leave out any other word."""
+        """Send a gradient; skip any other word."""
         if word.kind == GRADIENT:
             self._communicator.send((*arrays, np.array(word.number)), peer, tag)
 
@@ -141,7 +143,7 @@ class BlockingPost(Post):
 
 
 def post_of(communicator: CommunicatorBase) -> Post:
-    """Return how gradients travel among the ranks of a communicator."""
+    """Return the object that sends gradients among the ranks of a communicator."""
     if isinstance(communicator, Communicator):
         return NonblockingPost(communicator.ranks)
     return BlockingPost(communicator)

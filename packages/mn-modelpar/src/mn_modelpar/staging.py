@@ -1,4 +1,4 @@
-"""Where arrays change between a device and the host: the one seam to open when mn_comm takes device arrays."""
+"""Copies of arrays between a device and the host; the only place to change if arrays on devices are sent directly."""
 
 from __future__ import annotations
 
@@ -11,31 +11,31 @@ from chainer.backends import cuda
 __all__ = ["DeviceName", "empty_like", "moved_to", "put_on", "to_device_of", "to_host"]
 
 DeviceName: TypeAlias = int | str | Any | None
-"""A GPU's number, a name or device of Chainer's, or -1 or ``None`` for wherever something is."""
+"""The number of a GPU, a device of Chainer's or its name; -1 or ``None`` to leave an array where it is."""
 
 
 def to_host(array: Any) -> Any:
-    """Return an array as one in host memory: itself, or a copy of one on a device."""
+    """Return an array in host memory: the array itself, or a copy of an array on a device."""
     return cuda.to_cpu(array)
 
 
 def to_device_of(like: Any, array: Any) -> Any:
-    """Return an array as one that lives where ``like`` does: itself, or a copy."""
+    """Return an array on the device of ``like``: the array itself, or a copy."""
     return backend.get_device_from_array(like).send(array)
 
 
 def empty_like(like: Any) -> Any:
-    """Return an array of no elements, of dtype float32, that lives where ``like`` does."""
+    """Return an empty float32 array on the device of ``like``."""
     return backend.get_array_module(like).empty(0, dtype="float32")
 
 
 def put_on(device: Any, value: chainer.Variable) -> chainer.Variable:
-    """Return a Variable on a device of Chainer's: itself, or a copy that gradients travel back through."""
+    """Return a Variable on a device of Chainer's: the Variable itself, or a differentiable copy."""
     return value if value.device == device else chainer.functions.copy(value, device)
 
 
 def moved_to(name: DeviceName, values: tuple[chainer.Variable, ...]) -> tuple[chainer.Variable, ...]:
-    """Return Variables on a device that a user named; gradients travel back through the move."""
+    """Return Variables on a device that the user has chosen; the copy is differentiable."""
     if name is None or name == -1:
         return values
     device = chainer.get_device(f"@cupy:{name}" if isinstance(name, int) else name)

@@ -1,14 +1,14 @@
-"""What the functions remember of each other's messages, so that no rank waits for ever and a mistake is named.
+"""Records of the messages between ranks, so that no rank waits forever and mistakes are reported.
 
-Three things go wrong in models that span processes, and each is silent by nature:
+Three things can go wrong in models that span processes, and none of them would raise an error by itself:
 
-- A part of the graph is cut off: its ``send`` never receives its gradient. When a backward pass ends, every ``send``
-  and ``recv`` whose node is gone without its backward having run, while others of the communicator ran, is warned of,
-  once. The other side hears of it too: what :mod:`mn_modelpar.replies` posts for a ``recv`` that is cut off, or a
-  ``send`` that needs no gradient, keeps it from waiting.
-- Gradients come back in another order than the values went: each carries the number of its value, and is kept until
-  the ``send`` of that number asks for it.
-- A gradient is taken for a value of the next pass: gradients travel under tags of their own.
+- A part of the graph is cut off: its ``send`` never receives its gradient. At the end of a backward pass, there is one
+  warning for every ``send`` and ``recv`` whose node has been freed and whose backward method did not run, although
+  others of the communicator ran. The other rank is informed as well: :mod:`mn_modelpar.replies` sends a message for a
+  ``recv`` that is cut off, or for a ``send`` that needs no gradient, so that the other rank does not wait.
+- Gradients come back in a different order than the values were sent: each carries the number of its value, and is kept
+  until the ``send`` with that number asks for it.
+- A gradient could be mistaken for a value of the next pass: gradients use separate tags.
 """
 
 from __future__ import annotations
@@ -33,21 +33,20 @@ __all__ = ["Anchor", "MessageRecord", "Record", "Traffic", "describe", "gradient
 
 _Array = np.ndarray[Any, Any]
 
-_KEPT = 256  # values to or from one rank whose answers are known when they come
+_KEPT = 256  # how many values to or from one rank are remembered, to recognise their answers
 _ADVICE = (
-    "connect it to what is back-propagated: pass what send() returned on as the delegate_variable of the next recv(), "
-    "join it by pseudo_connect(), or return it; what is not meant to be back-propagated belongs into "
-    "chainer.no_backprop_mode()"
+    "connect it to the loss: pass the result of send() to the next recv() as its delegate_variable, connect it with "
+    "pseudo_connect(), or return it; run a forward pass that needs no backward pass in chainer.no_backprop_mode()"
 )
 
 
 class Record:
-    """One call of a function, for as long as its backward has not run.
+    """One call of a function, kept until its backward method has run.
 
     Args:
         operation: The name of the function.
         detail: Peer and tag, or root, in words.
-        may_be_cut_off: Whether it is no mistake that its backward never runs.
+        may_be_cut_off: Whether it is not a mistake if its backward method never runs.
     """
 
     def __init__(self, operation: str, detail: str = "", may_be_cut_off: bool = True) -> None:
@@ -64,7 +63,7 @@ class Record:
 
     @property
     def is_cut_off(self) -> bool:
-        """Whether the graph it belonged to is gone, so that its backward can never run."""
+        """Whether its graph has been freed, so that its backward method can never run."""
         return self.node is not None and self.node() is None
 
     def __str__(self) -> str:
@@ -72,7 +71,7 @@ class Record:
 
 
 class Anchor(chainer.Variable):  # type: ignore[misc]  # Chainer has no types
-    """An empty leaf that makes a function part of every backward pass, and hears when the pass has ended.
+    """An empty leaf that makes a function part of every backward pass, and is notified when the pass has ended.
 
     Chainer gives leaves their gradients last, once all functions have run, by the method that is overridden here; there
     is no other hook at the end of a backward pass.
@@ -83,24 +82,24 @@ class Anchor(chainer.Variable):  # type: ignore[misc]  # Chainer has no types
         self._traffic = traffic
 
     def _set_grad_var_without_check(self, gv: Any) -> None:
-        super()._set_grad_var_without_check(None)  # nobody reads it, and the next pass would add to it
+        super()._set_grad_var_without_check(None)  # it is never read, and the next pass would add to it
         if gv is not None:
             self._traffic.backward_ended()
 
 
 class MessageRecord(Record):
-    """One call of ``send``, or of ``recv``: a value that a gradient belongs to.
+    """One call of ``send`` or ``recv``: a value to which a gradient belongs.
 
     Args:
         operation: Which of the two.
         peer: The other rank.
-        tag: The tag under which the value travels.
+        tag: The tag with which the value is sent.
 
     Attributes:
-        number: Which message this is, known once it has travelled.
-        specs: Shapes and dtypes of those of its arrays that can have a gradient: floats.
+        number: The number of the message, known once it has been sent or received.
+        specs: Shapes and dtypes of its floating-point arrays, which can have a gradient.
         wanted: Whether the sender needs their gradients.
-        answered: Whether an answer has been given, on the receiver's side, or taken, on the sender's.
+        answered: On the receiver, whether it has sent an answer; on the sender, whether it has read the answer.
     """
 
     def __init__(self, operation: str, peer: int, tag: int) -> None:
@@ -119,7 +118,7 @@ class MessageRecord(Record):
 
 
 class Lane:
-    """The values that travel between this rank and another one under one tag, in either direction."""
+    """The values that are sent between this rank and another one under one tag, in either direction."""
 
     def __init__(self) -> None:
         self.sent: dict[int, MessageRecord] = {}  # those that have a gradient
@@ -133,7 +132,7 @@ class Lane:
         self.sent[record.number] = record
 
     def clear(self) -> None:
-        """Drop the answers that no backward can ask for any more."""
+        """Drop the answers that no backward method can ask for any more."""
         for number in list(self.arrived):
             if number not in self.sent or self.sent[number].is_cut_off:
                 del self.arrived[number]
@@ -143,7 +142,7 @@ class Traffic:
     """The messages between this rank and the others on one MPI communicator.
 
     Args:
-        post: How gradients travel.
+        post: Sends and receives the gradients.
     """
 
     def __init__(self, post: Post) -> None:
@@ -156,19 +155,19 @@ class Traffic:
         _all.add(self)
 
     def about_to_send(self, record: MessageRecord) -> None:
-        """Give a value its number, and say ahead of it if nobody here needs its gradient."""
+        """Give a value its number, and inform the receiver if its gradient is not needed."""
         record.number = self._counts["send", record.peer, record.tag] + 1
         if record.specs and not record.wanted:
             self._say(UNWANTED, record)
 
     def sent(self, record: MessageRecord) -> None:
-        """Note that a value has been sent."""
+        """Record that a value has been sent."""
         self._counts["send", record.peer, record.tag] = record.number
         if record.has_gradient:
             self._lanes[record.peer, record.tag].expect(record)
 
     def received(self, record: MessageRecord) -> None:
-        """Note that a value has been received; find out whether its sender needs its gradient."""
+        """Record that a value has been received; find out whether its sender needs its gradient."""
         key = ("recv", record.peer, record.tag)
         self._counts[key] += 1
         record.number = self._counts[key]
@@ -178,7 +177,7 @@ class Traffic:
         unwanted.discard(record.number)
 
     def opened(self, record: Record, node: chainer.FunctionNode) -> None:
-        """Expect the backward of a call, if it is part of a graph; in training, its being cut off is a mistake."""
+        """Expect the backward method of a call that is part of a graph; in training, being cut off is a mistake."""
         record.node = weakref.ref(node)
         record.may_be_cut_off |= not chainer.config.train
         if isinstance(record, MessageRecord):
@@ -187,7 +186,7 @@ class Traffic:
             self._decline(record)
             return
         others = self._open.get(record.key, [])
-        # One that is cut off stands for all like it: memory stays bounded where nothing is ever back-propagated.
+        # One cut-off call represents all equal ones: memory stays bounded if there is never a backward pass.
         gone = [other for other in others if other.is_cut_off]
         for other in gone:
             self._decline(other)
@@ -196,13 +195,13 @@ class Traffic:
     def apply(
         self, node: chainer.FunctionNode, values: Sequence[Any], record: Record, like: Any = ()
     ) -> tuple[chainer.Variable, ...]:
-        """Apply a function, with an anchor as its last input, and expect its backward.
+        """Apply a function, with an anchor as its last input, and expect its backward method to run.
 
         Args:
             node: The function.
             values: Its other inputs, Variables or arrays.
             record: The call.
-            like: An array on the device where it is to work, if there are no values.
+            like: An array on the device to use, if there are no values.
 
         Returns:
             Its outputs.
@@ -215,12 +214,12 @@ class Traffic:
         return outputs
 
     def ran(self, record: Record) -> None:
-        """Note that the backward of a call has run."""
+        """Record that the backward method of a call has run."""
         self._ran.add(record.key)
         self._forget(record)
 
     def backward_ended(self) -> None:
-        """Look for calls that this backward pass has left out for good; answer for them, and warn."""
+        """Look for calls that no backward pass can reach any more; answer for them, and warn."""
         if not self._ran:
             return
         ran, self._ran = self._ran, set()
@@ -228,13 +227,13 @@ class Traffic:
         for record in gone:
             self._decline(record)
             self._forget(record)
-        # The same call ran in this pass: the other one was a pass of its own, for which nobody wanted gradients.
+        # The same call ran in this pass: the cut-off one belonged to a forward pass without a backward pass.
         for record in gone:
             if record.key not in ran:
                 self._warn(f"the backward pass has ended, but the backward of {record} never ran; {_ADVICE}", record)
 
     def look_around(self) -> None:
-        """Before a value travels: answer for what is cut off, and read what has come back."""
+        """Answer for calls that are cut off, and read answers that have arrived, before a value is sent or received."""
         for record in self._cut_off():
             self._decline(record)
         for (peer, tag), lane in list(self._lanes.items()):
@@ -243,7 +242,7 @@ class Traffic:
                 lane.clear()
 
     def answer(self, record: MessageRecord, arrays: Sequence[_Array]) -> None:
-        """Send the gradient of what a ``recv`` has received; return without waiting for the other rank.
+        """Send the gradients of the values of a ``recv``; return without waiting for the other rank.
 
         Args:
             record: The call of ``recv``.
@@ -253,16 +252,16 @@ class Traffic:
         self._say(GRADIENT, record, arrays)
 
     def take_gradient(self, record: MessageRecord) -> list[_Array]:
-        """Receive the gradient of what a ``send`` has sent; point-to-point.
+        """Receive the gradients of the values of a ``send``; point-to-point.
 
         Args:
             record: The call of ``send``.
 
         Returns:
-            One array for each of floats that was sent; zeros if the other rank has no gradient.
+            One array for each floating-point array that was sent; zeros if the other rank has no gradient.
         """
         for other in self._cut_off():
-            self._decline(other)  # its sender may have to go on before this rank can
+            self._decline(other)  # the other rank may have to continue before this one can
         lane = self._lanes[record.peer, record.tag]
         with waiting_for(lambda: f"the gradient of {record}"):
             while not lane.arrived[record.number]:
@@ -271,8 +270,8 @@ class Traffic:
         arrays = lane.arrived[record.number].popleft()
         if arrays is None:
             self._warn(
-                f"the gradient of {record} is taken to be zeros: the backward pass of rank {record.peer} cannot reach "
-                "what it received",
+                f"the gradient of {record} is assumed to be zero: the backward pass of rank {record.peer} does not "
+                "reach the value that it received",
                 record,
             )
             arrays = [np.zeros(shape, dtype) for shape, dtype in record.specs]
@@ -286,7 +285,7 @@ class Traffic:
         self._post.post(word, arrays, record.peer, gradient_tag(record.tag))
 
     def _decline(self, record: Record) -> None:
-        """Let the sender know that no gradient will come for what a ``recv`` has received."""
+        """Inform the sender that there will be no gradient for the values of a ``recv``."""
         if isinstance(record, MessageRecord) and record.operation == "recv" and record.has_gradient:
             if not record.answered:
                 record.answered = True
@@ -308,8 +307,8 @@ class Traffic:
         if word.kind == GRADIENT and word.specs != record.specs:
             raise RuntimeError(
                 f"the gradient of {record}: expected {describe(record.specs)}, got {describe(word.specs)} from rank "
-                f"{peer}; what the function send() sends must be received by recv(), not by a method of the "
-                "communicator"
+                f"{peer}; values sent by the function send() must be received by the function recv(), not by a method "
+                "of the communicator"
             )
         if not record.is_cut_off:
             lane.arrived[word.number].append(arrays if word.kind == GRADIENT else None)
@@ -317,8 +316,8 @@ class Traffic:
         if word.kind == GRADIENT and not record.answered:
             self._forget(record)
             self._warn(
-                f"the gradient of {record} came back from rank {peer}, but nothing here leads to it any more; "
-                f"{_ADVICE}",
+                f"the gradient of {record} came back from rank {peer}, but this rank has discarded the result of "
+                f"send(); {_ADVICE}",
                 record,
             )
 
@@ -330,17 +329,17 @@ class Traffic:
             self._open.pop(record.key, None)
 
     def _warn(self, message: str, record: Record) -> None:
-        """Warn of a mistake, once for each call in the user's code, and there."""
+        """Warn of a mistake, once for each call in the user's code, at the line of that call."""
         if not record.may_be_cut_off and record.key not in self._warned:
             self._warned.add(record.key)
             record.site.warn(message)
 
     def pending(self) -> list[str]:
-        """Return, in words, the calls whose backward has not run yet."""
+        """Describe the calls whose backward method has not run yet."""
         return [str(record) for records in self._open.values() for record in records]
 
     def read_the_rest(self) -> None:
-        """Read what has come back and nobody asks for: MPICH fails when it ends with long messages unread."""
+        """Read the remaining answers: MPICH fails at the end if long messages have not been received."""
         for (peer, tag), lane in self._lanes.items():
             while lane.sent and self._post.has_word(peer, gradient_tag(tag)):
                 self._post.recv_gradient(peer, gradient_tag(tag))
@@ -360,9 +359,9 @@ def refuse_elastic(communicator: CommunicatorBase) -> None:
 
 
 def traffic_of(communicator: CommunicatorBase) -> Traffic:
-    """Return what is remembered of a communicator, for as long as that lives.
+    """Return the records of a communicator, which live as long as the communicator.
 
-    Communicators over one MPI communicator share it, since their messages can be received by each other.
+    Communicators over one MPI communicator share them, because one can receive the messages of the other.
     """
     refuse_elastic(communicator)
     if not isinstance(communicator, Communicator):

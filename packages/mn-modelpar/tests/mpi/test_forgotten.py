@@ -74,7 +74,7 @@ def test_a_delegate_variable_that_is_not_returned(two, size):
         x = chainer.Variable(np.ones(size))
         # The other rank cannot reach what came back, and says so: nobody waits.
         with pytest.warns(
-            RuntimeWarning, match=r"gradient of send\(rank=1, tag=0\) .* taken to be zeros: .* of rank 1"
+            RuntimeWarning, match=r"gradient of send\(rank=1, tag=0\) .* assumed to be zero: .* of rank 1"
         ):
             there_and_back(two, x).backward()
         np.testing.assert_array_equal(x.grad, np.zeros(size))

@@ -235,7 +235,7 @@ def test_a_value_received_by_other_means():
     if comm.rank == 0:
         MF.send(chainer.Variable(value(0)), comm, 1)
         delegate = MF.send(chainer.Variable(value(1, (4,))), comm, 1)
-        with pytest.raises(RuntimeError, match=r"\(2, 3\).*, got shape \(4,\) .* must be received by recv"):
+        with pytest.raises(RuntimeError, match=r"\(2, 3\).*, got shape \(4,\) .* by the function recv"):
             delegate.backward()
     elif comm.rank == 1:
         comm.recv(0)

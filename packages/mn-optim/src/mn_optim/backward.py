@@ -1,10 +1,10 @@
-"""A backward pass that says when the gradient of each parameter is final, which Chainer's own does only at its end.
+"""A backward pass that reports when the gradient of each parameter is final; Chainer's own does so only at its end.
 
-It *is* Chainer's own walk over the graph: the same functions in the same order, the same additions, so that gradients
-are equal bit for bit, and hooks, ``retain_grad`` and double backprop are none of our business. Two seams of Chainer
-7.8.1 are used, whose code will not change any more: the table in which the walk keeps gradients is seen when it is
-made, so that one can be taken out early, and a function hook tells which function has just been passed. Before, a look
-at the graph counts how many functions each leaf goes into.
+It *is* Chainer's own walk over the graph: the same functions in the same order, and the same additions. So gradients
+are equal bit for bit, and hooks, ``retain_grad`` and double backprop need no special treatment. It relies on two places
+in Chainer 7.8.1, whose code will not change any more: it gets access to the table in which the walk keeps gradients, so
+that a gradient can be taken out early; and a function hook tells which function has just been passed. Before the walk,
+it counts how many functions each leaf of the graph goes into.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ OnFinal = Callable[[chainer.Variable], None]
 
 
 def backward(loss: chainer.Variable, loss_scale: float | None, on_final: OnFinal) -> None:
-    """Compute gradients as ``loss.backward(loss_scale=loss_scale)`` does, and tell of each as it becomes final.
+    """Compute gradients as ``loss.backward(loss_scale=loss_scale)`` does, and report each one when it is final.
 
     Args:
         loss: The variable to start from.
-        loss_scale: What its gradient is multiplied by; ``None`` for 1.
+        loss_scale: The factor for its gradient; ``None`` for 1.
         on_final: Called with a leaf of the graph when its gradient will not change any more in this pass. Leaves that
-            are not certain before the end are not told of: those behind a function that gave no gradient.
+            may not be final before the end are not reported: those behind a function that gave no gradient.
     """
     watch = _Watch(loss, loss_scale, on_final)
     with watch, _seam.tell(watch):
@@ -62,14 +62,14 @@ class _Watch(chainer.FunctionHook):  # type: ignore[misc]
         variable = leaf.get_variable_or_none()
         if self.table is None or variable is None:
             return
-        # What Chainer does at the end of its walk; when it comes to do that, it finds this gradient and leaves it.
+        # Chainer does this at the end of its walk; then it finds this gradient and does not change it.
         variable._set_grad_var_without_check(self.table.pop(leaf))  # noqa: SLF001
         variable._loss_scale = self._loss_scale  # noqa: SLF001
         self._on_final(variable)
 
 
 class _Seam:
-    """What replaces Chainer's table while some thread waits for the next one that it makes."""
+    """Replaces the class of Chainer's table while some thread waits for the next table."""
 
     def __init__(self) -> None:
         self._original = _backprop_utils.GradTable
@@ -80,14 +80,14 @@ class _Seam:
     def __call__(self, *args: Any, **kwds: Any) -> Any:
         table = self._original(*args, **kwds)
         with self._lock:
-            watch = self._waiting.pop(threading.get_ident(), None)  # walks within this one have tables of their own
+            watch = self._waiting.pop(threading.get_ident(), None)  # walks within this one have their own tables
         if watch is not None:
             watch.table = table
         return table
 
     @contextmanager
     def tell(self, watch: _Watch) -> Iterator[None]:
-        """Let the next walk of this thread keep its gradients where the watch sees them."""
+        """Make the next walk of this thread keep its gradients in a table that the watch can access."""
         with self._lock:
             self._waiting[threading.get_ident()] = watch
             self._users += 1
@@ -106,10 +106,10 @@ _seam = _Seam()
 
 
 def _leaves_by_function(loss: chainer.Variable) -> dict[Any, list[Any]]:
-    """Return, for each function of the graph, the leaves among its inputs that want a gradient.
+    """Return, for each function of the graph, the leaves among its inputs that need a gradient.
 
-    They are in the order of the inputs, so that gradients become final in the same order in every run: what is
-    compressed depends on it.
+    They are in the order of the inputs, so that gradients become final in the same order in every run; the result of
+    compression depends on this order.
     """
     leaves: dict[Any, list[Any]] = {}
     functions = [] if loss.creator_node is None else [loss.creator_node]

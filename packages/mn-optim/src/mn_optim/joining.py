@@ -1,4 +1,4 @@
-"""Updates in which a rank that has no data takes part all the same, so that no other waits for it."""
+"""Updates in which a rank without data takes part, so that no other rank waits for it."""
 
 from __future__ import annotations
 
@@ -22,25 +22,24 @@ if TYPE_CHECKING:
 __all__ = ["Attendance", "joined"]
 
 NO_SAMPLES = "multi_node_no_samples"
-"""The name of Chainer's configuration that is true while a model runs on what does not count."""
+"""The name of Chainer's configuration that is true while a model runs on a sample that does not count."""
 LossFunction = Callable[..., chainer.Variable]
 
 
 class Attendance:
-    """An optimizer's part in a join: it says who has data, and stands in where there is none.
+    """An optimizer's part in a join: it tracks which ranks have data, and takes part for this rank if it has none.
 
-    Where the model itself communicates, a rank without data runs it on a sample that does not count, so that it takes
-    part in that as well; all ranks agree before that they are going to. (On no samples at all, some of Chainer's
-    functions fail.) Elsewhere it only adds zeros, and what is to be said travels with the check that precedes every
-    average.
+    If the model itself communicates, a rank without data runs it on a sample that does not count, so that it takes part
+    in this communication as well; all ranks agree on this beforehand. (Some of Chainer's functions fail on empty
+    batches.) Otherwise the rank only adds zeros, and its messages are part of the check before every averaging.
 
     Args:
         optimizer: The optimizer.
-        over: What means are over: ``"present"`` for the ranks that have data, ``"all"`` for all.
+        over: The ranks to average over: ``"present"`` for the ranks that have data, ``"all"`` for all ranks.
 
     Raises:
-        ValueError: ``over`` is neither; or gradients that are missing do not count as zeros.
-        RuntimeError: There is one already.
+        ValueError: ``over`` is neither of these; or missing gradients do not count as zeros.
+        RuntimeError: There is a join already.
     """
 
     def __init__(self, optimizer: MultiNodeOptimizer, over: str) -> None:
@@ -69,9 +68,9 @@ class Attendance:
             return
         if is_part:
             error = RuntimeError(
-                "expected whole mini-batches within join, as the model communicates, got a part in no_sync"
+                "expected whole mini-batches within join, because the model communicates; got a part of one in no_sync"
             )
-            self.fail(model, error)  # here: a rank with a single sample has no parts
+            self.fail(model, error)  # not earlier: a rank with a single sample has no parts
             self.roll.is_together = True
             raise error
         self._lossfun = lossfun
@@ -79,12 +78,12 @@ class Attendance:
         self._meet(model)
 
     def ask_for_parameters(self, model: chainer.Link, backward: Backward | None) -> None:
-        """Have the ranks without data take part in the sharing out of parameters; collective.
+        """Make the ranks without data take part in the distribution of parameters; collective.
 
         Args:
             model: The model.
-            backward: The backward pass. It is run, but not where ranks wait for one another in it: those without data
-                would be told too late.
+            backward: The backward pass. It is run, except if ranks wait for one another in it: then the ranks without
+                data would be informed too late.
         """
         if backward is not None and not self._is_collective(model):
             backward(None)
@@ -105,7 +104,7 @@ class Attendance:
 
         Args:
             model: The model.
-            lossfun: What to run, if the model communicates; by default what was run last, or the model.
+            lossfun: The function to run, if the model communicates; by default the last one that was run, or the model.
 
         Raises:
             Everyone: All ranks have left the join.
@@ -133,7 +132,7 @@ class Attendance:
         self._optimizer.actual_optimizer.update()
 
     def leave(self, model: chainer.Link) -> None:
-        """Stand in for this rank until all ranks have left; collective."""
+        """Take part in updates without data until all ranks have left; collective."""
         self.roll.has_left = self.roll.is_absent = True
         try:
             if self._scheme.exact is not None:
@@ -146,7 +145,7 @@ class Attendance:
             self._optimizer.synchronize()
 
     def fail(self, model: chainer.Link, error: Exception) -> None:
-        """Tell the other ranks that this one leaves by an exception, unless they learn of it anyway; collective."""
+        """Inform the other ranks that this one leaves because of an exception, if necessary; collective."""
         if self.roll.is_together or isinstance(error, LeftByException):
             return
         if self._scheme.exact is not None:
@@ -156,7 +155,7 @@ class Attendance:
             self._scheme.fail(error)
 
     def end(self) -> None:
-        """Have no part in a join any more."""
+        """Take no part in a join any more."""
         self._scheme.roll = None
 
     def _announce(self, model: chainer.Link) -> None:
@@ -182,7 +181,7 @@ class Attendance:
         self.roll.is_together = True
 
     def _backward_of_nothing(self, model: chainer.Link) -> Backward | None:
-        """Run the model on what does not count; collective. Return its backward pass, ``None`` if no rank has data."""
+        """Run the model on a sample that does not count; return its backward pass, if any rank has data; collective."""
         self._meet(model)
         if not self.roll.factor or self.roll.specimen is None:
             return None
@@ -197,10 +196,10 @@ class Attendance:
 
         def backward(on_final: Callable[[chainer.Variable], None] | None) -> None:
             with _silently():
-                run(None)  # not told of gradients one by one: they are not final yet
+                run(None)  # gradients are not reported one by one: they are not final yet
             for param in model.params():
                 if param.data is not None and param.grad is not None:
-                    param.grad[~param.device.xp.isfinite(param.grad)] = 0  # infinity times the zero above
+                    param.grad[~param.device.xp.isfinite(param.grad)] = 0  # NaN from infinity times the zero above
 
         return backward
 
@@ -254,7 +253,7 @@ def _silently() -> Iterator[None]:
 
 
 def _reports_dropped() -> Any:
-    """Return a context in which what is reported is not observed."""
+    """Return a context in which reported values are discarded."""
     try:
         return chainer.get_current_reporter().scope({})
     except IndexError:  # nobody observes
@@ -263,7 +262,7 @@ def _reports_dropped() -> Any:
 
 @contextmanager
 def _persistents_kept(model: chainer.Link) -> Iterator[None]:
-    """Keep the running means of links that do not communicate, and do not know that a sample does not count."""
+    """Keep the running means of links that do not communicate, and so do not know that a sample does not count."""
     shared = {id(link) for _, link in communicating_links(model)}
     kept = [
         (link, name, getattr(link, name).copy())

@@ -1,4 +1,4 @@
-"""LAMB: Adam whose steps are in proportion to the parameters they change, for very large batches."""
+"""LAMB: Adam with steps proportional to the norm of each parameter, for very large batches."""
 
 from __future__ import annotations
 
@@ -13,8 +13,9 @@ __all__ = ["LAMB"]
 class LAMB(optimizer.GradientMethod):  # type: ignore[misc]  # Chainer has no types
     """Layer-wise adaptive moments (You et al. 2020, arXiv 1904.00962, algorithm 2).
 
-    Adam's direction, with its bias corrections, plus decoupled weight decay; multiplied, for each parameter, by the
-    trust ratio: the norm of the parameter divided by that of this direction. The ratio is 1 where either norm is 0.
+    The step is Adam's direction, with its bias corrections, plus decoupled weight decay, multiplied for each parameter
+    by the trust ratio: the norm of the parameter divided by the norm of this direction. If either norm is 0, the ratio
+    is 1.
 
     Args:
         alpha: The learning rate.
@@ -22,8 +23,8 @@ class LAMB(optimizer.GradientMethod):  # type: ignore[misc]  # Chainer has no ty
         beta2: The same for their squares.
         eps: Added to the root of the mean of squares.
         weight_decay_rate: How much of the parameter is added to the direction.
-        max_norm: The norm of a parameter counts as no more than this, which bounds the steps of large parameters, as
-            the paper's phi does; ``None`` for no bound.
+        max_norm: An upper bound for the norm of a parameter in the ratio, which limits the steps of large parameters,
+            as the paper's phi does; ``None`` for no bound.
     """
 
     alpha = optimizer.HyperparameterProxy("alpha")
@@ -82,7 +83,7 @@ class LAMBRule(optimizer.UpdateRule):  # type: ignore[misc]
 
 
 def _trust_ratio(xp: Any, value: Any, direction: Any, max_norm: float | None) -> Any:
-    """Return by what to multiply a direction; on a device without waiting for it."""
+    """Return the factor for a direction; on a device without waiting for it."""
     norm, length = (xp.sqrt((array.astype("f4") ** 2).sum()) for array in (value, direction))
     if max_norm is not None:
         norm = xp.minimum(norm, xp.float32(max_norm))

@@ -9,11 +9,11 @@ __all__ = ["keep_last_statistics"]
 
 
 def keep_last_statistics(model: chainer.Link) -> int:
-    """Have batch normalisations keep the statistics of the last mini-batch alone, instead of moving averages.
+    """Make batch normalisations keep the statistics of the last mini-batch instead of moving averages.
 
-    With large batches a moving average lags behind what the parameters have become; the mean over ranks of the last
-    mini-batches' statistics does not (Akiba, Suzuki and Fukuda 2017, arXiv 1711.04325). That mean is what
-    ``chainermn.extensions.AllreducePersistent`` makes, before an evaluation::
+    With large batches, a moving average lags behind the current parameters; the mean over ranks of the statistics of
+    the last mini-batch does not (Akiba, Suzuki and Fukuda 2017, arXiv 1711.04325).
+    ``chainermn.extensions.AllreducePersistent`` computes this mean before an evaluation::
 
         keep_last_statistics(model)
         trainer.extend(chainermn.extensions.AllreducePersistent(model, comm))
@@ -22,7 +22,7 @@ def keep_last_statistics(model: chainer.Link) -> int:
         model: The model.
 
     Returns:
-        How many links it has found.
+        The number of links that were changed.
     """
     found = [link for link in model.links() if isinstance(link, BatchNormalization)]
     for link in found:

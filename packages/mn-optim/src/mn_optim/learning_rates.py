@@ -1,4 +1,4 @@
-"""Learning rates for large batches, as extensions of Chainer's trainer: functions of the epoch, alike on all ranks."""
+"""Learning rates for large batches, as extensions of Chainer's trainer: functions of the epoch, equal on all ranks."""
 
 from __future__ import annotations
 
@@ -20,20 +20,20 @@ __all__ = [
 ]
 
 Schedule = Callable[[float], float]
-"""Returns a learning rate for a number of epochs, with their fraction."""
+"""A function that returns the learning rate for a number of epochs, which may be fractional."""
 
 SLOW_START = ((0, 0.5), (40, 0.075), (70, 0.01), (85, 0.001))
-"""The slow-start schedule of Akiba, Suzuki and Fukuda 2017 (arXiv 1711.04325), for 90 epochs: from which
-epoch on what the base learning rate is multiplied by."""
+"""The slow-start schedule of Akiba, Suzuki and Fukuda 2017 (arXiv 1711.04325), for 90 epochs: pairs of an epoch and the
+factor for the base learning rate from then on."""
 
 
 def linear_scaling(lr: float, batch_size: int, reference: int = 256) -> float:
-    """Return the learning rate for a large batch: it grows with it (Goyal et al. 2017, arXiv 1706.02677, section 2.1).
+    """Return a learning rate proportional to the batch size (Goyal et al. 2017, arXiv 1706.02677, section 2.1).
 
     Args:
-        lr: What is good for ``reference`` samples.
-        batch_size: The samples of all ranks' mini-batches together.
-        reference: The samples that ``lr`` is for.
+        lr: The learning rate for ``reference`` samples.
+        batch_size: The total number of samples in the mini-batches of all ranks.
+        reference: The number of samples that ``lr`` is for.
 
     Raises:
         ValueError: A number of samples is below 1.
@@ -44,12 +44,12 @@ def linear_scaling(lr: float, batch_size: int, reference: int = 256) -> float:
 
 
 def gradual_warmup(lr: float | Schedule, start: float, epochs: float) -> Schedule:
-    """Return a schedule that goes up in a line before another takes over (arXiv 1706.02677, section 2.2).
+    """Return a schedule that increases linearly, and then follows another one (arXiv 1706.02677, section 2.2).
 
     Args:
-        lr: The learning rate afterwards, or a schedule.
+        lr: The learning rate after the warm-up, or a schedule.
         start: The learning rate at the beginning.
-        epochs: How long it takes.
+        epochs: The length of the warm-up.
 
     Raises:
         ValueError: ``epochs`` is below 0.
@@ -65,11 +65,11 @@ def gradual_warmup(lr: float | Schedule, start: float, epochs: float) -> Schedul
 
 
 def piecewise(lr: float, steps: Sequence[tuple[float, float]]) -> Schedule:
-    """Return a schedule of a constant rate from each of some epochs on.
+    """Return a schedule with a constant rate from each of some epochs on.
 
     Args:
         lr: The base learning rate.
-        steps: Epochs, ascending, the first one 0, and by what to multiply the base learning rate from then on; as
+        steps: Pairs of an epoch, ascending from 0, and the factor for the base learning rate from then on; for example
             :data:`SLOW_START`.
 
     Raises:
@@ -82,15 +82,15 @@ def piecewise(lr: float, steps: Sequence[tuple[float, float]]) -> Schedule:
 
 
 class LearningRateSchedule(Extension):  # type: ignore[misc]  # Chainer has no types
-    """Sets the learning rate before each update, by a schedule.
+    """Sets the learning rate before each update, according to a schedule.
 
-    It depends on ``updater.epoch_detail`` only, so that a training that goes on from a snapshot goes on with the
-    learning rate it would have had.
+    It depends only on ``updater.epoch_detail``, so that training resumed from a snapshot continues with the right
+    learning rate.
 
     Args:
-        schedule: Returns the learning rate for a number of epochs, with their fraction: :func:`gradual_warmup`,
-            :func:`piecewise`, or a function of one's own.
-        attr: Which attribute of the optimizer that is; by default ``lr``, or ``alpha`` where there is none, as in Adam.
+        schedule: Returns the learning rate for a number of epochs, which may be fractional: the result of
+            :func:`gradual_warmup` or :func:`piecewise`, or your own function.
+        attr: The attribute of the optimizer; by default ``lr``, or ``alpha`` if there is no ``lr``, as in Adam.
         optimizer: The optimizer; by default the main one of the updater.
 
     Raises:
@@ -98,7 +98,7 @@ class LearningRateSchedule(Extension):  # type: ignore[misc]  # Chainer has no t
     """
 
     trigger = 1, "iteration"
-    # Extensions run after an update: the learning rate is that of the next one. Before those that write.
+    # Extensions run after an update, so this sets the learning rate of the next one. Before extensions that write.
     priority = PRIORITY_EDITOR
 
     def __init__(self, schedule: Schedule, attr: str | None = None, optimizer: Any = None) -> None:
@@ -107,29 +107,30 @@ class LearningRateSchedule(Extension):  # type: ignore[misc]  # Chainer has no t
         self._optimizer = optimizer
 
     def initialize(self, trainer: Any) -> None:
-        """Set it for the first update."""
+        """Set the learning rate for the first update."""
         self(trainer)
 
     def __call__(self, trainer: Any) -> None:
-        """Set it for the next update."""
+        """Set the learning rate for the next update."""
         optimizer = trainer.updater.get_optimizer("main") if self._optimizer is None else self._optimizer
-        # Adam's attribute lr is something else; RMSprop's alpha is, too.
+        # Adam's attribute lr has a different meaning, and so has RMSprop's alpha.
         attr = self._attr or ("lr" if hasattr(optimizer.hyperparam, "lr") else "alpha")
         _expect_attribute(optimizer, attr)
         setattr(optimizer, attr, self._schedule(trainer.updater.epoch_detail))
 
 
 class RMSpropWarmupSchedule(Extension):  # type: ignore[misc]
-    """Passes :class:`mn_optim.RMSpropWarmup` from RMSprop to momentum SGD (arXiv 1711.04325).
+    """Moves :class:`mn_optim.RMSpropWarmup` from RMSprop to momentum SGD (arXiv 1711.04325).
 
-    The share of SGD grows from almost nothing to one half, exponentially, and on to 1, in a line. The rest is
-    RMSprop's, at a learning rate of its own: ``alpha_rmsprop`` is that, divided by the optimizer's, times the rest.
-    What sets ``lr`` must have a higher priority, as :class:`LearningRateSchedule` has.
+    The share of SGD grows exponentially from almost 0 to one half, and then linearly to 1. The remaining share is
+    RMSprop's, which has its own learning rate: ``alpha_rmsprop`` is this learning rate, divided by that of the
+    optimizer, times the remaining share. An extension that sets ``lr`` must have a higher priority, as
+    :class:`LearningRateSchedule` has.
 
     Args:
         lr_rmsprop: The learning rate of RMSprop.
-        center: In which epoch both have one half.
-        period: How many epochs the passage takes: see :func:`mn_optim.sgd_share`.
+        center: The epoch in which both shares are one half.
+        period: How many epochs the transition takes; see :func:`mn_optim.sgd_share`.
         optimizer: The optimizer; by default the main one of the updater.
 
     Raises:
@@ -137,7 +138,7 @@ class RMSpropWarmupSchedule(Extension):  # type: ignore[misc]
     """
 
     trigger = 1, "iteration"
-    priority = PRIORITY_EDITOR - 1  # behind the learning rate
+    priority = PRIORITY_EDITOR - 1  # after the learning rate
 
     def __init__(
         self, lr_rmsprop: float = 3e-4, center: float = 10.0, period: float = 5.0, optimizer: Any = None
@@ -148,21 +149,21 @@ class RMSpropWarmupSchedule(Extension):  # type: ignore[misc]
         self._optimizer = optimizer
 
     def initialize(self, trainer: Any) -> None:
-        """Set both for the first update."""
+        """Set both shares for the first update."""
         self(trainer)
 
     def __call__(self, trainer: Any) -> None:
-        """Set both for the next update."""
+        """Set both shares for the next update."""
         optimizer = trainer.updater.get_optimizer("main") if self._optimizer is None else self._optimizer
         _expect_attribute(optimizer, "alpha_rmsprop")
         share = sgd_share(trainer.updater.epoch_detail, self._center, self._period)
         optimizer.alpha_sgd = share
-        # Where a warm-up begins at 0, nothing moves in that step.
+        # If a warm-up begins at 0, nothing changes in that step.
         optimizer.alpha_rmsprop = (1 - share) * self._lr_rmsprop / optimizer.lr if optimizer.lr else 0.0
 
 
 def _expect_attribute(optimizer: Any, attr: str) -> None:
-    """Raise where to set an attribute would change nothing."""
+    """Raise if setting an attribute would have no effect."""
     if not hasattr(optimizer, attr):
         actual = getattr(optimizer, "actual_optimizer", optimizer)
         raise AttributeError(f"expected an optimizer that has {attr}, got {type(actual).__name__}")

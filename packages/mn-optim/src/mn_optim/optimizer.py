@@ -69,58 +69,60 @@ def create_multi_node_optimizer(
     asynchronous: bool | Asynchronous = False,
     shard_state: bool = False,
 ) -> MultiNodeOptimizer:
-    """Make an optimizer average its gradients over all ranks before each step, or have ranks meet less often.
+    """Make an optimizer average its gradients over all ranks before each step, or let ranks communicate less often.
 
-    Unless all options have their defaults it is collective: every rank must call it.
+    If any option differs from its default, this is collective: every rank must call it.
 
     Args:
-        actual_optimizer: A Chainer optimizer, set up already or not; or anything that has its ``setup``, ``update`` and
+        actual_optimizer: A Chainer optimizer, already set up or not; or any object with its ``setup``, ``update`` and
             ``target``.
         communicator: The ranks that train replicas of the same model.
-        double_buffering: Whether each step applies the gradients of the one before, while its own travel.
-        zero_fill: Whether an initialised parameter that got no gradient counts as one of zeros; otherwise it is omitted
-            from the average, and must be missing on every rank alike.
-        overlap: Whether gradients travel during the backward pass, those of the last layers first, whenever ``update``
-            is given the loss function. The result is that of the same buckets averaged after the backward pass, bit for
-            bit.
-        bucket_bytes: How many bytes of gradients travel together when they overlap, unless one alone is larger.
-        comm_hook: A function that is given each bucket of gradients (``index``, ``names``, ``shapes``, and ``flat``,
-            the gradients one after the other) and returns a :class:`mn_comm.Future` of their mean. By default that is
-            what
-            ``bucket.average()`` returns. The model is ``register_comm_hook`` of PyTorch's ``DistributedDataParallel``.
-        compression: How gradients are compressed where they cross between nodes, or between the ranks of a single one:
-            ``Int8()``, ``TopK()``, ``PowerSGD()`` or ``OneBit()`` of :mod:`mn_comm.compression`. What it has not sent
-            yet is saved with the optimizer, for each rank its own. Exact first steps (``start_after``) stay exact.
-            With ``local_steps`` what travels is how far ranks have gone, from what they had in common to their own.
-        local_steps: How many steps each rank takes on its own before all go on from the mean of their parameters; or
-            :class:`LocalSGD`, :class:`DiLoCo` or :class:`StreamingDiLoCo`, for more choices.
-        asynchronous: Whether parameters are averaged in the background while each rank goes on at its own speed; or
-            :class:`Asynchronous`, for more choices.
-        shard_state: Whether each parameter is updated by one rank only, which alone has the optimizer's state for it
-            and hands the parameter to all others (ZeRO-1). The result is the same, bit for bit. Hooks for each
-            parameter that come before the update act where it is updated, unless a hook over all parameters comes
-            before it, too. A rank that saves the optimizer asks the others for their state, and needs no help of the
-            script on them.
+        double_buffering: Whether each step applies the averaged gradients of the previous step, while its own gradients
+            are averaged in the background.
+        zero_fill: Whether the missing gradient of an initialised parameter counts as zeros. Otherwise it is omitted
+            from the average, and must be missing on every rank.
+        overlap: Whether gradients are averaged during the backward pass, those of the last layers first, if ``update``
+            is called with the loss function. The result is equal, bit for bit, to averaging the same buckets after the
+            backward pass.
+        bucket_bytes: With ``overlap``, how many bytes of gradients are sent together, unless a single gradient is
+            larger.
+        comm_hook: A function that gets each bucket of gradients (``index``, ``names``, ``shapes``, and ``flat``, the
+            concatenated gradients) and returns a :class:`mn_comm.Future` of their mean. The default is
+            ``bucket.average()``. It corresponds to ``register_comm_hook`` of PyTorch's ``DistributedDataParallel``.
+        compression: How gradients are compressed between nodes, or between the ranks of a single node: ``Int8()``,
+            ``TopK()``, ``PowerSGD()`` or ``OneBit()`` of :mod:`mn_comm.compression`. The part that has not been sent
+            yet is saved with the optimizer, on each rank. Synchronous first steps (``start_after``) are not compressed.
+            With ``local_steps``, the changes of the parameters since the last meeting are compressed.
+        local_steps: How many steps each rank takes on its own before all ranks continue from the mean of their
+            parameters; or an object of :class:`LocalSGD`, :class:`DiLoCo` or :class:`StreamingDiLoCo`, with more
+            options.
+        asynchronous: Whether parameters are averaged in the background while each rank trains at its own speed; or an
+            object of :class:`Asynchronous`, with more options.
+        shard_state: Whether each parameter is updated by only one rank, which alone has the optimizer's state for it
+            and sends the updated parameter to all others (ZeRO-1). The result is the same, bit for bit. Hooks for
+            single parameters that come before the update run on the rank that updates the parameter, unless there is
+            also a hook over all parameters before the update. A rank that saves the optimizer asks the other ranks for
+            their state; the script does not have to do anything on them.
 
     Returns:
-        The multi-node optimizer. Everything but its own methods is read from and written to ``actual_optimizer``.
+        The multi-node optimizer. All attributes except its own methods are those of ``actual_optimizer``.
 
     Raises:
         TypeError: ``actual_optimizer`` is not an optimizer.
             On every rank: ``local_steps``, ``asynchronous`` or ``compression`` is of a wrong type on some rank.
-        ValueError: Options exclude one another; ``overlap`` is asked for without ``zero_fill``. On every rank: there
-            are fewer than 1 local steps, the ranks' options differ, or ``compression`` is asked for together with
-            ``comm_hook`` or ``asynchronous``, or with the communicator ``naive``; or ``shard_state`` together with
+        ValueError: Options exclude each other; or ``overlap`` is used without ``zero_fill``. On every rank: there are
+            fewer than 1 local steps; the ranks' options differ; ``compression`` is used together with ``comm_hook`` or
+            ``asynchronous``, or with the communicator ``naive``; or ``shard_state`` is used together with
             ``local_steps`` or ``asynchronous``.
-        NotImplementedError: A kind of communicator of a script's own cannot do what is asked for.
-        RuntimeError: Something is to travel in the background, or ``shard_state`` is asked for, but MPI was initialised
+        NotImplementedError: The script uses its own class of communicator, which does not support an option.
+        RuntimeError: An option communicates in the background, or ``shard_state`` is used, but MPI was initialised
             without ``MPI_THREAD_MULTIPLE``.
     """
     _expect_optimizer(actual_optimizer)
     if overlap and double_buffering:
         raise ValueError("expected one of overlap and double_buffering, got both")
     if overlap and not zero_fill:
-        # Which gradients there will be is not known when the first ones travel.
+        # When the first gradients are sent, it is not known yet which other ones there will be.
         raise ValueError("expected zero_fill=True with overlap, got False")
     scheme: Scheme
     reducer = None
@@ -149,7 +151,7 @@ def create_multi_node_optimizer(
         reducer = communicator.gradient_reducer(**hooks) if hooks else None
         scheme = AfterBackward(communicator, zero_fill, reducer)
     restart_after_losses(communicator, scheme)
-    compressed = reducer if compression is not None else None  # with local steps the scheme has several
+    compressed = reducer if compression is not None else None  # with local steps, the scheme has several reducers
     if not shard_state:
         return MultiNodeOptimizer(actual_optimizer, communicator, zero_fill, scheme, compressed)
     refuse_elastic(communicator, "shard_state")
@@ -162,7 +164,7 @@ def _expect_optimizer(actual_optimizer: Any) -> None:
         hasattr(actual_optimizer, "setup") and hasattr(actual_optimizer, "update")
     ):
         raise TypeError(
-            "expected a chainer.Optimizer for actual_optimizer, or what has its setup, update and target; got "
+            "expected a chainer.Optimizer for actual_optimizer, or an object with setup, update and target; got "
             f"{type(actual_optimizer).__name__}: {actual_optimizer!r:.80}"
         )
 
@@ -177,26 +179,26 @@ def _expect_alone(local_steps: Any, asynchronous: Any, others: Mapping[str, bool
     name = "local_steps" if local_steps is not None else "asynchronous"
     for other, is_asked_for in others.items():
         if is_asked_for:
-            raise ValueError(f"expected {name} without {other}, got both: no gradients travel in each step")
+            raise ValueError(f"expected {name} without {other}, got both: gradients are not averaged in every step")
     if hooks and name == "asynchronous":
         raise ValueError(
-            f"expected asynchronous without {' and '.join(hooks)}, got both: parameters travel, of which nothing may "
-            "be left out"
+            f"expected asynchronous without {' and '.join(hooks)}, got both: whole parameters are sent, and no "
+            "part of them may be omitted"
         )
 
 
 class MultiNodeOptimizer:
     """A Chainer optimizer whose gradients are averaged over all ranks; see :func:`create_multi_node_optimizer`.
 
-    A derived class of a script's own may have an ``update`` of its own.
+    A derived class in a script may override ``update``.
 
     Args:
         actual_optimizer: The optimizer.
         communicator: The ranks.
         zero_fill: Whether an initialised parameter without a gradient counts as one of zeros.
         scheme: When gradients are averaged; by default after the backward pass.
-        compressed: What averages them, if that compresses.
-        shards: The part of the optimizer's state that this rank has, if that is sharded.
+        compressed: The reducer that averages gradients, if it compresses.
+        shards: This rank's part of the optimizer's state, if the state is sharded.
 
     Attributes:
         target_params: The names of the parameters, and whether each was initialised, as :meth:`is_changed` last saw
@@ -239,9 +241,9 @@ class MultiNodeOptimizer:
 
     @property
     def compression_report(self) -> CompressionReport | None:
-        """What compression did in the last step on this rank; ``None`` without compression.
+        """The effect of compression in the last step on this rank; ``None`` without compression.
 
-        With ``local_steps`` nothing is sent in a step without a meeting.
+        With ``local_steps``, nothing is sent in a step without a meeting.
         """
         return self._scheme.compression_report if self._compressed is None else self._compressed.compression_report
 
@@ -251,15 +253,16 @@ class MultiNodeOptimizer:
         return self
 
     def update(self, lossfun: Callable[..., chainer.Variable] | None = None, *args: Any, **kwds: Any) -> None:
-        """Average the gradients over all ranks and take a step; collective.
+        """Average the gradients over all ranks and update the parameters; collective.
 
-        The first time, and whenever the names of the parameters change or which of them are initialised, the parameters
-        of rank 0 are given to all ranks instead, and no step is taken.
+        The first call only distributes the parameters of rank 0 to all ranks, and does not update them. So does the
+        first call after parameters were added, renamed or initialised.
 
         Args:
-            lossfun: Computes the loss, whose gradients are then computed; ``None`` if the gradients are there already.
-            args: Passed to ``lossfun``, and to the actual optimizer's ``update`` behind ``None``.
-            kwds: The same, by name.
+            lossfun: The function that computes the loss, for which gradients are then computed; ``None`` if the
+                gradients have been computed already.
+            args: Passed to ``lossfun``, and to the actual optimizer's ``update`` after ``None``.
+            kwds: Keyword arguments, passed in the same way.
 
         Raises:
             RuntimeError: No model was set up.
@@ -306,7 +309,7 @@ class MultiNodeOptimizer:
             return
         self._has_part = False
         if self.is_changed(model):
-            self.target_params = []  # after an exception they have still to be shared out
+            self.target_params = []  # after an exception they still have to be distributed
             if self._attendance is None:
                 _run(backward)
             else:
@@ -320,7 +323,7 @@ class MultiNodeOptimizer:
                 chainer.report({"meeting": float(self._scheme.is_meeting)})
 
     def _share_out(self, model: chainer.Link) -> None:
-        """Give all ranks the parameters of rank 0; collective."""
+        """Distribute the parameters of rank 0 to all ranks; collective."""
         self.target_params = []
         own(self, (param for _, param in model.namedparams()))
         self._scheme.restart(model)
@@ -333,7 +336,7 @@ class MultiNodeOptimizer:
         has_loss = backward is not None or (self._attendance is not None and self._attendance.roll.is_absent)
         loss_scale = getattr(self.actual_optimizer, "_loss_scale", None) if has_loss else None
         if self._compressed is not None and has_loss:
-            # What was not sent yet is in the units of the gradients.
+            # The part that has not been sent yet is in the units of the gradients.
             self._compressed.scale_errors(loss_scale or 1.0)
         exact = self._scheme.exact
         if exact is not None:
@@ -346,10 +349,10 @@ class MultiNodeOptimizer:
 
     @contextmanager
     def no_sync(self) -> Iterator[None]:
-        """Return a context in which ``update`` only adds gradients up: no communication, and no step.
+        """Return a context in which ``update`` only adds up gradients: no communication, and no step.
 
-        The first ``update`` after it adds its own, averages the sum and takes a step, so that k parts of a mini-batch
-        need one communication::
+        The first ``update`` after the context adds its own gradients, averages the sum and takes a step, so that k
+        parts of a mini-batch need only one communication::
 
             with optimizer.no_sync():
                 for part in parts[:-1]:
@@ -363,52 +366,52 @@ class MultiNodeOptimizer:
             self._accumulates = False
 
     def join(self, over: str = "present") -> AbstractContextManager[None]:
-        """Return a context in which ranks may call ``update`` unequally often: each as long as it has data.
+        """Return a context in which ranks may call ``update`` different numbers of times: each as long as it has data.
 
-        A rank that comes to the end of the block takes part in the updates of the others, with gradients of zeros,
-        until all have come; then all have the same parameters and have taken as many steps::
+        A rank that reaches the end of the block takes part in the updates of the others, with gradients of zeros, until
+        all ranks have reached the end. Then all have the same parameters and the same number of steps::
 
             with optimizer.join():
                 for batch in batches_of_this_rank:  # there may be none
                     optimizer.update(model, *batch)
 
-        To enter it is not collective; to leave it is. In the block, nothing but ``update`` may communicate. A rank that
-        leaves it by an exception tells the others, which raise as well, unless the exception comes amid an update's
-        communication. A rank that has no data takes its steps with the hyperparameters of the first rank that has.
+        Entering the block is not collective; leaving it is. In the block, only ``update`` may communicate. If an
+        exception leaves the block on one rank, the others are informed and raise as well, unless it occurs during the
+        communication of an update. A rank without data uses the hyperparameters of the first rank that has data.
 
-        Models that communicate, as by ``MultiNodeBatchNormalization``, are run on ranks that have no data with a sample
-        that does not count; ``update`` must be given the loss function then, and arrays that have samples along their
-        first axis.
+        Models that communicate, for example with ``MultiNodeBatchNormalization``, are run on ranks without data with a
+        sample that does not count. For such models, ``update`` must be called with the loss function, and with arrays
+        that have samples along their first axis.
 
         Args:
-            over: What means are over: ``"present"`` for the ranks that still have data, ``"all"`` for all.
+            over: The ranks to average over: ``"present"`` for the ranks that still have data, ``"all"`` for all ranks.
 
         Raises:
-            RuntimeError: No model was set up; one join is within another; on the other ranks, a rank has left by an
-                exception, or never entered.
-            ValueError: ``over`` is neither, or not the same on every rank (on every rank); or the optimizer was made
-                with ``zero_fill=False``.
+            RuntimeError: No model was set up; or one join is within another; or another rank has left the block because
+                of an exception, or has never entered it.
+            ValueError: ``over`` is neither of these, or not the same on every rank (on every rank); or the optimizer
+                was created with ``zero_fill=False``.
         """
         return joined(self, over)
 
     def join_in_steps(self, over: str = "present") -> None:
-        """Have every rank call in each step either ``update`` or :meth:`update_without_data`, from now on.
+        """Declare that from now on, every rank calls either ``update`` or :meth:`update_without_data` in each step.
 
-        For updaters, which do so. To be called on every rank.
+        For updaters that do so. Call it on every rank.
 
         Args:
-            over: ``"present"`` or ``"all"``: which ranks means are over.
+            over: The ranks to average over, ``"present"`` or ``"all"``.
         """
         self._attendance = Attendance(self, over)
 
     def update_without_data(self, lossfun: Callable[..., chainer.Variable] | None = None) -> None:
-        """Take part in a step of other ranks without data of one's own; collective with their ``update``.
+        """Take part in a step of other ranks without own data; collective with their ``update``.
 
         If no rank has data, none takes a step.
 
         Args:
-            lossfun: What the other ranks' ``update`` is given: run if the model communicates. By default what was given
-                last, or the model.
+            lossfun: The loss function that the other ranks pass to ``update``; called if the model communicates. By
+                default the one that was passed last, or the model.
 
         Raises:
             RuntimeError: No model was set up, or :meth:`join_in_steps` was not called.
@@ -422,9 +425,9 @@ class MultiNodeOptimizer:
             self._attendance.stand_in(model, lossfun)
 
     def assume_synchronized(self) -> None:
-        """Take the parameters of all ranks to be equal already: the next update takes a step.
+        """Assume that the parameters of all ranks are equal already: the next update takes a step.
 
-        To be called on every rank, after the same snapshot was loaded everywhere.
+        Call it on every rank, after the same snapshot was loaded on all of them.
         """
         model = self.actual_optimizer.target
         own(self, (param for _, param in model.namedparams()))
@@ -432,7 +435,7 @@ class MultiNodeOptimizer:
 
     @property
     def is_meeting(self) -> bool:
-        """Whether ranks exchanged something in the latest step; always, unless they meet less often."""
+        """Whether ranks exchanged data in the latest step; always true without local or asynchronous steps."""
         return self._scheme.is_meeting
 
     @property
@@ -441,14 +444,14 @@ class MultiNodeOptimizer:
         return self._scheme.may_diverge
 
     def synchronize(self) -> None:
-        """Make the parameters of all ranks equal, where local or asynchronous steps let them differ; collective.
+        """Make the parameters of all ranks equal, after local or asynchronous steps; collective.
 
-        A rank that has come here takes part in the meetings of the others until all have come. Chainer's trainer does
-        so at its end; evaluators, checkpointers and snapshots of several ranks do so before they begin. In a training
-        loop of your own, call it before you evaluate, save, or end.
+        A rank that has called this takes part in the meetings of the others until all ranks have called it. It is
+        called when Chainer's trainer ends; multi-node evaluators, checkpointers and snapshots call it before they
+        begin. In your own training loop, call it before you evaluate or save, and at the end.
 
         Raises:
-            RuntimeError: No model was set up; or another rank's came to another meeting (on every rank).
+            RuntimeError: No model was set up; or another rank came to a different meeting (on every rank).
         """
         model = self.actual_optimizer.target
         if model is None:
@@ -457,10 +460,10 @@ class MultiNodeOptimizer:
             self.assume_synchronized()
 
     def serialize(self, serializer: Any) -> None:
-        """Save or load the actual optimizer's state, what is under way, and what compression has not sent yet.
+        """Save or load the state of the actual optimizer, of pending exchanges, and of compression.
 
-        Not collective. Plain Chainer, which does not know the latter two, ignores them; where they are missing, there
-        are none. Sharded state is saved as if it were not: other ranks are asked for theirs.
+        Not collective. Plain Chainer ignores the latter two; if they are missing, they count as empty. Sharded state is
+        saved as if it were not sharded: other ranks are asked for their parts.
         """
         (self._shards or self.actual_optimizer).serialize(serializer)
         if self.actual_optimizer.target is None:
@@ -477,16 +480,16 @@ class MultiNodeOptimizer:
             serialize_compression(serializer, self._compressed)
 
     def own_part(self) -> AbstractContextManager[None]:
-        """Return a context in which :meth:`serialize` saves no state but this rank's own, where state is sharded.
+        """Return a context in which :meth:`serialize` saves only this rank's part of sharded state.
 
-        For checkpoints of all ranks together; what is saved so can be loaded only by the same number of ranks.
+        For checkpoints of all ranks together; they can be loaded only by the same number of ranks.
         """
         return nullcontext() if self._shards is None else self._shards.own_part()
 
     def is_changed(self, target: Model) -> bool:
         """Return whether the names of a model's parameters, or which are initialised, differ from the last call.
 
-        The first time that is so for any model that has parameters.
+        The first call returns ``True`` for any model that has parameters.
         """
         previous = self.target_params
         self.target_params = [(name, param.data is not None) for name, param in sorted(target.namedparams())]
@@ -499,7 +502,7 @@ class MultiNodeOptimizer:
                 model.cleargrads()
             else:
                 model.zerograds()
-        # Chainer keeps the loss scale that loss_scaling() and set_loss_scale() set in a private attribute only.
+        # Chainer keeps the loss scale of loss_scaling() and set_loss_scale() only in a private attribute.
         loss_scale = getattr(self.actual_optimizer, "_loss_scale", None)
 
         held = [loss]
@@ -533,7 +536,7 @@ def _run(backward: Backward | None) -> None:
 
 def _take_step(model: chainer.Link, loss_scale: float | None, step: Callable[[], None]) -> None:
     if loss_scale is not None:
-        # A mean is scaled also where this rank's backward pass gave no gradient.
+        # A mean is scaled even if this rank's backward pass gave no gradient.
         for param in model.params():
             param._loss_scale = loss_scale  # noqa: SLF001
     with span("update"):

@@ -1,4 +1,4 @@
-"""How often ranks meet, where that is not in every step: what ``local_steps`` and ``asynchronous`` may be."""
+"""Options for ranks that do not communicate in every step: the values of ``local_steps`` and ``asynchronous``."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ def _default_outer() -> chainer.Optimizer:
 
 @dataclass(frozen=True)
 class LocalSGD:
-    """Local SGD: each rank takes steps of its own, then all go on from the mean of their parameters.
+    """Local SGD: each rank takes local steps, then all ranks continue from the mean of their parameters.
 
     Stich 2018, arXiv 1805.09767; with ``start_after`` the post-local SGD of Lin et al. 2018, arXiv 1808.07217.
 
     Args:
         steps: How many steps a rank takes between two meetings.
-        average_state: Whether the optimizer's state (momentum, Adam's moments) becomes its mean as well.
+        average_state: Whether the optimizer's state (momentum, Adam's moments) is averaged as well.
         start_after: How many exact steps, with gradients averaged in each, come first.
 
     Raises:
@@ -41,7 +41,7 @@ class LocalSGD:
 
     @property
     def outer(self) -> chainer.Optimizer:
-        """What takes the mean as it is."""
+        """An outer optimizer that applies the mean unchanged."""
         return chainer.optimizers.SGD(lr=1.0)
 
     def __post_init__(self) -> None:
@@ -51,10 +51,10 @@ class LocalSGD:
 
 @dataclass(frozen=True)
 class DiLoCo:
-    """DiLoCo: how far the ranks went, in the mean, is the gradient of a second, outer optimizer.
+    """DiLoCo: the mean change of the ranks' parameters is the gradient of a second, outer optimizer.
 
     Douillard et al. 2023, arXiv 2311.08105. The outer optimizer holds the parameters that all ranks have in common;
-    after its step every rank goes on from these.
+    after its step, every rank continues from these.
 
     Args:
         steps: How many steps a rank takes between two meetings.
@@ -83,20 +83,22 @@ class DiLoCo:
 
 @dataclass(frozen=True)
 class StreamingDiLoCo:
-    """Streaming DiLoCo: DiLoCo with the model in fragments that meet in turn, while training goes on.
+    """Streaming DiLoCo: DiLoCo with a model in fragments, which are exchanged one by one during training.
 
-    Douillard et al. 2025, arXiv 2501.18512. Each fragment meets once in ``steps`` steps. The exchange runs in the
-    background; the outer optimizer's step is taken ``delay`` steps after it began, and its result mixed with what the
-    rank has by then.
+    Douillard et al. 2025, arXiv 2501.18512. Each fragment has one meeting every ``steps`` steps. The exchange runs in
+    the background. The outer optimizer takes its step ``delay`` steps after the exchange began, and the result is
+    combined with the rank's own parameters.
 
     Args:
         steps: How many steps lie between two meetings of the same fragment.
         outer: The outer optimizer, not set up; each fragment has a copy. By default Nesterov's, with the paper's
             numbers.
-        fragments: In how many fragments the model is cut, of about equal size; parameters stay in one piece.
-        delay: How many steps an exchange may take. With 0 it is waited for at once.
-        alpha: How much of the common parameters goes into a rank's own: with 1 it takes them as they are, and what
-            it learned during the delay is lost. The paper's factor is the complement, the share of the rank's own.
+        fragments: The number of fragments, of about equal size, into which the model is divided; parameters are not
+            split.
+        delay: How many steps an exchange may take. With 0, the rank waits for it immediately.
+        alpha: The share of the common parameters in a rank's new parameters. With 1, it takes the common parameters,
+            and loses the changes that it made during the delay. The paper's factor is the complement, the share of the
+            rank's own parameters.
         start_after: How many exact steps, with gradients averaged in each, come first.
 
     Raises:
@@ -132,19 +134,19 @@ class StreamingDiLoCo:
 
 @dataclass(frozen=True)
 class Asynchronous:
-    """Averages of the parameters in the background, again and again, for which no rank waits.
+    """Repeated averaging of the parameters in the background, for which no rank waits.
 
-    Each rank goes on meanwhile, and then adds what the mean differs by from what it had sent. As the asynchronous model
-    average of Bagua; Lian et al. 2017, arXiv 1710.06952, analyse its pairwise form.
+    Each rank continues to train in the meantime, and then adds the difference between the mean and the parameters that
+    it sent. Bagua calls this asynchronous model average; Lian et al. 2017, arXiv 1710.06952, analyse its pairwise form.
 
     Args:
         warmup_steps: How many exact steps, with gradients averaged in each, come first.
-        max_staleness: After how many steps since it last sent its parameters a rank waits for their mean. It bounds how
-            far ranks drift apart when the network is slow; a slow rank is not waited for.
+        max_staleness: A rank that has taken this many steps since it last sent its parameters waits for their mean.
+            This limits how far ranks drift apart when the network is slow; no rank waits for a slow rank.
         interval: How many seconds lie between the end of an average and the start of the next.
 
     Raises:
-        TypeError: A number is none.
+        TypeError: An argument is not a number.
         ValueError: ``warmup_steps`` is below 0, ``max_staleness`` below 1, or ``interval`` below 0.
     """
 
@@ -160,10 +162,10 @@ class Asynchronous:
 
 
 def as_local_steps(value: Any) -> LocalSGD | DiLoCo | StreamingDiLoCo:
-    """Return what ``local_steps`` stands for.
+    """Return the options for the argument ``local_steps``.
 
     Raises:
-        TypeError: It is neither a number of steps nor one of the three.
+        TypeError: It is neither a number of steps nor one of the three classes.
         ValueError: It is a number below 1.
     """
     if isinstance(value, LocalSGD | DiLoCo | StreamingDiLoCo):
@@ -177,7 +179,7 @@ def as_local_steps(value: Any) -> LocalSGD | DiLoCo | StreamingDiLoCo:
 
 
 def as_asynchronous(value: Any) -> Asynchronous:
-    """Return what ``asynchronous`` stands for.
+    """Return the options for the argument ``asynchronous``.
 
     Raises:
         TypeError: It is neither a bool nor an ``Asynchronous``.
@@ -190,9 +192,9 @@ def as_asynchronous(value: Any) -> Asynchronous:
 
 
 def describe(options: Any) -> str:
-    """Return what must be the same on all ranks, as text."""
+    """Describe the options that must be the same on all ranks, as text."""
     values = {name: getattr(options, name) for name in options.__dataclass_fields__}
-    outer = values.pop("outer", None)  # whose text would tell where it lies in memory
+    outer = values.pop("outer", None)  # whose repr would contain its address
     if outer is not None:
         numbers = dict(sorted(outer.hyperparam.get_dict().items())) if hasattr(outer, "hyperparam") else {}
         values["outer"] = f"{type(outer).__name__}({', '.join(f'{k}={v}' for k, v in numbers.items())})"

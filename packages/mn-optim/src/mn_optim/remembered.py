@@ -1,4 +1,4 @@
-"""What compression has not sent yet, as a part of an optimizer's snapshot."""
+"""The state of compression (the part that has not been sent yet) in an optimizer's snapshot."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ COMPRESSION = "compression"
 
 
 def serialize_compression(serializer: Any, reducer: GradientReducer) -> None:
-    """Save what a reducer has to remember, or have it remember what was saved.
+    """Save or load the state of a reducer.
 
     Args:
         serializer: One of Chainer's, for the optimizer.
@@ -29,7 +29,7 @@ def serialize_compression(serializer: Any, reducer: GradientReducer) -> None:
             part(name, array)
         return
     state: dict[str, np.ndarray[Any, Any]] = {}
-    # A deserializer cannot be asked what it holds.
+    # A deserializer cannot list its contents.
     for name in itertools.chain(["header"], map(str, itertools.count())):
         found = _read(serializer, name)
         if found is None:
@@ -41,6 +41,6 @@ def serialize_compression(serializer: Any, reducer: GradientReducer) -> None:
 def _read(serializer: Any, name: str) -> np.ndarray[Any, Any] | None:
     try:
         found = serializer[COMPRESSION](name, None)
-    except (KeyError, ValueError):  # of an optimizer without compression, or before its first step
+    except (KeyError, ValueError):  # a snapshot of an optimizer without compression, or before its first step
         return None
     return None if found is None else np.asarray(found)

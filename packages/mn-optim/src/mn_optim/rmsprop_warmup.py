@@ -1,4 +1,4 @@
-"""Momentum SGD that begins as RMSprop, for batches so large that it would not get going otherwise."""
+"""Momentum SGD that begins as RMSprop, for batches so large that training would not start well otherwise."""
 
 from __future__ import annotations
 
@@ -11,17 +11,16 @@ __all__ = ["RMSpropWarmup", "sgd_share"]
 
 
 class RMSpropWarmup(optimizer.GradientMethod):  # type: ignore[misc]  # Chainer has no types
-    """RMSprop that passes over to momentum SGD (Akiba, Suzuki and Fukuda 2017, arXiv 1711.04325).
+    """RMSprop that changes gradually to momentum SGD (Akiba, Suzuki and Fukuda 2017, arXiv 1711.04325).
 
-    A step adds ``lr`` times the velocity, which loses the gradient times
-    ``alpha_sgd + alpha_rmsprop / (sqrt(m) + eps)``, where ``m`` is a mean of squared gradients. With
-    ``alpha_sgd=1`` and ``alpha_rmsprop=0`` it is momentum SGD.
-    :class:`RMSpropWarmupSchedule` passes from one to the other while a trainer runs.
+    A step adds ``lr`` times the velocity. From the velocity is subtracted the gradient times ``alpha_sgd +
+    alpha_rmsprop / (sqrt(m) + eps)``, where ``m`` is a mean of squared gradients. With ``alpha_sgd=1`` and
+    ``alpha_rmsprop=0`` it is momentum SGD. :class:`RMSpropWarmupSchedule` moves from one to the other during training.
 
     Args:
         lr: The learning rate.
         alpha_sgd: The share of momentum SGD.
-        alpha_rmsprop: That of RMSprop.
+        alpha_rmsprop: The share of RMSprop.
         momentum: How much of the velocity is kept in a step.
         decay: How much of the mean of squared gradients is kept.
         eps: Added to its root.
@@ -60,7 +59,7 @@ class RMSpropWarmupRule(optimizer.UpdateRule):  # type: ignore[misc]
     """How :class:`RMSpropWarmup` changes one parameter: state ``v`` is the velocity, ``m`` the mean of squares."""
 
     def init_state(self, param: chainer.Parameter) -> None:
-        """Begin at rest."""
+        """Initialise the state with zeros."""
         with chainer.using_device(param.device):
             self.state["m"] = param.device.xp.zeros_like(param.data)
             self.state["v"] = param.device.xp.zeros_like(param.data)
@@ -77,7 +76,7 @@ class RMSpropWarmupRule(optimizer.UpdateRule):  # type: ignore[misc]
         hp, xp = self.hyperparam, param.device.xp
         if hp.eps and not grad.dtype.type(hp.eps):
             raise ValueError(
-                f"expected an eps that {grad.dtype} can hold, got {hp.eps}: take a larger one, or use_fp32_update()"
+                f"expected an eps that {grad.dtype} can represent, got {hp.eps}: use a larger one, or use_fp32_update()"
             )
         m, v = self.state["m"], self.state["v"]
         m += (1 - hp.decay) * (grad * grad - m)
@@ -89,12 +88,12 @@ class RMSpropWarmupRule(optimizer.UpdateRule):  # type: ignore[misc]
 
 
 def sgd_share(epoch: float, center: float = 10.0, period: float = 5.0) -> float:
-    """Return the share of SGD in an epoch: grows exponentially up to one half, then in a line up to 1.
+    """Return the share of SGD in an epoch: it grows exponentially to one half, then linearly to 1.
 
     Args:
-        epoch: How many epochs are over, with their fraction.
-        center: When it is one half.
-        period: How long it takes, half of it on each side, were it a line all the way.
+        epoch: The number of completed epochs, which may be fractional.
+        center: The epoch in which the share is one half.
+        period: How many epochs a completely linear transition would take, half of them on each side of ``center``.
     """
     if epoch < center:
         return 0.5 * math.exp(2 * (epoch - center) / period)

@@ -1,4 +1,4 @@
-"""Who has data and who has none, as the ranks of a join() tell one another."""
+"""Which ranks of a join() have data: the messages that the ranks exchange about it."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 __all__ = ["OVER", "Everyone", "LeftByException", "NeedsParameters", "Roll"]
 
 OVER = ("present", "all")
-"""What a mean may be over: the ranks that have data, or all."""
+"""The ranks that a mean may be over: those that have data, or all."""
 
 _STEP, _SHARE, _FAILURE = "step", "share", "failure"
 
@@ -19,25 +19,25 @@ class Everyone(Exception):
 
 
 class NeedsParameters(Exception):
-    """Raised on all ranks when those that have data want the parameters to be shared out, rather than take a step."""
+    """Raised on all ranks when those that have data need the parameters to be distributed before a step."""
 
 
 class LeftByException(RuntimeError):
-    """Raised on the other ranks when one has left the block of a join by an exception."""
+    """Raised on the other ranks when one has left the block of a join because of an exception."""
 
     def __init__(self, rank: int, what: str) -> None:
-        super().__init__(f"rank {rank} has left join() by an exception: {what}")
+        super().__init__(f"rank {rank} has left join() because of an exception: {what}")
 
 
 class Word(NamedTuple):
-    """What a rank tells the others.
+    """A message from a rank to the others.
 
     Attributes:
         kind: What it is about to do.
         is_absent: Whether it has no data.
         has_left: Whether it has left the block of the join.
         over: What means are over.
-        detail: What has failed; or a sample that the model is called with.
+        detail: The failure; or a sample with which the model is called.
         hyperparameters: Those of its optimizer.
     """
 
@@ -60,10 +60,10 @@ class Roll:
     Attributes:
         is_absent: Whether this rank has no data.
         has_left: Whether this rank has left the block of the join.
-        specimen: A sample that the model is called with, for ranks that have never called it.
-        is_together: Whether this rank is amid something that all ranks do together.
-        hyperparameters: Those of this rank's optimizer, or, if it has no data, of the first rank that has: a script may
-            change them in a loop that this rank has left.
+        specimen: A sample with which the model is called, for ranks that have never called it.
+        is_together: Whether this rank is in the middle of something that all ranks do together.
+        hyperparameters: The hyperparameters of this rank's optimizer, or, if it has no data, of the first rank that
+            has: a script may change them in a loop that this rank has left.
     """
 
     def __init__(self, rank: int, size: int, over: str) -> None:
@@ -80,31 +80,31 @@ class Roll:
 
     @property
     def has_news(self) -> bool:
-        """Whether the other ranks do not know yet what this one has to say."""
+        """Whether this rank has a message that the other ranks do not know yet."""
         has_changed = bool(self._absent) and not self.is_absent and self.hyperparameters != self._told
         return self._kind != _STEP or self.is_absent != (self._rank in self._absent) or has_changed
 
     @property
     def words(self) -> Word:
-        """What this rank has to say."""
+        """The message of this rank."""
         detail = self._failure if self._kind == _FAILURE else self.specimen
         return Word(self._kind, self.is_absent, self.has_left, self._over, detail, self.hyperparameters)
 
     @property
     def factor(self) -> float:
-        """What a mean over all ranks is to be multiplied by; 0 if no rank has data."""
+        """The factor for a mean over all ranks; 0 if no rank has data."""
         n_present = self._size - len(self._absent)
         return self._size / n_present if n_present and self._over == "present" else float(bool(n_present))
 
     def hear(self, words: Sequence[Word]) -> None:
-        """Take note of the words of all ranks.
+        """Process the messages of all ranks.
 
         Raises:
-            LeftByException: A rank has (on the others).
+            LeftByException: A rank has left because of an exception (on the others).
             RuntimeError: Parameters have changed on some ranks that have data, and not on others (on all).
             ValueError: Ranks want means over different ranks (on all).
             Everyone: All ranks have left (on all).
-            NeedsParameters: Parameters are to be shared out (on all).
+            NeedsParameters: Parameters must be distributed (on all).
         """
         mine = words[self._rank]
         self._told = mine.hyperparameters
@@ -136,24 +136,24 @@ class Roll:
                 if kind != _SHARE:
                     sharing = next(rank for rank, kind in kinds.items() if kind == _SHARE)
                     raise RuntimeError(
-                        f"expected the parameters of all ranks to change together, but those of rank {sharing} have "
-                        f"changed, in name or by being initialised, and those of rank {rank} have not"
+                        f"expected the parameters of all ranks to change together, but parameters of rank {sharing} "
+                        f"have been added, renamed or initialised, and those of rank {rank} have not"
                     )
             raise NeedsParameters
 
     def ask_for_parameters(self) -> None:
-        """Have this rank's next word be that parameters are to be shared out."""
+        """Make this rank's next message a request to distribute parameters."""
         self._kind = _SHARE
 
     def fail(self, error: Exception) -> None:
-        """Have this rank's next word be that it has left by an exception."""
+        """Make this rank's next message that it has left because of an exception."""
         self._kind, self._failure = _FAILURE, f"{type(error).__name__}: {error}"
 
     @contextmanager
     def together(self) -> Iterator[None]:
         """Mark a block as something that all ranks do together; an exception leaves it marked.
 
-        Where such a block raises, the other ranks learn of it there, or are beyond help.
+        If such a block raises, the other ranks are informed in the block itself, or cannot be informed at all.
         """
         self.is_together = True
         yield

@@ -1,4 +1,4 @@
-"""The end of a training by Chainer's trainer, at which ranks that went their own ways come together."""
+"""Synchronising the ranks at the end of training with Chainer's trainer, after local or asynchronous steps."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ class _Synchronizable(Protocol):
 
 
 class _End(Extension):  # type: ignore[misc]  # Chainer has no types
-    """Does nothing until the training ends.
+    """Does nothing until training ends.
 
     Args:
-        optimizers: The optimizers to be synchronised then.
+        optimizers: The optimizers to synchronise then.
     """
 
     # Before all others: one of them may wait for other ranks that are still training.
@@ -30,19 +30,19 @@ class _End(Extension):  # type: ignore[misc]  # Chainer has no types
         self._optimizers = optimizers
         self._has_failed = False
 
-    def trigger(self, trainer: Any) -> bool:  # a function has no state that would be in snapshots
-        """Never have the extension called."""
+    def trigger(self, trainer: Any) -> bool:  # a function has no state that would be saved in snapshots
+        """Never trigger the extension."""
         return False
 
     def __call__(self, trainer: Any) -> None:
         """Do nothing."""
 
     def on_error(self, trainer: Any, exc: Exception, tb: Any) -> None:
-        """Remember that the training died: the other ranks may never come to its end."""
+        """Remember that training failed: the other ranks may never reach its end."""
         self._has_failed = True
 
     def finalize(self) -> None:
-        """Synchronise, unless the training ends by an exception; collective then."""
+        """Synchronise, unless training ends with an exception; collective in that case."""
         # on_error is not called for a KeyboardInterrupt, but finalize is, while that is on its way.
         if not self._has_failed and sys.exc_info()[0] is None:
             for optimizer in self._optimizers:
@@ -51,9 +51,9 @@ class _End(Extension):  # type: ignore[misc]  # Chainer has no types
 
 @functools.cache
 def synchronize_at_the_end(kind: type[Any]) -> None:
-    """Have ``Trainer.run`` synchronise, when it ends well, its optimizers whose ranks may differ for a while.
+    """Make ``Trainer.run`` synchronise, when it ends normally, optimizers whose ranks may differ temporarily.
 
-    Chainer 7.8.1, whose code will not change any more, tells extensions and updaters of the end, but not optimizers.
+    Chainer 7.8.1, whose code will not change any more, informs extensions and updaters of the end, but not optimizers.
 
     Args:
         kind: Their class, which has ``synchronize`` and ``may_diverge``.

@@ -1,4 +1,4 @@
-"""An updater for large mini-batches, in parts, and for ranks that run out of data."""
+"""An updater for large mini-batches, which it splits into parts, and for ranks that run out of data."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 
 import chainer
 from chainer.dataset import concat_examples
-from chainer.dataset.convert import _call_converter  # a number or a Device, as the converter wants it; not public
+from chainer.dataset.convert import _call_converter  # a number or a Device, as the converter needs it; not public
 from chainer.training.updaters import StandardUpdater
 
 from mn_optim.optimizer import MultiNodeOptimizer
@@ -22,33 +22,33 @@ LossFunction = Callable[..., chainer.Variable]
 
 
 class MultiNodeUpdater(StandardUpdater):  # type: ignore[misc]  # Chainer has no types
-    """Chainer's ``StandardUpdater``, which can compute a mini-batch in parts, and does without one.
+    """Chainer's ``StandardUpdater``, extended: it can split a mini-batch into parts, and update without data.
 
-    With ``micro_batches=k`` each mini-batch is cut into k parts of almost equal size, or one for each sample if it has
-    fewer. They go through the model one after the other, and only one is on the device at a time; gradients are added
-    up, and there is one step, with one communication. It is the step of the whole mini-batch: parts count by their
-    samples. What links keep of a pass, as running means, they keep of each part, and batch normalisation is that of a
-    part.
+    With ``micro_batches=k``, each mini-batch is split into k parts of almost equal size, or into single samples if it
+    has fewer. The parts go through the model one after the other, and only one is on the device at a time. Gradients
+    are added up, and there is one step, with one communication. It is the step of the whole mini-batch: parts are
+    weighted by their number of samples. Batch normalisation normalises each part separately, and running means are
+    updated with each part.
 
-    With an iterator of ``create_uneven_iterator``, ranks that run out of data take part in the updates of the others
-    without, as in :meth:`mn_optim.MultiNodeOptimizer.join`.
+    With an iterator of ``create_uneven_iterator``, ranks that run out of data take part in the updates of the others,
+    as in :meth:`mn_optim.MultiNodeOptimizer.join`.
 
     Args:
         iterator: As for ``StandardUpdater``: an iterator, or a dictionary of them, of which ``main`` is used.
         optimizer: Any optimizer, or a dictionary of them, of which ``main`` is used.
-        converter: Makes the arguments of ``loss_func`` of a mini-batch.
+        converter: Converts a mini-batch to the arguments of ``loss_func``.
         device: Where to send the model.
         loss_func: Returns the loss: a mean over samples. By default the model.
-        loss_scale: What gradients are multiplied by, for float16.
-        auto_new_epoch: Whether to tell the optimizer of new epochs.
+        loss_scale: The factor for gradients, for float16.
+        auto_new_epoch: Whether to inform the optimizer of new epochs.
         input_device: Where to send mini-batches; by default ``device``.
-        micro_batches: How many parts.
-        over: Whether means are over the ranks that have data, ``"present"``, or over ``"all"``.
+        micro_batches: The number of parts.
+        over: The ranks to average over: ``"present"`` for the ranks that have data, ``"all"`` for all ranks.
 
     Raises:
-        TypeError: ``micro_batches`` is no integer; or ``iterator`` may give empty batches, and ``optimizer`` is no
-            multi-node one.
-        ValueError: ``micro_batches`` is below 1, or ``over`` is neither.
+        TypeError: ``micro_batches`` is not an integer; or ``iterator`` may return empty batches, and ``optimizer`` is
+            not a multi-node optimizer.
+        ValueError: ``micro_batches`` is below 1, or ``over`` is neither of these.
     """
 
     def __init__(
@@ -77,8 +77,8 @@ class MultiNodeUpdater(StandardUpdater):  # type: ignore[misc]  # Chainer has no
             main = self.get_optimizer("main")
             if not hasattr(main, "join_in_steps"):
                 raise TypeError(
-                    "expected an optimizer of create_multi_node_optimizer, for an iterator whose batches may be empty; "
-                    f"got {type(main).__name__}"
+                    "expected an optimizer made by create_multi_node_optimizer, because batches of the iterator may be "
+                    f"empty; got {type(main).__name__}"
                 )
             main.join_in_steps(over)
 
@@ -95,7 +95,7 @@ class MultiNodeUpdater(StandardUpdater):  # type: ignore[misc]  # Chainer has no
             optimizer.new_epoch(auto=True)
 
     def _update(self, optimizer: Any, loss_func: LossFunction, batch: Any) -> None:
-        # Whole ones are the converter's business: they need not have a length.
+        # A whole mini-batch goes to the converter as it is: it need not have a length.
         n_parts = 1 if self.micro_batches == 1 else max(1, min(self.micro_batches, len(batch)))
         if n_parts == 1:
             args, kwds = self._arguments(batch)
@@ -114,7 +114,7 @@ class MultiNodeUpdater(StandardUpdater):  # type: ignore[misc]  # Chainer has no
         chainer.report(_mean(seen))
 
     def _arguments(self, batch: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """Return the positional arguments and those by name that the converter makes of a mini-batch."""
+        """Return the positional and keyword arguments to which the converter converts a mini-batch."""
         converted = _call_converter(self.converter, batch, self.input_device)
         if isinstance(converted, tuple):
             return converted, {}
@@ -126,7 +126,7 @@ def _weighted(loss_func: LossFunction, share: float) -> LossFunction:
 
 
 def _adders(optimizer: Any) -> tuple[Callable[..., None], Callable[..., None]]:
-    """Return what adds gradients up, and what does so and takes a step; both are called as ``update``."""
+    """Return two functions, both called like ``update``: one adds up gradients, the other also takes a step."""
     if hasattr(optimizer, "no_sync"):
         if isinstance(optimizer, MultiNodeOptimizer):
             optimizer._has_part = False  # noqa: SLF001 - of a mini-batch that an exception has ended
@@ -150,7 +150,7 @@ def _adders(optimizer: Any) -> tuple[Callable[..., None], Callable[..., None]]:
 
 @contextmanager
 def _observation() -> Iterator[Observation]:
-    """Yield a dictionary that receives what is reported, if anybody observes."""
+    """Yield a dictionary for the reported values, if there is a reporter."""
     observation: Observation = {}
     try:
         reporter = chainer.get_current_reporter()
@@ -162,7 +162,7 @@ def _observation() -> Iterator[Observation]:
 
 
 def _mean(seen: Sequence[tuple[float, Observation]]) -> Observation:
-    """Return the means of what parts have reported, weighted by their shares; of what is no number, the last."""
+    """Return the weighted means of the values that parts have reported; of values that are not numbers, the last."""
     mean: Observation = {}
     for name in dict.fromkeys(name for _, observation in seen for name in observation):
         pairs = [(share, _plain(observation[name])) for share, observation in seen if name in observation]

@@ -90,7 +90,7 @@ def test_a_rank_that_does_not_synchronize_at_its_end_is_not_waited_for_in_silenc
     assert re.search(
         r"^\[chainermn\] rank 1 of 2 \(\S+\) has waited for \S+ s in .* for a meeting of local steps", job.stderr, re.M
     ), job.stderr
-    assert "ends the job: rank 0 has come to the end of its program" in job.stderr
+    assert "ends the job: rank 0 has reached the end of its program" in job.stderr
 
 
 SEVERAL = """

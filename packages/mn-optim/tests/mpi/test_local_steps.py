@@ -453,7 +453,7 @@ def test_a_snapshot_of_other_local_steps(before, after):
         for file, target in zip(files, (other, other.target), strict=True):
             chainer.serializers.load_npz(file, target)
     warns = before is not after and RANK == 0
-    assert ["the state of the outer optimizer starts again" in str(each.message) for each in caught] == [True] * warns
+    assert ["the state of the outer optimizer is reset" in str(each.message) for each in caught] == [True] * warns
     commons = [dict(named for each in o._scheme._fragments for named in each.common) for o in (optimizer, other)]
     for name, param in commons[0].items():
         np.testing.assert_array_equal(commons[1][name].data, param.data)

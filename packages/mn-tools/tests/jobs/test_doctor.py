@@ -129,7 +129,7 @@ def test_mpiexec_of_the_other_mpi_first_on_path(machine):
     machine.plain_mpiexec(OTHER[family()])
     report = examine()
     assert {"mpiexec-other-mpi", "rank-0-of-1"} <= report.codes
-    assert "2 processes started, and each takes itself for rank 0 of 1" in report.problems["rank-0-of-1"]["found"]
+    assert "2 processes started, and each believes that it is rank 0 of 1" in report.problems["rank-0-of-1"]["found"]
     assert str(machine.bin / "mpiexec") in report.problems["mpiexec-other-mpi"]["found"]
     assert os.path.dirname(sys.executable) in report.problems["mpiexec-other-mpi"]["advice"]
 

@@ -107,7 +107,7 @@ def test_files_that_aborted_jobs_have_left(tmp_path):
         mapped = mmap.mmap(used.fileno(), 0)
     *_, left = memory.check(OPTIONS, tmp_path, lambda folder: Room(1024 * MEBI, 0, 1024 * MEBI))
     assert left.code == "shm-leftovers"
-    files = "4 files of jobs that are no more, 8 MiB: mpich_shm_0, mpich_shm_2, mpich_shm_3 and 1 more"
+    files = "4 files of jobs that have ended, 8 MiB: mpich_shm_0, mpich_shm_2, mpich_shm_3 and 1 more"
     assert left.found == files
     *_, left = memory.check(replace(OPTIONS, fix=True), tmp_path, lambda folder: Room(1024 * MEBI, 0, 1024 * MEBI))
     mapped.close()

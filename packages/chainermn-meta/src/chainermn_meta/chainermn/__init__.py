@@ -1,4 +1,4 @@
-"""Distributed training for Chainer: everything the packages below offer, under the names that scripts know."""
+"""Distributed training for Chainer: everything that the other packages offer, under the names that scripts use."""
 
 from chainermn_meta.command import is_command
 

@@ -1,6 +1,6 @@
-"""NCCL as CuPy's binding offered it, on NVIDIA's ``nccl4py``: addresses, counts and numbers of types.
+"""NCCL with the interface of CuPy's binding (addresses, counts and type constants), based on NVIDIA's ``nccl4py``.
 
-CuPy and ``nccl4py`` are imported when they are first used; ``_available`` tells whether they are there.
+CuPy and ``nccl4py`` are imported when they are first used; ``_available`` tells whether they are installed.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ _DTYPES = ("i1", "u1", "i4", "u4", "i8", "u8", "f2", "f4", "f8")
 
 
 class NcclError(RuntimeError):
-    """What NCCL or its binding has reported; its cause is what they raised.
+    """An error that NCCL or its binding has reported; ``__cause__`` is the original exception.
 
     Attributes:
         status: The number of the error in ``ncclResult_t``, if NCCL reported it.
@@ -64,10 +64,10 @@ class NcclError(RuntimeError):
 
 
 class NcclCommunicator:
-    """Ranks that exchange memory on devices, one device each; creating it is collective.
+    """Ranks that exchange memory on devices, one device per rank; creating it is collective.
 
-    Operations are put on a stream, and return at once. They take addresses, as ``array.data.ptr``, of C-contiguous
-    memory, which must stay until the stream has done them.
+    Operations are put on a stream, and return immediately. They take addresses (``array.data.ptr``) of C-contiguous
+    memory, which must stay valid until the stream has executed them.
 
     Args:
         ndev: How many ranks there are.
@@ -99,9 +99,9 @@ class NcclCommunicator:
             sendbuf: The address of this rank's elements.
             recvbuf: Where the result goes; may be ``sendbuf``.
             count: How many elements.
-            datatype: Their type, as ``NCCL_FLOAT32``.
-            op: The reduction, as ``NCCL_SUM``.
-            stream: The stream's address, as ``stream.ptr``.
+            datatype: Their type, such as ``NCCL_FLOAT32``.
+            op: The reduction, such as ``NCCL_SUM``.
+            stream: The address of the stream, ``stream.ptr``.
         """
         with _translated() as binding:
             send, recv = _array(sendbuf, count, datatype), _array(recvbuf, count, datatype)
@@ -155,12 +155,12 @@ class NcclCommunicator:
             raise NcclError(problem)
 
     def destroy(self) -> None:
-        """Finish what is under way and give everything back; collective. Twice is harmless."""
+        """Finish the pending operations and free all resources; collective. A second call does nothing."""
         with _translated():
             self._communicator.destroy()
 
     def abort(self) -> None:
-        """End what is under way, whatever the other ranks do, and give everything back. Twice is harmless."""
+        """Abort pending operations, whatever the other ranks do, and free all resources. A second call does nothing."""
         with _translated():
             self._communicator.abort()
 

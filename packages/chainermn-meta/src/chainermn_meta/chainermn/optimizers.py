@@ -1,4 +1,4 @@
-"""Multi-node optimizers, and what training with large batches needs."""
+"""Multi-node optimizers, and optimizers and schedules for large batches."""
 
 from mn_optim import (
     LAMB,

@@ -123,7 +123,7 @@ def recv(ranks: Ranks, source: int, tag: int) -> tuple[Header, int, int]:
     if nbytes != _FRAME_BYTES or frame[: len(_MARK)].tobytes() != _MARK:
         raise RuntimeError(
             f"recv: expected an array sent by send(), got another message of {nbytes} bytes from rank {source} with "
-            f"tag {tag}: what send_obj() sends is received by recv_obj()"
+            f"tag {tag}: objects sent by send_obj() must be received by recv_obj()"
         )
     if _fits(frame):
         return _open(frame), source, tag

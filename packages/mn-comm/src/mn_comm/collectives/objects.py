@@ -82,7 +82,7 @@ def recv_obj(ranks: Ranks, source: int, tag: int, status: MPI.Status | None) -> 
     except pickle.UnpicklingError:
         raise RuntimeError(
             f"recv_obj: expected an object, got another message of {content.size} bytes from rank {status.source} with "
-            f"tag {status.tag}: what send() sends is received by recv()"
+            f"tag {status.tag}: arrays sent by send() must be received by recv()"
         ) from None
     if isinstance(received, _Long):
         content = np.empty(received.nbytes, np.uint8)

@@ -1,7 +1,7 @@
 """Whether MPI may be given the address of an array on a device.
 
-An MPI library that is not CUDA-aware reads such an address as one of host memory, and the process dies. So only
-a library that says so itself, or a user who does, is believed.
+An MPI library that is not CUDA-aware reads such an address as one of host memory, and the process dies. So addresses
+are passed only if the library itself, or the user, says that it is CUDA-aware.
 """
 
 from __future__ import annotations

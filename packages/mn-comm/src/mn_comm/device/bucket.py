@@ -1,4 +1,4 @@
-"""Gradients on a device that travel together: packed by one launch, and unpacked by one."""
+"""Gradients on a device that are sent together: packed by one kernel launch, and unpacked by one."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The collectives that NCCL does for arrays on devices, where it can; staged through host memory where it cannot."""
+"""Collectives on arrays on devices: by NCCL if it can be used, otherwise staged through host memory."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Packing in one launch: every gradient, wherever it lies, is converted and written to its place; and the way back."""
+"""Packing in one kernel launch: every gradient is converted and written to its place in a buffer; and unpacking."""
 
 from __future__ import annotations
 

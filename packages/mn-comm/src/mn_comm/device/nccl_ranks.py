@@ -1,6 +1,6 @@
 """The ranks of an MPI communicator as NCCL sees them: whether it can be used among them, and its communicators.
 
-Both are kept with the ranks, so that whoever has these has them, and they go when the ranks are freed.
+Both are stored with the ranks, and freed with them.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Pinned host memory: the way of a device array to and from a library that cannot use devices.
+"""Pinned host memory, through which device arrays are copied to and from a library that cannot access devices.
 
-Every function here returns only when its copy is done: the memory comes from CuPy's pool, and may be somebody else's as
-soon as nobody here uses it.
+Every function here returns only when its copy is complete: the memory comes from CuPy's pool, which may reuse it as
+soon as it is no longer referenced here.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ def to_device(array: _Array) -> Any:
 def register(array: _Array) -> None:
     """Pin memory that exists already, for as long as the array does.
 
-    Where that is refused nothing is lost but speed: the driver copies such memory in small steps.
+    If this fails, copies are only slower: the driver copies such memory in small steps.
     """
     import cupy
 

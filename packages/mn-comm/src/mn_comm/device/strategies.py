@@ -2,9 +2,9 @@
 
 Each strategy of :mod:`mn_comm.strategies` names its counterpart here as ``on_device``.
 
-NCCL is always called by the thread of the program, on a stream beside the current one where the program goes on
-meanwhile: so two communicators are never given work in different orders on different ranks. Only what passes through
-host memory is done by the worker.
+NCCL is always called by the main thread, on a separate stream if the program continues in the meantime. So operations
+of two communicators are never launched in different orders on different ranks. Only work in host memory is done by the
+worker.
 """
 
 from __future__ import annotations

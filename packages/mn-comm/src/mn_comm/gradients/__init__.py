@@ -1,8 +1,8 @@
-"""The gradient's way through a communicator: select, agree, pack, average, unpack.
+"""The steps of averaging gradients: select, agree, pack, average, unpack.
 
 Read the modules in this order: :mod:`~mn_comm.gradients.reducer`, whose ``average`` names the steps;
 :mod:`~mn_comm.gradients.agree`, for which gradients take part and whether all ranks have the same;
 :mod:`~mn_comm.gradients.targets` for the arrays that are read and written; :mod:`~mn_comm.gradients.bucket` for packing
-and unpacking; and :mod:`mn_comm.strategies` for the ways to average. :mod:`~mn_comm.gradients.layout` makes buckets
-when gradients are first seen, and :mod:`~mn_comm.gradients.reduction` averages while the program goes on.
+and unpacking; and :mod:`mn_comm.strategies` for the ways to average. :mod:`~mn_comm.gradients.layout` creates buckets
+when gradients are first seen, and :mod:`~mn_comm.gradients.reduction` averages in the background.
 """

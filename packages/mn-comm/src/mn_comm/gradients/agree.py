@@ -1,4 +1,4 @@
-"""Steps 1 and 2: which gradients take part, and do all ranks have the same? Otherwise all raise, before any is lost."""
+"""Steps 1 and 2: select gradients, and check that all ranks have the same; otherwise all raise before any averaging."""
 
 from __future__ import annotations
 
@@ -100,7 +100,7 @@ def _entry(name: str, array: Any) -> Entry:
 
 
 class Roll(Protocol):
-    """What a rank that keeps a roll of the ranks has to tell the others; it travels with the check.
+    """The messages of a rank to the others within a join; they are exchanged together with the check.
 
     Attributes:
         has_news: Whether it has something to tell now.
@@ -112,7 +112,7 @@ class Roll(Protocol):
     @property
     def words(self) -> Any: ...  # noqa: D102
     def hear(self, words: Sequence[Any]) -> None:
-        """Take note of the words of all ranks; called on every rank whenever one has news. May raise, on all alike."""
+        """Process the messages of all ranks; called on every rank if one has news. May raise, on all ranks alike."""
         ...
 
 
@@ -121,7 +121,7 @@ _NO_ROLL, _NO_NEWS, _NEWS = range(3)
 
 
 class Agreement:
-    """The check that all ranks have the same arrays and settings, cheap while they stay what they were.
+    """The check that all ranks have the same arrays and settings; cheap while these do not change.
 
     Args:
         ranks: The ranks that must agree.
@@ -140,7 +140,7 @@ class Agreement:
         self._loudest = self._quietest = _NO_ROLL
 
     def start(self, signature: Signature, notes: Sequence[int] = (), roll: Roll | None = None) -> None:
-        """Start the check, to do something else while it is under way; collective.
+        """Start the check, and return before it has finished; collective.
 
         Args:
             signature: This rank's; quickest if it is the same object as before.
@@ -155,7 +155,7 @@ class Agreement:
     def finish(self) -> list[int]:
         """Raise on every rank if the ranks' signatures differ; collective.
 
-        While a rank has news, all ranks exchange words, and check once more.
+        While a rank has news, all ranks exchange messages, and check once more.
 
         Returns:
             The greatest notes of all ranks.

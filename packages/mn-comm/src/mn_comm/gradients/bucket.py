@@ -1,4 +1,4 @@
-"""Steps 3 and 5: buckets, the memory that gradients travel in, and the way between the two."""
+"""Steps 3 and 5: packing gradients into buckets, and unpacking them."""
 
 from __future__ import annotations
 
@@ -99,7 +99,7 @@ class Block(NamedTuple):
 
 
 class AnyBucket(Protocol):
-    """What buckets in host memory and on a device have in common, and what a communication hook is given.
+    """The interface of buckets, in host memory and on a device, and the argument of a communication hook.
 
     Attributes:
         index: Its number; buckets travel in this order.
@@ -130,7 +130,7 @@ class AnyBucket(Protocol):
 
 
 class Bucket:
-    """Gradients of one dtype, in host memory, that travel together.
+    """Gradients of one dtype, in host memory, that are averaged together.
 
     While a bucket averages *in place*, its elements are read from the gradients when they are needed, and the means are
     written there when they are known; otherwise both are in its own memory.
@@ -263,7 +263,7 @@ class Bucket:
             out[...] = means[part.begin : part.end].reshape(out.shape)
 
     def put(self, blocks: Sequence[Block]) -> None:
-        """Have the elements of blocks in the bucket's own memory."""
+        """Copy the elements of blocks to the bucket's own memory."""
         if self._arrays is None:
             return
         for block in blocks:
@@ -299,7 +299,7 @@ class Bucket:
 
 
 def check_floats(array: Any) -> None:
-    """Raise TypeError unless an array holds floats: a mean of integers is none."""
+    """Raise TypeError unless an array contains floats: integers have no exact mean."""
     if not (array.dtype.kind == "f" or is_half(array.dtype)):
         raise TypeError(f"comm_hook: expected an array of floats to average, got dtype {array.dtype}")
 

@@ -1,4 +1,4 @@
-"""The layout of gradients in buckets, and of buckets in memory: made when gradients are first seen, and kept."""
+"""The layout of gradients in buckets, and of buckets in memory; created when gradients are first seen, and reused."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""How often the ranks of a node meet while they average: as often as the caches like, as rarely as busy cores demand.
+"""How often the ranks of a node synchronise while they average: often for the caches, rarely if cores are busy.
 
-Small shares stay in the caches, but the ranks wait for each other at each. That costs a microsecond while every rank
-has a core to itself, and a time slice of the scheduler where another process (a data loader, a BLAS thread, a neighbor)
-holds one of the cores. So both are measured while gradients are averaged, and the better one is used.
+Small shares stay in the caches, but the ranks wait for each other after each share. This takes a microsecond if every
+rank has its own core, and a time slice of the scheduler if another process (a data loader, a BLAS thread, another rank)
+is using one of the cores. So both sizes are measured while gradients are averaged, and the better one is used.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class Pace:
         return SHARE_BYTES[self.used]
 
     def record(self, seconds: float, waited: float) -> None:
-        """Take note of the last average, which was that of this layout.
+        """Record the last average, which used this layout.
 
         Args:
             seconds: How long it took the slowest rank.

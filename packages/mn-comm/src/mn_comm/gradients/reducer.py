@@ -1,4 +1,4 @@
-"""The gradient reducer: one object for each model, which averages its gradients again and again."""
+"""The gradient reducer: an object that averages the gradients of one model, in every step."""
 
 from __future__ import annotations
 
@@ -36,20 +36,20 @@ _SILENCE = (0, 0, 0, 0, 0)
 
 
 class GradientReducer:
-    """Averages the gradients of one model over all ranks, again and again.
+    """Averages the gradients of one model over all ranks, in every step.
 
-    :meth:`average` does it at once. :meth:`start` begins a :class:`Reduction`, which is told of gradients as they
-    become final, and waited for when they are needed: in the same step, to overlap with the backward pass, or one step
-    later.
+    :meth:`average` averages immediately. :meth:`start` begins a :class:`Reduction`, which is notified when gradients
+    become final, and waited for when the means are needed: in the same step, to overlap with the backward pass, or one
+    step later.
 
     Args:
         strategy: How one bucket is averaged.
         config: Returns the communicator's settings.
         worker: The thread that communicates for :meth:`start`; ``None`` for a reducer that averages at once.
-        comm_hook: Starts to average a bucket, in a way of its own; ``None`` to average exactly.
+        comm_hook: Starts to average a bucket in its own way; ``None`` to average exactly.
         bucket_bytes: How many bytes a bucket holds at most, if it holds more than one gradient; ``None`` for what
             suits.
-        sets: How many reductions may be under way at a time; each has buckets of its own.
+        sets: How many reductions may run at the same time; each has its own buckets.
     """
 
     def __init__(
@@ -94,12 +94,12 @@ class GradientReducer:
         Args:
             model: The model, after its backward pass.
             zero_fill: Whether an initialised parameter without a gradient takes part, with one of zeros.
-            roll: What may have something to tell the other ranks before; it costs no communication while it has not.
+            roll: The messages of a join; no additional communication while there are none.
 
         Raises:
             ValueError: The ranks' gradients differ in names, shapes or dtypes (on every rank).
             TypeError: A gradient does not hold floats (on every rank).
-            Exception: What ``roll`` raised when it heard of another rank.
+            Exception: ``roll`` raised when it processed messages of other ranks.
         """
         selection, signature, failure = self._select(model, zero_fill)
         layout = self._known_layout(signature, ())
@@ -117,7 +117,7 @@ class GradientReducer:
             layout = self._make_layout(signature, selection, ())
         layout.pace.used = choice
         self._averaged = layout
-        buckets, flattened = layout.buckets()  # before the clock starts: to make them takes long, and is done once
+        buckets, flattened = layout.buckets()  # before the clock starts: creating them takes long, and is done once
         doing = activity()
         began, waited = time.perf_counter_ns(), doing.waited
         self._begin()
@@ -146,7 +146,7 @@ class GradientReducer:
             roll: Who has data, within a join. What it raises, waiting for the reduction raises.
 
         Returns:
-            The reduction. What was left of earlier ones, after an exception, is waited for and forgotten.
+            The reduction. Earlier reductions that an exception has left unfinished are waited for and discarded.
 
         Raises:
             TypeError: A gradient does not hold floats (on every rank).
@@ -186,11 +186,11 @@ class GradientReducer:
         return reduction
 
     def exchange_words(self, roll: Roll, until_quiet: bool = False) -> None:
-        """Tell the other ranks news where they average next, instead of averaging; collective with that.
+        """Send messages to the other ranks at their next averaging, instead of averaging; collective with that.
 
         Args:
-            roll: What has news: other ranks' rolls hear of it, and this one hears of theirs.
-            until_quiet: Whether all ranks come here rather than average, and go on only when none has news.
+            roll: The messages of this rank; it also processes those of the other ranks.
+            until_quiet: Whether all ranks call this instead of averaging, and continue only when none has news.
 
         Raises:
             Exception: What ``roll`` raised when it heard.
@@ -199,21 +199,21 @@ class GradientReducer:
 
     @property
     def compression_report(self) -> CompressionReport | None:
-        """What compression did in the last step on this rank; ``None`` if there is none."""
+        """The effect of compression in the last step on this rank; ``None`` without compression."""
         return None if self._compressor is None else self._compressor.report()
 
     def state(self) -> dict[str, np.ndarray[Any, Any]]:
-        """Return what compression has to remember on this rank, for a snapshot: arrays by name; not collective."""
+        """Return the state of compression on this rank, for a snapshot: arrays by name; not collective."""
         if self._compressor is None:
             return {}
         return Future(self._compressor.state, self._worker).wait()  # after what is under way
 
     def load_state(self, state: Mapping[str, np.ndarray[Any, Any]]) -> None:
-        """Go on with what :meth:`state` returned; to be called on every rank, each with its own.
+        """Continue with the result of :meth:`state`; call it on every rank, each with its own state.
 
         Args:
-            state: The arrays; empty to start again. What does not fit is found when the next gradients are averaged,
-                and is forgotten on all ranks, with a warning.
+            state: The arrays; empty to reset. If the state does not match the next gradients, it is discarded on all
+                ranks, with a warning.
         """
         if self._compressor is not None:
             compressor = self._compressor
@@ -230,17 +230,17 @@ class GradientReducer:
         self._under_way.clear()
 
     def remembered_order(self, model: Model) -> list[str] | None:
-        """Return the order for :meth:`start` with which a loaded state goes on, if there is one.
+        """Return the order for :meth:`start` that belongs to a loaded state, if there is one.
 
         Args:
-            model: The model. All of its parameters that are initialised are meant.
+            model: The model. The order covers all of its initialised parameters.
         """
         if self._compressor is None:
             return None
         return self._compressor.loaded_order(frozenset(name for name, _ in select(model, True).params))
 
     def scale_errors(self, scale: float) -> None:
-        """Take note of what gradients are multiplied by from now on, as a loss scale; to be called on every rank alike.
+        """Set the factor of gradients from now on, such as a loss scale; to be called on every rank alike.
 
         Args:
             scale: The factor, above 0; compression multiplies what it has not sent yet by how much it has changed.
@@ -254,7 +254,7 @@ class GradientReducer:
             self._compressor.roll_back()  # what an exception may have left
 
     def _end(self, layout: int, succeeded: bool) -> None:
-        """Keep or forget what compression has left out, on all ranks alike."""
+        """Keep or discard the part that compression has omitted, on all ranks alike."""
         if self._compressor is None:
             return
         if succeeded:

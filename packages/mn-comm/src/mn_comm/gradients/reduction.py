@@ -1,4 +1,4 @@
-"""The averaging of the gradients of one backward pass while the program goes on, bucket after bucket."""
+"""Averaging of the gradients of one backward pass in the background, bucket after bucket."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ if TYPE_CHECKING:
 __all__ = ["CommunicationHook", "Reduction", "average_exactly", "mean_of"]
 
 CommunicationHook = Callable[[AnyBucket], Future[Any]]
-"""Starts to average a bucket, and returns what will be the mean of its ``flat``."""
+"""Starts to average a bucket, and returns a future of the mean of its ``flat``."""
 
 
 def average_exactly(bucket: AnyBucket) -> Future[Any]:
-    """Average a bucket as it is: the communication hook that is used without another."""
+    """Average a bucket exactly: the default communication hook."""
     return bucket.launch()
 
 
@@ -40,7 +40,7 @@ def mean_of(bucket: AnyBucket, future: Any, hook: CommunicationHook | None) -> A
         hook: The hook.
 
     Raises:
-        TypeError: The hook has returned something else than a future of an array.
+        TypeError: The hook has returned something other than a future of an array.
         ValueError: The array is not as long as the bucket.
     """
     if hook is average_exactly:
@@ -59,10 +59,10 @@ def mean_of(bucket: AnyBucket, future: Any, hook: CommunicationHook | None) -> A
 class Reduction:
     """The averaging of the gradients of one backward pass.
 
-    Every parameter is marked once, when its gradient will not change any more. Buckets travel in one fixed order on all
-    ranks, each as soon as all its gradients, and all buckets before it, are ready. A worker communicates, in the same
-    order on all ranks: first the check that all have the same gradients, then the buckets, and at the end whether a
-    rank has abandoned its backward pass; so that whatever happens on one rank, the others hear of it in :meth:`wait`.
+    Every parameter is marked once, when its gradient will not change any more. Buckets are sent in the same order on
+    all ranks, each as soon as all its gradients, and all previous buckets, are ready. A worker communicates, in the
+    same order on all ranks: first the check that all ranks have the same gradients, then the buckets, and finally
+    whether a rank has abandoned its backward pass. So :meth:`wait` reports whatever happens on one rank to all ranks.
 
     Args:
         ranks: The ranks that the worker communicates with.
@@ -76,7 +76,7 @@ class Reduction:
         turn: Which of several sets of buckets these are.
 
     Attributes:
-        is_over: Whether nothing of it is under way any more.
+        is_over: Whether it has completely finished.
     """
 
     def __init__(
@@ -109,7 +109,7 @@ class Reduction:
 
     @property
     def has_left(self) -> bool:
-        """Whether all buckets are on their way."""
+        """Whether all buckets have been passed to the worker."""
         return self._ended is not None
 
     def ready(self, name: str) -> None:
@@ -125,9 +125,9 @@ class Reduction:
         self._launch()
 
     def abandon(self) -> None:
-        """Have the other ranks told that this one's backward pass has failed; their :meth:`wait` then raises.
+        """Inform the other ranks that this one's backward pass has failed; their :meth:`wait` then raises.
 
-        What has not left yet travels all the same, whatever it holds: the other ranks may be waiting for it.
+        The remaining buckets are still sent, whatever they contain: the other ranks may be waiting for them.
         """
         if self._ended is None:
             self._is_abandoned = True
@@ -138,7 +138,7 @@ class Reduction:
         """Wait until it is known that all ranks have the same gradients.
 
         Raises:
-            ValueError: They have not (on every rank).
+            ValueError: They do not (on every rank).
         """
         self._agreed.wait()
 
@@ -171,7 +171,7 @@ class Reduction:
         targets.finish()
 
     def drain(self) -> None:
-        """Let what is under way arrive, and forget it, whatever has become of it."""
+        """Wait until it has finished, and discard the results."""
         self.abandon()
         for future in (self._agreed, *self._means, self._ended):
             if future is not None:
@@ -197,7 +197,7 @@ class Reduction:
             self._ended = Future(self._end, self._worker)
 
     def _submit(self, bucket: AnyBucket, function: Callable[[], Any]) -> Future[Any]:
-        """Have the worker call a function, unless the ranks have different gradients."""
+        """Make the worker call a function, unless the ranks have different gradients."""
 
         def call() -> Any:
             self.agree()
@@ -214,5 +214,6 @@ class Reduction:
         self._on_end(not abandoned_by[0])
         if abandoned_by[0]:
             raise RuntimeError(
-                f"rank {abandoned_by[0] - 1} has abandoned its backward pass, by an exception: this one has no means"
+                f"rank {abandoned_by[0] - 1} has abandoned its backward pass because of an exception: there are no "
+                "averaged gradients"
             )

@@ -1,4 +1,4 @@
-"""Where means are written to: the very arrays that are the gradients, wherever that can be."""
+"""The arrays to which means are written: the gradients themselves, if possible."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ _is_debug: Callable[[], bool] = bool  # called without arguments it returns Fals
 
 
 def check_in_debug_mode(is_debug: Callable[[], bool]) -> None:
-    """Have means checked for values that are not finite.
+    """Check means for values that are not finite.
 
     Args:
-        is_debug: Returns whether that is wanted now, as ``chainer.is_debug`` does.
+        is_debug: Returns whether to check now, like ``chainer.is_debug``.
     """
     global _is_debug
     _is_debug = is_debug
@@ -37,9 +37,8 @@ def check_in_debug_mode(is_debug: Callable[[], bool]) -> None:
 class Targets:
     """The arrays that the gradients of one average are read from, and their means written to.
 
-    A gradient keeps its array, except where that cannot hold the mean: it is missing, must not be written to, or shares
-    memory with another gradient, or with itself. A backward pass may well bring that about, on one rank and not on
-    another.
+    A gradient keeps its array, unless the array cannot hold the mean: it is missing, read-only, or shares memory with
+    another gradient or with itself. A backward pass can cause this on one rank and not on another.
 
     Args:
         params: The names and parameters that take part.
@@ -96,7 +95,7 @@ class Targets:
         for (name, _), array in zip(self._params, self._whole, strict=True):
             if not bool((array - array == 0).all()):  # true of what is finite, on a device too
                 raise ValueError(
-                    f"multi_node_mean_grad: expected finite gradients in debug mode, got others for {name}"
+                    f"multi_node_mean_grad: expected finite gradients in debug mode, got NaN or infinity for {name}"
                 )
 
     def _replace_what_cannot_be_written_to(self, specs: Sequence[Spec]) -> None:

@@ -10,7 +10,7 @@ _HIERARCHICAL_SOFTMAX = "chainer.links.loss.hierarchical_softmax"
 FIXES = (
     Fix(
         "cudnn_warning",
-        "Chainer advised to reinstall CuPy with cuDNN, which CuPy 14 no longer binds; its own kernels take over",
+        "Chainer advised to reinstall CuPy with cuDNN, which CuPy 14 no longer supports; it has its own kernels",
         (
             # The flag says whether the advice was given; from now on it was, unless said otherwise.
             Substitution(_CUDA, "'_already_warned', False)", "'_already_warned', True)"),
@@ -30,7 +30,7 @@ FIXES = (
     ),
     Fix(
         "cupy_loss",
-        "Chainer fell back to the CPU without a word where CuPy is installed but its CUDA libraries do not load",
+        "Chainer silently fell back to the CPU if CuPy is installed but its CUDA libraries cannot be loaded",
         (
             Substitution(
                 _CUDA,

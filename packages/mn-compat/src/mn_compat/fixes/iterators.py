@@ -7,7 +7,7 @@ _MODULE = "chainer.iterators.multiprocess_iterator"
 FIXES = (
     Fix(
         "worker_error",
-        "an exception in a worker of MultiprocessIterator, or the worker's death, makes the script wait for ever",
+        "an exception in a worker of MultiprocessIterator, or the worker's death, makes the script wait forever",
         (
             Substitution(
                 _MODULE,

@@ -8,7 +8,7 @@ _WORKING_SET = Substitution("", "import pkg_resources\n", "import mn_compat.help
 FIXES = (
     Fix(
         "environment_check",
-        "the check at import needs numpy.distutils and pkg_resources, and knows no CuPy that is still in use",
+        "the check at import needs numpy.distutils and pkg_resources, and recognises only outdated versions of CuPy",
         (
             Substitution(_ENVIRONMENT_CHECK, "import numpy.distutils.system_info\n", "\n"),
             Substitution(_ENVIRONMENT_CHECK, "import pkg_resources\n", "\n"),

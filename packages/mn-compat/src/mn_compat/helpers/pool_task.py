@@ -64,5 +64,5 @@ class Task:
 
 def _describe(process: int, status: int) -> str:
     how = f"was killed by {signal.Signals(-status).name}" if status < 0 else f"ended with status {status}"
-    reason = ", as the system does where memory has run out" if status == -signal.SIGKILL else ""
-    return f"worker process {process} of the iterator {how}{reason}, so that the samples it was reading are lost"
+    reason = ", as the system does when memory has run out" if status == -signal.SIGKILL else ""
+    return f"worker process {process} of the iterator {how}{reason}, so the samples that it was reading are lost"

@@ -65,7 +65,7 @@ RESTORATIONS = (
     ),
     Restoration(
         "pkg_resources",
-        "pkg_resources comes with setuptools, and no longer with its version 82; a small stand-in takes its place",
+        "setuptools 82 no longer contains pkg_resources; a small stand-in replaces it",
         "pkg_resources",
         None,
     ),

@@ -59,5 +59,5 @@ def probe():
     iterator.finalize()
     assert batches == [[0, 1], [2, 3]], batches
     assert [error.split(" ", 3)[3] for error in errors] == 2 * [
-        "of the iterator ended with status 3, so that the samples it was reading are lost"
+        "of the iterator ended with status 3, so the samples that it was reading are lost"
     ], errors

@@ -1,4 +1,4 @@
-"""Checkpoints of all ranks that exist as a whole or not at all."""
+"""Checkpoints that exist either on all ranks or on none."""
 
 from mn_extensions.checkpoint.checkpointer import MultiNodeCheckpointer, create_multi_node_checkpointer
 

@@ -1,8 +1,8 @@
 """Chainer's snapshot files, written as Chainer writes them and read without unpickling anything.
 
-A snapshot is an .npz file. Chainer stores ``None`` (a parameter that is still to be initialised) as an array of shape
-``()`` with a Python object in it, so its own loader has to allow pickles, and with them any code that somebody put
-into the file. Here the opcodes of the pickle are read, and never run: those of ``None`` are known, all others refused.
+A snapshot is an .npz file. Chainer stores ``None`` (for an uninitialised parameter) as an array of shape ``()`` that
+contains a Python object, so its own loader has to allow pickles, and with them any code that somebody put into the
+file. Here, the opcodes of the pickle are read but never executed: only the pickle of ``None`` is accepted.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ __all__ = ["is_marked", "read_arrays", "write_arrays"]
 
 _Arrays = Mapping[str, "np.ndarray[Any, Any]"]
 _SUFFIX = ".npy"
-# The comment of the archive. It stands at the very end of the file, and tells a file written here from all others.
+# The comment of the archive. It is at the very end of the file, and identifies files that were written here.
 _MARK = b"chainermn checkpoint"
 # What the pickle of an array with nothing but None in it may name, for any protocol, Python and NumPy, and how it ends.
 _NAMES = {"numpy", "ndarray", "dtype", "numpy.core.multiarray", "numpy._core.multiarray", "_reconstruct"}
@@ -33,7 +33,7 @@ _MOST_BYTES_OF_NONE = 1000
 
 
 def write_arrays(file: Any, arrays: _Arrays) -> None:
-    """Write arrays as an uncompressed .npz file; the same arrays make the same bytes.
+    """Write arrays as an uncompressed .npz file; the same arrays always give the same bytes.
 
     Args:
         file: An object with ``write`` and ``flush``.
@@ -48,7 +48,7 @@ def write_arrays(file: Any, arrays: _Arrays) -> None:
     with zipfile.ZipFile(file, "w", zipfile.ZIP_STORED, allowZip64=True) as archive:
         archive.comment = _MARK
         for name, array in arrays.items():
-            # ZipInfo's own date is always the same one.
+            # ZipInfo's default date is always the same.
             with archive.open(zipfile.ZipInfo(name + _SUFFIX), "w", force_zip64=True) as member:
                 npy.write_array(member, array, allow_pickle=True)
 
@@ -60,7 +60,7 @@ def read_arrays(file: Any) -> dict[str, np.ndarray[Any, Any]]:
         file: A path, or a file opened for reading bytes.
 
     Returns:
-        The arrays by name; ``None`` is in an array of shape ``()``, for which Chainer's deserializer looks.
+        The arrays by name; ``None`` is in an array of shape ``()``, as Chainer's deserializer expects.
 
     Raises:
         ValueError: An array holds Python objects other than one ``None``, or the file is not an intact .npz file.
@@ -74,7 +74,7 @@ def read_arrays(file: Any) -> dict[str, np.ndarray[Any, Any]]:
 
 
 def is_marked(path: Path) -> bool:
-    """Return whether a file, as far as its end tells, was written by :func:`write_arrays`.
+    """Return whether the end of a file shows that it was written by :func:`write_arrays`.
 
     Raises:
         OSError: It is not there, or cannot be read.
@@ -93,7 +93,7 @@ def _read_member(archive: zipfile.ZipFile, name: str) -> np.ndarray[Any, Any]:
             raise ValueError(f"expected arrays without Python objects, got dtype {dtype} and shape {shape} in {name}")
     with archive.open(name) as member:
         array = np.asarray(npy.read_array(member, allow_pickle=False))
-        member.read(1)  # the checksum of a member is compared at its end only
+        member.read(1)  # the checksum of a member is compared only at its end
     return array
 
 
@@ -105,7 +105,7 @@ def _read_header(member: IO[bytes]) -> tuple[tuple[int, ...], np.dtype[Any]]:
 
 
 def _is_pickled_none(pickled: bytes) -> bool:
-    """Return whether a pickle, of which nothing is run, is that of an array with ``None`` in it."""
+    """Return whether a pickle is that of an array that contains ``None``, without executing it."""
     try:
         opcodes = [(opcode.name, argument) for opcode, argument, _ in pickletools.genops(pickled)]
     except (ValueError, IndexError, UnicodeDecodeError):

@@ -37,20 +37,21 @@ def create_multi_node_checkpointer(
 ) -> MultiNodeCheckpointer:
     """Create an extension that saves the states of all ranks, so that training can be resumed; collective.
 
-    Each rank writes ``<name>.<rank>.<iteration>``. When all have, rank 0 writes ``<name>.manifest.<iteration>`` with
-    the checksums of these files: only then does the generation exist. Call ``maybe_load`` after all extensions were
-    added to the trainer and before ``trainer.run()``. When training ends normally, the files are removed; when it
-    ends by an exception, they stay.
+    Each rank writes ``<name>.<rank>.<iteration>``. When all ranks have done so, rank 0 writes
+    ``<name>.manifest.<iteration>`` with the checksums of these files: only then is the checkpoint valid. Call
+    ``maybe_load`` after all extensions have been added to the trainer, and before ``trainer.run()``. When training ends
+    normally, the files are removed; when it ends with an exception, they are kept.
 
-    Besides the trainer's state, that of NumPy's global random numbers is saved and restored, so that the training
-    continues with the batches and dropout masks that it would have had. CuPy's random numbers are not.
+    The state of the trainer and of NumPy's global random number generator are saved and restored, so that training
+    continues with the same batches and dropout masks as uninterrupted training. The state of CuPy's random number
+    generator is not saved.
 
     Args:
         name: The name of the run, the same on every rank; dots are allowed, path separators are not.
         comm: The ranks that train together.
-        cp_interval: How many generations to keep.
+        cp_interval: How many checkpoints to keep.
         gc_interval: After how many saves to remove older ones.
-        path: The folder for the files, on a disk of each node's own or on one for all; by default the trainer's
+        path: The folder for the files, on a local disk of each node or on a shared one; by default the trainer's
             ``out``.
 
     Returns:
@@ -77,7 +78,7 @@ class MultiNodeCheckpointer(Extension):  # type: ignore[misc]  # Chainer has no 
         stats: How long saving took on this rank.
     """
 
-    # After all others, so that what they keep is in the checkpoint; as Chainer's own snapshot.
+    # After all others, so that their state is in the checkpoint; Chainer's own snapshot does the same.
     priority = -100
 
     def __init__(
@@ -113,10 +114,11 @@ class MultiNodeCheckpointer(Extension):  # type: ignore[misc]  # Chainer has no 
     def save(self, target: Any, iteration: int) -> None:
         """Save the states of all ranks; collective.
 
-        If a rank cannot write its file (its disk is full), all ranks warn and go on; older generations are untouched.
-        A file that another program has written, as a checkpoint of an older ChainerMN, is never replaced.
+        If a rank cannot write its file (for example if its disk is full), all ranks warn and continue; older
+        checkpoints are kept. A file that another program has written, such as a checkpoint of an older ChainerMN, is
+        never replaced.
 
-        Optimizers whose ranks meet only now and then are synchronised before. Of optimizer state that is sharded each
+        Optimizers with local or asynchronous steps are synchronised before. If the optimizer state is sharded, each
         rank saves its own part.
 
         Args:
@@ -124,8 +126,8 @@ class MultiNodeCheckpointer(Extension):  # type: ignore[misc]  # Chainer has no 
             iteration: The number under which to save it, the same on every rank.
 
         Raises:
-            RuntimeError: There is no folder yet: neither was ``path`` given, nor the trainer saved or loaded.
-            TypeError: The state on some rank holds Python objects (on every rank).
+            RuntimeError: There is no folder yet: ``path`` was not given, and no trainer was saved or loaded.
+            TypeError: The state on some rank contains Python objects (on every rank).
             OSError: On some rank there is a file of another program under the name (a ``FileExistsError`` on that one);
                 or this is the first save, and the folder cannot be written on some rank (on every rank).
         """
@@ -154,26 +156,27 @@ class MultiNodeCheckpointer(Extension):  # type: ignore[misc]  # Chainer has no 
         return outcome.failure
 
     def maybe_load(self, trainer: Any, optimizer: Any = None, path: str | os.PathLike[str] | None = None) -> int | None:
-        """Load the newest generation that is intact on every rank, if there is one; collective.
+        """Load the newest checkpoint that is intact on every rank, if there is one; collective.
 
-        Files whose checksums do not fit are reported, by a warning on rank 0, and the next older generation is
-        tried; nothing is loaded before its checksum was found right on every rank.
+        If the checksum of a file is wrong, rank 0 warns, and the next older checkpoint is tried. Nothing is loaded
+        before the checksums have been verified on every rank.
 
-        Checkpoints of an older ChainerMN have the same names, and no manifest. They are loaded as well: the newest of
-        which every rank has a file that can be read. They are neither replaced nor removed, at no time.
+        Checkpoints of an older ChainerMN have the same names, but no manifest. The newest one of which every rank has a
+        readable file can be loaded as well. They are never replaced or removed.
 
         Args:
             trainer: The trainer, or whatever else was saved.
-            optimizer: A multi-node optimizer whose next update takes a step, rather than share out the parameters of
-                rank 0, if all ranks have loaded the same parameters; by default those of ``trainer``.
+            optimizer: A multi-node optimizer. If all ranks have loaded the same parameters, its next update takes a
+                step, rather than distribute the parameters of rank 0. By default, this applies to all optimizers of
+                ``trainer``.
             path: The folder to use if none was given before; by default the trainer's ``out``.
 
         Returns:
-            The iteration that was loaded, or ``None`` if there is no generation.
+            The iteration that was loaded, or ``None`` if there is no checkpoint.
 
         Raises:
-            ValueError: The generation is one of another number of ranks, or of another model (on every rank); then
-                nothing was loaded. To go on with another number of ranks, use
+            ValueError: The checkpoint was saved by a different number of ranks, or is of a different model (on every
+                rank); then nothing was loaded. To continue with a different number of ranks, use
                 :func:`mn_extensions.multi_node_snapshot`.
             OSError: The folder cannot be written on some rank (on every rank).
         """
@@ -183,7 +186,7 @@ class MultiNodeCheckpointer(Extension):  # type: ignore[misc]  # Chainer has no 
     def _load(self, trainer: Any, optimizer: Any) -> int | None:
         generations = self._use_generations()
         self._expect_ending()
-        newest = generations.newest_unharmed(self.name or self._run)  # the old one named files after the extension
+        newest = generations.newest_unharmed(self.name or self._run)  # ChainerMN 7 named files after the extension
         if newest is None:
             return None
         with raise_on_all(self.comm), own_parts(trainer):
@@ -195,13 +198,13 @@ class MultiNodeCheckpointer(Extension):  # type: ignore[misc]  # Chainer has no 
         return newest.iteration
 
     def on_error(self, trainer: Any, exc: Exception, tb: Any) -> None:
-        """Remember that the training died, so that ``finalize`` keeps the files."""
+        """Remember that training failed, so that ``finalize`` keeps the files."""
         self._has_failed = True
 
     def finalize(self) -> None:
-        """Remove the files, if the training ended well on every rank; collective unless it did not on this one.
+        """Remove the files if training ended normally on every rank; collective, except on a rank where it did not.
 
-        Called by the trainer, also when it ends by an exception; calling it again does nothing.
+        Called by the trainer, also when it ends with an exception; calling it again does nothing.
         """
         # on_error is not called for a KeyboardInterrupt, but finalize is, while that is on its way.
         has_failed = self._has_failed or sys.exc_info()[0] is not None
@@ -210,8 +213,8 @@ class MultiNodeCheckpointer(Extension):  # type: ignore[misc]  # Chainer has no 
             generations.remove(set(generations.mine))
 
     def _expect_ending(self) -> None:
-        """Be ready for the end of the training; collective the first time."""
-        if self._ending is None:  # not earlier: there may be thousands that never save
+        """Prepare for the end of training; collective the first time."""
+        if self._ending is None:  # not earlier: there may be thousands of checkpointers that never save
             self._ending = ElasticEnding(self.comm) if is_elastic(self.comm) else Ending(self.comm.mpi_comm)
 
     def get_stats(self) -> str:

@@ -1,4 +1,4 @@
-"""How a training ended: files are removed only after all ranks have ended it well."""
+"""How training ended: files are removed only after it has ended normally on all ranks."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ __all__ = ["ElasticEnding", "Ending"]
 
 
 class Ending:
-    """Whether the training ended well on all ranks; creating it is collective.
+    """Whether training ended normally on all ranks; creating it is collective.
 
-    A rank on which it did not says so without waiting: the others may never come here, but hang in a collective, or be
-    dead. So this travels on an MPI communicator of its own.
+    A rank on which it did not announces this without waiting: the other ranks may never get here, because they hang in
+    a collective or are dead. So this uses a separate MPI communicator.
     """
 
     def __init__(self, mpi_comm: MPI.Intracomm) -> None:
         self._ranks: Ranks | None = watched(watched(mpi_comm).Dup())
 
     def is_well_on_all_ranks(self, is_well: bool) -> bool:
-        """Return whether all ranks have ended well; the second time ``False``. Collective only where it is well."""
+        """Return whether all ranks ended normally; the second time ``False``. Collective only on ranks that did."""
         if self._ranks is None:
             return False
         ranks, self._ranks = self._ranks, None

@@ -1,4 +1,4 @@
-"""Files that appear under their name only when all of their bytes are on the disk."""
+"""Files that get their name only when all of their bytes are on the disk."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _READ_BYTES = 1 << 22
 
 @dataclass(frozen=True)
 class FileRecord:
-    """What a file must be to count as intact.
+    """The properties that a file must have to count as intact.
 
     Attributes:
         name: Its name within its folder.
@@ -62,7 +62,7 @@ class HashingWriter:
 
 
 def write_file(folder: Path, name: str, fill: Callable[[HashingWriter], None]) -> FileRecord:
-    """Write a file under another name, and give it its own only when it is complete and on the disk.
+    """Write a file under a temporary name, and rename it only when it is complete and on the disk.
 
     Args:
         folder: The folder, which must exist.
@@ -73,7 +73,7 @@ def write_file(folder: Path, name: str, fill: Callable[[HashingWriter], None]) -
         What was written.
 
     Raises:
-        OSError: The file cannot be written; then nothing is left of it, and one that was there already is untouched.
+        OSError: The file cannot be written; then nothing is left of it, and an existing file is not changed.
     """
     descriptor, temporary = tempfile.mkstemp(prefix=f"{TEMPORARY}{name}.", dir=folder)
     try:
@@ -92,7 +92,7 @@ def write_file(folder: Path, name: str, fill: Callable[[HashingWriter], None]) -
 
 
 def sync_folder(folder: Path) -> None:
-    """Bring the names in a folder to the disk: a rename is lost with the power unless its folder is synced too."""
+    """Write the names in a folder to the disk: after a power failure, a rename is lost unless its folder was synced."""
     descriptor = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -101,7 +101,7 @@ def sync_folder(folder: Path) -> None:
 
 
 def read_record(folder: Path, name: str) -> FileRecord:
-    """Return what a file is now.
+    """Return the current properties of a file.
 
     Raises:
         OSError: It is not there, or cannot be read.

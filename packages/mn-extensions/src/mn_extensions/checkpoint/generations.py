@@ -1,7 +1,7 @@
-"""The generations of a run in a folder: which there are, and which this rank may remove or replace.
+"""The checkpoints ("generations") of a run in a folder: which there are, and which this rank may remove or replace.
 
-A file may be there under a name of ours that nothing here wrote: a checkpoint of the ChainerMN in Chainer, whose names
-are the same, or anything else. Such a file is read, and never touched.
+A file may have the name of a checkpoint, but not have been written here: it may be a checkpoint of the ChainerMN in
+Chainer, which uses the same names, or anything else. Such a file may be read, but is never changed.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ class Generations:
 
     Attributes:
         mine: The iterations of which this rank has a file; rank 0, or a manifest.
-        complete: At rank 0, the iterations whose generations exist as a whole.
+        complete: At rank 0, the iterations whose generations are complete.
     """
 
     def __init__(self, comm: CommunicatorBase, folder: Path, run: str) -> None:
@@ -70,7 +70,7 @@ class Generations:
         self.mine: set[int] = set()
         self.complete: set[int] = set()
         self._written_as: dict[int, int] = {}
-        self._recorded: dict[int, FileRecord] = {}  # what manifests say of this rank's files
+        self._recorded: dict[int, FileRecord] = {}  # the manifests' records of this rank's files
 
     def path(self, iteration: int) -> Path:
         """Return the path of this rank's file; of one that was written under another number, before ranks were lost."""
@@ -81,13 +81,13 @@ class Generations:
         path = self.path(iteration)
         if is_marked(path):
             return True
-        # A file that is damaged at its end has lost its mark, but a manifest names it. Where there is a whole archive
-        # of another length, another program has replaced the file since.
+        # A file that is damaged at its end has lost its mark, but a manifest names it. If there is an intact archive of
+        # a different length, another program has replaced the file since.
         recorded = self._recorded.get(iteration)
         return recorded is not None and (path.stat().st_size == recorded.nbytes or not zipfile.is_zipfile(path))
 
     def expect_free(self, iteration: int) -> None:
-        """Raise ``FileExistsError`` if what this rank would save now took the place of a file of another program."""
+        """Raise ``FileExistsError`` if saving would replace a file of another program."""
         if self.path(iteration).exists() and not self.is_ours(iteration):
             raise FileExistsError(
                 f"expected no file of another program where a checkpoint is to be saved, got {self.path(iteration)}, "
@@ -127,7 +127,7 @@ class Generations:
             old_run: Another name under which an older ChainerMN may have saved the run.
 
         Raises:
-            ValueError: It is one of another number of ranks.
+            ValueError: It was saved by a different number of ranks.
         """
         manifests = self.comm.bcast_obj(self._read_manifests() if self.comm.rank == 0 else None)
         with raise_on_all(self.comm):
@@ -138,7 +138,7 @@ class Generations:
         return found
 
     def _read_manifests(self) -> dict[int, Manifest | str]:
-        """Return all manifests by iteration; instead of one that cannot be read, why not."""
+        """Return all manifests by iteration; in place of an unreadable one, the reason why it cannot be read."""
         found: dict[int, Manifest | str] = {}
         for iteration in iterations_of(os.listdir(self.folder), self.run, "manifest"):
             try:
@@ -148,7 +148,7 @@ class Generations:
         return found
 
     def _look_around(self, manifests: Mapping[int, Manifest | str], old_run: str) -> set[_Other]:
-        """Find out which files this rank has, and remove what was being written when the last training died.
+        """Find out which files this rank has, and remove incomplete files of an earlier training.
 
         Returns:
             Those of another program.
@@ -185,13 +185,13 @@ class Generations:
                 unharmed = {each for each, manifest in manifests.items() if isinstance(manifest, Manifest)}
                 self.complete = {each for each in unharmed if each < iteration or (has_manifest and each == iteration)}
                 return Found(iteration, own)
-            self._warn(f"{'; '.join(dict.fromkeys(problems))}: trying the generation before it")
+            self._warn(f"{'; '.join(dict.fromkeys(problems))}: trying the previous checkpoint")
         if self.mine and self.comm.rank == 0 and not candidates:
             logger.warning("found checkpoints of %s in %s, but no manifest: not used", self.run, self.folder)
         return None
 
     def _read_recorded(self, manifest: Manifest | str) -> State | str:
-        """Return this rank's state in a generation that has a manifest, or what is wrong with it."""
+        """Return this rank's state in a generation that has a manifest, or the problem with it."""
         if isinstance(manifest, str):
             return manifest
         if len(manifest.files) != self.comm.size:
@@ -203,7 +203,7 @@ class Generations:
         return self._problem_of(manifest.files[self.comm.rank]) or _read(self.path(manifest.iteration))
 
     def _problem_of(self, expected: FileRecord) -> str | None:
-        """Return what is wrong with this rank's file, if anything is."""
+        """Return the problem with this rank's file, if there is one."""
         path = self.folder / expected.name
         try:
             found = read_record(self.folder, expected.name)
@@ -222,9 +222,9 @@ class Generations:
         ]
         if names:
             self._warn(
-                f"files of another program, as an older ChainerMN, are in {self.folder}, and not all ranks can load "
-                f"them: {', '.join(names[:4])}{', …' * (len(names) > 4)}; they are never replaced, so saving under "
-                "these names will be an error: move them away, or use another name for the run"
+                f"files of another program, such as an older ChainerMN, are in {self.folder}, and not all ranks can "
+                f"load them: {', '.join(names[:4])}{', …' * (len(names) > 4)}; they are never replaced, so saving "
+                "under these names will be an error: move them away, or use another name for the run"
             )
 
     def _warn(self, message: str) -> None:
@@ -243,7 +243,7 @@ def _read(path: Path) -> State | str:
 
 @contextmanager
 def _in_nobodys_way(path: Path) -> Iterator[None]:
-    """Go on if a file cannot be removed."""
+    """Continue if a file cannot be removed."""
     try:
         yield
     except FileNotFoundError:

@@ -1,7 +1,6 @@
-"""The manifest of a generation: which files of which ranks belong together, and what each must be.
+"""The manifest of a generation: which files of which ranks belong together, with their sizes and checksums.
 
-Rank 0 writes it after all ranks have written their files, so that a generation without one is incomplete, however it
-came about.
+Rank 0 writes it after all ranks have written their files, so a generation without a manifest is incomplete.
 """
 
 from __future__ import annotations
@@ -92,7 +91,7 @@ def read_manifest(folder: Path, run: str, iteration: int) -> Manifest:
     """Read a manifest.
 
     Raises:
-        ValueError: It is damaged, or of a later version.
+        ValueError: It is damaged, or was written by a later version.
         OSError: It cannot be read.
     """
     path = folder / manifest_name(run, iteration)

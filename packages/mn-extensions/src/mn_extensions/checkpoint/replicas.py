@@ -1,4 +1,4 @@
-"""All ranks hold the same parameters: before they are saved, and whether they do after they were loaded."""
+"""Making the parameters of all ranks equal before they are saved, and checking that they are after they were loaded."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ __all__ = ["assume_synchronized", "own_parts", "synchronize"]
 
 
 def synchronize(target: Any) -> None:
-    """Make all ranks' parameters equal, where an optimizer lets them differ for a while; collective.
+    """Make the parameters of all ranks equal if an optimizer lets them differ temporarily; collective.
 
     Args:
         target: A trainer, an updater, an optimizer, or a link; anything else has no parameters.
@@ -29,10 +29,10 @@ def synchronize(target: Any) -> None:
 
 @contextmanager
 def own_parts(target: Any) -> Iterator[None]:
-    """Return a context in which each rank saves no optimizer state but its own, where that is sharded.
+    """Return a context in which each rank saves only its own part of a sharded optimizer state.
 
     Args:
-        target: What is saved, for example a trainer.
+        target: The object to save, for example a trainer.
     """
     with ExitStack() as stack:
         for each in _optimizers_of(target) or [target]:
@@ -57,7 +57,7 @@ def assume_synchronized(target: Any, optimizer: Any = None) -> None:
 
 def _optimizers_of(target: Any) -> list[Any]:
     updater: Any = getattr(target, "updater", target)
-    if not hasattr(type(updater), "get_all_optimizers"):  # of the class: a mock has every attribute
+    if not hasattr(type(updater), "get_all_optimizers"):  # an attribute of the class: a mock object has every attribute
         return []
     return [optimizer for _, optimizer in sorted(updater.get_all_optimizers().items())]
 

@@ -1,4 +1,4 @@
-"""What a checkpoint holds: the target's state by Chainer's serializers, and the state of NumPy's random numbers."""
+"""The content of a checkpoint: the target's state from Chainer's serializers, and that of NumPy's random numbers."""
 
 from __future__ import annotations
 
@@ -17,21 +17,21 @@ _RANDOM = "chainermn_numpy_random/"
 _RANDOM_PARTS = ("keys", "position", "has_gauss", "gauss")
 _GENERATOR = "MT19937"  # NumPy's own
 _OF_AN_OPTIMIZER = re.compile(r"(^|/)optimizer:")
-# What compression has not sent yet and what local steps have in common, whatever it fits: the optimizer itself finds
-# out, and starts again if it must. One that has taken no step has nothing to compare.
+# The state of compression and of local steps is not compared here: the optimizer itself checks it, and resets it if
+# necessary. An optimizer that has taken no step has nothing to compare.
 _OF_COMMUNICATION = re.compile(r"(^|/)optimizer:[^/]*/(multi_node_local_steps|compression)/")
-# Whose parameters' state it is; the optimizer itself looks at that.
+# To which parameters the state belongs; the optimizer itself checks that.
 _OF_A_SHARD = re.compile(r"(^|/)optimizer:[^/]*/multi_node_shard/")
 _OF_A_MODEL = re.compile(r"(^|/)model:")
-# What Chainer's iterators look for where they do not find the name: until Chainer 3 they saved it under this one.
+# The name that Chainer's iterators use if they do not find the usual one: until Chainer 3 they saved under it.
 _OLD_NAMES = {"order": "_order"}
 
 
 def state_of(target: Any) -> dict[str, np.ndarray[Any, Any]]:
     """Return the state of a target by name; arrays are not copied.
 
-    Besides the target's own state it holds that of NumPy's global random numbers, which shuffle Chainer's iterators
-    and draw its dropout masks: a training that goes on must go on with these.
+    It includes the state of NumPy's global random number generator, which shuffles Chainer's iterators and draws its
+    dropout masks, so that training can continue in the same way.
 
     Args:
         target: Anything that Chainer can serialize: a trainer, a link, an optimizer.
@@ -79,10 +79,10 @@ def load_state(state: State, target: Any) -> None:
 
 
 class _Lenient(dict[str, "np.ndarray[Any, Any]"]):
-    """A state in which the optimizers' arrays may be missing: they have none before their first step.
+    """A state in which the arrays of optimizers may be missing: an optimizer has none before its first step.
 
-    The first update of a multi-node optimizer takes none, so a checkpoint after one iteration is such a state, and
-    Chainer refuses to load it unless it is given ``None``.
+    The first update of a multi-node optimizer takes no step, so a checkpoint after one iteration is such a state.
+    Chainer refuses to load it unless it gets ``None`` for the missing arrays.
     """
 
     def __missing__(self, name: str) -> np.ndarray[Any, Any]:
@@ -93,14 +93,14 @@ class _Lenient(dict[str, "np.ndarray[Any, Any]"]):
 
 def _random_state() -> dict[str, np.ndarray[Any, Any]]:
     parts = np.random.get_state(legacy=False)
-    if parts["bit_generator"] != _GENERATOR:  # somebody called numpy.random.set_bit_generator: it is theirs to keep
+    if parts["bit_generator"] != _GENERATOR:  # somebody called numpy.random.set_bit_generator: keep their generator
         return {}
     values = (parts["state"]["key"], parts["state"]["pos"], parts["has_gauss"], parts["gauss"])
     return {_RANDOM + name: np.asarray(value) for name, value in zip(_RANDOM_PARTS, values, strict=True)}
 
 
 def _arrays_of(target: Any) -> dict[str, np.ndarray[Any, Any]]:
-    # A trainer that does not run yet cannot be serialized, but its updater can, and holds the models.
+    # A trainer that does not run yet cannot be serialized, but its updater, which holds the models, can.
     updater = getattr(target, "updater", None)
     state = npz.serialize(target) if updater is None else _prefixed("updater/", npz.serialize(updater))
     arrays = {name: np.asarray(value) for name, value in state.items()}

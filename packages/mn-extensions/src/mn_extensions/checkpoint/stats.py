@@ -8,26 +8,26 @@ __all__ = ["CheckpointStats"]
 
 
 class CheckpointStats:
-    """Durations of what lies between :meth:`start` and :meth:`end`.
+    """The times between calls of :meth:`start` and :meth:`end`.
 
     Attributes:
-        timings: For each, when it began, under ``"b"``, in seconds since the epoch, and how long it took, under
-            ``"d"``, in seconds.
-        begin: When that which is under way began; ``None`` if nothing is.
+        timings: For each, ``"b"`` is when it began, in seconds since the epoch, and ``"d"`` is how long it took, in
+            seconds.
+        begin: When the current one began; ``None`` if there is none.
     """
 
     def __init__(self) -> None:
         self.timings: list[dict[str, float]] = []
         self.begin: float | None = None
-        self._started = 0.0  # by a clock that nobody sets
+        self._started = 0.0  # from a clock that is never adjusted
 
     def start(self) -> None:
-        """Begin; what was begun before and has not ended is forgotten."""
+        """Begin; an earlier beginning without an end is discarded."""
         self.begin = time.time()
         self._started = time.monotonic()
 
     def end(self) -> None:
-        """Note how long it took since :meth:`start`; without one, do nothing."""
+        """Record the time since :meth:`start`; without one, do nothing."""
         if self.begin is not None:
             self.timings.append({"b": self.begin, "d": time.monotonic() - self._started})
             self.begin = None

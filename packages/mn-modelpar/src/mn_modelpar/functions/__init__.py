@@ -1,4 +1,4 @@
-"""Communication that gradients travel back through; one file for each pair of adjoints."""
+"""Differentiable communication; one file for each pair of adjoint functions."""
 
 from mn_modelpar.functions.allgather import allgather, reduce_scatter
 from mn_modelpar.functions.allreduce import allreduce

@@ -24,29 +24,29 @@ class AllGather(Collective):
         return self.communicator.allgather(arrays[0])
 
     def adjoint(self) -> Collective:
-        """Return the sum of what all ranks have for each."""
+        """Return the sum of all ranks' gradients for each rank."""
         return ReduceScatter(self.communicator)
 
 
 class ReduceScatter(Collective):
-    """To each rank the sum of what all ranks have for it, in the order of ranks."""
+    """The sum of all ranks' arrays for a rank, at that rank, added up in the order of ranks."""
 
     def exchange(self, arrays: Sequence[Any]) -> Sequence[Any]:
         """Give each rank its summands, and add them up there."""
         summands = self.communicator.alltoall(arrays)
-        with raise_on_all(self.communicator):  # shapes may differ at one rank only
+        with raise_on_all(self.communicator):  # the shapes may differ on one rank only
             result = total(summands)
         return [result]
 
     def adjoint(self) -> Collective:
-        """Return the gathering at all ranks."""
+        """Return the all-gather."""
         return AllGather(self.communicator)
 
 
 def allgather(comm: CommunicatorBase, x: Any, device: DeviceName = None) -> Outputs:
     """Gather Variables on every rank; collective.
 
-    In the backward pass each rank's gradient is the sum of what all ranks have for it, as in :func:`reduce_scatter`.
+    In the backward pass, each rank's gradient is the sum of its gradients on all ranks, as in :func:`reduce_scatter`.
 
     Args:
         comm: The ranks that take part.
@@ -58,7 +58,7 @@ def allgather(comm: CommunicatorBase, x: Any, device: DeviceName = None) -> Outp
         A tuple of Variables in the order of ranks.
 
     Raises:
-        TypeError: On some rank ``x`` is something else, or of another dtype (on every rank).
+        TypeError: On some rank, ``x`` is something else, or has a different dtype (on every rank).
 
     Example:
         >>> parts = chainermn.functions.allgather(comm, np.full(2, comm.rank, np.float32))
@@ -69,21 +69,23 @@ def allgather(comm: CommunicatorBase, x: Any, device: DeviceName = None) -> Outp
 
 
 def reduce_scatter(comm: CommunicatorBase, xs: Any) -> chainer.Variable:
-    """Give each rank the sum of what all ranks have for it; collective.
+    """Add up the Variables that all ranks have for a rank, and give that rank the sum; collective.
 
     In the backward pass the gradients of all ranks are gathered on every rank, as in :func:`allgather`.
 
     Args:
         comm: The ranks that take part.
-        xs: A tuple or list of ``comm.size`` Variables or arrays of one dtype, or one to be cut along its first axis,
-            of that length: the one at position ``i`` is a summand for rank ``i``, and has the same shape on all ranks.
+        xs: A tuple or list of ``comm.size`` Variables or arrays of one dtype, or a single one whose first axis has this
+            length and is split: the one at position ``i`` is a summand for rank ``i``, and has the same shape on all
+            ranks.
 
     Returns:
-        The sum over all ranks of what they have for this one; half precision is added up in float32.
+        The sum over all ranks of their summands for this rank; half precision is added up in float32.
 
     Raises:
         TypeError: On some rank ``xs`` is something else (on every rank).
-        ValueError: On some rank there are not ``comm.size`` of them, or the summands' shapes differ (on every rank).
+        ValueError: On some rank, ``xs`` does not have length ``comm.size``, or the summands' shapes differ (on every
+            rank).
 
     Example:
         >>> parts = [np.ones(2, np.float32), np.ones(2, np.float32)]

@@ -33,8 +33,8 @@ def alltoall(comm: CommunicatorBase, xs: Any, device: DeviceName = None) -> Outp
 
     Args:
         comm: The ranks that take part.
-        xs: A tuple or list of ``comm.size`` Variables or arrays of one dtype and any shapes, or one to be cut along its
-            first axis, of that length: the one at position ``i`` is for rank ``i``.
+        xs: A tuple or list of ``comm.size`` Variables or arrays of one dtype and any shapes, or a single one whose
+            first axis has this length and is split: the one at position ``i`` is for rank ``i``.
         device: Where the result is to be: the number of a GPU, or any name of a device that Chainer knows. By default,
             and with -1, the default of ChainerMN 1, nothing is moved.
 
@@ -43,7 +43,7 @@ def alltoall(comm: CommunicatorBase, xs: Any, device: DeviceName = None) -> Outp
 
     Raises:
         TypeError: On some rank ``xs`` is something else (on every rank).
-        ValueError: On some rank there are not ``comm.size`` of them (on every rank).
+        ValueError: On some rank, ``xs`` does not have length ``comm.size`` (on every rank).
 
     Example:
         >>> parts = [np.zeros(2, np.float32), np.ones(2, np.float32)]

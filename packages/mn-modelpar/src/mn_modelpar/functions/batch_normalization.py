@@ -1,4 +1,4 @@
-"""Batch normalisation by the statistics of the batches of all ranks together."""
+"""Batch normalisation with the statistics of the batches of all ranks together."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ _Array = np.ndarray[Any, Any]
 def combine(communicator: CommunicatorBase, count: int, mean: _Array, squares: _Array) -> tuple[float, _Array, _Array]:
     """Combine count, means and squared deviations of all ranks' parts into those of the whole; collective.
 
-    The squares that are added up are those of deviations, never of the values: nothing cancels. See Chan, Golub and
-    LeVeque, "Updating formulae and a pairwise algorithm for computing sample variances", 1979, equation 2.1. It takes
-    two reductions, since the deviations are those from the mean of the whole; what travels is independent of the number
-    of ranks.
+    Squares of deviations are added up, never squares of the values, so that there is no cancellation. See Chan, Golub
+    and LeVeque, "Updating formulae and a pairwise algorithm for computing sample variances", 1979, equation 2.1. It
+    takes two reductions, because the deviations are from the mean over all ranks. The amount of data does not depend on
+    the number of ranks.
 
     Args:
         communicator: The ranks.
-        count: How many samples this rank has; maybe none.
+        count: How many samples this rank has; may be 0.
         mean: Their means, of shape ``(channels,)``.
         squares: The sums of their squared deviations from these means, in the same layout.
 
@@ -63,19 +63,19 @@ class Layout:
 class MultiNodeBatchNormalizationFunction(chainer.FunctionNode):  # type: ignore[misc]  # Chainer has no types
     """Normalises by the mean and the variance over the batches of all ranks.
 
-    The gradient of the input is that of the sum of all ranks' losses. Those of ``gamma`` and ``beta`` are the means
-    over ranks of what each contributes, equal on all ranks, so that averaging them again changes nothing.
+    The gradient of the input is that of the sum of all ranks' losses. The gradients of ``gamma`` and ``beta`` are means
+    over ranks, equal on all ranks, so that averaging them again changes nothing.
 
     Args:
         communicator: The ranks whose batches belong together.
-        eps: What is added to the variance.
+        eps: Added to the variance.
         running_mean: Updated in place if given, of the shape of ``gamma``.
         running_var: Updated in place if given, of the shape of ``gamma``.
         decay: How much of the running statistics is kept.
         axis: The axes to reduce over, as in :func:`chainer.functions.batch_normalization`.
 
-    Within ``chainer.using_config("multi_node_no_samples", True)`` this rank's samples do not count, as if there were
-    none; it is there for ranks that have run out of data.
+    Within ``chainer.using_config("multi_node_no_samples", True)``, this rank's samples do not count, as if
+    there were none. This is for ranks that have run out of data.
     """
 
     def __init__(
@@ -111,7 +111,7 @@ class MultiNodeBatchNormalizationFunction(chainer.FunctionNode):  # type: ignore
         self._update_running(mean.reshape(gamma.shape), var.reshape(gamma.shape))
         self.mean = self._on_device(x, mean, gamma.shape)
         self.inv_std = self._on_device(x, 1 / np.sqrt(var + self.eps), gamma.shape)
-        # y = gamma (x - mean) / std + beta, of which x - local_mean is there already.
+        # y = gamma (x - mean) / std + beta; x - local_mean has been computed already.
         scale = gamma * self.inv_std
         shift = beta + scale * (local_mean - self.mean)
         expander = self.layout.expander
@@ -125,7 +125,7 @@ class MultiNodeBatchNormalizationFunction(chainer.FunctionNode):  # type: ignore
         return Gradient(self).apply((*self.get_retained_inputs(), grad_outputs[0]))  # type: ignore[no-any-return]
 
     def _local(self, xp: Any, x: Any) -> tuple[int, Any, Any, Any]:
-        """Return count, mean, deviations from the mean, and the sums of their squares, of this rank's batch."""
+        """Return the count, mean, deviations from the mean, and sums of their squares, of this rank's batch."""
         axis, expander = self.layout.axis, self.layout.expander
         count = int(np.prod([x.shape[i] for i in axis], dtype=np.int64))
         mean = x.sum(axis=axis, dtype=self.dtype) / max(count, 1)
@@ -147,7 +147,7 @@ class MultiNodeBatchNormalizationFunction(chainer.FunctionNode):  # type: ignore
 
 
 class Gradient(chainer.FunctionNode):  # type: ignore[misc]  # Chainer has no types
-    """The backward of batch normalisation; it has none itself.
+    """The backward pass of batch normalisation, which cannot be differentiated itself.
 
     Args:
         function: The function whose backward it is.
@@ -169,7 +169,7 @@ class Gradient(chainer.FunctionNode):  # type: ignore[misc]  # Chainer has no ty
         local_gbeta = gy.sum(axis=layout.axis)
         packed = np.stack([to_host(local_ggamma), to_host(local_gbeta)]).astype(np.float64)
         ggamma, gbeta = to_device_of(x, forward.communicator.allreduce(packed))
-        # gx = gamma / std (gy - (x_hat ggamma + gbeta) / count), in place where the deviations are.
+        # gx = gamma / std (gy - (x_hat ggamma + gbeta) / count), in the memory of the deviations.
         scale = gamma * inv_std
         count = max(forward.count, 1.0)
         deviations *= (-scale * inv_std * ggamma / count).astype(dtype)[layout.expander]

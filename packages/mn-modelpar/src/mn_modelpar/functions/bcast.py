@@ -50,10 +50,10 @@ def bcast(comm: CommunicatorBase, x: Any, root: int = 0, device: DeviceName = No
 
     Args:
         comm: The ranks that take part.
-        x: At the root a Variable or array of any shape and dtype; elsewhere ``None``, or anything, which is ignored
-            except that the result will be on the device of a Variable or array. Otherwise it is on the current GPU if
-            the root's is on one.
-        root: The rank that has it.
+        x: At the root a Variable or array of any shape and dtype. Elsewhere ``None`` or anything else; its value is
+            ignored, but if it is a Variable or array, the result will be on its device. Otherwise the result is on the
+            current GPU if the root's Variable is on a GPU.
+        root: The rank that has the Variable.
         device: Where the result is to be: the number of a GPU, or any name of a device that Chainer knows. By default,
             and with -1, the default of ChainerMN 1, nothing is moved.
 

@@ -1,4 +1,4 @@
-"""What the collective functions have in common."""
+"""The base class of the collective functions."""
 
 from __future__ import annotations
 
@@ -19,20 +19,21 @@ Outputs = tuple[chainer.Variable, ...]
 
 
 class Collective(chainer.FunctionNode):  # type: ignore[misc]  # Chainer has no types
-    """A collective operation in a graph; a subclass says what it does to host arrays, and what its adjoint is.
+    """A collective operation in a graph; a subclass defines the operation on host arrays, and its adjoint.
 
-    Beside the arrays that travel each rank has one empty input and one empty output. The input makes the backward pass
-    run through the function on every rank, also where nothing is put in; the output stands for the function where
-    nothing comes out.
+    In addition to the arrays that are communicated, each rank has one empty input and one empty output. The input makes
+    the backward pass run through the function on every rank, even if the rank has no other input; the output represents
+    the function on a rank that has no other output.
 
     Args:
         communicator: The ranks that take part.
-        root: The rank that is different from the others, if one is.
-        record: The call of the user, if it is one.
+        root: The root, if the operation has one.
+        record: The record of the call, if the user called the function.
     """
 
     takes_devices = False
-    """Whether ``exchange`` is given arrays as they are, so that who has none finds out where the root's were."""
+    """Whether ``exchange`` also gets arrays on devices, so that a rank without input learns where the root's arrays
+    are."""
 
     def __init__(self, communicator: CommunicatorBase, root: int = 0, record: Record | None = None) -> None:
         super().__init__()
@@ -43,27 +44,27 @@ class Collective(chainer.FunctionNode):  # type: ignore[misc]  # Chainer has no 
 
     @abstractmethod
     def exchange(self, arrays: Sequence[Any]) -> Sequence[Any]:
-        """Communicate arrays, in host memory unless it takes those on devices; collective."""
+        """Communicate arrays, which are in host memory unless arrays on devices are accepted; collective."""
 
     @abstractmethod
     def adjoint(self) -> Collective:
-        """Return the function that takes the gradients of the outputs to those of the inputs."""
+        """Return the function that computes the gradients of the inputs from those of the outputs."""
 
     def forward(self, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
         """Communicate; collective."""
         *arrays, empty = inputs
         self.empty = empty
         received = self.communicate(arrays) if self.received is None else self.received
-        self.received = None  # the graph lives longer than they may
+        self.received = None  # the graph may live longer than these arrays
         self.specs = [spec_of(array) for array in received]
         return (*(to_device_of(empty, array) for array in received), empty_like(empty))
 
     def communicate(self, arrays: Sequence[Any]) -> Sequence[Any]:
-        """Communicate arrays from wherever they are; collective."""
+        """Communicate arrays on any device; collective."""
         return self.exchange(arrays if self.takes_devices else [to_host(array) for array in arrays])
 
     def backward(self, indexes: tuple[int, ...], grad_outputs: tuple[Any, ...]) -> Outputs:
-        """Communicate gradients, zeros for those that are missing; collective."""
+        """Communicate gradients, with zeros for missing ones; collective."""
         del indexes
         if self.record is not None:
             traffic_of(self.communicator).ran(self.record)
@@ -76,12 +77,12 @@ class Collective(chainer.FunctionNode):  # type: ignore[misc]  # Chainer has no 
 
 
 def communicate(function: Collective, values: Sequence[Any], like: Any = None) -> Outputs:
-    """Apply a collective function to what a user passed; collective.
+    """Apply a collective function to a user's arguments; collective.
 
     Args:
         function: The function.
         values: Variables or arrays, as many as the function takes on this rank.
-        like: An array or Variable that says on which device to receive, where ``values`` is empty.
+        like: An array or Variable on the device on which to receive, if ``values`` is empty.
 
     Returns:
         The outputs, of which the last one is empty.
@@ -103,7 +104,7 @@ def communicate(function: Collective, values: Sequence[Any], like: Any = None) -
 
 
 def _refuse(function: Collective, problem: str) -> None:
-    """Raise on this rank, and let the others hear of it: they are waiting in the operation already, or will be."""
+    """Raise on this rank, and inform the others: they are waiting in the operation already, or will be."""
     operation = function.record.operation if function.record is not None else type(function).__name__
     try:
         function.exchange([None] * function.communicator.size)

@@ -1,6 +1,7 @@
-"""The functions as the objects that the old ChainerMN built them of; in new code, call the functions.
+"""The function objects of which the old ChainerMN was built; in new code, call the functions instead.
 
-Each is made with what says where, and called with what travels. They are plain callables, no functions of Chainer's.
+Create one with the communicator, ranks and tag, and call it with the values. They are plain callables, not subclasses
+of ``chainer.Function``.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ class _BetweenTwo:
 
     @property
     def label(self) -> str:
-        """What a drawing of the graph calls it."""
+        """The name in a drawing of the graph."""
         return f"{type(self).__name__} (peer_rank: {self.peer_rank})"
 
 
@@ -31,7 +32,7 @@ class Send(_BetweenTwo):
     """See :func:`mn_modelpar.functions.send`."""
 
     def __call__(self, *inputs: Any) -> chainer.Variable:
-        """Send the inputs; an empty last one, by which the old class was kept in the graph, does not travel."""
+        """Send the inputs, except for an empty last one, which only kept the old class in the graph."""
         values = inputs[:-1] if len(inputs) > 1 and chainer.as_variable(inputs[-1]).size == 0 else inputs
         return functions.send(values[0] if len(values) == 1 else values, self.comm, self.peer_rank, self.peer_tag)
 
@@ -91,5 +92,5 @@ class Scatter(_WithRoot):
     """See :func:`mn_modelpar.functions.scatter`."""
 
     def __call__(self, *xs: Any) -> chainer.Variable:
-        """Give each rank its own of the root's inputs; collective."""
+        """Give each rank its part of the root's inputs; collective."""
         return functions.scatter(self.comm, xs, self.root)

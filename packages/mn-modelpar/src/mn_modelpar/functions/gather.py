@@ -29,7 +29,7 @@ class Gather(Collective):
 
 
 class Scatter(Collective):
-    """To each rank its own of the root's arrays."""
+    """Each rank's part of the root's arrays, at that rank."""
 
     takes_devices = True
 
@@ -45,7 +45,7 @@ class Scatter(Collective):
 def gather(comm: CommunicatorBase, x: Any, root: int = 0, device: DeviceName = None) -> chainer.Variable | Outputs:
     """Gather Variables on one rank; collective.
 
-    In the backward pass each rank's gradient is its part of the root's.
+    In the backward pass, each rank's gradient is its part of the root's gradients.
 
     Args:
         comm: The ranks that take part.
@@ -78,18 +78,18 @@ def scatter(comm: CommunicatorBase, xs: Any, root: int = 0, device: DeviceName =
 
     Args:
         comm: The ranks that take part.
-        xs: At the root a tuple or list of ``comm.size`` Variables or arrays of one dtype and any shapes, or one to be
-            cut along its first axis, of that length; elsewhere ``None``, or anything, which is ignored.
-        root: The rank that has them.
+        xs: At the root a tuple or list of ``comm.size`` Variables or arrays of one dtype and any shapes, or a single
+            one whose first axis has this length and is split; ignored elsewhere.
+        root: The rank that has the Variables.
         device: Where the result is to be: the number of a GPU, or any name of a device that Chainer knows. By default,
             and with -1, the default of ChainerMN 1, nothing is moved.
 
     Returns:
-        This rank's, on the current GPU if the root's are on one.
+        This rank's Variable, on the current GPU if the root's Variables are on a GPU.
 
     Raises:
         TypeError: ``xs`` at the root is something else (on every rank).
-        ValueError: There are not ``comm.size`` of them (on every rank), or ``root`` is out of range.
+        ValueError: ``xs`` does not have length ``comm.size`` (on every rank), or ``root`` is out of range.
 
     Example:
         >>> parts = [np.zeros(2, np.float32), np.ones(2, np.float32)] if comm.rank == 0 else None

@@ -21,7 +21,7 @@ Arrays = Sequence[Any]
 
 
 class Message(ABC):
-    """How arrays travel between this rank and a peer, and how their gradients do."""
+    """How arrays and their gradients are exchanged between this rank and a peer."""
 
     def __init__(self, communicator: CommunicatorBase, record: MessageRecord) -> None:
         self.communicator = communicator
@@ -37,15 +37,15 @@ class Message(ABC):
 
     @abstractmethod
     def reply(self) -> Message:
-        """Return how the gradients of those of the arrays travel that are of floats."""
+        """Return the message that carries the gradients of the floating-point arrays."""
 
     @abstractmethod
     def about_to_reply(self) -> bool:
-        """Note that the backward has begun; return whether there is anything to reply."""
+        """Record that the backward pass has begun; return whether there is anything to reply."""
 
 
 class Value(Message):
-    """Values, in the forward pass: the arrays and nothing else, as ``communicator.send`` would send them."""
+    """Values in the forward pass: only the arrays, as ``communicator.send`` would send them."""
 
     def push(self, arrays: Arrays, node: chainer.FunctionNode) -> None:
         """Send the values."""
@@ -73,13 +73,13 @@ class Value(Message):
         return Gradient(self.communicator, self.record)
 
     def about_to_reply(self) -> bool:
-        """Note that nobody has forgotten this one; return whether a gradient belongs to it."""
+        """Record that the backward pass has reached this message; return whether a gradient belongs to it."""
         traffic_of(self.communicator).ran(self.record)
         return self.record.has_gradient
 
 
 class Gradient(Message):
-    """Gradients, in the backward pass: under a tag of their own, and with the number of their value."""
+    """Gradients in the backward pass: sent under a separate tag, with the number of their value."""
 
     def push(self, arrays: Arrays, node: chainer.FunctionNode) -> None:
         """Send the gradients."""
@@ -95,12 +95,12 @@ class Gradient(Message):
         return Value(self.communicator, MessageRecord(self.record.operation, self.record.peer, self.record.tag))
 
     def about_to_reply(self) -> bool:
-        """Return that there is: all are floats, and nobody begins a second backward pass for nothing."""
+        """Return ``True``: all gradients are floats, and a second backward pass always needs them."""
         return True
 
 
 class Send(chainer.FunctionNode):  # type: ignore[misc]  # Chainer has no types
-    """Arrays and something empty go in, something empty comes out; the adjoint receives."""
+    """Takes arrays and an empty array, and returns an empty array; the adjoint receives."""
 
     def __init__(self, message: Message) -> None:
         super().__init__()
@@ -114,7 +114,7 @@ class Send(chainer.FunctionNode):  # type: ignore[misc]  # Chainer has no types
         return (empty_like(self.empty),)
 
     def backward(self, indexes: tuple[int, ...], grad_outputs: tuple[Any, ...]) -> tuple[Any, ...]:
-        """Receive the gradients of floats, if somebody needs them."""
+        """Receive the gradients of floating-point arrays, if they are needed."""
         del indexes, grad_outputs
         sent = self.inputs[:-1]
         if not self.message.about_to_reply():
@@ -126,13 +126,13 @@ class Send(chainer.FunctionNode):  # type: ignore[misc]  # Chainer has no types
 
 
 class Recv(chainer.FunctionNode):  # type: ignore[misc]  # Chainer has no types
-    """A delegate, if there is one, and something empty go in; arrays and something empty come out; the adjoint sends.
+    """Takes a delegate, if there is one, and an empty array; returns arrays and an empty one; the adjoint sends.
 
-    The empty output stands for the function where none of its arrays is used.
+    The empty output represents the function if none of its arrays is used.
 
     Args:
-        message: How they travel.
-        received: The arrays, if they have been received already: without a delegate they say on which device to work.
+        message: How the arrays are received.
+        received: The arrays, if they have been received already: without a delegate, they determine the device.
     """
 
     def __init__(self, message: Message, received: Arrays | None = None) -> None:
@@ -143,13 +143,13 @@ class Recv(chainer.FunctionNode):  # type: ignore[misc]  # Chainer has no types
     def forward(self, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
         """Receive."""
         arrays = self.message.pull() if self.received is None else self.received
-        self.received = None  # the graph lives longer than they may
+        self.received = None  # the graph may live longer than these arrays
         self.specs = [spec_of(array) for array in arrays]
         self.empty = inputs[-1]
         return (*(to_device_of(inputs[0], array) for array in arrays), empty_like(self.empty))
 
     def backward(self, indexes: tuple[int, ...], grad_outputs: tuple[Any, ...]) -> tuple[Any, ...]:
-        """Send the gradients of floats, zeros for those that are missing, if the sender needs them."""
+        """Send the gradients of floating-point arrays, with zeros for missing ones, if the sender needs them."""
         del indexes
         delegates = self.inputs[:-1]
         *grads, token = grad_outputs
@@ -166,29 +166,29 @@ class Recv(chainer.FunctionNode):  # type: ignore[misc]  # Chainer has no types
 def send(x: Any, communicator: CommunicatorBase, rank: int, tag: int = 0) -> chainer.Variable:
     """Send Variables to another rank; point-to-point.
 
-    In the backward pass it receives their gradients from that rank.
+    In the backward pass, it receives their gradients from that rank.
 
     Args:
-        x: A Variable or array, or a tuple or list of them; any shapes, any dtypes, all on one device. Gradients come
-            back for Variables of floats. If there are none that need one, the backward pass waits for nothing, and may
-            leave this out.
+        x: A Variable or array, or a tuple or list of them, of any shapes and dtypes, all on one device. Gradients are
+            received for floating-point Variables. If no Variable needs a gradient, the backward pass does not wait, and
+            need not reach this call.
         communicator: The communicator that both ranks belong to.
         rank: The rank to send to, not this one.
-        tag: A number that :func:`recv` must be given as well.
+        tag: A number; the receiver must pass the same one to :func:`recv`.
 
     Returns:
-        An empty Variable, the delegate. The backward pass must reach it: pass it on to the next :func:`recv`, join it
-        to something else by :func:`pseudo_connect`, or start there.
+        An empty Variable, the delegate variable. The backward pass must reach it: pass it to the next :func:`recv`,
+        connect it to something else with :func:`pseudo_connect`, or start the backward pass there.
 
     Raises:
         TypeError: ``x`` is something else; the receiver raises too.
         ValueError: ``rank`` or ``tag`` is out of range, or ``rank`` is this one, or ``x`` is empty.
-        RuntimeError: In the backward: the gradient that came back is of something else.
+        RuntimeError: In the backward pass: the received gradient does not match the value.
 
     Warns:
-        RuntimeWarning: A gradient came back for a ``send`` that the backward pass cannot reach any more; or, at the end
-            of a backward pass, this one was not reached; or, in its backward, that of the receiver cannot reach the
-            value, so that its gradient is taken to be zeros.
+        RuntimeWarning: The backward pass did not reach this call; or a gradient arrived for a ``send`` that a backward
+            pass can no longer reach; or the receiver's backward pass did not reach the value, so that its gradient is
+            assumed to be zero.
 
     Example:
         >>> if comm.rank == 0:
@@ -222,22 +222,22 @@ def recv(
 ) -> chainer.Variable | tuple[chainer.Variable, ...]:
     """Receive Variables from another rank; point-to-point.
 
-    In the backward pass it sends the gradients of floats to that rank, without waiting.
+    In the backward pass, it sends the gradients of floating-point Variables to that rank, without waiting.
 
     Args:
         communicator: The communicator that both ranks belong to.
         rank: The rank to receive from, not this one.
-        delegate_variable: What :func:`send` returned, if this rank's graph began with a send: the backward pass
-            continues there. What is received is put on its device; without one, what was sent from a GPU is put
-            on the current one, and the rest into host memory.
+        delegate_variable: The result of :func:`send`, if this rank's graph began with a send: the backward pass
+            continues there. The received arrays are put on its device. Without a delegate variable, arrays that were
+            sent from a GPU are put on the current GPU, and others into host memory.
         tag: The number given to :func:`send`.
-        force_tuple: Whether a single Variable is returned as a tuple too. An integer that is no ``bool`` is taken for
-            the ``device``, which was in this place in ChainerMN 1.
+        force_tuple: Whether a single Variable is also returned as a tuple. An integer that is not a ``bool`` is used as
+            ``device``, which was at this position in ChainerMN 1.
         device: Where the result is to be: the number of a GPU, or any name of a device that Chainer knows. By default,
             and with -1, the default of ChainerMN 1, nothing is moved.
 
     Returns:
-        A Variable, or a tuple of them if several were sent; shapes and dtypes as they were sent.
+        A Variable, or a tuple of Variables if several were sent, with the shapes and dtypes of the sender.
 
     Raises:
         TypeError: ``delegate_variable`` is not a Variable, or the sender's input was wrong.
@@ -245,7 +245,7 @@ def recv(
         RuntimeError: The message was not sent by :func:`send`.
 
     Warns:
-        RuntimeWarning: As there.
+        RuntimeWarning: In the same cases as :func:`send`.
 
     Example:
         >>> if comm.rank == 0:
@@ -265,7 +265,7 @@ def recv(
 def receive(
     communicator: CommunicatorBase, rank: int, delegate: chainer.Variable | None = None, tag: int = 0
 ) -> tuple[chainer.Variable, ...]:
-    """Do what :func:`recv` does; return a tuple whose last Variable is empty and stands for the function."""
+    """Do what :func:`recv` does; return a tuple whose last Variable is empty and represents the function."""
     record = _record("recv", communicator, rank, tag)
     if delegate is not None and not isinstance(delegate, chainer.Variable):
         raise TypeError(f"recv: expected a chainer.Variable for delegate_variable, got {type(delegate).__name__}")
@@ -287,7 +287,7 @@ def _record(operation: str, communicator: CommunicatorBase, rank: int, tag: int)
 
 
 def _refuse(communicator: CommunicatorBase, values: list[Any], record: MessageRecord, problem: str) -> None:
-    """Raise, and let the receiver hear of it: it is waiting already, or will be."""
+    """Raise, and inform the receiver: it is waiting already, or will be."""
     kind = TypeError if values else ValueError
     try:
         communicator.send(None, record.peer, record.tag)

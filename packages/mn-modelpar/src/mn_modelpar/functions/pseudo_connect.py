@@ -1,4 +1,4 @@
-"""Pseudo-connect: values pass through, and the backward pass reaches something else as well."""
+"""Pseudo-connect: values pass through unchanged, and the backward pass reaches a delegate variable as well."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ __all__ = ["connect", "pseudo_connect"]
 
 
 class PseudoConnect(chainer.FunctionNode):  # type: ignore[misc]  # Chainer has no types
-    """Delegate and values go in, the values come out."""
+    """Takes a delegate and values, and returns the values."""
 
     def forward(self, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
         """Return all inputs but the first."""
         return inputs[1:]
 
     def backward(self, indexes: tuple[int, ...], grad_outputs: tuple[Any, ...]) -> tuple[Any, ...]:
-        """Return the gradients, and zeros where there are none: what gets ``None`` would not be reached."""
+        """Return the gradients, with zeros for missing ones: an input that gets ``None`` would not be reached."""
         del indexes
-        # The array of an input may be gone by now; its node knows shape and dtype.
+        # The array of an input may have been freed by now; its node knows shape and dtype.
         device = next((node.data for node in self.inputs if node.data is not None), ())
         return tuple(
             _zeros(node, device) if grad is None and np.dtype(node.dtype).kind == "f" else grad
@@ -33,13 +33,13 @@ class PseudoConnect(chainer.FunctionNode):  # type: ignore[misc]  # Chainer has 
 
 
 class Connected(tuple[chainer.Variable]):
-    """What ``pseudo_connect`` returns for one value: a tuple of it that can also be used as the Variable itself.
+    """The result of ``pseudo_connect`` for one value: a tuple of one that can also be used as the Variable itself.
 
-    ChainerMN 1 returned the Variable, the later ones a tuple of one, and scripts rely on either. It is a tuple wherever
-    the two contradict: its length, its elements, and ``+`` with another tuple.
+    ChainerMN 1 returned the Variable, and later versions a tuple of one; there are scripts for both. Where the two
+    differ, it behaves like a tuple: its length, its elements, and ``+`` with another tuple.
     """
 
-    # Chainer asks by isinstance whether something is a Variable.
+    # Chainer uses isinstance to find out whether something is a Variable.
     __class__ = property(lambda self: chainer.Variable)
 
     def __getattr__(self, name: str) -> Any:
@@ -76,19 +76,20 @@ def connect(delegate: chainer.Variable, *values: Any) -> tuple[chainer.Variable,
 
 
 def pseudo_connect(delegate_variable: chainer.Variable | None, *actual_variables: Any) -> Any:
-    """Connect a delegate to values, so that a backward pass that reaches the values reaches the delegate too.
+    """Connect a delegate to values, so that a backward pass that reaches the values also reaches the delegate.
 
-    A rank's graph is in two pieces if values leave it and others come back: nothing leads from the second piece to the
-    first. This function connects them.
+    If a rank sends values and later receives others, its graph consists of two unconnected pieces. This function
+    connects them.
 
     Args:
-        delegate_variable: What the backward pass must reach, usually what ``send`` returned; ``None`` for nothing.
-        actual_variables: The values, Variables or arrays of any shape and dtype. An integer one passes through, but no
-            gradient comes back through it, and so the delegate is not reached through it either.
+        delegate_variable: The Variable that the backward pass must reach, usually the result of ``send``; may be
+            ``None``.
+        actual_variables: The values, Variables or arrays of any shape and dtype. Integers pass through unchanged, but
+            have no gradient, so the delegate is not reached through them.
 
     Returns:
-        A tuple of Variables that hold the values. A tuple of one can also be used as the Variable in it, which is what
-        ChainerMN 1 returned.
+        A tuple of Variables with the values. A tuple of one can also be used like the Variable in it, because ChainerMN
+        1 returned that Variable.
 
     Raises:
         ValueError: There are no values.

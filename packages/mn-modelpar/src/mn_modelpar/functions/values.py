@@ -1,4 +1,4 @@
-"""What the functions have in common: which inputs they take, and what stands in for a gradient that is missing."""
+"""Helpers of the functions: checks of inputs, and zeros in place of missing gradients."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def has_floats(spec: Spec) -> bool:
 
 
 def problem_with(values: Sequence[Any]) -> str:
-    """Return what is wrong with inputs that should be Variables or arrays, all on one device; nothing if they are."""
+    """Return the problem with inputs that must be Variables or arrays on one device, or ``None`` if there is none."""
     for value in values:
         if not isinstance(value, (chainer.Variable, chainer.get_array_types())):
             return f"expected a chainer.Variable, got {type(value).__name__}: {value!r:.80}"
@@ -39,7 +39,7 @@ def problem_with(values: Sequence[Any]) -> str:
 
 
 def parts_of(values: Any) -> Sequence[Any]:
-    """Return inputs of which there is one for each rank: a tuple or list, or an array or Variable along its first axis.
+    """Return one input for each rank: the items of a tuple or list, or of an array or Variable along its first axis.
 
     Anything else is returned as a single input, for :func:`problem_with` to refuse.
     """
@@ -55,7 +55,7 @@ def require_floats(specs: Iterable[Spec], what: str) -> None:
     """Raise unless all arrays can have a gradient.
 
     Raises:
-        TypeError: One is of integers.
+        TypeError: An array contains integers.
     """
     for shape, dtype in specs:
         if not has_floats((shape, dtype)):
@@ -63,12 +63,12 @@ def require_floats(specs: Iterable[Spec], what: str) -> None:
 
 
 def fill(grads: Sequence[Any], specs: Sequence[Spec], like: Any) -> list[Any]:
-    """Return the gradients, with zeros for those that are missing.
+    """Return the gradients, with zeros for missing ones.
 
     Args:
         grads: Variables, or ``None``.
         specs: Shape and dtype of each.
-        like: An array on the device where the zeros are to live.
+        like: An array on the device where to create the zeros.
     """
     xp = backend.get_array_module(like)
     return [xp.zeros(shape, dtype) if grad is None else grad for grad, (shape, dtype) in zip(grads, specs, strict=True)]

@@ -16,24 +16,24 @@ __all__ = ["MultiNodeBatchNormalization", "check_backend"]
 
 
 class MultiNodeBatchNormalization(chainer.links.BatchNormalization):  # type: ignore[misc]  # Chainer has no types
-    """Chainer's batch normalisation, by the statistics of the batches of all ranks together.
+    """Chainer's batch normalisation, with the statistics of the batches of all ranks together.
 
-    In training every rank must call it. Local batches may differ in size, and some may be empty; the result is that of
-    Chainer's link on all of them concatenated. The gradients of ``gamma`` and ``beta`` are means over ranks, equal on
-    all of them.
+    In training, every rank must call it. Local batches may differ in size, and some may be empty; the result is that of
+    Chainer's link on the concatenation of all batches. The gradients of ``gamma`` and ``beta`` are means over ranks,
+    equal on all ranks.
 
     Args:
         size: The shape of the channels; an integer for one axis.
         comm: The ranks whose batches belong together.
         decay: How much of the running statistics is kept in each pass.
-        eps: What is added to the variance.
+        eps: Added to the variance.
         dtype: The dtype of statistics and parameters; by default Chainer's, and float32 for mixed16.
         use_gamma: Whether there is a factor for each channel.
         use_beta: Whether there is a summand for each channel.
         initial_gamma: Its initial value; by default 1.
         initial_beta: Its initial value; by default 0.
-        communication_backend: ``auto`` or ``mpi``, and for ``pure_nccl`` also ``nccl``. It is there for the scripts
-            that name it: the statistics, a few numbers for each channel, travel by MPI whatever it is.
+        communication_backend: ``auto`` or ``mpi``, and for ``pure_nccl`` also ``nccl``. It is accepted for old scripts,
+            but has no effect: the statistics, a few numbers for each channel, are always sent by MPI.
         axis: The axes to reduce over; by default all but the second one.
 
     Raises:
@@ -76,8 +76,8 @@ class MultiNodeBatchNormalization(chainer.links.BatchNormalization):  # type: ig
             A Variable of the same shape and dtype.
 
         Raises:
-            TypeError: On some rank ``x`` is not of floats (on every rank).
-            ValueError: On some rank its channels are not those of this link (``TypeError`` on the others).
+            TypeError: On some rank, ``x`` does not contain floats (on every rank).
+            ValueError: On some rank, its channels do not match this link (``TypeError`` on the others).
         """
         if not chainer.config.train:
             return super().forward(x)
@@ -85,7 +85,7 @@ class MultiNodeBatchNormalization(chainer.links.BatchNormalization):  # type: ig
         try:
             self._check(x)
         except (TypeError, ValueError):
-            # The others wait in the reduction, or will: this is an error there too.
+            # The other ranks wait in the reduction, or will: they must raise, too.
             with suppress(TypeError):
                 self.comm.allreduce(None)
             raise
@@ -93,7 +93,7 @@ class MultiNodeBatchNormalization(chainer.links.BatchNormalization):  # type: ig
             self._initialize_params(tuple(n for i, n in enumerate(x.shape) if i not in self.axis))
         gamma = self._get_gamma()[0] if self.gamma is None else self.gamma
         beta = self._get_beta()[0] if self.beta is None else self.beta
-        update = not chainer.config.in_recomputing  # otherwise this pass has been counted before
+        update = not chainer.config.in_recomputing  # otherwise this pass has been counted already
         if finetune and update:
             self.N += 1
         function = MultiNodeBatchNormalizationFunction(
@@ -122,7 +122,7 @@ class MultiNodeBatchNormalization(chainer.links.BatchNormalization):  # type: ig
 
 
 def check_backend(name: str, comm: CommunicatorBase) -> None:
-    """Raise unless statistics can travel by a backend.
+    """Raise unless a backend can be used for statistics.
 
     Raises:
         ValueError: There is no such backend, or this communicator cannot use it.

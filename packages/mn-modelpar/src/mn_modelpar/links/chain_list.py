@@ -25,11 +25,11 @@ __all__ = ["MultiNodeChainList"]
 
 Ranks = int | Sequence[int] | None
 Thread: TypeAlias = Any
-"""A Variable that the backward pass must reach after everything that comes later: the end of what came before."""
+"""The last Variable of the graph so far: the backward pass must reach it after everything that is added later."""
 
 
 class Route(NamedTuple):
-    """Where the inputs of a link come from and its outputs go to; ``None``: those of the whole model."""
+    """Where the inputs of a link come from and its outputs go to; ``None`` for those of the whole model."""
 
     rank_in: tuple[int, ...] | None
     rank_out: tuple[int, ...] | None
@@ -38,9 +38,9 @@ class Route(NamedTuple):
 class MultiNodeChainList(chainer.ChainList):  # type: ignore[misc]  # Chainer has no types
     """The links of a model on this rank, each of which receives from some ranks and sends to others.
 
-    The links run in the order in which they were added, and their backward passes in the reverse order: all that a rank
-    sends and receives is strung together, so that no delegate variable is needed, and nothing is left out, whether its
-    outputs are used or not.
+    The links run in the order in which they were added, and their backward passes in the reverse order: all sends and
+    receives of a rank are connected. So no delegate variable is needed, and the backward pass reaches every link,
+    whether its outputs are used or not.
 
     Args:
         comm: The ranks that the model spans.
@@ -74,17 +74,17 @@ class MultiNodeChainList(chainer.ChainList):  # type: ignore[misc]  # Chainer ha
         """Add a link.
 
         Args:
-            link: The link. Its inputs are what was received, one argument for each rank, which is a tuple if several
-                Variables were sent; or those of the whole model. Its output is a Variable, an array, or a tuple of
-                these. Where no other rank receives it, it may also hold dicts, at any depth.
-            rank_in: The rank or ranks to receive from, which may include this one: then the inputs are what an earlier
-                link sent there. ``None`` if the inputs are those of the model.
+            link: The link. Its inputs are the received values, one argument for each rank, which is a tuple if several
+                Variables were sent; or the inputs of the whole model. Its output is a Variable, an array, or a tuple of
+                these. If no other rank receives the output, it may also contain dicts, at any depth.
+            rank_in: The rank or ranks to receive from, which may include this one: then the inputs are those that an
+                earlier link sent to this rank. ``None`` if the inputs are those of the model.
             rank_out: The rank or ranks to send the output to, which may include this one. ``None`` if the output is
                 that of the model; only one link may have it.
 
         Raises:
             TypeError: ``rank_in`` or ``rank_out`` is neither an integer, nor a list of them, nor ``None``.
-            ValueError: A rank is out of range, or another link has the model's output already.
+            ValueError: A rank is out of range, or another link already has the output of the model.
         """
         route = Route(self._ranks(rank_in, "rank_in"), self._ranks(rank_out, "rank_out"))
         if route.rank_out is None and any(other.rank_out is None for other in self._routes):
@@ -94,14 +94,14 @@ class MultiNodeChainList(chainer.ChainList):  # type: ignore[misc]  # Chainer ha
 
     def __call__(self, *inputs: Any, **kwargs: Any) -> Any:
         """Call ``forward``, which a subclass may define; from there, run the links."""
-        # In the old software this ran the links: a subclass's forward() says super().__call__() for it.
+        # In the old ChainerMN this ran the links: the forward() of a subclass calls super().__call__() for it.
         return self._run(*inputs) if self._in_forward else super().__call__(*inputs, **kwargs)
 
     def forward(self, *inputs: Any) -> Any:
-        """Run the links; every rank that they name must run its own.
+        """Run the links; every rank that they communicate with must run its links as well.
 
         Args:
-            inputs: Those of the links whose ``rank_in`` is ``None``.
+            inputs: The inputs of the links whose ``rank_in`` is ``None``.
 
         Returns:
             The output of the link whose ``rank_out`` is ``None``, or, if there is none, an empty Variable from which
@@ -109,7 +109,7 @@ class MultiNodeChainList(chainer.ChainList):  # type: ignore[misc]  # Chainer ha
 
         Raises:
             TypeError: A link returned something else.
-            ValueError: What a link sent to this rank itself, no link receives, or the reverse.
+            ValueError: A link sent something to this rank itself, but no link receives it, or the reverse.
         """
         return self._run(*inputs)
 
@@ -121,7 +121,7 @@ class MultiNodeChainList(chainer.ChainList):  # type: ignore[misc]  # Chainer ha
             part = f"link {index} ({type(link).__name__}, {_in_words(route)}) of {type(self).__name__}"
             with on_behalf_of(self, part):
                 arguments, thread = self._arguments(route.rank_in, inputs, own, thread, part)
-                # Also where the link makes no use of its inputs, or no gradient comes back through them.
+                # Even if the link does not use its inputs, or no gradient comes back through them.
                 result = _tie(thread, _check(link(*arguments), part))
                 if route.rank_out is None:
                     output, thread = result, _end_of(result, thread)
@@ -137,7 +137,7 @@ class MultiNodeChainList(chainer.ChainList):  # type: ignore[misc]  # Chainer ha
     def _arguments(
         self, rank_in: tuple[int, ...] | None, inputs: tuple[Any, ...], own: deque[Any], thread: Thread, part: str
     ) -> tuple[tuple[Any, ...], Thread]:
-        """Return what to call a link with, and where its graph begins."""
+        """Return the arguments for a link, and where its graph begins."""
         if rank_in is None:
             connectable = all(isinstance(x, (chainer.Variable, chainer.get_array_types())) for x in inputs)
             if thread is None or not inputs or not connectable:
@@ -165,7 +165,7 @@ class MultiNodeChainList(chainer.ChainList):  # type: ignore[misc]  # Chainer ha
                 thread = thread if end is None else end
             else:
                 delegate = send(tied, self._comm, rank)
-                # Through what needs no gradient the backward pass would not reach what came before.
+                # Through a value that needs no gradient, the backward pass would not reach earlier links.
                 thread = delegate if end is not None or thread is None else connect(thread, delegate)[0]
         return thread
 
@@ -187,7 +187,7 @@ class MultiNodeChainList(chainer.ChainList):  # type: ignore[misc]  # Chainer ha
 
 
 def _marked(forward: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a subclass's ``forward`` as one that can be seen to run."""
+    """Wrap the ``forward`` of a subclass so that it is known when it runs."""
 
     @functools.wraps(forward)
     def call(self: MultiNodeChainList, *args: Any, **kwargs: Any) -> Any:
@@ -218,7 +218,7 @@ def _check(result: Any, part: str) -> Any:
 
 
 def _leaves(values: Any) -> list[Any]:
-    """Return what tuples, lists and dicts hold, at any depth."""
+    """Return the contents of tuples, lists and dicts, at any depth."""
     if isinstance(values, dict):
         values = list(values.values())
     elif not isinstance(values, (tuple, list)):
@@ -227,7 +227,7 @@ def _leaves(values: Any) -> list[Any]:
 
 
 def _with_leaves(values: Any, leaves: Iterator[Any]) -> Any:
-    """Return the same tuples, lists and dicts with other things in them."""
+    """Return the same tuples, lists and dicts with different contents."""
     if isinstance(values, dict):
         twin = copy.copy(values)  # whatever kind of dict it is
         twin.update({key: _with_leaves(value, leaves) for key, value in values.items()})
@@ -244,7 +244,7 @@ def _leads_back(value: Any) -> bool:
 
 
 def _tie(thread: Thread, values: Any) -> Any:
-    """Return the same, but the backward pass that comes through any Variable of floats in it reaches ``thread`` too."""
+    """Return the same values, but such that a backward pass through any Variable of floats also reaches ``thread``."""
     leaves = _leaves(values)
     ends = [value for value in leaves if _leads_back(value)]
     if thread is None or not ends:

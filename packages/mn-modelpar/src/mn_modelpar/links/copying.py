@@ -1,4 +1,4 @@
-"""Deep copies of links that hold a communicator: the copy holds the same one, which cannot be copied."""
+"""Deep copies of links that hold a communicator: the copy shares the communicator, which cannot be copied."""
 
 from __future__ import annotations
 

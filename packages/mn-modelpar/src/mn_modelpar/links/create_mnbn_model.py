@@ -1,4 +1,4 @@
-"""A model with the batch normalisation of every rank made one."""
+"""Replacing the batch normalisation of a model by batch normalisation over all ranks."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ def create_mnbn_model(link: chainer.Link, comm: CommunicatorBase, communication_
     """Copy a model, with every BatchNormalization replaced by a MultiNodeBatchNormalization.
 
     Args:
-        link: The model: any link, or a BatchNormalization itself. It is left as it is.
+        link: The model: any link, or a BatchNormalization itself. It is not changed.
         comm: The ranks whose batches belong together.
-        communication_backend: ``auto`` or ``mpi``, and for ``pure_nccl`` also ``nccl``; the statistics travel by MPI
-            whatever it is.
+        communication_backend: ``auto`` or ``mpi``, and for ``pure_nccl`` also ``nccl``; the statistics are always sent
+            by MPI.
 
     Returns:
-        A deep copy. What is replaced, at any depth, keeps its parameters, running statistics, settings and hooks.
-        Links of classes that compute something else, such as BatchRenormalization, are copied as they are.
+        A deep copy. Links that are replaced, at any depth, keep their parameters, running statistics, settings and
+        hooks. Links of classes that compute something else, such as BatchRenormalization, are copied as they are.
 
     Raises:
         ValueError: There is no such backend, or this communicator cannot use it.
@@ -38,13 +38,13 @@ def create_mnbn_model(link: chainer.Link, comm: CommunicatorBase, communication_
     memo: dict[int, Any] = {id(comm): comm}
     for part in link.links():
         if isinstance(part, chainer.links.BatchNormalization) and _computes_as_chainers(part):
-            # Found in the memo, it takes the original's place wherever that is referred to.
+            # deepcopy finds it in the memo, and uses it wherever the original is referred to.
             memo[id(part)] = _over_all_ranks(part, comm)
     return copy.deepcopy(link, memo)
 
 
 def _computes_as_chainers(link: chainer.links.BatchNormalization) -> bool:
-    """Whether a link, of a derived class perhaps, has the forward of Chainer's."""
+    """Whether a link, maybe of a derived class, has the ``forward`` of Chainer's class."""
     return bool(type(link).forward is chainer.links.BatchNormalization.forward)
 
 

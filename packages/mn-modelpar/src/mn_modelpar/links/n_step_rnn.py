@@ -1,4 +1,4 @@
-"""Stacked recurrent networks whose hidden states travel between ranks."""
+"""Stacked recurrent networks whose hidden states are sent between ranks."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ __all__ = ["create_multi_node_n_step_rnn"]
 def create_multi_node_n_step_rnn(
     actual_link: chainer.Link, communicator: CommunicatorBase, rank_in: int | None = None, rank_out: int | None = None
 ) -> chainer.Chain:
-    """Make a stacked recurrent network start from another rank's hidden states, and send its own to a rank.
+    """Make a stacked recurrent network receive initial hidden states from a rank, and send final ones to a rank.
 
-    Each state is a message of its own, in the order in which the network takes and returns them: what is at the other
-    end may also be plain calls of ``send`` and ``recv``, one for each state.
+    Each state is a separate message, in the order in which the network takes and returns them, so the other rank may
+    also use plain calls of ``send`` and ``recv``, one for each state.
 
     Args:
         actual_link: One of Chainer's ``NStepLSTM``, ``NStepGRU``, ``NStepRNNTanh``, ``NStepRNNReLU``, or their
@@ -32,9 +32,9 @@ def create_multi_node_n_step_rnn(
         rank_out: The rank to send the final hidden states to; ``None`` if they stay here.
 
     Returns:
-        A link that is called with the list of input sequences, each of shape ``(length, in_size)``, and returns what
-        ``actual_link`` returns and one value more: the delegate variable of what was sent, which the backward pass
-        must reach, or ``None`` if nothing was sent.
+        A link that is called with the list of input sequences, each of shape ``(length, in_size)``. It returns the
+        results of ``actual_link`` and an additional value: the delegate variable of the states that were sent, which
+        the backward pass must reach, or ``None`` if nothing was sent.
 
     Raises:
         ValueError: ``actual_link`` is something else.
@@ -68,7 +68,7 @@ class MultiNodeNStepRNN(chainer.Chain):  # type: ignore[misc]  # Chainer has no 
         self.n_cells = link.n_cells
 
     def forward(self, *inputs: Any) -> tuple[Any, ...]:
-        """Receive the hidden states, run the network, send the hidden states; see the function that made this."""
+        """Receive the hidden states, run the network, send the hidden states; see the function that created this."""
         states: tuple[Any, ...] = (None,) * self.n_cells
         if self.rank_in is not None:
             received = [functions.recv(self.communicator, self.rank_in) for _ in range(self.n_cells)]

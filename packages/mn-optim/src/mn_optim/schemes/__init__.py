@@ -1,4 +1,4 @@
-"""When the ranks meet: in every step, before it or beside it; in every so many steps; or whenever the network can."""
+"""When the ranks communicate: in every step, before or during it; every few steps; or whenever the network is free."""
 
 from mn_optim.schemes.asynchronous import AsynchronousMean
 from mn_optim.schemes.exact import AfterBackward, DoubleBuffered, Exact, Overlapped

@@ -1,4 +1,4 @@
-"""What the schemes have in common that have another one average gradients."""
+"""The base class of schemes that use another scheme to average gradients."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ __all__ = ["Around"]
 
 
 class Around:
-    """Takes part in a join as the scheme inside does.
+    """Takes part in a join like the scheme inside.
 
     Args:
-        inside: Averages gradients.
+        inside: The scheme that averages gradients.
     """
 
     def __init__(self, inside: Scheme) -> None:
@@ -21,7 +21,7 @@ class Around:
 
     @property
     def roll(self) -> Roll | None:
-        """Who has data in the steps that average gradients, within a join."""
+        """Within a join, which ranks have data in the steps that average gradients."""
         return self._exact.roll
 
     @roll.setter

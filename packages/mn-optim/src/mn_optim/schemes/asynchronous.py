@@ -1,4 +1,4 @@
-"""The mean of the parameters in the background, again and again, for which no rank waits."""
+"""Repeated averaging of the parameters in the background, for which no rank waits."""
 
 from __future__ import annotations
 
@@ -27,21 +27,22 @@ from mn_optim.schemes.state import read, write
 
 __all__ = ["AsynchronousMean"]
 
-_FLAG = "~has ended"  # no parameter's name: those begin with a slash
+_FLAG = "~has ended"  # not the name of a parameter: those begin with a slash
 
 
 class AsynchronousMean(Around):
-    """Each rank takes steps of its own while a thread averages copies of the parameters over all ranks.
+    """Each rank takes its own steps while a thread averages copies of the parameters over all ranks.
 
-    A round sends a copy of the parameters; when the mean is there, the rank adds the difference between the mean and
-    what it had sent, after its next step, so that it keeps what it learned meanwhile. With the parameters travels a
-    flag: whether the rank has ended. In the round in which all ranks say so, the mean becomes the parameters, and no
-    other round follows; so all make the same number of rounds, and a rank that ends early takes part until then.
+    In each round, a rank sends a copy of its parameters. When the mean has arrived, it adds the difference between the
+    mean and the copy after its next step, so that it keeps the changes that it made in the meantime. A flag is sent
+    with the parameters: whether the rank has ended. In the round in which all ranks have set it, the mean becomes the
+    parameters, and no other round follows. So all ranks make the same number of rounds, and a rank that ends early
+    takes part until then.
 
     Args:
         communicator: The ranks that train together.
-        options: How many exact steps come first, and how far ranks may drift apart.
-        exact: What these first steps are; its ``zero_fill`` is this one's.
+        options: The number of synchronous steps at the beginning, and how far ranks may drift apart.
+        exact: The scheme for these first steps; its ``zero_fill`` is also that of this scheme.
     """
 
     may_diverge = True
@@ -63,12 +64,12 @@ class AsynchronousMean(Around):
 
     @property
     def exact(self) -> Exact | None:
-        """What averages gradients in the next step, if that is an exact one."""
+        """The scheme that averages gradients in the next step, if that is a synchronous one."""
         return self._exact.exact if self._is_exact else None
 
     @property
     def has_diverged(self) -> bool:
-        """Whether a step was taken since all ranks were equal."""
+        """Whether a step was taken since all ranks had equal parameters."""
         return self._has_moved
 
     @property
@@ -76,7 +77,7 @@ class AsynchronousMean(Around):
         return self._taken < self._options.warmup_steps
 
     def step(self, model: chainer.Link, backward: Backward | None, take_step: TakeStep) -> None:
-        """Take a step of one's own, and add a mean if there is a new one."""
+        """Take a local step, and add a mean if there is a new one."""
         self._share(model)
         if self._is_exact:
             self._exact.step(model, backward, partial(self._count, take_step))
@@ -97,19 +98,19 @@ class AsynchronousMean(Around):
         """Do nothing: ranks take their steps at different times anyway."""
 
     def fail(self, error: Exception) -> None:
-        """Have the rounds of all ranks end by an exception; collective with these."""
+        """End the rounds of all ranks with an exception; collective with the rounds."""
         rounds, self._rounds = self._rounds, None
         if rounds is not None:
             rounds.fail()
 
     def restart(self, model: chainer.Link) -> None:
-        """End what is under way; collective."""
+        """End the current rounds; collective."""
         self._stop()
         self._is_shared = self._has_moved = False
         self._share(model)
 
     def synchronize(self, model: chainer.Link, is_shared: bool) -> bool:
-        """Wait until all ranks have come here, and average meanwhile as long as others train; collective."""
+        """Wait until all ranks have called this, and continue averaging while others train; collective."""
         if not is_shared:
             self.restart(model)
             share_out(self._communicator, model, fills_in=self.roll is not None)
@@ -129,17 +130,17 @@ class AsynchronousMean(Around):
             self._taken = int(taken[0])
 
     def _share(self, model: chainer.Link) -> None:
-        """Look at a model that all ranks share from now on; collective the first time."""
+        """Prepare for a model that all ranks share from now on; collective the first time."""
         if self._is_shared:
             return
         with raise_on_all(self._communicator):
             _refuse_meetings_within(model)
-        if self._reducer is None:  # not earlier: it has MPI communicators of its own, of which there are not many
+        if self._reducer is None:  # not earlier: it has its own MPI communicators, whose number is limited
             self._reducer = self._communicator.gradient_reducer(own_dtype=True, apart=True)
         self._is_shared = True
 
     def _run(self, model: chainer.Link) -> _Rounds:
-        """Return the rounds under way, or start to make some."""
+        """Return the current rounds, or start them."""
         if self._rounds is None:
             assert self._reducer is not None
             self._rounds = _Rounds(model, self._reducer, self._worker, self._communicator.size, self._options)
@@ -148,7 +149,7 @@ class AsynchronousMean(Around):
         return self._rounds
 
     def _stop(self) -> None:
-        """Have the rounds end, together with those of all ranks."""
+        """End the rounds, together with those of all ranks."""
         rounds, self._rounds = self._rounds, None
         if rounds is not None:
             assert self._when_dropped is not None
@@ -160,17 +161,17 @@ class AsynchronousMean(Around):
 
 
 class _Rounds:
-    """Averages of a model's parameters in a thread, one after another, until all ranks have ended.
+    """Averages a model's parameters in a thread, again and again, until all ranks have ended.
 
     Args:
         model: The model.
-        reducer: What averages, on MPI communicators of its own.
+        reducer: Computes the averages, with its own MPI communicators.
         worker: The thread.
         size: The number of ranks.
         options: How long to pause between two rounds, and how far ranks may drift apart.
 
     Attributes:
-        has_raised: Whether a step has raised what has ended them.
+        has_raised: Whether a step has raised the exception that ended the rounds.
     """
 
     def __init__(
@@ -181,12 +182,12 @@ class _Rounds:
         self._reducer = reducer
         self._size = size
         self._options = options
-        # Held while parameters change, or are copied. Who waits for it waits for a mean.
+        # Held while parameters are changed or copied. A thread that waits for it waits for a mean.
         self._changed = threading.Condition()
         self._pending: dict[str, Any] | None = None
         self._steps = self._sent_at = 0
         self._averaged_at = 0
-        # A finalizer may put something into this queue at any time, as it could not set an event.
+        # A finalizer may put an item into this queue at any time; setting an event would not be safe.
         self._endings: SimpleQueue[None] = SimpleQueue()
         self._has_ended = False
         self._failure: RuntimeError | None = None
@@ -195,7 +196,7 @@ class _Rounds:
         self._future = Future(self._make_rounds, worker)
 
     def step(self, take_step: TakeStep) -> bool:
-        """Take a step, and add a mean if there is a new one; wait for one where the last is too old.
+        """Take a step, and add a mean if there is a new one; wait for one if the last one is too old.
 
         Returns:
             Whether a mean was added.
@@ -210,27 +211,29 @@ class _Rounds:
                 has_added |= self._add()
         if self._is_over:
             self.has_raised = True
-            self._future.wait()  # which raises what has ended the rounds
+            self._future.wait()  # raises the exception that ended the rounds
         return has_added
 
     def announce_end(self) -> None:
-        """Have this rank say that it has ended."""
+        """Announce that this rank has ended."""
         self._endings.put(None)
 
     def end(self) -> None:
-        """Have this rank say that it has ended, and wait until all ranks do; all parameters are equal then."""
+        """Announce that this rank has ended, and wait for all ranks; then all parameters are equal."""
         self.announce_end()
         self._future.wait()
 
     def fail(self) -> None:
-        """Have this rank say that it has failed, and wait until all ranks know."""
-        self._failure = RuntimeError("a rank has left join() by an exception: parameters are not averaged any more")
+        """Announce that this rank has failed, and wait until all ranks know."""
+        self._failure = RuntimeError(
+            "a rank has left join() because of an exception: parameters are no longer averaged"
+        )
         self.announce_end()
-        with contextlib.suppress(RuntimeError):  # which is raised on this rank, too
+        with contextlib.suppress(RuntimeError):  # it is raised on this rank, too
             self._future.wait()
 
     def _add(self) -> bool:
-        """Add what is pending to the parameters."""
+        """Add pending differences to the parameters."""
         if self._pending is None:
             return False
         for name, difference in self._pending.items():
@@ -250,7 +253,7 @@ class _Rounds:
                 self._changed.notify_all()
 
     def _listen(self, seconds: float) -> None:
-        """Wait some seconds, unless this rank ends before, or has ended already."""
+        """Wait for some seconds, unless this rank ends before, or has ended already."""
         if not self._has_ended:
             with contextlib.suppress(Empty):
                 self._endings.get(timeout=seconds)
@@ -261,7 +264,7 @@ class _Rounds:
         try:
             sent = self._copy()
         except Exception as error:
-            self._reducer.average(_Failed(error))  # which raises on all ranks
+            self._reducer.average(_Failed(error))  # raises on all ranks
             raise
         means = {name: array.copy() for name, array in sent.items()}
         like = next(iter(means.values()), np.zeros(1, np.float32))
@@ -269,7 +272,7 @@ class _Rounds:
         slots = Slots(means)
         self._reducer.average(slots)
         slots.write_back()
-        # A mean of ones may be rounded to something less.
+        # A mean of ones may be rounded to less than 1.
         have_all_ended = float(means.pop(_FLAG)[0]) > 1 - 0.5 / self._size
         with self._changed:
             if have_all_ended:
@@ -283,7 +286,7 @@ class _Rounds:
         return have_all_ended
 
     def _copy(self) -> dict[str, Any]:
-        """Return the parameters as they are, with what is still to be added.
+        """Return a copy of the parameters, including the differences that are still to be added.
 
         Raises:
             RuntimeError: This rank has failed.
@@ -299,7 +302,7 @@ class _Rounds:
         return sent
 
     def _note(self, means: dict[str, Any], sent: dict[str, Any]) -> None:
-        """Have the difference between the means and what was sent added after the next step."""
+        """Schedule the difference between the means and the sent parameters to be added after the next step."""
         for name, mean in means.items():
             mean -= sent[name]
             if self._pending is not None:
@@ -316,10 +319,10 @@ def _sum(name: str, value: Any, difference: Any) -> Any:
 
 
 class _Failed:
-    """A model whose parameters cannot be had: the other ranks are told why.
+    """A stand-in for a model whose parameters are not available: it tells the other ranks why.
 
     Args:
-        error: Why.
+        error: The reason.
     """
 
     def __init__(self, error: Exception) -> None:
@@ -331,18 +334,18 @@ class _Failed:
 
 
 def _refuse_meetings_within(model: chainer.Link) -> None:
-    """Raise if a link of the model communicates: ranks are not at the same place at the same time."""
+    """Raise if a link of the model communicates: the ranks are not in the same step at the same time."""
     for path, link in communicating_links(model):
         raise ValueError(
             f"asynchronous: expected a model that does not communicate, got a {type(link).__name__} with a "
             f"communicator at {path}: ranks take their steps at different times, and would wait for one another or mix "
-            "up their messages; use local_steps, or a link that meets no other ranks, such as "
+            "up their messages; use local_steps, or a link that does not communicate, such as "
             "chainer.links.BatchNormalization"
         )
 
 
 def _drop(rounds: _Rounds, worker: Worker) -> None:
-    """Let rounds end whose optimizer is gone; those of other ranks may go on until theirs are, too."""
+    """End rounds whose optimizer is gone; the rounds of other ranks continue until theirs are gone, too."""
     rounds.announce_end()
     worker.close(wait=False)
 
@@ -351,12 +354,12 @@ _all: weakref.WeakSet[AsynchronousMean] = weakref.WeakSet()
 
 
 def _end_all() -> None:
-    """Before the process ends: no rank may leave the others in a round."""
-    with contextlib.ExitStack() as stack:  # which goes on after an exception
+    """End all rounds before the process ends: no rank may leave the others in a round."""
+    with contextlib.ExitStack() as stack:  # the thread continues after an exception
         for scheme in list(_all):
             rounds = scheme._rounds  # noqa: SLF001 - it is in this file
             if rounds is not None and not rounds.has_raised:
-                # Of all of them first: which is waited for first may not be the same on all ranks.
+                # Announce all first: the order of waiting may not be the same on all ranks.
                 rounds.announce_end()
                 stack.callback(scheme._stop)  # noqa: SLF001
 

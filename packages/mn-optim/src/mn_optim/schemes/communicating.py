@@ -12,7 +12,7 @@ __all__ = ["communicating_links"]
 
 
 def communicating_links(model: chainer.Link) -> Iterator[tuple[str, chainer.Link]]:
-    """Yield paths and links of a model that hold a communicator, as those of multi-node batch normalisation do."""
+    """Yield paths and links of a model that hold a communicator, such as multi-node batch normalisation."""
     for path, link in model.namedlinks():
         if any(isinstance(value, CommunicatorBase) for value in vars(link).values()):
             yield path, link

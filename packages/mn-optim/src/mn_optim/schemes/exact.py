@@ -1,4 +1,4 @@
-"""Gradients averaged in every step: after the backward pass, during it, or while the next one runs."""
+"""Averaging of gradients in every step: after the backward pass, during it, or during the next one."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ __all__ = ["AfterBackward", "DoubleBuffered", "Exact", "Overlapped"]
 
 
 class Exact:
-    """What the schemes have in common that average gradients in every step: all ranks' parameters are always equal.
+    """The base class of schemes that average gradients in every step: all ranks' parameters are always equal.
 
     Args:
         zero_fill: Whether an initialised parameter without a gradient counts as one of zeros.
 
     Attributes:
-        loss_scale: What the loss of a step's gradients was multiplied by; when the step is taken, that of its means.
+        loss_scale: The factor for the loss of a step's gradients; when the step is taken, the factor for its means.
     """
 
     is_meeting = True
@@ -39,7 +39,7 @@ class Exact:
 
     @property
     def exact(self) -> Exact:
-        """This one: every step is exact."""
+        """This scheme: every step is synchronous."""
         return self
 
     def step(self, model: chainer.Link, backward: Backward | None, take_step: TakeStep) -> None:
@@ -49,29 +49,30 @@ class Exact:
 
     @property
     def factor(self) -> float:
-        """What the means that there are now are to be multiplied by; 0 if they are those of no data."""
+        """The factor for the current means; 0 if no rank had data."""
         return 1.0 if self.roll is None else self.roll.factor
 
     def exchange_words(self, model: chainer.Link, until_quiet: bool = False) -> None:
-        """Tell the other ranks of a join the news, where they average next; collective.
+        """Inform the other ranks of a join at their next averaging; collective.
 
         Args:
             model: The model.
-            until_quiet: Whether all ranks come here rather than average, and go on only when none has news.
+            until_quiet: Whether all ranks call this instead of averaging, and continue only when none has a new
+                message.
         """
         assert self.roll is not None
         with self.roll.together(), waiting_for(lambda: "the ranks of a join()"):
             self.reducer_of(model).exchange_words(self.roll, until_quiet)
 
     def reducer_of(self, model: chainer.Link) -> GradientReducer:
-        """Return what averages a model's gradients, by which ranks of a join are told as well."""
+        """Return the reducer of a model's gradients, which also transfers the messages of a join."""
         raise NotImplementedError
 
     def idle(self, model: chainer.Link) -> None:
-        """Do nothing: there are no steps of a rank's own."""
+        """Do nothing: there are no local steps."""
 
     def fail(self, error: Exception) -> None:
-        """Do nothing: other ranks are told by the roll."""
+        """Do nothing: the roll informs the other ranks."""
 
     def average(self, model: chainer.Link, backward: Backward | None) -> bool:
         """Compute gradients and average them; collective.
@@ -81,12 +82,12 @@ class Exact:
             backward: Computes its gradients; ``None`` if they are there.
 
         Returns:
-            Whether the gradients are averages now, and a step can be taken.
+            Whether the gradients are now averages, so that a step can be taken.
         """
         raise NotImplementedError
 
     def restart(self, model: chainer.Link) -> None:
-        """Have nothing under way."""
+        """Do nothing: nothing is pending."""
 
     def synchronize(self, model: chainer.Link, is_shared: bool) -> bool:
         """Do nothing: the parameters are equal."""
@@ -102,7 +103,7 @@ class AfterBackward(Exact):
     Args:
         communicator: The ranks that train together.
         zero_fill: Whether an initialised parameter without a gradient counts as one of zeros.
-        reducer: What averages their gradients; ``None`` to have the communicator average.
+        reducer: Averages their gradients; ``None`` to let the communicator average.
     """
 
     def __init__(self, communicator: CommunicatorBase, zero_fill: bool, reducer: GradientReducer | None) -> None:
@@ -123,14 +124,14 @@ class AfterBackward(Exact):
         return True
 
     def reducer_of(self, model: chainer.Link) -> GradientReducer:
-        """Return the communicator's own, unless there is another."""
+        """Return the communicator's reducer, unless another one was given."""
         return self._communicator.mean_grad_reducer(model) if self._reducer is None else self._reducer
 
 
 class Overlapped(Exact):
-    """Average each bucket of gradients as soon as it is final, while the backward pass goes on.
+    """Average each bucket of gradients as soon as it is final, during the backward pass.
 
-    Buckets travel in the order in which rank 0's gradients became final in the first step, on every rank.
+    On every rank, buckets are sent in the order in which rank 0's gradients became final in the first step.
 
     Args:
         communicator: The ranks that train together.
@@ -144,7 +145,7 @@ class Overlapped(Exact):
         self._order: list[str] | None = None
 
     def average(self, model: chainer.Link, backward: Backward | None) -> bool:
-        """Compute gradients and average them meanwhile; collective."""
+        """Compute gradients and average them at the same time; collective."""
         if self._order is None and (backward is not None or self.roll is not None):
             self._order = self._learn_order(model, backward)
             backward = None
@@ -182,7 +183,7 @@ class Overlapped(Exact):
         with raise_on_all(self._communicator):
             if backward is not None:
                 _run(backward, model, names.append)
-        # Functions of equal rank may come in another order in another run.
+        # Functions of equal rank may come in a different order in another run.
         names = self._reducer.remembered_order(model) or names
         if self.roll is not None:  # rank 0 may have no data
             return next((each for each in self._communicator.allgather_obj(names) if each), [])
@@ -191,7 +192,7 @@ class Overlapped(Exact):
 
 
 class DoubleBuffered(Exact):
-    """Average while the next forward and backward pass run: each step applies the gradients of the one before.
+    """Average during the next forward and backward pass: each step applies the gradients of the previous one.
 
     Args:
         communicator: The ranks that train together.
@@ -210,11 +211,11 @@ class DoubleBuffered(Exact):
 
     @property
     def factor(self) -> float:
-        """What the means of the step before are to be multiplied by."""
+        """The factor for the means of the previous step."""
         return self._factors[0]
 
     def average(self, model: chainer.Link, backward: Backward | None) -> bool:
-        """Compute gradients, send them on their way, and wait for those of the step before; collective."""
+        """Compute gradients, start to average them, and wait for those of the previous step; collective."""
         if backward is not None:
             backward(None)
         if self.roll is None:
@@ -248,10 +249,10 @@ class DoubleBuffered(Exact):
         return True
 
     def _start(self, model: chainer.Link) -> Reduction:
-        """Send gradients on their way; an exception on one rank is one on all, so that none takes a step then."""
+        """Start to average gradients; an exception on one rank is raised on all, so that no rank takes a step then."""
         current = self._reducer.start(model, self.zero_fill, roll=self.roll)
         try:
-            current.agree()  # first: of what a rank announces the others hear here, and nowhere else
+            current.agree()  # first: only here do the other ranks receive what a rank announces
             with raise_on_all(self._communicator):
                 current.ready_all()
         except BaseException:
@@ -260,7 +261,7 @@ class DoubleBuffered(Exact):
         return current
 
     def restart(self, model: chainer.Link) -> None:
-        """Let what is under way arrive, and forget it; collective."""
+        """Wait for pending averages, and discard them; collective."""
         if self._under_way is not None:
             self._under_way.drain()
             self._under_way = None
@@ -279,7 +280,7 @@ def _rescale(model: chainer.Link, factor: float) -> bool:
 
 
 def _run(backward: Backward, model: chainer.Link, on_final: Callable[[str], None]) -> None:
-    """Compute gradients, and tell the names of the model's parameters as theirs become final."""
+    """Compute gradients, and report the names of the model's parameters as their gradients become final."""
     name_of = {id(param): name for name, param in model.namedparams() if param.data is not None}
 
     def tell(variable: chainer.Variable) -> None:

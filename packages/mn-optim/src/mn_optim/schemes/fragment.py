@@ -1,4 +1,4 @@
-"""Parameters as all ranks had them when they last met, and the outer optimizer that moves them on."""
+"""The common parameters of all ranks at their last meeting, and the outer optimizer that updates them."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ Average = Callable[[chainer.Link], None]
 
 
 class Exchanger(NamedTuple):
-    """What averages how far the ranks have gone with a fragment.
+    """Averages the changes that the ranks have made to a fragment.
 
     Attributes:
-        average: Does it at once, or in the background.
-        compressed: The reducer behind it, if that compresses; it remembers what it has not sent.
+        average: Averages immediately, or in the background.
+        compressed: The reducer that is used, if it compresses; it keeps the part that it has not sent.
     """
 
     average: Average | GradientReducer
@@ -33,22 +33,22 @@ class Exchanger(NamedTuple):
 
 
 class Fragment:
-    """Some parameters of a model, in two copies: a rank's own, and those that all ranks have in common.
+    """Some parameters of a model, in two copies: the rank's own, and those that all ranks have in common.
 
-    How far a rank has gone, from the common parameters to its own, travels as a gradient does; its negative is the
+    The difference between a rank's own parameters and the common ones is sent like a gradient; its negative is the
     gradient of the common parameters.
 
     Args:
         index: Which fragment it is.
         named: The names and parameters of the model.
-        arrays: What the common parameters are at first, by name; they are copied.
+        arrays: The initial values of the common parameters, by name; they are copied.
         outer: The outer optimizer; it is copied.
-        exchanger: What averages gradients over all ranks.
+        exchanger: Averages gradients over all ranks.
 
     Attributes:
         index: Which fragment it is.
         has_moved: Whether the rank's own parameters may differ from the common ones.
-        due: At which step the exchange under way is waited for; ``None`` if there is none.
+        due: At which step the rank waits for the pending exchange; ``None`` if there is none.
     """
 
     def __init__(
@@ -70,14 +70,14 @@ class Fragment:
         self._under_way: Reduction | None = None
 
     def measure(self, scale: float) -> None:
-        """Find out how far this rank has gone; not collective.
+        """Compute the change of this rank's parameters; not collective.
 
         Args:
-            scale: It is multiplied by this. Not the mean of all ranks: what compression leaves out is in the units of
-                what it was given.
+            scale: The factor for the change. The mean of all ranks is not multiplied by it: the part that compression
+                omits is in the units of its input.
 
         Raises:
-            ValueError: A parameter has another shape than when fragments were made.
+            ValueError: The shape of a parameter has changed since fragments were created.
         """
         for (name, param), common in zip(self._named, self._common.params(), strict=True):
             own = value_of(param)
@@ -92,7 +92,7 @@ class Fragment:
             common.grad = grad
 
     def launch(self, due: int) -> None:
-        """Send how far this rank has gone, which was measured; collective.
+        """Send the measured change of this rank's parameters; collective.
 
         Args:
             due: At which step to wait for the mean.
@@ -110,7 +110,7 @@ class Fragment:
             raise
 
     def land(self, alpha: float) -> None:
-        """Wait for the mean, have the outer optimizer take a step, and mix what comes of it with the rank's own."""
+        """Wait for the mean, let the outer optimizer take a step, and mix the result with the rank's own parameters."""
         self._arrive()
         self.due = None
         self._outer.update()
@@ -126,7 +126,7 @@ class Fragment:
         return self._common.namedparams()
 
     def forget(self) -> None:
-        """Let what is under way arrive, and forget it, and what was not sent; collective."""
+        """Wait for the pending exchange, and discard it and the part that was not sent; collective."""
         if self._under_way is not None:
             self._under_way.drain()
         if self._compressed is not None:
@@ -134,7 +134,7 @@ class Fragment:
         self._under_way = self.due = None
 
     def _arrive(self) -> None:
-        """Have the mean in the gradients of the common parameters."""
+        """Wait until the mean is in the gradients of the common parameters."""
         if self._under_way is not None:
             self._under_way.wait()
             self._under_way = None
@@ -158,12 +158,12 @@ class Fragment:
                 common.grad = common.device.send(read(serializer["mean"], name))
         if self._compressed is not None:
             serialize_compression(serializer, self._compressed)
-        if has_outer_state:  # Chainer would raise if there is none yet
+        if has_outer_state:  # Chainer would raise if there is no state yet
             self._outer.serialize(serializer["outer"])
 
 
 class Common(chainer.Link):  # type: ignore[misc]  # Chainer has no types
-    """Parameters of any names, each on the device where its array is.
+    """Parameters with any names, each on the device of its array.
 
     Args:
         arrays: The parameters' arrays by name.
@@ -183,7 +183,7 @@ class Common(chainer.Link):  # type: ignore[misc]  # Chainer has no types
 
 
 def cut(arrays: Mapping[str, Any], n: int) -> list[list[str]]:
-    """Return the names of arrays in at most ``n`` parts of about equal bytes, none empty; the same on every rank."""
+    """Divide the names of arrays into at most ``n`` nonempty parts of about equal bytes; the same on every rank."""
     parts: list[list[str]] = [[] for _ in range(min(n, len(arrays)))]
     sizes = [0] * len(parts)
     for name, array in sorted(arrays.items(), key=lambda each: (-each[1].nbytes, each[0])):

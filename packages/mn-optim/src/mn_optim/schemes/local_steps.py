@@ -1,6 +1,6 @@
-"""Steps of one's own between meetings: local SGD, DiLoCo and its streaming form, which are one and the same mechanism.
+"""Local steps between meetings: local SGD, DiLoCo and Streaming DiLoCo, which all use the same mechanism.
 
-Local SGD is DiLoCo whose outer optimizer is SGD with a learning rate of 1; DiLoCo is Streaming DiLoCo with one
+Local SGD is DiLoCo with SGD and a learning rate of 1 as the outer optimizer; DiLoCo is Streaming DiLoCo with one
 fragment, no delay and ``alpha=1``.
 """
 
@@ -33,12 +33,12 @@ _FAILURE, _SHARE, _SYNCHRONIZE = -3, -2, -1
 
 
 class _Word(NamedTuple):
-    """What a rank says before anything is exchanged.
+    """A rank's message before parameters are exchanged.
 
     Attributes:
         purpose: The fragment that is to meet, or ``_SYNCHRONIZE``, ``_SHARE`` or ``_FAILURE``.
-        moved: For each fragment whether this rank has gone anywhere since it last met.
-        failure: By what exception it has left a join.
+        moved: For each fragment, whether this rank has changed it since its last meeting.
+        failure: The exception because of which it has left a join.
     """
 
     purpose: int
@@ -47,17 +47,18 @@ class _Word(NamedTuple):
 
 
 class LocalSteps(Around):
-    """Each rank takes steps of its own, and fragments of the model meet every so many of them.
+    """Each rank takes local steps, and fragments of the model are exchanged every few steps.
 
-    Before each meeting every rank says, in a word, what it has come for. A rank that has no more steps to take waits in
-    :meth:`synchronize`, and takes part in the meetings of the others until all are there.
+    Before each meeting, every rank sends a short message with the purpose of the meeting. A rank that has no more steps
+    to take waits in :meth:`synchronize`, and takes part in the meetings of the others until all ranks have called it.
 
     Args:
         communicator: The ranks that train together.
-        options: How often they meet, and what becomes of the mean.
-        exact: What the first steps are, if some are exact; its ``zero_fill`` is this one's.
-        comm_hook: Starts to average a bucket of what travels; ``None`` to average exactly.
-        compression: How what travels is compressed; ``None`` to send all of it.
+        options: How often they meet, and how the mean is applied.
+        exact: The scheme for the synchronous first steps, if there are any; its ``zero_fill`` is also that of this
+            scheme.
+        comm_hook: Starts to average a bucket; ``None`` to average exactly.
+        compression: How the changes are compressed; ``None`` to send them uncompressed.
     """
 
     may_diverge = True
@@ -88,7 +89,7 @@ class LocalSteps(Around):
 
     @property
     def compression_report(self) -> CompressionReport | None:
-        """What the fragments sent whose means arrived in the latest step; ``None`` without compression."""
+        """The report of the fragments whose means arrived in the latest step; ``None`` without compression."""
         reports = [
             each.compressed.compression_report or CompressionReport(0, 1.0, 0.0)
             for each in self._exchangers
@@ -103,12 +104,12 @@ class LocalSteps(Around):
 
     @property
     def exact(self) -> Exact | None:
-        """What averages gradients in the next step, if that is an exact one."""
+        """The scheme that averages gradients in the next step, if that is a synchronous one."""
         return self._exact.exact if self._is_exact else None
 
     @property
     def has_diverged(self) -> bool:
-        """Whether a fragment has moved since it last met, or its mean is under way."""
+        """Whether a fragment has changed since its last meeting, or its mean is pending."""
         return any(each.has_moved or each.due is not None for each in self._fragments)
 
     @property
@@ -116,7 +117,7 @@ class LocalSteps(Around):
         return self._taken < self._start_after
 
     def step(self, model: chainer.Link, backward: Backward | None, take_step: TakeStep) -> None:
-        """Take a step of one's own, and meet if it is time to; collective then."""
+        """Take a local step, and meet if it is time to; collective in that case."""
         self._landed.clear()
         if self._is_exact:
             self._exact.step(model, backward, partial(self._count, take_step))
@@ -135,12 +136,12 @@ class LocalSteps(Around):
         take_step()
 
     def idle(self, model: chainer.Link) -> None:
-        """Go nowhere in a step, and meet if it is time to; collective then."""
+        """Count a step without changing parameters, and meet if it is time to; collective in that case."""
         self._use_fragments(model)
         self._advance(model)
 
     def fail(self, error: Exception) -> None:
-        """Have all ranks that meet, or wait for meetings, learn of an exception; collective with these."""
+        """Inform all ranks that meet, or wait for meetings, of an exception; collective with these."""
         self._say(_FAILURE, f"{type(error).__name__}: {error}")
 
     def _advance(self, model: chainer.Link) -> None:
@@ -153,7 +154,7 @@ class LocalSteps(Around):
         self._land(each for each in self._fragments if each.due is not None and each.due <= self._position)
 
     def restart(self, model: chainer.Link) -> None:
-        """Let what is under way arrive, and forget it; collective."""
+        """Wait for pending exchanges, and discard them; collective."""
         if not self._is_exact:
             words = self._say(_SHARE)
             if any(word.purpose >= 0 for word in words):
@@ -179,7 +180,7 @@ class LocalSteps(Around):
         return has_shared
 
     def _take_part(self, model: chainer.Link, purpose: int, words: Sequence[_Word]) -> bool:
-        """Do what others have come for; collective. Return whether that was to share out parameters."""
+        """Take part in the others' meeting; collective. Return whether its purpose was to distribute parameters."""
         if purpose == _SHARE:
             share_out(self._communicator, model, fills_in=self.roll is not None)
             self._forget()
@@ -191,7 +192,7 @@ class LocalSteps(Around):
 
     def _meet_in_all(self, model: chainer.Link, words: Sequence[_Word]) -> None:
         """Make all parameters equal; collective."""
-        self._use_fragments(model)  # others may have taken steps of their own where this rank has not
+        self._use_fragments(model)  # others may have taken local steps although this rank has not
         self._land(self._fragments)
         for fragment in self._fragments:
             if _n_moved(words, fragment.index):
@@ -200,7 +201,7 @@ class LocalSteps(Around):
         self._position = 0
 
     def serialize(self, serializer: Any, model: chainer.Link) -> None:
-        """Save or load how many steps were taken, the common parameters, and what is under way; not collective."""
+        """Save or load the number of steps, the common parameters, and pending exchanges; not collective."""
         mine = serializer["multi_node_local_steps"]
         if isinstance(serializer, chainer.Serializer):
             write(mine, "counts", np.array([self._taken, self._position]))
@@ -217,7 +218,7 @@ class LocalSteps(Around):
         if counts is None:
             return False
         self._taken, self._position = map(int, counts)
-        params = dict(model.namedparams())  # those that are not initialised yet are about to be loaded
+        params = dict(model.namedparams())  # uninitialised parameters are about to be loaded
         saved = {name: read(mine["common"], name) for name in params}
         common = {name: params[name].device.send(array) for name, array in saved.items() if array is not None}
         lacking = [name for name in initialised_parameters(model) if name not in common]
@@ -229,20 +230,20 @@ class LocalSteps(Around):
         return False
 
     def _cut(self) -> np.ndarray[Any, np.dtype[np.uint8]]:
-        """Return, as an array, what must be the same for the fragments' state in a snapshot to be that of these."""
+        """Return, as an array, the properties that must match for a snapshot's fragment state to be loaded."""
         names = [[name for name, _ in fragment.common] for fragment in self._fragments]
         return np.frombuffer(json.dumps([type(self._outer).__name__, names]).encode(), np.uint8)
 
     def _begin_anew(self) -> None:
-        """Keep nothing but common parameters; not collective."""
+        """Discard all state except the common parameters; not collective."""
         self._position = 0
         for fragment in self._fragments:
             fragment.has_moved = True  # maybe
             fragment.forget()
         if self._communicator.rank == 0:
             warnings.warn(
-                "local_steps: the state of the outer optimizer starts again: the parameters, their fragments, or the "
-                "kind of outer optimizer are not what they were when it was saved",
+                "local_steps: the state of the outer optimizer is reset: the parameters, their fragments, or the class "
+                "of the outer optimizer have changed since it was saved",
                 stacklevel=2,
             )
 
@@ -255,7 +256,7 @@ class LocalSteps(Around):
         return Exchanger(reducer if self._delay else reducer.average, None if compression is None else reducer)
 
     def _use_fragments(self, model: chainer.Link) -> None:
-        """Have fragments, whose common parameters are the model's now, unless there are some already."""
+        """Create fragments, with the model's current parameters as the common ones, unless there are fragments."""
         if not self._fragments:
             params = initialised_parameters(model)
             self._make_fragments(params, {name: value_of(param) for name, param in params.items()})
@@ -278,7 +279,7 @@ class LocalSteps(Around):
         self.is_meeting = True
 
     def _exchange(self, model: chainer.Link, index: int, words: Sequence[_Word]) -> None:
-        """Send how far this rank has gone with a fragment; collective. A rank that went nowhere does not count."""
+        """Send this rank's change of a fragment; collective. A rank without a change does not count."""
         n_moved = _n_moved(words, index)
         scale = len(words) / n_moved if n_moved else 1.0
         fragment = self._fragments[index]
@@ -302,12 +303,12 @@ class LocalSteps(Around):
         self._position = 0
 
     def _say(self, purpose: int, failure: str = "") -> list[_Word]:
-        """Return what all ranks have come for; collective.
+        """Exchange the messages of all ranks before a meeting, and return them; collective.
 
         Raises:
-            LeftByException: Another rank has left a join by an exception.
+            LeftByException: Another rank has left a join because of an exception.
         """
-        # What a rank has learned while a mean is under way survives its arrival only if alpha is below 1.
+        # The changes that a rank makes while a mean is pending survive its arrival only if alpha is below 1.
         moved = tuple(self._alpha != 1 if each.due is not None else each.has_moved for each in self._fragments)
         with waiting_for(lambda: "a meeting of local steps"):
             words = [_Word(*each) for each in self._communicator.allgather_obj((purpose, moved, failure))]
@@ -318,14 +319,16 @@ class LocalSteps(Around):
 
 
 def _n_moved(words: Sequence[_Word], index: int) -> int:
-    """Return how many ranks have gone anywhere with a fragment since it last met."""
+    """Return how many ranks have changed a fragment since its last meeting."""
     return sum(index < len(word.moved) and word.moved[index] for word in words)
 
 
 def _mismatch(words: Sequence[_Word]) -> RuntimeError:
-    names = {_SHARE: "the sharing out of parameters", _SYNCHRONIZE: "synchronize()"}
+    names = {_SHARE: "the distribution of parameters", _SYNCHRONIZE: "synchronize()"}
     found = ", ".join(
-        f"rank {rank} to {names.get(word.purpose, f'the meeting of fragment {word.purpose}')}"
+        f"rank {rank} came to {names.get(word.purpose, f'the meeting of fragment {word.purpose}')}"
         for rank, word in enumerate(words)
     )
-    return RuntimeError(f"expected all ranks to come to the same meeting, but {found}: have they synchronized alike?")
+    return RuntimeError(
+        f"expected all ranks to come to the same meeting, but {found}: did all call synchronize() at the same step?"
+    )

@@ -13,7 +13,7 @@ __all__ = ["OptimizerState", "Slot", "Slots"]
 
 
 class Slot:
-    """An array that travels as a gradient does.
+    """An array that is sent like a gradient.
 
     Args:
         array: The array.
@@ -26,7 +26,7 @@ class Slot:
 
 
 class Slots:
-    """Arrays that travel as the gradients of a model do.
+    """Arrays that are sent like the gradients of a model.
 
     Args:
         arrays: The arrays, of floats, by name.
@@ -40,7 +40,7 @@ class Slots:
         return iter(self.slots.items())
 
     def write_back(self) -> None:
-        """Copy means to the arrays, where they are in others: an array that shares memory with another gets its own."""
+        """Copy means to the arrays if they are elsewhere: one that shares memory with another gets a new array."""
         for slot in self.slots.values():
             if slot.grad is not slot.data:
                 slot.data[...] = slot.grad
@@ -61,8 +61,8 @@ class OptimizerState:
 
         Args:
             model: The model, whose parameters have update rules.
-            counts: Whether this rank's state is part of the mean.
-            scale: The number of ranks, divided by that of those whose state is.
+            counts: Whether this rank's state counts in the mean.
+            scale: The number of ranks, divided by the number of ranks whose state counts.
 
         Raises:
             ValueError: The ranks' states differ in names, shapes or dtypes (on every rank).

@@ -13,8 +13,8 @@ __all__ = ["initialised_parameters", "set_value", "value_of"]
 def initialised_parameters(model: chainer.Link) -> dict[str, chainer.Parameter]:
     """Return the parameters that are initialised, by name, sorted by name.
 
-    A parameter that goes by several names, or lies in the same memory as another, is there once, under the first of its
-    names: what is added to it must not be added twice.
+    A parameter that has several names, or shares memory with another one, is returned once, under the first of its
+    names, so that nothing is added to it twice.
     """
     found: dict[str, chainer.Parameter] = {}
     places = set()
@@ -26,10 +26,10 @@ def initialised_parameters(model: chainer.Link) -> dict[str, chainer.Parameter]:
 
 
 def value_of(param: chainer.Parameter) -> Any:
-    """Return a parameter's value: of a half-precision one, the float32 copy if its optimizer keeps one.
+    """Return a parameter's value: for half precision, the float32 copy if its optimizer keeps one.
 
-    After ``optimizer.use_fp32_update()`` every step is taken with the copy, from which the parameter is made again:
-    what is written to the parameter alone would be lost.
+    After ``optimizer.use_fp32_update()``, every step updates the copy, and then overwrites the parameter with it: a
+    value written only to the parameter would be lost.
     """
     rule = param.update_rule
     if param.data.dtype != np.float16 or not getattr(rule, "_use_fp32_update", False):
@@ -47,7 +47,7 @@ def set_value(param: chainer.Parameter, value: Any) -> None:
 
 
 def _place_of(array: Any) -> tuple[str, int, int]:
-    """Return where an array begins, and how long it is."""
+    """Return the address and the length of an array."""
     interface = getattr(array, "__cuda_array_interface__", None)
     if interface is None:
         return "host", array.ctypes.data, array.nbytes if array.size else -id(array)

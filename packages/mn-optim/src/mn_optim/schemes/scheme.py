@@ -1,4 +1,4 @@
-"""What a scheme is: a step of training, of which the optimizer knows no more than that it comes to pass."""
+"""The interface of schemes: a scheme performs a step of training on behalf of the optimizer."""
 
 from __future__ import annotations
 
@@ -16,19 +16,19 @@ if TYPE_CHECKING:
 __all__ = ["Backward", "Scheme", "TakeStep"]
 
 Backward = Callable[[Callable[[chainer.Variable], None] | None], None]
-"""Computes the gradients; what it is given is told of each as it becomes final."""
+"""Computes the gradients; calls its argument with each gradient as it becomes final."""
 TakeStep = Callable[[], None]
-"""Has the actual optimizer take a step with the gradients that the model has then."""
+"""Makes the actual optimizer take a step with the current gradients of the model."""
 
 
 class Scheme(Protocol):
-    """What is averaged over the ranks, and when.
+    """Determines what is averaged over the ranks, and when.
 
     Attributes:
         zero_fill: Whether an initialised parameter without a gradient counts as one of zeros.
         is_meeting: Whether ranks exchanged something in the latest step.
         may_diverge: Whether ranks may hold different parameters between two steps.
-        roll: Who has data, within a join; else ``None``.
+        roll: Within a join, which ranks have data; otherwise ``None``.
     """
 
     zero_fill: bool
@@ -38,7 +38,7 @@ class Scheme(Protocol):
 
     @property
     def compression_report(self) -> CompressionReport | None:
-        """What compression did in the latest step, where the scheme itself sees to it."""
+        """The report of compression for the latest step, if the scheme itself compresses."""
         ...
 
     @property
@@ -48,11 +48,11 @@ class Scheme(Protocol):
 
     @property
     def exact(self) -> Exact | None:
-        """What averages gradients in the next step; ``None`` if that is a step of a rank's own."""
+        """The scheme that averages gradients in the next step; ``None`` if that is a local step."""
         ...
 
     def step(self, model: chainer.Link, backward: Backward | None, take_step: TakeStep) -> None:
-        """Compute gradients, and take a step; average before, after or meanwhile what is to be averaged.
+        """Compute gradients, and take a step; average before, during or after it.
 
         Args:
             model: The model.
@@ -62,15 +62,15 @@ class Scheme(Protocol):
         ...
 
     def idle(self, model: chainer.Link) -> None:
-        """Take part in a step of the other ranks' own, without data."""
+        """Take part in local steps of the other ranks, without data."""
         ...
 
     def fail(self, error: Exception) -> None:
-        """Tell the other ranks that this one has left a join by an exception, where steps are a rank's own."""
+        """Inform the other ranks that this one has left a join because of an exception, if steps are local."""
         ...
 
     def restart(self, model: chainer.Link) -> None:
-        """Forget what was under way, before the parameters of rank 0 are shared out; collective."""
+        """Discard pending averages, before the parameters of rank 0 are distributed; collective."""
         ...
 
     def synchronize(self, model: chainer.Link, is_shared: bool) -> bool:
@@ -78,10 +78,10 @@ class Scheme(Protocol):
 
         Args:
             model: The model.
-            is_shared: Whether the parameters of rank 0 were shared out before.
+            is_shared: Whether the parameters of rank 0 have been distributed already.
 
         Returns:
-            Whether they were meanwhile.
+            Whether they were distributed in the meantime.
         """
         ...
 

@@ -1,4 +1,4 @@
-"""Rank 0's parameters on all ranks, also on those that could not make theirs because they had no data."""
+"""Distributing rank 0's parameters to all ranks, including ranks that could not initialise theirs without data."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ __all__ = ["fill_in", "share_out"]
 
 
 def share_out(communicator: CommunicatorBase, model: chainer.Link, fills_in: bool) -> None:
-    """Give all ranks the parameters of rank 0; collective.
+    """Distribute the parameters of rank 0 to all ranks; collective.
 
     Args:
         communicator: The ranks.
         model: The model.
-        fills_in: Whether parameters that are initialised on some ranks only are made on the others first.
+        fills_in: Whether parameters that are initialised only on some ranks are first initialised on the others.
     """
     if fills_in:
         fill_in(communicator, model)
@@ -27,9 +27,9 @@ def share_out(communicator: CommunicatorBase, model: chainer.Link, fills_in: boo
 
 
 def fill_in(communicator: CommunicatorBase, model: chainer.Link) -> None:
-    """Have ranks whose parameters are not all initialised take the model of the rank that has the most; collective.
+    """Give ranks with uninitialised parameters the model of the rank with the most initialised ones; collective.
 
-    Chainer's links make parameters of unknown size when they are called first; a rank that has no data calls none.
+    Chainer's links initialise parameters of unknown size when they are first called; a rank without data calls none.
 
     Args:
         communicator: The ranks.
@@ -52,7 +52,7 @@ def fill_in(communicator: CommunicatorBase, model: chainer.Link) -> None:
 
 
 def _send_persistents(model: chainer.Link) -> None:
-    """Have persistent values that were not there before on the devices of their links."""
+    """Put new persistent values on the devices of their links."""
     for link in model.links():
         for name in link._persistent:  # noqa: SLF001 - Chainer has no public name for it
             value: Any = getattr(link, name)

@@ -28,9 +28,9 @@ _LATENCY_TOGETHER = 20
 _USAGE = 2
 
 _HOW = """\
-there is one process, so there is nothing to measure: start several, by
+there is only one process, so there is nothing to measure: start several with
     mpiexec -n 4 python -m mn_comm bench
-or let it start them itself, by
+or let this command start them, with
     python -m mn_comm bench --ranks 4
 """
 
@@ -75,7 +75,7 @@ def _agree_on_options(world: MPI.Intracomm, argv: list[str]) -> Options | int:
         except SystemExit as end:
             found = end.code if isinstance(end.code, int) else _USAGE
         if isinstance(found, Options) and found.ranks is not None and world.size > 1:
-            sys.stderr.write("mn_comm bench: --ranks starts mpiexec, but was given to what mpiexec has started\n")
+            sys.stderr.write("mn_comm bench: --ranks starts mpiexec, but this process was already started by mpiexec\n")
             found = _USAGE
         sys.stderr.flush()
     agreed: Options | int = world.bcast(found)

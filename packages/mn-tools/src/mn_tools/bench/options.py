@@ -138,7 +138,7 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="python -m mn_comm bench",
         allow_abbrev=False,
-        description="Bandwidth and latency of each communicator beside MPI_Allreduce, on the machines at hand. "
+        description="Bandwidth and latency of each communicator, compared with MPI_Allreduce, on your machines. "
         "Start it as `mpiexec -n N python -m mn_comm bench`, or alone with --ranks N.",
     )
     sizes = parser.add_mutually_exclusive_group()
@@ -148,14 +148,14 @@ def _parser() -> argparse.ArgumentParser:
         "--strategies", type=_strategies, default=STRATEGIES, help=f"some of {','.join(STRATEGIES)} (all)"
     )
     parser.add_argument("--rounds", type=_at_least(1), default=20, help="how many rounds at most (20)")
-    parser.add_argument("--arrays", type=_at_least(1), default=1, help="how many arrays the bytes are cut into (1)")
+    parser.add_argument("--arrays", type=_at_least(1), default=1, help="into how many arrays the bytes are divided (1)")
     parser.add_argument("--device", action="store_true", help="average CuPy arrays")
     parser.add_argument(
         "--json",
         nargs="?",
         const="-",
         metavar="FILE",
-        help="write the figures to a file, or else in place of the table",
+        help="write the results to a file, or else print them instead of the table",
     )
     parser.add_argument("--plot", metavar="FILE.png", help="draw time and bus bandwidth; needs matplotlib")
     parser.add_argument("--ranks", type=_at_least(2), metavar="N", help="start mpiexec -n N")

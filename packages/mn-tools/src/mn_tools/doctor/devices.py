@@ -58,8 +58,9 @@ def cupy_distributions() -> list[str]:
 
 def _without_cupy(driver: str) -> Check:
     if driver:
-        return problem("gpu-without-cupy", GROUP, "CuPy", f"not installed, but here is {driver}", python=sys.executable)
-    return ok(GROUP, "CuPy", "not installed, and no driver of NVIDIA's here: arrays in host memory only")
+        found = f"not installed, but this machine has {driver}"
+        return problem("gpu-without-cupy", GROUP, "CuPy", found, python=sys.executable)
+    return ok(GROUP, "CuPy", "not installed, and there is no NVIDIA driver: arrays can only be in host memory")
 
 
 def _judge_devices(seen: dict[str, Any], driver: str, outcome: commands.Outcome) -> Check:
@@ -101,7 +102,7 @@ def check_sharing(job: Job) -> Iterator[Check]:
         found = f"ranks {', '.join(map(str, ranks))} would share {device} of {host}, which NCCL refuses"
         yield problem("gpu-shared", GROUP, "ranks and GPUs", found)
     else:
-        yield ok(GROUP, "ranks and GPUs", f"{len(used)} ranks, each with a GPU of its own")
+        yield ok(GROUP, "ranks and GPUs", f"{len(used)} ranks, each with its own GPU")
 
 
 def check_awareness(job: Job) -> Iterator[Check]:
@@ -116,9 +117,9 @@ def check_awareness(job: Job) -> Iterator[Check]:
 
 def _judge_awareness(aware: bool, library_says_so: bool) -> Check:
     if aware and not library_says_so:
-        found = "MN_COMM_CUDA_AWARE_MPI says yes, the library does not"
+        found = "MN_COMM_CUDA_AWARE_MPI says yes, but the library does not"
         return problem("cuda-aware-claimed", GROUP, "CUDA-aware MPI", found)
-    found = "yes" if aware else "no: what MPI sends of a GPU goes through pinned host memory"
+    found = "yes" if aware else "no: data on a GPU are sent through pinned host memory"
     return ok(GROUP, "CUDA-aware MPI", found)
 
 
@@ -127,9 +128,9 @@ def _driver_version(folder: Path) -> str:
     try:
         text = (folder / "version").read_text()
     except OSError:
-        return "a driver of NVIDIA's" if folder.is_dir() else ""
+        return "an NVIDIA driver" if folder.is_dir() else ""
     match = re.search(r"Module.*?(\d+\.\d+(\.\d+)?)", text)
-    return f"NVIDIA's driver {match[1]}" if match else "a driver of NVIDIA's"
+    return f"NVIDIA's driver {match[1]}" if match else "an NVIDIA driver"
 
 
 def _cuda(version: int) -> str:

@@ -137,7 +137,7 @@ def _judge_start(job: Job, launcher: Launcher, library: Library) -> Iterator[Che
     elif not worlds:
         yield _no_world(job, processes)
     elif all(record["size"] == 1 for record in worlds) and len(worlds) == job.ranks > 1:
-        found = f"{len(worlds)} processes started, and each takes itself for rank 0 of 1"
+        found = f"{len(worlds)} processes started, and each believes that it is rank 0 of 1"
         yield job.problem("rank-0-of-1", "start", found, mpiexec=launcher.path, library=library)
     elif [(record["rank"], record["size"]) for record in worlds] != [(r, job.ranks) for r in range(job.ranks)]:
         seen = ", ".join(f"rank {record['rank']} of {record['size']}" for record in worlds)

@@ -34,7 +34,7 @@ def check(
         usage: Tells the size and what is free, in bytes.
     """
     if not folder.is_dir() or not os.access(folder, os.W_OK):
-        yield problem("shm-missing", GROUP, str(folder), "it is missing, or may not be written to", folder=folder)
+        yield problem("shm-missing", GROUP, str(folder), "it does not exist, or is not writable", folder=folder)
         return
     room = usage(folder)
     found = f"{_mebi(room.free)} free of {_mebi(room.total)}"
@@ -42,7 +42,7 @@ def check(
         found += f"; {options.ranks} ranks may need {_mebi(options.ranks * _PER_RANK)}"
         yield problem("shm-full", GROUP, str(folder), found, folder=folder)
     elif room.total <= _SMALL:
-        found += "; jobs that share more than that end by SIGBUS"
+        found += "; jobs that share more than this end with SIGBUS"
         yield problem("shm-small", GROUP, str(folder), found)
     else:
         yield ok(GROUP, str(folder), found)
@@ -64,7 +64,7 @@ def _leftovers(folder: Path, fix: bool) -> Iterator[Check]:
         return
     names = [path.name for path in left]
     shown = ", ".join(names[:_SHOWN]) + (f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else "")
-    what = f"{len(left)} files of jobs that are no more, {_mebi(sum(left.values()))}: {shown}"
+    what = f"{len(left)} files of jobs that have ended, {_mebi(sum(left.values()))}: {shown}"
     if fix:
         for path in left:
             path.unlink(missing_ok=True)

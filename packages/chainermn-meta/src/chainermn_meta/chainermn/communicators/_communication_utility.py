@@ -1,4 +1,4 @@
-"""What communicators of a script's own take from here: ranks, and communicators derived from MPI's."""
+"""Helpers for communicators that scripts define: ranks, and communicators derived from MPI's."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def chunked_bcast_obj(
     Args:
         obj: At the root anything that can be pickled, of any size; ignored elsewhere.
         mpi_comm: The ranks.
-        max_buf_len: The most bytes to hand to MPI at once.
+        max_buf_len: The most bytes to pass to MPI at once.
         root: The rank that has the object.
     """
     comm = mpi_comm if isinstance(mpi_comm, CommunicatorBase) else create_communicator("naive", mpi_comm)
@@ -69,7 +69,7 @@ def chunked_bcast_obj(
 
 
 def _get_nccl_type_id(dtype: Any) -> int:
-    """Return NCCL's number of a floating dtype.
+    """Return NCCL's constant for a floating dtype.
 
     Raises:
         ValueError: It is another dtype.

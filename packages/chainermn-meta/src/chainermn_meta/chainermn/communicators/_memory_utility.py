@@ -1,4 +1,4 @@
-"""What communicators of a script's own take from here: memory on devices, and parameters packed into it.
+"""Helpers for communicators that scripts define: memory on devices, and packing of parameters into it.
 
 Our own communicators do not use it. CuPy is imported when it is needed.
 """
@@ -25,7 +25,7 @@ __all__ = [
 
 
 class HostPinnedMemory:
-    """Host memory that a device reads and writes quickly; it grows when that is asked for.
+    """Pinned host memory, which a device reads and writes quickly; it can grow.
 
     Attributes:
         size: How many bytes there are.
@@ -41,7 +41,7 @@ class HostPinnedMemory:
         self.memory: Any = None
 
     def assign(self, size: int) -> None:
-        """Make room for at least that many bytes; what was in it is lost if it grows."""
+        """Make room for at least this number of bytes; the contents are lost if it grows."""
         if size > self.size:
             self.memory = self._allocate(size)
             self.size = size
@@ -51,7 +51,7 @@ class HostPinnedMemory:
         return ctypes.c_void_p(self.memory.ptr + offset)
 
     def buffer(self, size: int) -> Any:
-        """Return the first bytes as an object that mpi4py takes."""
+        """Return the first bytes as an object that mpi4py accepts."""
         return (ctypes.c_ubyte * size).from_address(self.memory.ptr)
 
     def array(self, count: int, offset: int = 0, dtype: Any = np.float32) -> Any:
@@ -72,7 +72,7 @@ class HostPinnedMemory:
 
 
 class DeviceMemory(HostPinnedMemory):
-    """The same on the current device."""
+    """Memory on the current device, with the same methods."""
 
     def ptr(self) -> int:  # type: ignore[override]  # so it was
         """Return the address."""
@@ -131,7 +131,7 @@ def pack_params(
         attr_name: ``"data"`` or ``"grad"``.
         buffer: Large enough for all of them.
         transfer_dtype: The dtype that they have there.
-        zero_fill: Whether a missing gradient is one of zeros.
+        zero_fill: Whether a missing gradient counts as zeros.
         stream: The stream on which to copy; ``None`` for the null stream.
     """
     offset = 0
@@ -166,7 +166,7 @@ def unpack_params(
 
 
 def array_to_buffer_object(array: Any, mpi_dtype: Any = None) -> Any:
-    """Return what mpi4py takes for an array.
+    """Return a buffer specification of an array for mpi4py.
 
     Args:
         array: A NumPy or CuPy array; one that is not C-contiguous is copied.

@@ -1,4 +1,4 @@
-"""What all communicators over MPI are."""
+"""The base class of all communicators over MPI."""
 
 from mn_comm import Communicator as MpiCommunicatorBase
 

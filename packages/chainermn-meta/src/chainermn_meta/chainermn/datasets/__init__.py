@@ -1,8 +1,8 @@
-"""Datasets shared out among ranks."""
+"""Datasets divided among the ranks."""
 
 from chainermn.datasets import empty_dataset, scatter  # noqa: F401 - scripts reach them without another import
 
-# From the module, so that importing that later does not put it in place of the function of its name.
+# From the module, so that importing the module later does not replace the function of the same name.
 from chainermn.datasets.scatter_dataset import scatter_dataset
 
 from mn_data import (

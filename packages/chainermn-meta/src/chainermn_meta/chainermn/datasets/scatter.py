@@ -1,4 +1,4 @@
-"""Datasets shared out among ranks."""
+"""Datasets divided among the ranks."""
 
 from mn_data import DataSizeError, get_epoch_trigger, get_n_iterations_for_one_epoch, scatter_dataset, scatter_index
 

@@ -1,4 +1,4 @@
-"""Trainer extensions that know of the other ranks."""
+"""Trainer extensions for training on several ranks."""
 
 from chainermn.extensions import (  # noqa: F401 - scripts reach them without another import
     _multi_node_snapshot,

@@ -1,4 +1,4 @@
-"""Snapshots of all ranks, under the module name that scripts know."""
+"""Snapshots of all ranks, under the module name that scripts use."""
 
 from mn_extensions.snapshot import MultiNodeSnapshot as _MultiNodeSnapshot
 from mn_extensions.snapshot import multi_node_snapshot

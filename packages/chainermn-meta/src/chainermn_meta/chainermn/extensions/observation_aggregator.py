@@ -1,4 +1,4 @@
-"""An observation of all ranks, put together."""
+"""Observations averaged over all ranks."""
 
 from mn_extensions import ObservationAggregator
 

@@ -1,8 +1,8 @@
-"""Communication that gradients travel back through."""
+"""Differentiable communication."""
 
 from chainermn.functions import batch_normalization  # noqa: F401 - scripts reach it without another import
 
-# From the modules, so that importing one later does not put it in place of the function of its name.
+# From the modules, so that importing a module later does not replace the function of the same name.
 from chainermn.functions.collective_communication import (
     all_to_all,
     allgather,

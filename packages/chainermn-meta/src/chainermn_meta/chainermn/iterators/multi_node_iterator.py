@@ -1,4 +1,4 @@
-"""One rank's batches, on all ranks."""
+"""An iterator that gives all ranks the batches of one rank."""
 
 from mn_data import create_multi_node_iterator
 

@@ -1,6 +1,6 @@
 """Links that span ranks."""
 
-# From the modules, so that importing one later does not put it in place of the function of its name.
+# From the modules, so that importing a module later does not replace the function of the same name.
 from chainermn.links.batch_normalization import MultiNodeBatchNormalization
 from chainermn.links.create_mnbn_model import create_mnbn_model
 from chainermn.links.multi_node_chain_list import MultiNodeChainList

@@ -1,4 +1,4 @@
-"""What tests of scripts need."""
+"""Helpers for tests of scripts."""
 
 from chainermn.testing.device import get_device
 

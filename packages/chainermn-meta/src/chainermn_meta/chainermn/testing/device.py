@@ -14,7 +14,7 @@ def get_device(device_id: int | None = None, use_chainerx: bool = False) -> Any:
 
     Args:
         device_id: The number of a GPU; ``None`` for the CPU.
-        use_chainerx: Whether arrays on it are ChainerX's.
+        use_chainerx: Whether to return a device of ChainerX.
 
     Raises:
         ValueError: There is no such device.
