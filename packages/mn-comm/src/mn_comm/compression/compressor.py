@@ -11,6 +11,7 @@ import numpy as np
 
 from mn_comm import agreement
 from mn_comm.compression.base import Compression, Exchange, Link, Piece, Portion
+from mn_comm.placement import array_module, at_rest, is_device_array
 
 if TYPE_CHECKING:
     from mn_comm.gradients.bucket import Exchanged
@@ -112,24 +113,27 @@ class Compressor:
         """Forget a layout that is used no more."""
         self._known.pop(layout, None)
 
-    def average(self, ranks: Ranks, portion: _Array, what: Exchanged) -> None:
+    def average(self, link: Link, portion: Any, what: Exchanged) -> None:
         """Overwrite a part of a bucket with its mean over some ranks; collective.
 
         Args:
-            ranks: The ranks.
-            portion: The part: one-dimensional, of floats.
+            link: The ranks, and the way between them.
+            portion: The part: one-dimensional, of floats; on a device, that is the current one, if the compression
+                takes such.
             what: Which part of which bucket it is.
         """
+        ranks = link.ranks
         if ranks.size == 1:
             return
         known = self._known[what.layout]
         exchange = self._exchange(known, ranks, portion, what)
         self._touched.append((known, exchange))
-        link = Link(ranks)
         with np.errstate(all="ignore"):  # NaN and infinities are the gradients' own
             exchange.average(link, portion, known.step)
         self._sent += link.sent
-        self._plain += 2 * (ranks.size - 1) / ranks.size * portion.nbytes
+        # Halves on a device are packed as float32.
+        itemsize = what.specs[what.parts[0].member][2].itemsize
+        self._plain += 2 * (ranks.size - 1) / ranks.size * portion.size * itemsize
 
     def commit(self, layout: int) -> None:
         """Keep what the last step has left, on all ranks alike.
@@ -155,7 +159,8 @@ class Compressor:
         for known in (*self._known.values(), *self._loaded):
             memories = [*known.saved.values(), *(each.memory.now for each in known.exchanges.values())]
             for array in (array for memory in memories for array in memory.values()):
-                array *= change
+                with at_rest(array):
+                    array *= change
 
     def report(self) -> CompressionReport:
         """Return what the last step sent, and what it has left out on this rank; not collective."""
@@ -163,7 +168,7 @@ class Compressor:
         errors = [
             each.memory.now["error"] for known in list(self._known.values()) for each in list(known.exchanges.values())
         ]
-        square = sum(float(np.vdot(error, error)) for error in errors)
+        square = sum(map(_square, errors))
         return CompressionReport(int(sent), sent / plain if plain else 1.0, square**0.5 / self.scale)
 
     def state(self) -> dict[str, _Array]:
@@ -176,7 +181,7 @@ class Compressor:
             for portion, memory in held.items():
                 for name, array in memory.items():
                     names.append((portion, name))
-                    arrays[str(len(arrays))] = array.copy()
+                    arrays[str(len(arrays))] = _copy(array)
             told = {"key": known.key, "names": sorted(known.names), "order": known.order, "step": known.step}
             header.append(told | {"arrays": names})
         if not header:
@@ -226,18 +231,34 @@ class Compressor:
                     stacklevel=2,
                 )
 
-    def _exchange(self, known: _Known, ranks: Ranks, portion: _Array, what: Exchanged) -> Exchange:
+    def _exchange(self, known: _Known, ranks: Ranks, portion: Any, what: Exchanged) -> Exchange:
         member, within, *_ = what.parts[0]
         name = f"{member}+{within.start if isinstance(within, slice) else 0}"
         found = known.exchanges.get(name)
         if found is None:
             pieces = _pieces(what, portion.size)
-            found = self.compression.exchange(Portion(portion.size, pieces, ranks.rank, ranks.size))
+            xp = array_module(portion)
+            found = self.compression.exchange(Portion(portion.size, pieces, ranks.rank, ranks.size, xp))
             for key, array in known.saved.pop(name, {}).items():
                 if found.memory.now[key].shape == array.shape:  # otherwise memory can be shared no more, or again
-                    found.memory.now[key][...] = array
+                    found.memory.now[key][...] = xp.asarray(array)
             known.exchanges[name] = found
         return found
+
+
+def _square(error: Any) -> float:
+    """Return the square of a norm."""
+    if not is_device_array(error):
+        return float(np.vdot(error, error))
+    with error.device:
+        return float(array_module(error).vdot(error, error))
+
+
+def _copy(array: Any) -> _Array:
+    """Return a copy in host memory."""
+    with at_rest(array):
+        copy: _Array = array.get() if is_device_array(array) else array.copy()
+    return copy
 
 
 def _pieces(what: Exchanged, length: int) -> list[Piece]:

@@ -7,7 +7,10 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from mn_comm import agreement
+from mn_comm.arithmetic import is_half
 from mn_comm.config import Config
 from mn_comm.device import staging
 from mn_comm.device.kernels import Table, pack, unpack
@@ -214,6 +217,8 @@ def lay_out(
         communicator = way.connect()
         side = cupy.cuda.Stream(non_blocking=True) if in_background else None
         dtypes = [config.allreduce_grad_dtype or specs[parts[0].member][2] for parts in filled]
+        if way.compresses:  # in float32, into which the kernel that packs converts on the way
+            dtypes = [np.dtype(np.float32) if is_half(dtype) else dtype for dtype in dtypes]
         staged = iter(
             host_buckets([parts for parts, dtype in zip(filled, dtypes, strict=True) if way.is_staged(dtype)])
         )
