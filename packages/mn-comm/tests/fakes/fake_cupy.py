@@ -309,7 +309,7 @@ def ascontiguousarray(array):
 class RawKernel:
     """Does what the kernels ``pack`` and ``unpack`` do, as their comment describes the table."""
 
-    names = types.MappingProxyType({"float": "f4", "double": "f8", "__half": "f2"})
+    names = types.MappingProxyType({"float": "f4", "double": "f8", "__half": "f2", "__nv_bfloat16": "bfloat16"})
 
     def __init__(self, source, name):
         assert f" {name}(" in source

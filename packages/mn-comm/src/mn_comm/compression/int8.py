@@ -12,7 +12,7 @@ from mn_comm.compression.base import Compression, Portion, check_integer
 from mn_comm.compression.blocks import BlockExchange
 from mn_comm.compression.draws import Draws
 from mn_comm.compression.scales import INFINITE, MAGNITUDE, Room, expand, is_usable, split_message
-from mn_comm.compression.whole_blocks import WholeBlockExchange, in_rows
+from mn_comm.compression.whole_blocks import WholeBlockExchange, as_rows
 
 __all__ = ["Int8", "Int8Codec", "Int8Rows"]
 
@@ -159,44 +159,51 @@ class Int8Rows:
 
     def encode(self, values: Any, message: Any, random: Draws | None) -> None:
         """Write a message, and leave in ``values`` what it does not say."""
+        if not values.size:
+            return
         xp = self._xp
         scales, codes = split_message(message, values.size, self.block)
-        for scale, rows, code in in_rows(self.block, scales, values, codes.view(np.int8)):
-            bits = rows.view(np.int32)
-            sign = (bits >> np.int32(31) | np.int32(1)).astype(np.int8)
-            bits = bits & MAGNITUDE  # as integers magnitudes have the same order, and NaN is above all of them
-            special = xp.where(bits > INFINITE, _NAN, sign)
-            greatest = bits.max(axis=1)
-            is_finite = greatest < INFINITE
-            greatest = greatest.view(np.float32)
-            usable = is_usable(greatest, _GREATEST)
-            unit = xp.where(usable, greatest / _GREATEST, _ZERO)
-            inverse = xp.where(usable, 1 / unit, _ZERO)
-            scaled = xp.where(bits < INFINITE, rows, _ZERO)
-            rows[...] = xp.where(is_finite[:, np.newaxis], scaled, _ZERO)
-            scaled *= inverse[:, np.newaxis]
-            if random is None:
-                scaled += _ROUNDS
-                quantised = scaled.view(np.int32).astype(np.int8)
-                scaled -= _ROUNDS
-            else:
-                scaled += random.random(scaled.shape)
-                scaled = xp.clip(xp.floor(scaled), -_GREATEST, _GREATEST)
-                quantised = scaled.astype(np.int8)
-            code[...] = xp.where(bits < INFINITE, quantised, special)
-            scaled *= unit[:, np.newaxis]
-            rows -= scaled
-            scale[...] = xp.where(is_finite, unit, np.float32(np.inf))
+        rows = as_rows(xp, values, self.block)
+        bits = rows.view(np.int32)
+        sign = (bits >> np.int32(31) | np.int32(1)).astype(np.int8)
+        bits = bits & MAGNITUDE  # as integers magnitudes have the same order, and NaN is above all of them
+        special = xp.where(bits > INFINITE, _NAN, sign)
+        is_finite = bits < INFINITE
+        greatest = bits.max(axis=1)
+        are_finite = greatest < INFINITE
+        greatest = greatest.view(np.float32)
+        usable = is_usable(greatest, _GREATEST)
+        unit = xp.where(usable, greatest / _GREATEST, _ZERO)
+        inverse = xp.where(usable, 1 / unit, _ZERO)
+        scaled = xp.where(is_finite, rows, _ZERO)
+        error = xp.where(are_finite[:, np.newaxis], scaled, _ZERO)
+        scaled *= inverse[:, np.newaxis]
+        if random is None:
+            scaled += _ROUNDS
+            quantised = scaled.view(np.int32).astype(np.int8)
+            scaled -= _ROUNDS
+        else:
+            scaled += random.random(scaled.shape)
+            scaled = xp.clip(xp.floor(scaled), -_GREATEST, _GREATEST)
+            quantised = scaled.astype(np.int8)
+        codes.view(np.int8)[...] = xp.where(is_finite, quantised, special).reshape(-1)[: values.size]
+        scaled *= unit[:, np.newaxis]
+        error -= scaled
+        values[...] = error.reshape(-1)[: values.size]
+        scales[...] = xp.where(are_finite, unit, np.float32(np.inf))
 
     def decode(self, message: Any, values: Any) -> None:
         """Overwrite ``values`` with what a message says."""
+        if not values.size:
+            return
         xp = self._xp
         scales, codes = split_message(message, values.size, self.block)
-        for scale, rows, code in in_rows(self.block, scales, values, codes.view(np.int8)):
-            product = code.astype(np.float32)
-            product *= scale[:, np.newaxis]
-            product = xp.where(code == _NAN, np.float32(np.nan), product)
-            rows[...] = xp.where(code == np.int8(0), _ZERO, product)  # beside an infinity, too
+        rows = as_rows(xp, codes.view(np.int8), self.block)
+        product = rows.astype(np.float32)
+        product *= scales[:, np.newaxis]
+        product = xp.where(rows == _NAN, np.float32(np.nan), product)
+        product = xp.where(rows == np.int8(0), _ZERO, product)  # beside an infinity, too
+        values[...] = product.reshape(-1)[: values.size]
 
 
 def _units(scales: _Array) -> tuple[_Array, _Array]:

@@ -15,7 +15,7 @@ from mn_comm.compression.base import Link, Memory, Portion
 from mn_comm.compression.blocks import ranges
 from mn_comm.compression.draws import Draws
 
-__all__ = ["RowCodec", "WholeBlockExchange", "in_rows"]
+__all__ = ["RowCodec", "WholeBlockExchange", "as_rows", "in_rows"]
 
 _Array = Any  # CuPy's; NumPy's in tests
 
@@ -93,17 +93,14 @@ class WholeBlockExchange:
 
     def _mean(self, own: _Array, summands: dict[int, _Array]) -> _Array:
         """Return the mean over all ranks, added up in their order."""
-        total, each = (self._xp.empty(own.size, np.float32) for _ in range(2))
+        room, other = (self._xp.empty(own.size, np.float32) for _ in range(2))
+        total = own
         for rank in range(self._size):
-            if rank == self._rank:
-                summand = own
-            else:
-                summand = each if rank else total
+            summand = own
+            if rank != self._rank:
+                summand = other if rank else room
                 self._codec.decode(summands[rank], summand)
-            if not rank:
-                total[...] = summand
-            else:
-                self._xp.add(total, summand, out=total)
+            total = self._xp.add(total, summand, out=room) if rank else summand
         total *= np.float32(1 / self._size)
         return total
 
@@ -124,6 +121,15 @@ class WholeBlockExchange:
 
     def _room(self, length: int) -> _Array:
         return self._xp.empty(self._codec.nbytes(length), np.uint8)
+
+
+def as_rows(xp: Any, values: _Array, block: int) -> _Array:
+    """Return elements in rows of a block each, the last one filled up with zeros: a view, or a copy if it has to be."""
+    if values.size % block == 0:
+        return values.reshape(-1, block)
+    rows = xp.zeros((-(-values.size // block), block), values.dtype)
+    rows.reshape(-1)[: values.size] = values
+    return rows
 
 
 def in_rows(block: int, scales: _Array, *arrays: _Array) -> Iterator[tuple[_Array, ...]]:
