@@ -2,7 +2,6 @@
 
 import gc
 import sys
-import threading
 import warnings
 
 import numpy as np
@@ -70,12 +69,11 @@ def test_on_one_node(cupy, how, name, dtype, background):
 
 @pytest.mark.skipif(SIZE < 3, reason="needs a node of several ranks, and another one")
 @pytest.mark.parametrize("background", [False, True])
-@pytest.mark.parametrize("in_turns", [True, False])
 @pytest.mark.parametrize("name", ["hierarchical", "two_dimensional", "non_cuda_aware", "pure_nccl"])
 @pytest.mark.parametrize("how", ALL, ids=repr)
-def test_across_nodes(cupy, on_nodes, how, name, in_turns, background):
+def test_across_nodes(cupy, on_nodes, how, name, background):
     """NCCL within nodes, or host memory; shares are compressed across them."""
-    comm = on_nodes(name, 2, in_turns=in_turns)
+    comm = on_nodes(name, 2, background=background)
     reducer = comm.gradient_reducer(compression=how, background=background)
     total = expected = 0
     for _ in range(20):
@@ -171,9 +169,8 @@ def test_staged_only_codes_leave_the_device(cupy, moved, how, background):
         average(reducer, grads, background)
     sent = reducer.compression_report.bytes_sent
     assert sent < 0.55 * UNCOMPRESSED * (SIZE - 1)
-    # What is sent to all is copied once; what was received, from each.
-    most = sent + max(sent, UNCOMPRESSED * 0.012 * 1.5 * (SIZE - 1) * 2)
-    assert 0 < sum(each for each in moved if each > 1000 or not background) <= most + 10_000
+    # As much is received; there are also some small tables.
+    assert sent < sum(moved) < 2.2 * sent + 10_000
     assert not watched.nccl
     thread = {thread for _, thread, *_ in watched.launches}
     assert (thread == {"MainThread"}) != background
@@ -188,7 +185,7 @@ def test_staged_only_codes_leave_the_device(cupy, moved, how, background):
 @pytest.mark.parametrize("name", ["two_dimensional", "hierarchical", "pure_nccl"])
 def test_only_what_crosses_nodes_is_compressed(cupy, on_nodes, name, background):
     """Within nodes all ranks' gradients are averaged by NCCL, exactly; each share is compressed once."""
-    comm = on_nodes(name, 2)
+    comm = on_nodes(name, 2, background=background)
     reducer, grads = ready(comm, cupy, Int8(), background)
     with Watched(cupy) as watched:
         average(reducer, grads, background)
@@ -213,11 +210,10 @@ def test_only_what_crosses_nodes_is_compressed(cupy, on_nodes, name, background)
 @several
 @pytest.mark.parametrize("dtype", ["f2", "bfloat16", "f8"])
 @pytest.mark.parametrize("how", [*ALL, Int8(rounding="stochastic")], ids=repr)
-@pytest.mark.parametrize("name", ["flat", "pure_nccl"])
-def test_other_dtypes(cupy, name, how, dtype):
+def test_other_dtypes(cupy, how, dtype):
     """Halves are packed as float32, and come back as what they were; the mean of many steps is the mean."""
     dtype = np.dtype(pytest.importorskip("ml_dtypes").bfloat16 if dtype == "bfloat16" else dtype)
-    comm = create_communicator(name)
+    comm = create_communicator("pure_nccl")
     reducer = comm.gradient_reducer(compression=how)
     given = [grad.astype(dtype) for grad in gradients(0, "f4")]
     total = 0
@@ -228,7 +224,7 @@ def test_other_dtypes(cupy, name, how, dtype):
         assert len(set(WORLD.allgather(mine))) == 1
         total = total + np.concatenate([each.astype("f8").reshape(-1) for each in found])
     expected = np.mean(WORLD.allgather(np.concatenate([each.astype("f8").reshape(-1) for each in given])), axis=0)
-    tolerance = 0.75 if isinstance(how, PowerSGD) else 0.08  # matrices of random numbers are far from those of rank two
+    tolerance = 0.75 if isinstance(how, PowerSGD) else 0.12  # matrices of random numbers are far from those of rank two
     assert np.linalg.norm(total / 40 - expected) < tolerance * np.linalg.norm(expected)
     plain = 2 * (SIZE - 1) / SIZE * sum(each.nbytes for each in given)
     report = reducer.compression_report
@@ -311,7 +307,6 @@ def test_ranks_that_share_a_device_are_told_or_do_without_nccl(cupy):
                 ready(comm, cupy, how)
             assert not watched.nccl
             comm.finalize()
-    threading.Barrier(1).wait()
 
 
 class Doubled(Compression):
