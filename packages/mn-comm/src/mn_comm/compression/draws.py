@@ -13,8 +13,8 @@ __all__ = ["Draws"]
 class Draws:
     """Numbers from 0 to below 1, that depend on a seed and on how many were drawn before: integers, hashed twice.
 
-    A generator of CuPy's would have to be set up anew in every step, so that a snapshot goes on with the same numbers,
-    which takes longer than this.
+    A generator of CuPy's would have to be set up in every step, so that a snapshot goes on with the same numbers, which
+    takes longer than this.
 
     Args:
         xp: The module of functions for the arrays: NumPy or CuPy.
