@@ -241,7 +241,7 @@ def _launch(function, *args, **kwargs):
     args = [each._memory if isinstance(each, ndarray) else each for each in args]
     plain = {name: each._memory if isinstance(each, ndarray) else each for name, each in kwargs.items()}
     result = function(*args, **plain)
-    return kwargs["out"] if isinstance(kwargs.get("out"), ndarray) else ndarray(np.asarray(result), Device(device))
+    return kwargs["out"] if isinstance(kwargs.get("out"), ndarray) else ndarray(np.asarray(result))
 
 
 def _operator(function, is_reflected=False, is_in_place=False):

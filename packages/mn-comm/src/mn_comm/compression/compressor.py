@@ -78,8 +78,9 @@ class Compressor:
         self.scale = 1.0
         self._known: dict[int, _Known] = {}
         self._touched: list[tuple[_Known, Exchange]] = []
-        self._sent = self._plain = 0.0
-        self._last = (0.0, 0.0)
+        # Of each exchange, as it may be by either of two threads: what was sent, and what would have been.
+        self._sent: list[tuple[int, float]] = []
+        self._last = (0, 0.0)
         self._loaded: list[_Known] = []
         self._has_warned = False
 
@@ -130,10 +131,9 @@ class Compressor:
         self._touched.append((known, exchange))
         with np.errstate(all="ignore"):  # NaN and infinities are the gradients' own
             exchange.average(link, portion, known.step)
-        self._sent += link.sent
         # Halves on a device are packed as float32.
         itemsize = what.specs[what.parts[0].member][2].itemsize
-        self._plain += 2 * (ranks.size - 1) / ranks.size * portion.size * itemsize
+        self._sent.append((link.sent, 2 * (ranks.size - 1) / ranks.size * portion.size * itemsize))
 
     def commit(self, layout: int) -> None:
         """Keep what the last step has left, on all ranks alike.
@@ -145,13 +145,13 @@ class Compressor:
             exchange.memory.commit()
         if layout in self._known:
             self._known[layout].step += 1
-        self._last = self._sent, self._plain
+        self._last = sum(sent for sent, _ in self._sent), sum(plain for _, plain in self._sent)
         self.roll_back()
 
     def roll_back(self) -> None:
         """Forget what a step has left that was abandoned."""
         self._touched.clear()
-        self._sent = self._plain = 0.0
+        self._sent.clear()
 
     def use_scale(self, scale: float) -> None:
         """Have gradients multiplied by another factor from now on."""
@@ -169,7 +169,7 @@ class Compressor:
             each.memory.now["error"] for known in list(self._known.values()) for each in list(known.exchanges.values())
         ]
         square = sum(map(_square, errors))
-        return CompressionReport(int(sent), sent / plain if plain else 1.0, square**0.5 / self.scale)
+        return CompressionReport(sent, sent / plain if plain else 1.0, square**0.5 / self.scale)
 
     def state(self) -> dict[str, _Array]:
         """Return what this rank has to remember, copied; empty if it is nothing."""

@@ -120,7 +120,7 @@ class DeviceBucket:
                 stream.synchronize()
             return mean
 
-        return self.submit(average)
+        return _OnDevice(self.submit(average), self.on_side_stream(after_current=False))
 
     def pack(self, arrays: Arrays) -> None:
         """Copy gradients, of any memory layout, into the bucket; ``None`` counts as zeros.
@@ -174,6 +174,34 @@ class DeviceBucket:
         if grad.device.id != self.flat.device.id:
             raise ValueError(f"expected gradients on device {self.flat.device.id}, got one on device {grad.device.id}")
         return cupy.ascontiguousarray(grad)
+
+
+class _OnDevice:
+    """What a worker brings to the device.
+
+    Args:
+        future: The array.
+        on_side: What makes its device and a stream for it the current ones.
+    """
+
+    def __init__(self, future: Future[Any], on_side: Callable[[], AbstractContextManager[Any]]) -> None:
+        self._future = future
+        self._on_side = on_side
+
+    def wait(self) -> Any:
+        """Return the array."""
+        return self._future.wait()
+
+    def then(self, function: Callable[[Any], Any]) -> _OnDevice:
+        """Return what a function makes of the array, in the worker, on its device."""
+
+        def call(array: Any) -> Any:
+            with self._on_side() as stream:
+                result = function(array)
+                stream.synchronize()
+            return result
+
+        return _OnDevice(self._future.then(call), self._on_side)
 
 
 def _length(parts: Sequence[Part]) -> int:
