@@ -30,7 +30,7 @@ def on_nodes(monkeypatch):
         made.append(MPI.COMM_WORLD.Dup())  # where the ranks run is found out once for each
         communicator = create_communicator(strategy, made[-1], **options)
         if background:  # the thread that averages has a communicator of its own, and finds out for itself
-            assert communicator._contexts.background[0].topology.inter_size == count
+            assert communicator._contexts.background[0].topology.inter_size == communicator.inter_size
         monkeypatch.undo()
         return communicator
 

@@ -309,6 +309,50 @@ def test_ranks_that_share_a_device_are_told_or_do_without_nccl(cupy):
             comm.finalize()
 
 
+@several
+@pytest.mark.parametrize("how", [*ALL, Int8(block=16)], ids=repr)
+@pytest.mark.parametrize("name", ["flat", "pure_nccl"])
+def test_one_reduction_under_way_while_the_next_begins(cupy, name, how):
+    """As in double buffering: what the first has left is what the second begins with."""
+    comm, host = create_communicator(name), create_communicator("flat")
+    options = {"compression": how, "background": True, "bucket_bytes": 4000, "sets": 2}
+    found = []
+    for each, place in ((comm, cupy.asarray), (host, np.array)):
+        reducer, waiting, means = each.gradient_reducer(**options), [], []
+        for step in range(6):
+            arrays = [place(grad) for grad in gradients(step, "f4")]
+            model = Model(**{f"p{i}": Param(array, array) for i, array in enumerate(arrays)})
+            reduction = reducer.start(model)
+            reduction.ready_all()
+            waiting.append((reduction, model))
+            if step:
+                first, averaged = waiting.pop(0)
+                first.wait()
+                grads = [param.grad for param in averaged.params.values()]
+                means.append(b"".join((grad if place is np.array else grad.get()).tobytes() for grad in grads))
+        waiting.pop()[0].wait()
+        found.append((means, reducer.compression_report.bytes_sent))
+    assert found[0][0] == found[1][0]
+    assert found[0][1] == pytest.approx(found[1][1], rel=0.001)  # only the host omits the places where all travel
+    comm.finalize()
+    host.finalize()
+
+
+@several
+@pytest.mark.parametrize("how", ALL, ids=repr)
+@pytest.mark.parametrize("name", ["flat", "two_dimensional"])
+def test_some_gradients_on_the_device_and_some_in_host_memory(cupy, name, how):
+    comm = create_communicator(name)
+    reducer = comm.gradient_reducer(compression=how, background=True)
+    for step in range(3):
+        arrays = [cupy.asarray(grad) if i % 2 else grad for i, grad in enumerate(gradients(step, "f4"))]
+        found = [array if isinstance(array, np.ndarray) else array.get() for array in average(reducer, arrays, True)]
+        assert len(set(WORLD.allgather(b"".join(array.tobytes() for array in found)))) == 1
+    counted = reducer._compressor._last[1]
+    assert counted == pytest.approx(2 * (SIZE - 1) / SIZE * sum(array.nbytes for array in found))
+    comm.finalize()
+
+
 class Doubled(Compression):
     """Somebody's own compression, which knows NumPy only."""
 

@@ -251,8 +251,8 @@ def test_other_dtypes(how, dtype):
 
 
 # What error feedback leaves after T steps is what is remembered, divided by T; that is a few times the gradient, and
-# for TopK some 1 / ratio times: with 0.01 an element travels twice in 200 steps, unless the ratio warms up, as its paper
-# has it, which takes thousands of steps.
+# for TopK some 1 / ratio times: with 0.01 an element travels twice in 200 steps, unless the ratio warms up, which takes
+# thousands of steps in its paper.
 FED_BACK = [
     *(Int8(), Int8(block=16, rounding="stochastic"), OneBit(block=64), OneBit(), TopK(0.5)),
     *(TopK(0.4, warm_up=10), TopK(0.01, warm_up=1000), PowerSGD(rank=8, start_iter=0, min_compression_rate=1)),
