@@ -23,12 +23,14 @@ def on_nodes(monkeypatch):
 
     made = []
 
-    def on_nodes(strategy, count, *, in_turns=True, **options):
+    def on_nodes(strategy, count, *, in_turns=True, background=False, **options):
         rank, size = MPI.COMM_WORLD.rank, MPI.COMM_WORLD.size
         node = rank % count if in_turns else rank * count // size
         monkeypatch.setattr(MPI, "Get_processor_name", lambda: f"node{node}")
         made.append(MPI.COMM_WORLD.Dup())  # where the ranks run is found out once for each
         communicator = create_communicator(strategy, made[-1], **options)
+        if background:  # the thread that averages has a communicator of its own, and finds out for itself
+            assert communicator._contexts.background[0].topology.inter_size == communicator.inter_size
         monkeypatch.undo()
         return communicator
 

@@ -116,7 +116,7 @@ def test_gradients_there_and_back(cupy, zero_fill, wire):
     _memory_utility.pack_params(params, "grad", buffer, np.dtype(wire), zero_fill, cupy.cuda.Stream())
     packed = buffer.array(count, dtype=wire)
     assert packed.get().tolist() == ([0, 3, 4, 7] if zero_fill else [3, 4, 7])
-    packed[...] = np.arange(count) + 10
+    packed[...] = cupy.asarray(np.arange(count) + 10)
     held = model.params["c"].grad
     _memory_utility.unpack_params(params, "grad", buffer, np.dtype(wire), zero_fill)
     assert np.concatenate([param.grad.get() for param in params]).tolist() == list(range(10, 10 + count))

@@ -7,11 +7,13 @@ CuPy is not imported here: if there is an array on a device, it has been importe
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
 
-__all__ = ["deliver", "is_device_array", "make_room", "to_host", "zeros_beside"]
+__all__ = ["array_module", "at_rest", "deliver", "is_device_array", "make_room", "to_host", "zeros_beside"]
 
 _Array = np.ndarray[Any, Any]
 
@@ -22,6 +24,23 @@ def is_device_array(array: Any) -> bool:
         return False
     cupy = sys.modules.get("cupy")
     return cupy is not None and isinstance(array, cupy.ndarray)
+
+
+def array_module(array: Any) -> Any:
+    """Return the module of functions for such an array: ``cupy`` or ``numpy``."""
+    return sys.modules["cupy"] if is_device_array(array) else np
+
+
+@contextmanager
+def at_rest(array: Any) -> Iterator[None]:
+    """Within the block, nothing else is done with an array, on whatever stream it was used before or is after."""
+    if not is_device_array(array):
+        yield
+        return
+    with array.device:
+        array.device.synchronize()
+        yield
+        array.device.synchronize()
 
 
 def to_host(array: Any) -> _Array:

@@ -27,6 +27,7 @@ import numpy as np
 from mn_comm import agreement
 from mn_comm.arithmetic import add_up, divide
 from mn_comm.collectives.allreduce import mean_in_place
+from mn_comm.compression.base import Link
 from mn_comm.gradients.bucket import Block, Bucket, Exchanged
 from mn_comm.shared_memory import share
 
@@ -201,7 +202,7 @@ class Strategy:
         if self.compressor is None:
             mean_in_place(ranks, share)
         else:
-            self.compressor.average(ranks, share, what)
+            self.compressor.average(Link(ranks), share, what)
 
     def all_gather(self, bucket: Bucket, divisor: int = 1, blocks: Sequence[Block] | None = None) -> None:
         """Write a bucket whose shares are final to where its elements belong; collective within the node.

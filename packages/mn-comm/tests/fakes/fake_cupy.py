@@ -1,7 +1,8 @@
 """A stand-in for CuPy whose device memory is NumPy's: as much of it as mn_comm uses, and not a bit more.
 
-What CuPy refuses is refused: an array does not turn into a NumPy array by itself, copies between the two want equal
-shapes and dtypes, and pinned memory is not zeroed. The kernel is imitated, on the addresses that it is given.
+What CuPy refuses is refused: an array does not turn into a NumPy array by itself, the two are not operands of one
+operation, copies between the two want equal shapes and dtypes, and pinned memory is not zeroed. The kernel is imitated,
+on the addresses that it is given.
 """
 
 import ctypes
@@ -15,6 +16,8 @@ int64, uint8 = np.int64, np.uint8
 DEVICES = 4
 calls = []  # the names of what would have gone to the driver, in order
 log = []  # of each also the thread, and the stream that was current
+launches = []  # the same of arithmetic, and whether it was on the current device
+syncs = []  # the names of what would have made the host wait for the device
 
 
 def _call(name):
@@ -155,10 +158,16 @@ class ndarray:
         return len(self._memory)
 
     def __getitem__(self, key):
+        if isinstance(key, ndarray):
+            if key.dtype == bool:
+                syncs.append("mask")
+            return _launch(lambda memory, key: memory[key], self, key)
         return ndarray(self._memory[key][...], self.device)
 
     def __setitem__(self, key, value):
-        self._memory[key] = value._memory if isinstance(value, ndarray) else value
+        assert type(value) is not np.ndarray or not value.ndim, "an array in host memory is not assigned from"
+        key, value = (each._memory if isinstance(each, ndarray) else each for each in (key, value))
+        self._memory[key] = value
 
     def get(self, out=None):
         _call("get")
@@ -175,18 +184,29 @@ class ndarray:
         assert self.flags.c_contiguous or self.flags.f_contiguous
         self._memory[...] = array
 
-    def __itruediv__(self, number):
-        self._memory /= number
-        return self
+    __array_ufunc__ = None  # a NumPy array is no operand
 
-    def __sub__(self, other):
-        return ndarray(self._memory - other._memory, self.device)
+    def __bool__(self):
+        return bool(_to_host(self))
 
-    def __eq__(self, other):
-        return ndarray(np.asarray(self._memory == other), self.device)
+    def __float__(self):
+        return float(_to_host(self))
+
+    def __int__(self):
+        return int(_to_host(self))
+
+    @property
+    def T(self):
+        return ndarray(self._memory.T, self.device)
 
     def all(self):
-        return bool(self._memory.all())
+        return _launch(np.all, self)
+
+    def max(self, axis=None):
+        return _launch(np.max, self, axis=axis)
+
+    def sum(self, axis=None):
+        return _launch(np.sum, self, axis=axis)
 
     def copy(self):
         return ndarray(self._memory.copy(), self.device)
@@ -203,6 +223,69 @@ class ndarray:
         return ndarray(self._memory.view(dtype), self.device)
 
 
+def _to_host(array):
+    assert array.size == 1
+    syncs.append("scalar")
+    return array._memory.reshape(())[()]
+
+
+def _launch(function, *args, **kwargs):
+    """Do what a NumPy function does, on arrays on one device and numbers."""
+    arrays = [each for each in (*args, *kwargs.values()) if isinstance(each, ndarray)]
+    for each in (*args, *kwargs.values()):
+        assert type(each) is not np.ndarray, "an array in host memory is no operand"
+    device = arrays[0].device.id if arrays else _current.device
+    assert all(array.device.id == device for array in arrays), "expected arrays on one device"
+    where = (threading.current_thread().name, get_current_stream(), device == _current.device)
+    launches.append((getattr(function, "__name__", "?"), *where))
+    args = [each._memory if isinstance(each, ndarray) else each for each in args]
+    plain = {name: each._memory if isinstance(each, ndarray) else each for name, each in kwargs.items()}
+    result = function(*args, **plain)
+    return kwargs["out"] if isinstance(kwargs.get("out"), ndarray) else ndarray(np.asarray(result))
+
+
+def _operator(function, is_reflected=False, is_in_place=False):
+    def operate(self, other):
+        operands = (other, self) if is_reflected else (self, other)
+        return _launch(function, *operands, **({"out": self} if is_in_place else {}))
+
+    return operate
+
+
+for _name, _function in {
+    **{"add": np.add, "sub": np.subtract, "mul": np.multiply, "truediv": np.divide, "and": np.bitwise_and},
+    **{"or": np.bitwise_or, "xor": np.bitwise_xor, "lshift": np.left_shift, "rshift": np.right_shift},
+}.items():
+    setattr(ndarray, f"__{_name}__", _operator(_function))
+    setattr(ndarray, f"__r{_name}__", _operator(_function, is_reflected=True))
+    setattr(ndarray, f"__i{_name}__", _operator(_function, is_in_place=True))
+for _name, _function in {"lt": np.less, "le": np.less_equal, "gt": np.greater, "ge": np.greater_equal}.items():
+    setattr(ndarray, f"__{_name}__", _operator(_function))
+ndarray.__eq__, ndarray.__ne__ = _operator(np.equal), _operator(np.not_equal)
+ndarray.__invert__ = lambda self: _launch(np.invert, self)
+
+
+def _function(name, function=None):
+    def call(*args, **kwargs):
+        return _launch(function or getattr(np, name), *args, **kwargs)
+
+    call.__name__ = name
+    return call
+
+
+for _name in (
+    *("abs", "add", "clip", "cumsum", "empty_like", "floor", "isfinite", "less", "logical_not", "matmul", "multiply"),
+    *("packbits", "partition", "searchsorted", "subtract", "unpackbits", "vdot", "where", "zeros_like", "arange"),
+):
+    globals()[_name] = _function(_name)
+linalg = types.SimpleNamespace(qr=lambda array: tuple(map(ndarray, np.linalg.qr(array._memory))))
+
+
+def flatnonzero(array):
+    syncs.append("flatnonzero")
+    return _launch(np.flatnonzero, array)
+
+
 def empty(shape, dtype=float):
     memory = np.empty(shape, dtype)
     memory.reshape(-1).view(np.uint8)[...] = 0xAB
@@ -214,7 +297,7 @@ def zeros(shape, dtype=float):
 
 
 def asarray(array):
-    return ndarray(np.array(array, order="K"))
+    return array if isinstance(array, ndarray) else ndarray(np.array(array, order="K"))
 
 
 def ascontiguousarray(array):
@@ -226,7 +309,7 @@ def ascontiguousarray(array):
 class RawKernel:
     """Does what the kernels ``pack`` and ``unpack`` do, as their comment describes the table."""
 
-    names = types.MappingProxyType({"float": "f4", "double": "f8", "__half": "f2"})
+    names = types.MappingProxyType({"float": "f4", "double": "f8", "__half": "f2", "__nv_bfloat16": "bfloat16"})
 
     def __init__(self, source, name):
         assert f" {name}(" in source

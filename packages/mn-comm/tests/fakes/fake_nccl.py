@@ -56,7 +56,13 @@ def get_unique_id():
 
 @contextlib.contextmanager
 def group():
+    """Start what is sent at once, and wait for it at the end."""
+    _sending.append([])
     yield
+    MPI.Request.Waitall(_sending.pop())
+
+
+_sending = []
 
 
 class Communicator:
@@ -104,30 +110,34 @@ class Communicator:
         return np.sum([summand / divisor for summand in summands], axis=0, dtype=array.dtype)
 
     def allreduce(self, send, recv, op, *, stream=None):
-        recv[...] = self._sum("allreduce", send, op, stream)
+        recv._memory[...] = self._sum("allreduce", send, op, stream)
 
     def reduce(self, send, recv, op, root, *, stream=None):
         total = self._sum("reduce", send, op, stream)
         if self.rank == root:
-            recv[...] = total
+            recv._memory[...] = total
 
     def reduce_scatter(self, send, recv, op, *, stream=None):
         total = self._sum("reduce_scatter", send, op, stream).reshape(self.nranks, -1)
-        send[...] = 77  # but for the share, it is lost
-        recv[...] = total[self.rank]
+        send._memory[...] = 77  # but for the share, it is lost
+        recv._memory[...] = total[self.rank]
 
     def allgather(self, send, recv, *, stream=None):
-        recv[...] = np.concatenate(self.comm.allgather(self._take("allgather", send, stream)))
+        recv._memory[...] = np.concatenate(self.comm.allgather(self._take("allgather", send, stream)))
 
     def broadcast(self, send, recv, root, *, stream=None):
-        recv[...] = self.comm.bcast(self._take("broadcast", send, stream), root)
+        recv._memory[...] = self.comm.bcast(self._take("broadcast", send, stream), root)
 
     def send(self, array, peer, *, stream=None):
-        self.comm.send(self._take("send", array, stream), peer)
+        taken = self._take("send", array, stream)
+        if _sending:
+            _sending[-1].append(self.comm.isend(taken.copy(), peer))
+        else:
+            self.comm.send(taken, peer)
 
     def recv(self, array, peer, *, stream=None):
         self._take("recv", array, stream)
-        array[...] = self.comm.recv(source=peer)
+        array._memory[...] = self.comm.recv(source=peer)
 
     def destroy(self):
         calls.append("destroy")

@@ -1,5 +1,6 @@
 """Fixtures of this package and of those that are tested with its stand-ins."""
 
+import functools
 import importlib.util
 import sys
 import types
@@ -47,6 +48,7 @@ def fake_cupy():
         nccl._alive.clear()  # their module is about to go
 
 
+@functools.cache  # what was made by them may be kept with MPI_COMM_WORLD, beyond a module of tests
 def _load(name):
     path = Path(__file__).parent / f"{name}.py"
     spec = importlib.util.spec_from_file_location(name, path)

@@ -65,7 +65,7 @@ def same_on_all(arrays):
 @pytest.mark.parametrize("name", NAMES)
 @BY_REPR
 def test_the_mean_of_many_steps_is_the_mean(how, name, nodes, background, on_nodes):
-    comm = on_nodes(name, nodes) if nodes else create_communicator(name)
+    comm = on_nodes(name, nodes, background=background) if nodes else create_communicator(name)
     reducer = comm.gradient_reducer(compression=how, background=background, bucket_bytes=8000 if background else None)
     expected = flatten([np.mean(each, axis=0) for each in zip(*map(gradients, range(SIZE)), strict=True)])
     total = 0

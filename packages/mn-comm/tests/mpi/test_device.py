@@ -54,7 +54,7 @@ def on_device(cupy, array, layout="c"):
     array = np.array(array)
     if layout == "strided" and array.ndim:
         wide = cupy.asarray(np.zeros((*array.shape[:-1], array.shape[-1] * 2), array.dtype))
-        wide[..., ::2] = array
+        wide[..., ::2] = cupy.asarray(array)
         return wide[..., ::2]
     return cupy.asarray(np.asarray(array, order="F" if layout == "fortran" else "C"))
 
@@ -156,7 +156,7 @@ def test_gradients_keep_their_arrays_and_may_be_missing_or_shared(cupy, comms, n
     zeros = [on_device(cupy, np.zeros((2, 3), "f4")) for _ in "abc"]
     model = Model(a=Param(zeros[0], grad), b=Param(zeros[1]), c=Param(None), d=Param(zeros[2]))
     for value in range(3):
-        grad[...] = np.full((2, 3), RANK + value, "f4")
+        grad[...] = cupy.asarray(np.full((2, 3), RANK + value, "f4"))
         model.params["d"].grad = model.params["a"].grad if RANK == 0 else on_device(cupy, np.full((2, 3), 5, "f4"))
         comms[name].multi_node_mean_grad(model, zero_fill=True)
         assert model.params["a"].grad is grad

@@ -49,7 +49,7 @@ def test_packing_and_unpacking(grad, wire, batched, layout):
     specs = [(str(i), value.shape, grad) for i, value in enumerate(values)]
     (parts,) = fill_buckets(specs, range(len(specs)), None, whole=True)
     whole, config = cupy.empty(parts[-1].end, wire), Config(batched_copy=batched)
-    bucket = DeviceBucket(0, parts, specs, whole, Alone(), config, mean_of=None, host=None, side=None)
+    bucket = DeviceBucket(0, parts, specs, whole, Alone(), config, mean_of=None, host=None, side=None, layout=0)
     bucket.pack([None if i == 3 else array for i, array in enumerate(arrays)])
     bucket.flat *= wire.type(2)
     bucket.unpack(arrays, bucket.flat)

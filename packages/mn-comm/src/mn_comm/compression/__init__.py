@@ -4,7 +4,7 @@ A compression is an object of numbers, passed as ``compression=`` to ``create_mu
 ``gradient_reducer``. :class:`~mn_comm.compression.compressor.Compressor` applies it; each algorithm is one module:
 :mod:`~mn_comm.compression.int8`, :mod:`~mn_comm.compression.one_bit`, :mod:`~mn_comm.compression.top_k`,
 :mod:`~mn_comm.compression.power_sgd`. All feed back their errors: what was left out is added in the next step
-(Karimireddy et al., arXiv:1901.09847).
+(Karimireddy et al., arXiv:1901.09847). Gradients on a device are compressed on it.
 """
 
 from mn_comm.compression.base import Compression

@@ -4,17 +4,34 @@ from __future__ import annotations
 
 import dataclasses
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Protocol
 
 import numpy as np
+
+from mn_comm.placement import array_module
 
 if TYPE_CHECKING:
     from mn_comm.ranks import Ranks
 
-__all__ = ["Compression", "Exchange", "Link", "Memory", "Piece", "Portion", "check_integer", "check_number"]
+__all__ = [
+    "TAG",
+    "Compression",
+    "Exchange",
+    "Link",
+    "Memory",
+    "Messages",
+    "Piece",
+    "Portion",
+    "check_integer",
+    "check_number",
+]
 
-_Array = np.ndarray[Any, Any]
+_Array = Any  # NumPy's, or CuPy's
+TAG = 7
+"""Of all messages of compression."""
+# MPI counts bytes in 31 bits.
+_MOST_BYTES = 1 << 30
 
 
 class Piece(NamedTuple):
@@ -41,19 +58,21 @@ class Portion(NamedTuple):
         pieces: What it consists of.
         rank: This rank among those that exchange.
         size: How many ranks exchange.
+        xp: The module of functions for its array: NumPy, or CuPy for one on a device.
     """
 
     length: int
     pieces: Sequence[Piece]
     rank: int
     size: int
+    xp: Any = np
 
 
 class Memory:
     """What is kept of a portion from step to step: arrays, and the ones that replace them if the step succeeds.
 
     Args:
-        arrays: The arrays by name.
+        arrays: The arrays by name; where the portions are, in host memory or on the device.
 
     Attributes:
         now: What the last step has left; only read.
@@ -62,7 +81,7 @@ class Memory:
 
     def __init__(self, **arrays: _Array) -> None:
         self.now = arrays
-        self.new = {name: np.empty_like(array) for name, array in arrays.items()}
+        self.new = {name: array_module(array).empty_like(array) for name, array in arrays.items()}
 
     def commit(self) -> None:
         """Keep what this step has left."""
@@ -70,7 +89,9 @@ class Memory:
 
 
 class Link:
-    """The ranks that exchange, and a count of what this one has sent them.
+    """The ranks that exchange, the way between them for arrays in host memory, and a count of what was sent.
+
+    For arrays on devices see :mod:`mn_comm.device.links`.
 
     Attributes:
         ranks: The ranks.
@@ -80,6 +101,34 @@ class Link:
     def __init__(self, ranks: Ranks) -> None:
         self.ranks = ranks
         self.sent = 0
+
+    def swap(self, outgoing: Messages, incoming: Messages, what: str) -> None:
+        """Send arrays to other ranks, and receive some from them; collective.
+
+        Args:
+            outgoing: For each rank that is sent some, these: one-dimensional and contiguous.
+            incoming: For each rank that sends some, arrays of the same lengths and dtypes, to be overwritten.
+            what: The name of the operation that it is a part of.
+        """
+        requests = [self.ranks.Irecv(piece, other, TAG) for other, piece in _pieces(incoming)]
+        requests += [self.ranks.Isend(piece, other, TAG) for other, piece in _pieces(outgoing)]
+        for request in requests:
+            self.ranks.wait_with_pauses(request, what)
+        self.count(outgoing)
+
+    def count(self, outgoing: Messages) -> None:
+        """Take note of what was sent."""
+        self.sent += sum(array.nbytes for arrays in outgoing.values() for array in arrays)
+
+
+Messages = Mapping[int, Sequence[_Array]]
+
+
+def _pieces(messages: Messages) -> Iterator[tuple[int, _Array]]:
+    for other, arrays in messages.items():
+        for message in (array.view(np.uint8) for array in arrays):
+            for begin in range(0, message.size, _MOST_BYTES):
+                yield other, message[begin : begin + _MOST_BYTES]
 
 
 class Exchange(Protocol):
@@ -104,7 +153,17 @@ class Exchange(Protocol):
 
 @dataclasses.dataclass(frozen=True)
 class Compression(ABC):
-    """A way to compress gradients: an immutable object of numbers, the same on every rank."""
+    """A way to compress gradients: an immutable object of numbers, the same on every rank.
+
+    Attributes:
+        on_devices: Whether its exchanges average portions on a device as well, given CuPy for ``Portion.xp``. Otherwise
+            gradients on a device pass through host memory, and are compressed there.
+        is_launched: Whether such an exchange only puts work on the current stream, and never waits for the device: the
+            lengths of its messages are known before.
+    """
+
+    on_devices: ClassVar[bool] = False
+    is_launched: ClassVar[bool] = False
 
     @abstractmethod
     def exchange(self, portion: Portion) -> Exchange:

@@ -16,17 +16,16 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
-from mn_comm.compression.base import Link, Memory, Portion
+from mn_comm.compression.base import TAG, Link, Memory, Portion
 
 if TYPE_CHECKING:
     from mpi4py import MPI
 
-__all__ = ["BlockCodec", "BlockExchange"]
+__all__ = ["BlockCodec", "BlockExchange", "ranges"]
 
 _Array = np.ndarray[Any, Any]
 # With some scratch memory of the same size it stays in a core's second-level cache.
 _CHUNK = 64 * 1024
-_TAG = 7
 
 
 class BlockCodec(Protocol):
@@ -75,9 +74,7 @@ class BlockExchange:
         self._codec = codec
         self._seed = seed
         self._rank, self._size = portion.rank, portion.size
-        self._ranges = [
-            list(_chunks(*each, codec.block)) for each in _ranges(portion.length, codec.block, portion.size)
-        ]
+        self._ranges = [list(_chunks(*each, codec.block)) for each in ranges(portion.length, codec.block, portion.size)]
         longest = max((end - begin for chunks in self._ranges for begin, end in chunks), default=0)
         self._total = np.empty(longest, np.float32)
         self._summand = np.empty(longest, np.float32)
@@ -162,18 +159,18 @@ class BlockExchange:
 
     def _send(self, link: Link, message: _Array, other: int) -> MPI.Request:
         link.sent += message.size
-        request = link.ranks.Isend(message, other, _TAG)
+        request = link.ranks.Isend(message, other, TAG)
         request.Test()  # MPI makes progress only when it is called, and the next chunk takes its time
         return request
 
     def _receive(self, link: Link, messages: list[_Array], other: int) -> list[MPI.Request]:
-        return [link.ranks.Irecv(message, other, _TAG) for message in messages]
+        return [link.ranks.Irecv(message, other, TAG) for message in messages]
 
     def _room(self, chunk: tuple[int, int]) -> _Array:
         return np.empty(self._codec.nbytes(chunk[1] - chunk[0]), np.uint8)
 
 
-def _ranges(length: int, block: int, size: int) -> list[tuple[int, int]]:
+def ranges(length: int, block: int, size: int) -> list[tuple[int, int]]:
     """Return where the range of each rank begins and ends, in elements: whole blocks but for the last one."""
     blocks = -(-length // block)
     points = [min(length, blocks * rank // size * block) for rank in range(size + 1)]

@@ -11,6 +11,7 @@ import numpy as np
 
 from mn_comm import agreement
 from mn_comm.compression.base import Compression, Exchange, Link, Piece, Portion
+from mn_comm.placement import array_module, at_rest, is_device_array
 
 if TYPE_CHECKING:
     from mn_comm.gradients.bucket import Exchanged
@@ -77,8 +78,9 @@ class Compressor:
         self.scale = 1.0
         self._known: dict[int, _Known] = {}
         self._touched: list[tuple[_Known, Exchange]] = []
-        self._sent = self._plain = 0.0
-        self._last = (0.0, 0.0)
+        # Of each exchange, as it may be by either of two threads: what was sent, and what would have been.
+        self._sent: list[tuple[int, float]] = []
+        self._last = (0, 0.0)
         self._loaded: list[_Known] = []
         self._has_warned = False
 
@@ -112,24 +114,26 @@ class Compressor:
         """Forget a layout that is used no more."""
         self._known.pop(layout, None)
 
-    def average(self, ranks: Ranks, portion: _Array, what: Exchanged) -> None:
+    def average(self, link: Link, portion: Any, what: Exchanged) -> None:
         """Overwrite a part of a bucket with its mean over some ranks; collective.
 
         Args:
-            ranks: The ranks.
-            portion: The part: one-dimensional, of floats.
+            link: The ranks, and the way between them.
+            portion: The part: one-dimensional, of floats; on a device, that is the current one, if the compression
+                takes such.
             what: Which part of which bucket it is.
         """
+        ranks = link.ranks
         if ranks.size == 1:
             return
         known = self._known[what.layout]
         exchange = self._exchange(known, ranks, portion, what)
         self._touched.append((known, exchange))
-        link = Link(ranks)
         with np.errstate(all="ignore"):  # NaN and infinities are the gradients' own
             exchange.average(link, portion, known.step)
-        self._sent += link.sent
-        self._plain += 2 * (ranks.size - 1) / ranks.size * portion.nbytes
+        # Halves on a device are packed as float32.
+        itemsize = what.specs[what.parts[0].member][2].itemsize
+        self._sent.append((link.sent, 2 * (ranks.size - 1) / ranks.size * portion.size * itemsize))
 
     def commit(self, layout: int) -> None:
         """Keep what the last step has left, on all ranks alike.
@@ -141,13 +145,13 @@ class Compressor:
             exchange.memory.commit()
         if layout in self._known:
             self._known[layout].step += 1
-        self._last = self._sent, self._plain
+        self._last = sum(sent for sent, _ in self._sent), sum(plain for _, plain in self._sent)
         self.roll_back()
 
     def roll_back(self) -> None:
         """Forget what a step has left that was abandoned."""
         self._touched.clear()
-        self._sent = self._plain = 0.0
+        self._sent.clear()
 
     def use_scale(self, scale: float) -> None:
         """Have gradients multiplied by another factor from now on."""
@@ -155,7 +159,8 @@ class Compressor:
         for known in (*self._known.values(), *self._loaded):
             memories = [*known.saved.values(), *(each.memory.now for each in known.exchanges.values())]
             for array in (array for memory in memories for array in memory.values()):
-                array *= change
+                with at_rest(array):
+                    array *= change
 
     def report(self) -> CompressionReport:
         """Return what the last step sent, and what it has left out on this rank; not collective."""
@@ -163,8 +168,8 @@ class Compressor:
         errors = [
             each.memory.now["error"] for known in list(self._known.values()) for each in list(known.exchanges.values())
         ]
-        square = sum(float(np.vdot(error, error)) for error in errors)
-        return CompressionReport(int(sent), sent / plain if plain else 1.0, square**0.5 / self.scale)
+        square = sum(map(_square, errors))
+        return CompressionReport(sent, sent / plain if plain else 1.0, square**0.5 / self.scale)
 
     def state(self) -> dict[str, _Array]:
         """Return what this rank has to remember, copied; empty if it is nothing."""
@@ -176,7 +181,7 @@ class Compressor:
             for portion, memory in held.items():
                 for name, array in memory.items():
                     names.append((portion, name))
-                    arrays[str(len(arrays))] = array.copy()
+                    arrays[str(len(arrays))] = _copy(array)
             told = {"key": known.key, "names": sorted(known.names), "order": known.order, "step": known.step}
             header.append(told | {"arrays": names})
         if not header:
@@ -226,18 +231,34 @@ class Compressor:
                     stacklevel=2,
                 )
 
-    def _exchange(self, known: _Known, ranks: Ranks, portion: _Array, what: Exchanged) -> Exchange:
+    def _exchange(self, known: _Known, ranks: Ranks, portion: Any, what: Exchanged) -> Exchange:
         member, within, *_ = what.parts[0]
         name = f"{member}+{within.start if isinstance(within, slice) else 0}"
         found = known.exchanges.get(name)
         if found is None:
             pieces = _pieces(what, portion.size)
-            found = self.compression.exchange(Portion(portion.size, pieces, ranks.rank, ranks.size))
+            xp = array_module(portion)
+            found = self.compression.exchange(Portion(portion.size, pieces, ranks.rank, ranks.size, xp))
             for key, array in known.saved.pop(name, {}).items():
                 if found.memory.now[key].shape == array.shape:  # otherwise memory can be shared no more, or again
-                    found.memory.now[key][...] = array
+                    found.memory.now[key][...] = xp.asarray(array)
             known.exchanges[name] = found
         return found
+
+
+def _square(error: Any) -> float:
+    """Return the square of a norm."""
+    if not is_device_array(error):
+        return float(np.vdot(error, error))
+    with error.device:
+        return float(array_module(error).vdot(error, error))
+
+
+def _copy(array: Any) -> _Array:
+    """Return a copy in host memory."""
+    with at_rest(array):
+        copy: _Array = array.get() if is_device_array(array) else array.copy()
+    return copy
 
 
 def _pieces(what: Exchanged, length: int) -> list[Piece]:

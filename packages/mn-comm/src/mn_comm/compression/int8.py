@@ -4,19 +4,22 @@ from __future__ import annotations
 
 import functools
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
 from mn_comm.compression.base import Compression, Portion, check_integer
 from mn_comm.compression.blocks import BlockExchange
-from mn_comm.compression.scales import Room, expand, is_usable, split_message
+from mn_comm.compression.draws import Draws
+from mn_comm.compression.scales import INFINITE, MAGNITUDE, Room, expand, is_usable, split_message
+from mn_comm.compression.whole_blocks import WholeBlockExchange, as_rows
 
-__all__ = ["Int8", "Int8Codec"]
+__all__ = ["Int8", "Int8Codec", "Int8Rows"]
 
 _Array = np.ndarray[Any, Any]
 _GREATEST = np.float32(127)
 _NAN = np.int8(-128)
+_ZERO = np.float32(0)
 # Added to a number of at most 22 bits it rounds that to an integer, which is in the lowest bits then.
 _ROUNDS = np.float32(1.5 * 2**23)
 _ROUNDINGS = ("nearest", "stochastic")
@@ -40,6 +43,8 @@ class Int8(Compression):
         ValueError: ``block`` is below 1, ``seed`` below 0, or there is no such rounding.
     """
 
+    on_devices: ClassVar[bool] = True
+    is_launched: ClassVar[bool] = True
     block: int = 256
     rounding: str = "nearest"
     seed: int = 0
@@ -50,9 +55,12 @@ class Int8(Compression):
         if self.rounding not in _ROUNDINGS:
             raise ValueError(f"expected rounding 'nearest' or 'stochastic', got {self.rounding!r}")
 
-    def exchange(self, portion: Portion) -> BlockExchange:
+    def exchange(self, portion: Portion) -> BlockExchange | WholeBlockExchange:
         """Return what averages such a portion."""
-        return BlockExchange(Int8Codec(self.block), portion, self.seed if self.rounding == "stochastic" else None)
+        seed = self.seed if self.rounding == "stochastic" else None
+        if portion.xp is np:
+            return BlockExchange(Int8Codec(self.block), portion, seed)
+        return WholeBlockExchange(Int8Rows(self.block, portion.xp), portion, seed)
 
 
 class Int8Codec:
@@ -131,6 +139,71 @@ class Int8Codec:
             block = slice(i * self.block, (i + 1) * self.block)
             each = codes[block]
             values[block] = np.select([each == 0, each == _NAN], [0, np.nan], each * np.float32(np.inf))
+
+
+class Int8Rows:
+    """Quantises as :class:`Int8Codec`, bit for bit, by operations on all blocks of a range: for devices.
+
+    Args:
+        block: How many elements share a scale.
+        xp: The module of functions for the arrays.
+    """
+
+    def __init__(self, block: int, xp: Any) -> None:
+        self.block = block
+        self._xp = xp
+
+    def nbytes(self, length: int) -> int:
+        """Return how many bytes the message of so many elements has."""
+        return 4 * -(-length // self.block) + length
+
+    def encode(self, values: Any, message: Any, random: Draws | None) -> None:
+        """Write a message, and leave in ``values`` what it does not say."""
+        if not values.size:
+            return
+        xp = self._xp
+        scales, codes = split_message(message, values.size, self.block)
+        rows = as_rows(xp, values, self.block)
+        bits = rows.view(np.int32)
+        sign = (bits >> np.int32(31) | np.int32(1)).astype(np.int8)
+        bits = bits & MAGNITUDE  # as integers magnitudes have the same order, and NaN is above all of them
+        special = xp.where(bits > INFINITE, _NAN, sign)
+        is_finite = bits < INFINITE
+        greatest = bits.max(axis=1)
+        are_finite = greatest < INFINITE
+        greatest = greatest.view(np.float32)
+        usable = is_usable(greatest, _GREATEST)
+        unit = xp.where(usable, greatest / _GREATEST, _ZERO)
+        inverse = xp.where(usable, 1 / unit, _ZERO)
+        scaled = xp.where(is_finite, rows, _ZERO)
+        error = xp.where(are_finite[:, np.newaxis], scaled, _ZERO)
+        scaled *= inverse[:, np.newaxis]
+        if random is None:
+            scaled += _ROUNDS
+            quantised = scaled.view(np.int32).astype(np.int8)
+            scaled -= _ROUNDS
+        else:
+            scaled += random.random(scaled.shape)
+            scaled = xp.clip(xp.floor(scaled), -_GREATEST, _GREATEST)
+            quantised = scaled.astype(np.int8)
+        codes.view(np.int8)[...] = xp.where(is_finite, quantised, special).reshape(-1)[: values.size]
+        scaled *= unit[:, np.newaxis]
+        error -= scaled
+        values[...] = error.reshape(-1)[: values.size]
+        scales[...] = xp.where(are_finite, unit, np.float32(np.inf))
+
+    def decode(self, message: Any, values: Any) -> None:
+        """Overwrite ``values`` with what a message says."""
+        if not values.size:
+            return
+        xp = self._xp
+        scales, codes = split_message(message, values.size, self.block)
+        rows = as_rows(xp, codes.view(np.int8), self.block)
+        product = rows.astype(np.float32)
+        product *= scales[:, np.newaxis]
+        product = xp.where(rows == _NAN, np.float32(np.nan), product)
+        product = xp.where(rows == np.int8(0), _ZERO, product)  # beside an infinity, too
+        values[...] = product.reshape(-1)[: values.size]
 
 
 def _units(scales: _Array) -> tuple[_Array, _Array]:

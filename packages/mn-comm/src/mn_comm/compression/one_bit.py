@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
 from mn_comm.compression.base import Compression, Portion, check_integer
 from mn_comm.compression.blocks import BlockExchange
-from mn_comm.compression.scales import Room, expand, split_message
+from mn_comm.compression.draws import Draws
+from mn_comm.compression.scales import MAGNITUDE, Room, expand, split_message
+from mn_comm.compression.whole_blocks import WholeBlockExchange, in_rows
 
-__all__ = ["OneBit", "OneBitCodec"]
+__all__ = ["OneBit", "OneBitCodec", "OneBitRows"]
 
 _Array = np.ndarray[Any, Any]
 _SIGN = np.uint32(1 << 31)
@@ -35,6 +37,8 @@ class OneBit(Compression):
         ValueError: It is no multiple of 8, or below 8.
     """
 
+    on_devices: ClassVar[bool] = True
+    is_launched: ClassVar[bool] = True
     block: int = 1024
 
     def __post_init__(self) -> None:
@@ -42,9 +46,11 @@ class OneBit(Compression):
         if self.block % 8:
             raise ValueError(f"expected a multiple of 8 for block, got {self.block}")
 
-    def exchange(self, portion: Portion) -> BlockExchange:
+    def exchange(self, portion: Portion) -> BlockExchange | WholeBlockExchange:
         """Return what averages such a portion."""
-        return BlockExchange(OneBitCodec(self.block), portion, None)
+        if portion.xp is np:
+            return BlockExchange(OneBitCodec(self.block), portion, None)
+        return WholeBlockExchange(OneBitRows(self.block, portion.xp), portion, None)
 
 
 class OneBitCodec:
@@ -104,3 +110,54 @@ class OneBitCodec:
         scales[:whole] *= np.float32(1 / self.block)
         if done < absolute.size:
             scales[whole] = absolute[done:].mean()
+
+
+class OneBitRows:
+    """Quantises as :class:`OneBitCodec`, by operations on all blocks of a range: for devices.
+
+    The means of blocks are added up as the device does it, in an order of its own. They travel, so that all ranks have
+    the same.
+
+    Args:
+        block: How many elements share a scale.
+        xp: The module of functions for the arrays.
+    """
+
+    def __init__(self, block: int, xp: Any) -> None:
+        self.block = block
+        self._xp = xp
+
+    def nbytes(self, length: int) -> int:
+        """Return how many bytes the message of so many elements has."""
+        return 4 * -(-length // self.block) + -(-length // 8)
+
+    def encode(self, values: Any, message: Any, random: Draws | None) -> None:
+        """Write a message, and leave in ``values`` what it does not say."""
+        xp = self._xp
+        if not values.size:
+            return
+        scales, codes = split_message(message, values.size, self.block)
+        codes[...] = xp.packbits(values.view(np.int32) < np.int32(0))  # of -0.0 and NaN, too, the sign bit
+        for scale, rows in in_rows(self.block, scales, values):
+            bits = rows.view(np.int32)
+            absolute = (bits & MAGNITUDE).view(np.float32)
+            mean = absolute.sum(axis=1)
+            if rows.shape[1] == self.block:
+                mean *= np.float32(1 / self.block)
+            else:
+                mean /= np.float32(rows.shape[1])
+            scale[...] = mean
+            signed = (bits & ~MAGNITUDE) | mean.view(np.int32)[:, np.newaxis]
+            rows -= signed.view(np.float32)
+            # An error that is not finite would never go again.
+            rows[...] = xp.where(xp.isfinite(mean)[:, np.newaxis], rows, np.float32(0))
+
+    def decode(self, message: Any, values: Any) -> None:
+        """Overwrite ``values`` with what a message says."""
+        if not values.size:
+            return
+        scales, codes = split_message(message, values.size, self.block)
+        signs = self._xp.unpackbits(codes)[: values.size].astype(np.uint32)
+        signs <<= np.uint32(31)
+        for scale, rows, sign in in_rows(self.block, scales, values, signs):
+            rows.view(np.uint32)[...] = sign | scale.view(np.uint32)[:, np.newaxis]

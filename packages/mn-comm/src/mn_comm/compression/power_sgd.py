@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 
@@ -13,7 +13,7 @@ from mn_comm.compression.exact import mean_exactly
 
 __all__ = ["PowerSGD", "PowerSGDExchange"]
 
-_Array = np.ndarray[Any, Any]
+_Array = Any  # NumPy's, or CuPy's
 
 
 @dataclass(frozen=True)
@@ -25,7 +25,7 @@ class PowerSGD(Compression):
     share of a bucket, the rows of a matrix in one share are a matrix of their own.
 
     Every rank multiplies the factors itself: results are the same bit for bit where NumPy and the BLAS are the same,
-    and the processors are of one kind.
+    and the processors are of one kind; on devices, where CuPy, cuBLAS and cuSOLVER are, and the devices are.
 
     Args:
         rank: How many columns the factors have.
@@ -38,6 +38,7 @@ class PowerSGD(Compression):
         ValueError: It is out of range.
     """
 
+    on_devices: ClassVar[bool] = True
     rank: int = 4
     start_iter: int = 1000
     min_compression_rate: float = 2
@@ -88,10 +89,11 @@ class PowerSGDExchange:
                 self._matrices.append(_Matrix(place, rows, columns, slice(left, ends[0]), slice(right, ends[1])))
                 left, right = ends
         compressed = sum(each.rows * each.columns for each in self._matrices)
-        self._left = np.empty(left + portion.length - compressed, np.float32)
+        xp = self._xp = portion.xp
+        self._left = xp.empty(left + portion.length - compressed, np.float32)
         # The same on every rank: not of its own place.
         first = np.random.default_rng(numbers.seed).standard_normal(right, np.float32)
-        self.memory = Memory(error=np.zeros(portion.length, np.float32), right=first)
+        self.memory = Memory(error=xp.zeros(portion.length, np.float32), right=xp.asarray(first))
         self._end_of_left = left
 
     def average(self, link: Link, portion: _Array, step: int) -> None:
@@ -99,21 +101,21 @@ class PowerSGDExchange:
         if step < self._numbers.start_iter or not self._matrices:
             self._average_exactly(link, portion)
             return
-        now, new = self.memory.now, self.memory.new
+        xp, now, new = self._xp, self.memory.now, self.memory.new
         error, right = new["error"], new["right"]
-        np.add(portion, now["error"], out=error, casting="unsafe")
+        xp.add(portion, now["error"], out=error, casting="unsafe")
         for each in self._matrices:
-            np.matmul(self._matrix(error, each), self._factor(now["right"], each.right), out=self._lefts(each))
+            self._lefts(each)[...] = xp.matmul(self._matrix(error, each), self._factor(now["right"], each.right))
         self._pack_vectors(error)
         mean_exactly(link, self._left)
-        is_finite = bool(np.isfinite(self._left[: self._end_of_left]).all())
+        is_finite = bool(xp.isfinite(self._left[: self._end_of_left]).all())
         for each in self._matrices if is_finite else ():
             left = self._lefts(each)
-            left[...] = np.linalg.qr(left)[0]
-            np.matmul(self._matrix(error, each).T, left, out=self._factor(right, each.right))
+            left[...] = xp.linalg.qr(left)[0]
+            self._factor(right, each.right)[...] = xp.matmul(self._matrix(error, each).T, left)
         if is_finite:
             mean_exactly(link, right)
-            is_finite = bool(np.isfinite(right).all())
+            is_finite = bool(xp.isfinite(right).all())
         for each in self._matrices:
             self._multiply(portion, each, is_finite)
         self._unpack_vectors(portion)
@@ -132,7 +134,7 @@ class PowerSGDExchange:
         else:
             mean = portion.astype(np.float32)
             mean_exactly(link, mean)
-            np.copyto(portion, mean, casting="unsafe")
+            portion[...] = mean
         for name, array in self.memory.new.items():
             array[...] = self.memory.now[name]
 
@@ -143,13 +145,13 @@ class PowerSGDExchange:
             out[...] = np.nan
             return
         left, right = self._lefts(each), self._factor(self.memory.new["right"], each.right)
-        if out.dtype == np.float32:
-            product = np.matmul(left, right.T, out=out)
+        if isinstance(out, np.ndarray) and out.dtype == np.float32:
+            product = np.matmul(left, right.T, out=out)  # saves new memory, which on the host costs more than the rest
         else:
-            product = np.matmul(left, right.T)
-            np.copyto(out, product, casting="unsafe")
+            product = self._xp.matmul(left, right.T)
+            out[...] = product
         part = self._matrix(error, each)
-        np.subtract(part, product, out=part)
+        self._xp.subtract(part, product, out=part)
 
     def _pack_vectors(self, values: _Array) -> None:
         begin = self._end_of_left
@@ -162,7 +164,7 @@ class PowerSGDExchange:
         begin = self._end_of_left
         for place in self._vectors:
             end = begin + place.stop - place.start
-            np.copyto(portion[place], self._left[begin:end], casting="unsafe")
+            portion[place] = self._left[begin:end]
             self.memory.new["error"][place] = 0
             begin = end
 

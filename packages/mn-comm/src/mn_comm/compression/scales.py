@@ -6,9 +6,13 @@ from typing import Any
 
 import numpy as np
 
-__all__ = ["Room", "expand", "is_usable", "split_message"]
+__all__ = ["INFINITE", "MAGNITUDE", "Room", "expand", "is_usable", "split_message"]
 
-_Array = np.ndarray[Any, Any]
+_Array = Any  # NumPy's, or CuPy's
+
+# Of a number of float32, as an integer.
+MAGNITUDE = np.int32(0x7FFFFFFF)
+INFINITE = np.int32(0x7F800000)
 
 
 class Room:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -13,7 +13,7 @@ from mn_comm.compression.exact import gather_bytes
 
 __all__ = ["TopK", "TopKExchange"]
 
-_Array = np.ndarray[Any, Any]
+_Array = Any  # NumPy's, or CuPy's
 # A place within a chunk fits into 16 bits.
 _CHUNK = 1 << 16
 # Of so many elements the threshold is estimated.
@@ -43,6 +43,7 @@ class TopK(Compression):
         ValueError: It is out of range.
     """
 
+    on_devices: ClassVar[bool] = True
     ratio: float = 0.01
     momentum: float = 0.0
     clip: float | None = None
@@ -79,29 +80,31 @@ class TopKExchange:
     """
 
     def __init__(self, numbers: TopK, portion: Portion) -> None:
+        xp = self._xp = portion.xp
         self._numbers = numbers
         self._size = portion.size
         self._length = portion.length
         names = ["error", "velocity"] if numbers.momentum else ["error"]
-        self.memory = Memory(**{name: np.zeros(portion.length, np.float32) for name in names})
-        self._room = np.empty((2, min(_CHUNK, portion.length)), np.float32)
-        self._mask = np.empty(min(_CHUNK, portion.length), np.bool_)
+        self.memory = Memory(**{name: xp.zeros(portion.length, np.float32) for name in names})
+        # In host memory what is worked on at once stays in a core's cache; on a device launches count.
+        self._at_once = min(_CHUNK, portion.length) if xp is np else portion.length
+        self._format: _Chunks | _Whole = _Chunks(portion.length) if xp is np else _Whole(portion.length, xp)
+        self._room = xp.empty((2, self._at_once), np.float32)
+        self._mask = xp.empty(self._at_once, np.bool_)
 
     def average(self, link: Link, portion: _Array, step: int) -> None:
         """Overwrite a portion with its mean over the ranks; collective."""
         factor = self._clipping(portion)
         threshold = self._threshold(portion, factor, self._numbers.ratio_at(step))
         message = self._encode(portion, factor, threshold)
-        link.sent += message.nbytes * (self._size - 1)
-        self._decode(gather_bytes(link.ranks, message), portion)
+        self._decode(gather_bytes(link, message), portion)
 
     def _clipping(self, portion: _Array) -> float:
         """Return what the gradients are multiplied by."""
         if self._numbers.clip is None:
             return 1.0
-        norm = np.sqrt(
-            sum(float(np.vdot(each, each)) for each in (portion[chunk].astype(np.float32) for chunk in self._chunks()))
-        )
+        chunks = (portion[chunk].astype(np.float32) for chunk in self._chunks())
+        norm = np.sqrt(sum(float(self._xp.vdot(chunk, chunk)) for chunk in chunks))
         most = self._numbers.clip / np.sqrt(self._size)
         return float(most / norm) if most < norm < np.inf else 1.0
 
@@ -114,84 +117,137 @@ class TopKExchange:
         if self._numbers.momentum:
             sample += now["velocity"][every] * np.float32(self._numbers.momentum)
         sample += now["error"][every]
-        sample = np.abs(sample)
+        sample = self._xp.abs(sample)
         sample = sample[sample < np.inf]
         if not sample.size:
             return np.inf
         rest = sample.size - max(1, round(ratio * sample.size))
         # Never 0: zeros need not travel.
-        return max(float(np.partition(sample, rest)[rest]), _SMALLEST)
+        return max(float(self._xp.partition(sample, rest)[rest]), _SMALLEST)
 
     def _encode(self, portion: _Array, factor: float, threshold: float) -> _Array:
-        """Return the message: for each chunk how many, then the places, then the values; and keep the others."""
+        """Return the message of those that reach the threshold, and keep the others."""
+        xp = self._xp
         places: list[_Array] = []
         values: list[_Array] = []
         for chunk in self._chunks():
             error = self._accumulate(portion, chunk, factor)
             absolute, mask = self._room[0, : error.size], self._mask[: error.size]
-            np.abs(error, out=absolute)
-            np.less(absolute, np.float32(threshold), out=mask)
-            np.logical_not(mask, out=mask)  # so that NaN travels
-            found = np.flatnonzero(mask)
-            places.append(found.astype(np.uint16))
+            xp.abs(error, out=absolute)
+            xp.less(absolute, np.float32(threshold), out=mask)
+            xp.logical_not(mask, out=mask)  # so that NaN travels
+            found = xp.flatnonzero(mask)
+            places.append(found)
             values.append(error[found])
             for kept in self.memory.new.values():
                 kept[chunk][found] = 0
-        counts = np.array([each.size for each in places], np.uint32)
-        # Where all travel, their places are known.
-        lengths = [chunk.stop - chunk.start for chunk in self._chunks()]
-        told = [each for each, length in zip(places, lengths, strict=True) if each.size < length]
-        parts = [counts, *values, *told]
-        return np.concatenate([part.view(np.uint8) for part in parts])
+        return self._format.write(places, values)
 
     def _accumulate(self, portion: _Array, chunk: slice, factor: float) -> _Array:
         """Add the gradients of a chunk, or their velocity, to what was left out; return that."""
-        now, new = self.memory.now, self.memory.new
+        xp, now, new = self._xp, self.memory.now, self.memory.new
         error: _Array = new["error"][chunk]
         gradient = portion[chunk]
         if factor != 1:
             scaled = self._room[1, : error.size]
-            np.multiply(gradient, np.float32(factor), out=scaled, casting="unsafe")
+            xp.multiply(gradient, np.float32(factor), out=scaled, casting="unsafe")
             gradient = scaled
         if self._numbers.momentum:
             velocity = new["velocity"][chunk]
-            np.multiply(now["velocity"][chunk], np.float32(self._numbers.momentum), out=velocity)
-            np.add(velocity, gradient, out=velocity, casting="unsafe")
+            xp.multiply(now["velocity"][chunk], np.float32(self._numbers.momentum), out=velocity)
+            xp.add(velocity, gradient, out=velocity, casting="unsafe")
             gradient = velocity
-        np.add(now["error"][chunk], gradient, out=error, casting="unsafe")
+        xp.add(now["error"][chunk], gradient, out=error, casting="unsafe")
         return error
 
     def _decode(self, messages: list[_Array], portion: _Array) -> None:
         """Overwrite a portion with the mean of what the messages say, added up in the order of the ranks."""
-        lengths = [chunk.stop - chunk.start for chunk in self._chunks()]
-        parts = [list(_read(message, lengths)) for message in messages]
+        parts = [list(self._format.read(message)) for message in messages]
         for i, chunk in enumerate(self._chunks()):
             out = portion[chunk]
-            total = out if out.dtype == np.float32 else self._room[0, : lengths[i]]
+            total = out if out.dtype == np.float32 else self._room[0, : out.size]
             total[...] = 0
             for each in parts:
                 places, values = each[i]
                 total[places] += values * np.float32(1 / self._size)
             if total is not out:
-                np.copyto(out, total, casting="unsafe")
+                out[...] = total
 
     def _chunks(self) -> Iterator[slice]:
-        for begin in range(0, self._length, _CHUNK):
-            yield slice(begin, min(begin + _CHUNK, self._length))
+        for begin in range(0, self._length, max(1, self._at_once)):
+            yield slice(begin, min(begin + self._at_once, self._length))
 
 
-def _read(message: _Array, lengths: list[int]) -> Iterator[tuple[Any, _Array]]:
-    """Yield the places and the values of each chunk."""
-    end = 4 * len(lengths)
-    counts = message[:end].view(np.uint32).tolist()
-    total = end + 4 * sum(counts)
-    values = message[end:total].view(np.float32)
-    places = message[total:].view(np.uint16)
-    first = told = 0
-    for count, length in zip(counts, lengths, strict=True):
-        where: Any = slice(None)
-        if count < length:
-            where = places[told : told + count]
-            told += count
-        yield where, values[first : first + count]
-        first += count
+class _Chunks:
+    """Messages in host memory: for each chunk how many elements, then all values, then all places within chunks.
+
+    Where all of a chunk travel, their places are omitted.
+
+    Args:
+        length: How many elements there are.
+    """
+
+    def __init__(self, length: int) -> None:
+        self._lengths = [min(_CHUNK, length - begin) for begin in range(0, length, _CHUNK)]
+
+    def write(self, places: list[_Array], values: list[_Array]) -> _Array:
+        """Return the message of each chunk's places and values."""
+        counts = np.array([each.size for each in places], np.uint32)
+        told = [
+            each.astype(np.uint16) for each, length in zip(places, self._lengths, strict=True) if each.size < length
+        ]
+        return np.concatenate([part.view(np.uint8) for part in (counts, *values, *told)])
+
+    def read(self, message: _Array) -> Iterator[tuple[Any, _Array]]:
+        """Yield the places and the values of each chunk."""
+        end = 4 * len(self._lengths)
+        counts = message[:end].view(np.uint32).tolist()
+        total = end + 4 * sum(counts)
+        values = message[end:total].view(np.float32)
+        places = message[total:].view(np.uint16)
+        first = told = 0
+        for count, length in zip(counts, self._lengths, strict=True):
+            where: Any = slice(None)
+            if count < length:
+                where = places[told : told + count]
+                told += count
+            yield where, values[first : first + count]
+            first += count
+
+
+class _Whole:
+    """Messages on a device, for all elements at once: as in host memory, but no place is omitted.
+
+    Args:
+        length: How many elements there are.
+        xp: The module of functions for the arrays.
+    """
+
+    def __init__(self, length: int, xp: Any) -> None:
+        self._xp = xp
+        self._chunks = -(-length // _CHUNK)
+        self._points = xp.arange(self._chunks + 1) * _CHUNK
+
+    def write(self, places: list[_Array], values: list[_Array]) -> _Array:
+        """Return the message of places and values, of which there is one array each."""
+        (found,), (value,) = places, values
+        xp, total = self._xp, found.size
+        message = xp.empty(4 * self._chunks + 6 * total, np.uint8)
+        counts, values_at, told = self._views(message)
+        begins = xp.searchsorted(found, self._points)
+        counts[...] = begins[1:] - begins[:-1]
+        values_at[...] = value
+        told[...] = found & (_CHUNK - 1)
+        return message
+
+    def read(self, message: _Array) -> Iterator[tuple[_Array, _Array]]:
+        """Yield the places and the values."""
+        xp = self._xp
+        counts, values, told = self._views(message)
+        chunk = xp.searchsorted(xp.cumsum(counts.astype(np.int64)), xp.arange(values.size), side="right")
+        yield chunk * _CHUNK + told, values
+
+    def _views(self, message: _Array) -> tuple[_Array, _Array, _Array]:
+        first = 4 * self._chunks
+        last = first + (message.size - first) // 6 * 4
+        return message[:first].view(np.uint32), message[first:last].view(np.float32), message[last:].view(np.uint16)

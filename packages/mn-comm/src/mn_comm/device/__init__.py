@@ -5,6 +5,6 @@ stand-in for CuPy and NCCL, and its kernels are compiled; the tests marked ``gpu
 
 Gradients take the same steps as in :mod:`mn_comm.gradients`. Read :mod:`~mn_comm.device.bucket` for packing and
 unpacking, :mod:`~mn_comm.device.kernels` for how each is one launch, :mod:`~mn_comm.device.strategies` for the ways to
-average, :mod:`~mn_comm.device.nccl_ranks` for when NCCL can be used, and :mod:`~mn_comm.device.staging` for what is
-done where it cannot.
+average, :mod:`~mn_comm.device.nccl_ranks` for when NCCL can be used, :mod:`~mn_comm.device.staging` for what is done
+where it cannot, and :mod:`~mn_comm.device.links` for how compressed gradients travel.
 """

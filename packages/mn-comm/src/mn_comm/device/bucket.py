@@ -7,7 +7,10 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from mn_comm import agreement
+from mn_comm.arithmetic import is_half
 from mn_comm.config import Config
 from mn_comm.device import staging
 from mn_comm.device.kernels import Table, pack, unpack
@@ -117,7 +120,7 @@ class DeviceBucket:
                 stream.synchronize()
             return mean
 
-        return self.submit(average)
+        return _OnDevice(self.submit(average), self.on_side_stream(after_current=False))
 
     def pack(self, arrays: Arrays) -> None:
         """Copy gradients, of any memory layout, into the bucket; ``None`` counts as zeros.
@@ -173,6 +176,34 @@ class DeviceBucket:
         return cupy.ascontiguousarray(grad)
 
 
+class _OnDevice:
+    """What a worker brings to the device.
+
+    Args:
+        future: The array.
+        on_side: What makes its device and a stream for it the current ones.
+    """
+
+    def __init__(self, future: Future[Any], on_side: Callable[[], AbstractContextManager[Any]]) -> None:
+        self._future = future
+        self._on_side = on_side
+
+    def wait(self) -> Any:
+        """Return the array."""
+        return self._future.wait()
+
+    def then(self, function: Callable[[Any], Any]) -> _OnDevice:
+        """Return what a function makes of the array, in the worker, on its device."""
+
+        def call(array: Any) -> Any:
+            with self._on_side() as stream:
+                result = function(array)
+                stream.synchronize()
+            return result
+
+        return _OnDevice(self._future.then(call), self._on_side)
+
+
 def _length(parts: Sequence[Part]) -> int:
     return parts[-1].end - parts[0].begin
 
@@ -214,6 +245,8 @@ def lay_out(
         communicator = way.connect()
         side = cupy.cuda.Stream(non_blocking=True) if in_background else None
         dtypes = [config.allreduce_grad_dtype or specs[parts[0].member][2] for parts in filled]
+        if way.compresses:  # in float32, into which the kernel that packs converts on the way
+            dtypes = [np.dtype(np.float32) if is_half(dtype) else dtype for dtype in dtypes]
         staged = iter(
             host_buckets([parts for parts, dtype in zip(filled, dtypes, strict=True) if way.is_staged(dtype)])
         )

@@ -1,10 +1,11 @@
-"""How the mean of a bucket on a device is computed: staged through host memory, by NCCL, or by both.
+"""How the mean of a bucket on a device is computed: staged through host memory, by NCCL, by both, or compressed.
 
 Each strategy of :mod:`mn_comm.strategies` names its counterpart here as ``on_device``.
 
 NCCL is always called by the main thread, on a separate stream if the program continues in the meantime. So operations
 of two communicators are never launched in different orders on different ranks. Only work in host memory is done by the
-worker.
+worker. The same applies to compressed gradients: they are sent by NCCL where exact gradients would be, unless the host
+would have to wait for the device to learn their length.
 """
 
 from __future__ import annotations
@@ -18,16 +19,19 @@ import numpy as np
 from mn_comm.arithmetic import divide, is_half
 from mn_comm.device import staging
 from mn_comm.device.awareness import is_cuda_aware
+from mn_comm.device.links import NcclLink, StagedLink
 from mn_comm.device.nccl_ranks import NcclRanks, nccl_ranks_of
-from mn_comm.gradients.bucket import bounds
+from mn_comm.gradients.bucket import Exchanged, bounds
 from mn_comm.worker import Future
 
 if TYPE_CHECKING:
     from mn_comm import nccl
+    from mn_comm.compression.base import Link
+    from mn_comm.compression.compressor import Compressor
     from mn_comm.device.bucket import DeviceBucket
     from mn_comm.strategies import Strategy
 
-__all__ = ["Alone", "DeviceStrategy", "Direct", "Nccl", "NodeNccl", "Staged", "on_device"]
+__all__ = ["Alone", "Compressed", "DeviceStrategy", "Direct", "Nccl", "NodeNccl", "Staged", "on_device"]
 
 
 class DeviceStrategy(Protocol):
@@ -36,10 +40,12 @@ class DeviceStrategy(Protocol):
     Attributes:
         shares: Of how many equal shares a bucket's memory must consist.
         uses_nccl: Whether NCCL is called, so that all ranks must have agreed on what they have before.
+        compresses: Whether gradients are compressed on the device.
     """
 
     shares: int
     uses_nccl: bool
+    compresses: bool
 
     def is_staged(self, dtype: np.dtype[Any]) -> bool:
         """Return whether a bucket of this dtype needs memory of the host's strategy as well."""
@@ -65,38 +71,78 @@ def on_device(strategy: Strategy) -> DeviceStrategy:
         RuntimeError: It needs NCCL, and that or CuPy is missing on some rank (on every rank).
         ValueError: It needs a device for each rank, and two share one (on every rank).
     """
-    context, way = strategy.context, _way(strategy)
+    context, way = strategy.context, strategy.traits.on_device
     if way == "alone" or strategy.size == 1:
         return Alone()
+    if strategy.compressor is not None:
+        return _compressed(strategy, strategy.compressor)
     if way == "mpi" and is_cuda_aware(context.ranks):
         return Direct(strategy)
     if way == "nccl":
         return Nccl(nccl_ranks_of(context.ranks).look_again())
     if way == "nodes":
         within = nccl_ranks_of(context.within).look_again()
-        reasons = [reason for reason in context.ranks.allgather(within.obstacle and str(within.obstacle)) if reason]
-        if not reasons and context.topology.inter_size == 1:
-            return Nccl(within)
-        if not reasons:
-            return NodeNccl(strategy, within)
-        if context.ranks.rank == 0:
-            warnings.warn(f"gradients on devices are averaged through host memory: {reasons[0]}", stacklevel=2)
+        obstacle = _obstacle(strategy, within)
+        if obstacle is None:
+            return Nccl(within) if context.topology.inter_size == 1 else NodeNccl(strategy, within)
+        _warn(strategy, obstacle)
     return Staged(strategy)
 
 
-def _way(strategy: Strategy) -> str:
-    """Return how gradients on devices are averaged, as the traits name it."""
+def _compressed(strategy: Strategy, compressor: Compressor) -> DeviceStrategy:
+    """Return the counterpart of a strategy that compresses; collective."""
+    way, topology = strategy.traits.on_device, strategy.context.topology
+    if way == "staged":
+        return Staged(strategy)  # what is in host memory anyway is compressed there
+    if way == "mpi" or topology.inter_size == 1 or topology.most_intra_size == 1:
+        return _between_all(strategy, compressor)
+    within = nccl_ranks_of(strategy.context.within).look_again()
+    obstacle = _obstacle(strategy, within)
+    if obstacle is not None:
+        if way == "nccl":
+            raise obstacle
+        _warn(strategy, obstacle)
+        return Staged(strategy)
+    across = None
+    if way == "nccl" and compressor.compression.is_launched:
+        across = nccl_ranks_of(strategy.context.across).look_again()
+        obstacle = _obstacle(strategy, across)
+        if obstacle is not None:
+            raise obstacle
+    return NodeNccl(strategy, within, across)
+
+
+def _between_all(strategy: Strategy, compressor: Compressor) -> DeviceStrategy:
+    """Return what compresses between all ranks, as where each is a node of its own; collective."""
+    if not compressor.compression.on_devices:
+        return Staged(strategy)
     way = strategy.traits.on_device
-    has_slow_stage = way == "nodes" and strategy.context.topology.inter_size > 1
-    if strategy.compressor is None or has_slow_stage or way == "alone":
-        return way
-    return "staged"  # all of it is exchanged between ranks, and compressed in host memory
+    nccl_ranks = None
+    if compressor.compression.is_launched and (
+        way == "nccl" or (way == "nodes" and strategy.context.topology.inter_size == 1)
+    ):
+        nccl_ranks = nccl_ranks_of(strategy.context.ranks).look_again()
+        if way == "nccl":
+            nccl_ranks.require()
+        elif nccl_ranks.obstacle is not None:
+            nccl_ranks = None
+    return Compressed(strategy, compressor, nccl_ranks)
+
+
+def _obstacle(strategy: Strategy, ranks: NcclRanks) -> Exception | None:
+    """Return what keeps NCCL from being used among these or other groups of ranks, the same on all; collective."""
+    return next((each for each in strategy.context.ranks.allgather(ranks.obstacle) if each is not None), None)
+
+
+def _warn(strategy: Strategy, obstacle: Exception) -> None:
+    if strategy.context.ranks.rank == 0:
+        warnings.warn(f"gradients on devices are averaged through host memory: {obstacle}", stacklevel=2)
 
 
 class Alone:
     """Leave the packed bucket as it is."""
 
-    shares, uses_nccl = 1, False
+    shares, uses_nccl, compresses = 1, False, False
 
     def is_staged(self, dtype: np.dtype[Any]) -> bool:
         """Return False."""
@@ -117,7 +163,7 @@ class Staged:
         host: That strategy.
     """
 
-    shares, uses_nccl = 1, False
+    shares, uses_nccl, compresses = 1, False, False
 
     def __init__(self, host: Strategy) -> None:
         self._host = host
@@ -180,7 +226,7 @@ class Nccl:
         ranks: The ranks.
     """
 
-    shares, uses_nccl = 1, True
+    shares, uses_nccl, compresses = 1, True, False
 
     def __init__(self, ranks: NcclRanks) -> None:
         ranks.require()
@@ -203,21 +249,71 @@ class Nccl:
         return _OnStream(bucket, lambda: bucket.flat, done)
 
 
+class Compressed:
+    """Compression on the device between all ranks, as if each were a node.
+
+    Args:
+        host: The strategy for host arrays.
+        compressor: What compresses.
+        nccl_ranks: All ranks, if what it makes of gradients travels by NCCL; ``None`` for MPI and pinned memory.
+    """
+
+    shares, compresses = 1, True
+
+    def __init__(self, host: Strategy, compressor: Compressor, nccl_ranks: NcclRanks | None) -> None:
+        self._ranks = host.context.ranks
+        self._compressor = compressor
+        self._nccl_ranks = nccl_ranks
+        self.uses_nccl = nccl_ranks is not None
+
+    def is_staged(self, dtype: np.dtype[Any]) -> bool:
+        """Return False."""
+        return False
+
+    def connect(self) -> nccl.NcclCommunicator | None:
+        """Return the communicator of all devices, if NCCL is used."""
+        return None if self._nccl_ranks is None else self._nccl_ranks.connect()
+
+    def average(self, bucket: DeviceBucket) -> Any:
+        """Start to average a packed bucket; collective."""
+        on_side = bucket.on_side_stream()
+        if self._nccl_ranks is not None:
+            with on_side():
+                self._nccl_ranks.raise_failure()
+                self._compressor.average(NcclLink(self._ranks, bucket.nccl), bucket.flat, bucket.exchanged)
+                done = self._nccl_ranks.launched(bucket.nccl, "exchange of compressed gradients")
+            return _OnStream(bucket, lambda: bucket.flat, done)
+
+        def average() -> Any:
+            with on_side() as stream:
+                self._compressor.average(StagedLink(self._ranks), bucket.flat, bucket.exchanged)
+                stream.synchronize()
+            return bucket.flat
+
+        return bucket.submit(average)
+
+
 class NodeNccl:
-    """NCCL within each node; each share is staged for the MPI allreduce across nodes.
+    """NCCL within each node; across nodes each share is staged for the MPI allreduce, or compressed on the device.
 
     Args:
         host: The strategy for host arrays.
         within: The ranks of this node.
+        across: Those of the same ``intra_rank`` on all nodes, if what compression makes of shares travels by NCCL.
     """
 
     uses_nccl = True
 
-    def __init__(self, host: Strategy, within: NcclRanks) -> None:
+    def __init__(self, host: Strategy, within: NcclRanks, across: NcclRanks | None = None) -> None:
         within.require()
         self._host = host
         self._context = host.context
         self._within = within
+        self._across = across
+        self._nccl_across: nccl.NcclCommunicator | None = None
+        compressor = host.compressor
+        self._compressor = compressor if compressor is not None and compressor.compression.on_devices else None
+        self.compresses = self._compressor is not None
         self.shares = host.traits.talkers or host.context.topology.least_intra_size
 
     def is_staged(self, dtype: np.dtype[Any]) -> bool:
@@ -231,28 +327,66 @@ class NodeNccl:
             self._within.raise_failure()
             self._reduce_scatter(bucket)
             done = self._within.launched(bucket.nccl, "reduce_scatter of gradients")
+            if self._across is not None:
+                return self._finish_by_nccl(bucket)
         if topology.intra_rank >= self.shares:
             return _OnStream(bucket, lambda: self._all_gather(bucket), done)
         share = self._share(bucket.whole, topology.intra_rank)
-        what = bucket.exchanged._replace(begin=bounds(bucket.whole.size, self.shares)[topology.intra_rank])
-        if bucket.pinned is None:
+        if bucket.pinned is None and not self.compresses:
             bucket.pinned = staging.empty_pinned(share.shape, share.dtype)
 
         def average_across() -> None:
             with on_side() as stream:
-                pinned = bucket.pinned
-                share.get(out=pinned)
-                # It is the mean over this node, which may have more ranks than another one.
-                divide(pinned, topology.size / topology.inter_size / topology.intra_size, pinned)
-                self._host.mean_across(self._context.across, pinned, what)
-                share.set(pinned)
+                if self.compresses:
+                    self._compress(StagedLink(self._context.across), bucket)
+                else:
+                    pinned = bucket.pinned
+                    share.get(out=pinned)
+                    divide(pinned, self._weight, pinned)
+                    self._host.mean_across(self._context.across, pinned, self._exchanged(bucket))
+                    share.set(pinned)
                 stream.synchronize()
 
         return _OnStream(bucket, lambda: self._all_gather(bucket), done, bucket.submit(average_across))
 
     def connect(self) -> nccl.NcclCommunicator:
         """Return the communicator of this node's devices."""
+        if self._across is not None:
+            self._nccl_across = self._across.connect()
         return self._within.connect()
+
+    def _finish_by_nccl(self, bucket: DeviceBucket) -> _OnStream:
+        """Put all that is left on the current stream."""
+        import cupy
+
+        assert self._across is not None
+        if self._context.topology.intra_rank < self.shares:
+            assert self._nccl_across is not None
+            self._across.raise_failure()
+            self._compress(NcclLink(self._context.across, self._nccl_across), bucket)
+            self._across.launched(self._nccl_across, "exchange of compressed gradients")
+        mean = self._all_gather(bucket)
+        return _OnStream(bucket, lambda: mean, cupy.cuda.get_current_stream().record())
+
+    @property
+    def _weight(self) -> float:
+        """What the mean over this node is divided by, which may have more ranks than another one."""
+        topology = self._context.topology
+        return topology.size / topology.inter_size / topology.intra_size
+
+    def _exchanged(self, bucket: DeviceBucket) -> Exchanged:
+        begin = bounds(bucket.whole.size, self.shares)[self._context.topology.intra_rank]
+        return bucket.exchanged._replace(begin=begin)
+
+    def _compress(self, link: Link, bucket: DeviceBucket) -> None:
+        """Overwrite this rank's share with its mean over nodes, on the current stream."""
+        assert self._compressor is not None
+        bucket.whole[bucket.flat.size :] = 0  # what fills the last share up must not be remembered
+        share = self._share(bucket.whole, self._context.topology.intra_rank)
+        if self._weight != 1:
+            share /= self._weight
+        if share.size:
+            self._compressor.average(link, share, self._exchanged(bucket))
 
     def _reduce_scatter(self, bucket: DeviceBucket) -> None:
         if self.shares == self._context.topology.intra_size:

@@ -1,0 +1,146 @@
+"""The averaging of :mod:`mn_comm.compression.blocks`, bit for bit, by a few operations on whole ranges: for devices.
+
+On a device a launch costs more than what it does to a block, and memory is fast. So all ranges are quantised at once,
+and travel at once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any, Protocol
+
+import numpy as np
+
+from mn_comm.compression.base import Link, Memory, Portion
+from mn_comm.compression.blocks import ranges
+from mn_comm.compression.draws import Draws
+
+__all__ = ["RowCodec", "WholeBlockExchange", "as_rows", "in_rows"]
+
+_Array = Any  # CuPy's; NumPy's in tests
+
+
+class RowCodec(Protocol):
+    """Quantises consecutive elements, block by block, into the same messages as a ``BlockCodec`` of the same block.
+
+    It only puts work on the current stream: nothing depends on what an array holds.
+
+    Attributes:
+        block: How many elements share a scale.
+    """
+
+    block: int
+
+    def nbytes(self, length: int) -> int:
+        """Return how many bytes the message of so many elements has: 4 for each scale, then the elements'."""
+        ...
+
+    def encode(self, values: _Array, message: _Array, random: Draws | None) -> None:
+        """Write a message, and leave in ``values`` what it does not say: never a value that is not finite.
+
+        Args:
+            values: Of float32, one-dimensional and contiguous.
+            message: As many bytes as :meth:`nbytes` says.
+            random: For stochastic rounding; ``None`` unless the codec asks for it.
+        """
+        ...
+
+    def decode(self, message: _Array, values: _Array) -> None:
+        """Overwrite ``values``, of float32, with what a message says."""
+        ...
+
+
+class WholeBlockExchange:
+    """See the module.
+
+    Args:
+        codec: How blocks are quantised.
+        portion: What is averaged.
+        seed: For stochastic rounding; ``None`` for none.
+    """
+
+    def __init__(self, codec: RowCodec, portion: Portion, seed: int | None) -> None:
+        self._xp = portion.xp
+        self.memory = Memory(error=self._xp.zeros(portion.length, np.float32))
+        self._codec = codec
+        self._seed = seed
+        self._rank, self._size = portion.rank, portion.size
+        self._ranges = ranges(portion.length, codec.block, portion.size)
+
+    def average(self, link: Link, portion: _Array, step: int) -> None:
+        """Overwrite a portion with its mean over the ranks; collective."""
+        random = None if self._seed is None else Draws(self._xp, [self._seed, step, self._rank, portion.size])
+        before, error = self.memory.now["error"], self.memory.new["error"]
+        self._xp.add(portion, before, out=error)
+        message = self._room(portion.size)
+        self._codec.encode(error, message, random)
+        others = [(self._rank + distance) % self._size for distance in range(1, self._size)]
+        parts = [self._cut(message, portion.size, *each) for each in self._ranges]
+        begin, end = self._ranges[self._rank]
+        length = end - begin
+        summands = {other: self._room(length) for other in others}
+        pieces = {other: self._cut(summand, length, 0, length) for other, summand in summands.items()}
+        link.swap({other: parts[other] for other in others}, pieces, "Alltoall")
+        mean = error[begin:end]
+        self._xp.add(self._mean(portion[begin:end], summands), before[begin:end], out=mean)
+        own = self._room(length)
+        self._codec.encode(mean, own, random)
+        told = self._cut(own, length, 0, length)
+        link.swap({other: told for other in others}, {other: parts[other] for other in others}, "Allgather")
+        for part, piece in zip(parts[self._rank], told, strict=True):
+            part[...] = piece
+        self._decode(message, portion)
+
+    def _mean(self, own: _Array, summands: dict[int, _Array]) -> _Array:
+        """Return the mean over all ranks, added up in their order."""
+        room, other = (self._xp.empty(own.size, np.float32) for _ in range(2))
+        total = own
+        for rank in range(self._size):
+            summand = own
+            if rank != self._rank:
+                summand = other if rank else room
+                self._codec.decode(summands[rank], summand)
+            total = self._xp.add(total, summand, out=room) if rank else summand
+        total *= np.float32(1 / self._size)
+        return total
+
+    def _decode(self, message: _Array, portion: _Array) -> None:
+        if portion.dtype == np.float32:
+            self._codec.decode(message, portion)
+        else:
+            values = self._xp.empty(portion.size, np.float32)
+            self._codec.decode(message, values)
+            portion[...] = values
+
+    def _cut(self, message: _Array, length: int, begin: int, end: int) -> list[_Array]:
+        """Return the scales and the elements of a range of so many elements' message, as bytes."""
+        first, last, all_of_them = (-(-point // self._codec.block) for point in (begin, end, length))
+        codes = message[4 * all_of_them :]
+        points = self._codec.nbytes(begin) - 4 * first, self._codec.nbytes(end) - 4 * last
+        return [message[4 * first : 4 * last], codes[points[0] : points[1]]]
+
+    def _room(self, length: int) -> _Array:
+        return self._xp.empty(self._codec.nbytes(length), np.uint8)
+
+
+def as_rows(xp: Any, values: _Array, block: int) -> _Array:
+    """Return elements in rows of a block each, the last one filled up with zeros: a view, or a copy if it has to be."""
+    if values.size % block == 0:
+        return values.reshape(-1, block)
+    rows = xp.zeros((-(-values.size // block), block), values.dtype)
+    rows.reshape(-1)[: values.size] = values
+    return rows
+
+
+def in_rows(block: int, scales: _Array, *arrays: _Array) -> Iterator[tuple[_Array, ...]]:
+    """Cut arrays into rows of a block each; the last one may be shorter, and comes alone.
+
+    Yields:
+        Scales, and arrays of as many rows.
+    """
+    whole = arrays[0].size // block
+    done = whole * block
+    if whole:
+        yield scales[:whole], *(array[:done].reshape(whole, block) for array in arrays)
+    if done < arrays[0].size:
+        yield scales[whole:], *(array[done:].reshape(1, -1) for array in arrays)

@@ -1,0 +1,63 @@
+"""The ways between ranks for what compression makes of arrays on devices: pinned host memory and MPI, or NCCL."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from mn_comm import nccl
+from mn_comm.compression.base import Link, Messages
+from mn_comm.device import staging
+
+if TYPE_CHECKING:
+    from mn_comm.ranks import Ranks
+
+__all__ = ["NcclLink", "StagedLink"]
+
+
+class StagedLink(Link):
+    """As in host memory, with a copy each way. It waits for the device."""
+
+    def swap(self, outgoing: Messages, incoming: Messages, what: str) -> None:
+        """Send arrays on the device to other ranks, and receive some from them; collective."""
+        import cupy
+
+        copies: dict[int, Any] = {}  # what goes to several ranks is copied once
+        for array in (array for arrays in outgoing.values() for array in arrays):
+            if id(array) not in copies:
+                copies[id(array)] = staging.to_host(array)
+        received = {
+            other: [staging.empty_pinned(array.shape, array.dtype) for array in arrays]
+            for other, arrays in incoming.items()
+        }
+        super().swap(
+            {other: [copies[id(array)] for array in arrays] for other, arrays in outgoing.items()}, received, what
+        )
+        for other, arrays in incoming.items():
+            for array, copy in zip(arrays, received[other], strict=True):
+                if array.size:
+                    array.set(copy)
+        cupy.cuda.get_current_stream().synchronize()  # the pinned memory may be anybody's from now on
+
+
+class NcclLink(Link):
+    """From device to device, on the current stream: nobody waits.
+
+    Args:
+        ranks: The ranks.
+        communicator: NCCL's communicator of the same ranks.
+    """
+
+    def __init__(self, ranks: Ranks, communicator: nccl.NcclCommunicator) -> None:
+        super().__init__(ranks)
+        self._communicator = communicator
+
+    def swap(self, outgoing: Messages, incoming: Messages, what: str) -> None:
+        """Send arrays on the device to other ranks, and receive some from them; collective."""
+        with nccl.group():
+            for messages, move in ((outgoing, self._communicator.send), (incoming, self._communicator.recv)):
+                for other, array in ((other, array) for other, arrays in messages.items() for array in arrays):
+                    if array.size:  # NCCL is not given what is empty
+                        move(array.view(np.uint8), other)
+        self.count(outgoing)
