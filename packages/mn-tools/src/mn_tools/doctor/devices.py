@@ -1,4 +1,4 @@
-"""GPUs: CuPy, the driver, NCCL, whether ranks would share a GPU, and whether MPI knows of GPUs."""
+"""GPUs: CuPy, the driver, NCCL, whether ranks would share a GPU, and whether MPI is CUDA-aware."""
 
 from __future__ import annotations
 
