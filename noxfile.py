@@ -340,7 +340,9 @@ for suite in SUITES:
     add_test_session("test", suite, "mpich", "unit tests, 1 to 4 ranks of MPICH, whole jobs", ranks="1,2,3,4")
     needed.append(f"test-{suite}-{RUNNING}")
     if suite == "product" or with_mpi(suite, "openmpi") != suite:
-        add_test_session("openmpi", suite, "openmpi", "2 ranks of Open MPI", parts="mpi", ranks="2")
+        add_test_session(
+            "openmpi", suite, "openmpi", "2 ranks of Open MPI, and lost ones", parts="mpi,elastic", ranks="2"
+        )
         needed.append(f"openmpi-{suite}-{RUNNING}")
 for package in PACKAGES:
     add_test_session("unit", package, "mpich", "unit tests", parts="unit")

@@ -1,7 +1,8 @@
 """Run the tests of one folder: ``python tools/run_tests.py packages/mn-comm/tests --ranks 1,2,3,4``.
 
 The folder holds any of ``unit`` (one process), ``mpi`` (each test runs on every rank of one job; a job for each number
-of ranks) and ``jobs`` (one process; the tests start jobs of their own). All other arguments go to pytest.
+of ranks), ``jobs`` (one process; the tests start jobs of their own) and ``elastic`` (the same, with Open MPI alone).
+All other arguments go to pytest.
 
 The ranks of a job write to a file each, so that their lines do not mix: rank 0's is shown when the job succeeded, every
 rank's when it failed. The first failure on any rank ends the job; a job that hangs is ended by pytest's time-outs, set

@@ -25,3 +25,23 @@ def test_strategies(ranks, tmp_path):
         pytest.skip(job.stderr.strip())
     assert job.returncode == 0, job.stdout + job.stderr
     assert " passed" in job.stdout
+
+
+END = """
+from mn_comm import create_communicator
+comm = create_communicator("naive")
+comm.allreduce_obj(comm.rank)
+"""
+
+
+def test_an_end_without_a_word():
+    # UCX warned of messages that nobody received: those by which ranks tell each other that they have ended.
+    job = subprocess.run(
+        [sys.executable, ROOT / "tools/cluster.py", "--hosts", "2,1", "--", sys.executable, "-c", END],
+        capture_output=True,
+        text=True,
+        timeout=70,
+    )
+    if job.returncode == NOT_HERE:
+        pytest.skip(job.stderr.strip())
+    assert (job.returncode, job.stdout, job.stderr) == (0, "", "")

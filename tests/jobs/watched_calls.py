@@ -148,6 +148,7 @@ CALLS = {
     "Communicator.questions": lambda: lambda: comm.questions(len),
     "expect_same": lambda: lambda: mn_comm.expect_same(comm, "number", 1),
     "raise_on_all": raising,
+    "transact": lambda: lambda: mn_comm.transact(comm, comm.barrier),
     "synchronize_replicas": lambda: then(
         updated(local_steps=4), lambda made: mn_comm.synchronize_replicas(made.target)
     ),
@@ -172,6 +173,7 @@ CALLS = {
     "create_multi_node_iterator": lambda: lambda: create_multi_node_iterator(iterator(), comm, rank_master=1),
     "create_multi_node_iterator, next": lambda: multi_node(create_multi_node_iterator, next),
     "create_multi_node_iterator, reset": lambda: multi_node(create_multi_node_iterator, lambda made: made.reset()),
+    "ElasticIterator": lambda: lambda: chainermn.iterators.ElasticIterator(DATA, 2, comm),
     "create_multi_node_evaluator": lambda: evaluator(chainermn.create_multi_node_evaluator),
     "GenericMultiNodeEvaluator": lambda: with_trainer(Generic(comm, iterator(repeat=False), model())),
     "create_multi_node_checkpointer": lambda: checkpointer,

@@ -28,6 +28,9 @@ if TYPE_CHECKING:
     )
     from mn_comm.compression import Compression
     from mn_comm.compression.compressor import CompressionReport
+    from mn_comm.elastic.change import Change, RankLost
+    from mn_comm.elastic.communicator import ElasticCommunicator
+    from mn_comm.elastic.transaction import is_elastic, transact
     from mn_comm.exit_status import at_exit
     from mn_comm.gradients.agree import Roll
     from mn_comm.gradients.bucket import AnyBucket
@@ -63,6 +66,11 @@ _HOME_OF = {
     "compression": "compression",  # itself
     "Compression": "compression",
     "CompressionReport": "compression.compressor",
+    "Change": "elastic.change",
+    "RankLost": "elastic.change",
+    "ElasticCommunicator": "elastic.communicator",
+    "is_elastic": "elastic.transaction",
+    "transact": "elastic.transaction",
     "Roll": "gradients.agree",
     "AnyBucket": "gradients.bucket",
     "GradientReducer": "gradients.reducer",
@@ -91,12 +99,14 @@ _HOME_OF = {
 __all__ = [
     "MPI",
     "AnyBucket",
+    "Change",
     "CommunicationHook",
     "Communicator",
     "CommunicatorBase",
     "Compression",
     "CompressionReport",
     "DummyCommunicator",
+    "ElasticCommunicator",
     "FlatCommunicator",
     "Future",
     "GradientReducer",
@@ -107,6 +117,7 @@ __all__ = [
     "Parameter",
     "PureNcclCommunicator",
     "Questions",
+    "RankLost",
     "Reduction",
     "Roll",
     "SingleNodeCommunicator",
@@ -119,12 +130,14 @@ __all__ = [
     "create_communicator",
     "expect_same",
     "explain_stalls",
+    "is_elastic",
     "is_recording",
     "operation",
     "own",
     "raise_on_all",
     "span",
     "synchronize_replicas",
+    "transact",
     "waiting_for",
     "watched",
 ]

@@ -6,7 +6,7 @@ import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
@@ -45,6 +45,8 @@ class CommunicatorBase(ABC):
     """
 
     mpi_comm: MPI.Intracomm
+    is_elastic: ClassVar[bool] = False
+    """Whether it goes on without ranks that die."""
 
     def __init_subclass__(cls, **kwds: Any) -> None:
         super().__init_subclass__(**kwds)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -21,11 +21,13 @@ from mn_comm.watch import operation
 if TYPE_CHECKING:
     from mn_comm.compression import Compression
     from mn_comm.compression.compressor import Compressor
+    from mn_comm.context import Contexts
     from mn_comm.gradients.reducer import GradientReducer
     from mn_comm.gradients.reduction import CommunicationHook
     from mn_comm.owned import OwnedArrays
     from mn_comm.questions import Questions
     from mn_comm.ranks import Ranks
+    from mn_comm.strategies import Strategy
 
 __all__ = [
     "Communicator",
@@ -62,7 +64,7 @@ class Communicator(CommunicatorBase):
         mpi_comm: The ranks that take part. Creating a communicator is collective.
     """
 
-    strategy: ClassVar[str] = "naive"
+    strategy: str = "naive"
     comm_hook: CommunicationHook | None = None
     _config = Config()
 
@@ -88,15 +90,20 @@ class Communicator(CommunicatorBase):
         # Not earlier: these need MPI, which is initialised by the first communicator.
         from mn_comm import spans
         from mn_comm.context import contexts_of
-        from mn_comm.ranks import Ranks
         from mn_comm.strategies import Strategy
 
         if not isinstance(mpi_comm, MPI.Intracomm):
             raise TypeError(f"expected an mpi4py intracommunicator for mpi_comm, got {type(mpi_comm).__name__}")
         contexts = contexts_of(mpi_comm)
+        spans.start(contexts.foreground.ranks)
+        self._use(mpi_comm, contexts, Strategy(self.strategy, contexts.foreground))
+
+    def _use(self, mpi_comm: MPI.Intracomm, contexts: Contexts, strategy: Strategy) -> None:
+        """Work on these ranks from now on; not collective."""
+        from mn_comm.ranks import Ranks
+
         context = contexts.foreground
-        spans.start(context.ranks)
-        self._strategy = Strategy(self.strategy, context)  # first, since it may refuse these ranks
+        self._strategy = strategy
         self._mpi_comm = mpi_comm
         self._peers = Ranks(mpi_comm)
         self._contexts = contexts
@@ -383,7 +390,7 @@ class Communicator(CommunicatorBase):
     ) -> GradientReducer:
         from mn_comm.strategies import Strategy
 
-        if type(self).multi_node_mean_grad is not Communicator.multi_node_mean_grad:
+        if self._averages_in_its_own_way:
             # A reducer would not use the method of the derived class.
             return super().gradient_reducer()
         with agreement.raise_on_all(self.ranks):
@@ -412,6 +419,10 @@ class Communicator(CommunicatorBase):
         return self._make_reducer(
             strategy, own_dtype, worker=worker, comm_hook=comm_hook, bucket_bytes=bucket_bytes, sets=sets
         )
+
+    @property
+    def _averages_in_its_own_way(self) -> bool:
+        return type(self).multi_node_mean_grad is not Communicator.multi_node_mean_grad
 
     @operation
     def all_gather_owned(
@@ -554,6 +565,8 @@ def create_communicator(
     mpi_comm: MPI.Intracomm | None = None,
     allreduce_grad_dtype: Any = None,
     batched_copy: bool = True,
+    *,
+    elastic: bool = False,
 ) -> Communicator:
     """Create a communicator; collective.
 
@@ -571,6 +584,8 @@ def create_communicator(
             the host, and only means are sent between hosts; NCCL adds it up without conversion. (ChainerMN 7 accepted
             this argument only for ``pure_nccl``, and raised a ValueError for the others.)
         batched_copy: Whether gradients on a device are packed by one kernel for all of them.
+        elastic: Whether training goes on without ranks that die, see :class:`mn_comm.ElasticCommunicator`. It needs
+            Open MPI, started by ``mpiexec --with-ft ulfm``, and gradients in host memory.
 
     Returns:
         The communicator.
@@ -580,7 +595,8 @@ def create_communicator(
             hosts.
         RuntimeError: ``pure_nccl`` was requested, and CuPy or NCCL is missing on some rank (on every rank). Or the
             launcher has started several processes, but the MPI library belongs to another implementation, so that each
-            process would be alone (``CHAINERMN_ALLOW_SINGLETONS=1`` allows this).
+            process would be alone (``CHAINERMN_ALLOW_SINGLETONS=1`` allows this). Or the communicator was to be
+            elastic, and the job cannot continue without a rank that died (on every rank).
         TypeError: ``mpi_comm`` or a setting is of the wrong type.
         ImportError: The communicator of another package cannot be imported (on every rank).
 
@@ -603,6 +619,11 @@ def create_communicator(
     config = Config()
     for name, value in settings.items():
         config = config.with_value(name, value)
-    communicator = kind(mpi_comm)
+    if elastic:
+        from mn_comm.elastic.communicator import ElasticCommunicator
+
+        communicator: Communicator = ElasticCommunicator(mpi_comm, communicator_name)
+    else:
+        communicator = kind(mpi_comm)
     communicator._config = config  # noqa: SLF001 - checked before anything collective
     return communicator

@@ -39,16 +39,17 @@ class Context:
         across: The ranks of the same ``intra_rank`` on all nodes that have one.
         memory: The memory that the ranks of this node share.
         numbers: Numbers for objects that all ranks create in the same order.
+        may_use_devices: Whether NCCL may be used; its calls do not return when a rank is lost.
     """
 
     def __init__(self, mpi_comm: MPI.Intracomm) -> None:
-        self.ranks = Ranks(Ranks(mpi_comm).Dup())
+        self.ranks = (mpi_comm if isinstance(mpi_comm, Ranks) else Ranks(mpi_comm)).duplicate()
         stall.join(self.ranks)
         self.topology: Topology = discover(self.ranks)
-        self.within = self.ranks.split(self.topology.inter_rank, self.topology.intra_rank)
-        self.across = self.ranks.split(self.topology.intra_rank, self.topology.inter_rank)
+        self.within, self.across = self.ranks.by_node(self.topology)
         self.memory = SharedMemory(self.within)
         self.numbers = itertools.count(1)
+        self.may_use_devices = type(self.ranks) is Ranks
 
     def free(self) -> None:
         """Free the communicators; collective."""
@@ -128,6 +129,11 @@ class Contexts:
         if kept is None or kept == MPI.COMM_NULL:
             kept = self._splits[groups] = ranks.split(color, key)
         return kept
+
+    def abandon(self) -> None:
+        """End the thread, where all communicators were revoked: what it waits for fails; not collective."""
+        if self._background is not None:
+            self._background[1].close()
 
     def free(self) -> None:
         """End the thread and free all communicators; collective."""

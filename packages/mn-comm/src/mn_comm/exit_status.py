@@ -20,7 +20,7 @@ from typing import Any, NoReturn
 
 from mn_comm.last_words import abort_when_read, say
 
-__all__ = ["at_exit", "share_exit_status"]
+__all__ = ["at_exit", "end_by", "share_exit_status"]
 
 _GRACE_SECONDS = 1.0  # for other ranks that end as well, and are writing their messages
 _LONGEST_TEXT = 500
@@ -28,6 +28,7 @@ _TOOLS = (3, 4)  # the numbers that Python's documentation gives to no kind of t
 
 _noted: list[object] = []
 _sharing: list[tuple[int, int]] = []  # this process's rank and number, once its status is shared
+_end: Callable[[str, int], object] | None = None
 
 
 def share_exit_status(rank: int) -> None:
@@ -45,6 +46,16 @@ def share_exit_status(rank: int) -> None:
     else:
         _note_what_python_asks_for()
     _come_first()
+
+
+def end_by(end: Callable[[str, int], object]) -> None:
+    """Have something else than the end of all ranks follow from a status other than 0.
+
+    Args:
+        end: Called with the reason, and the status that the process was to end with.
+    """
+    global _end
+    _end = end
 
 
 def at_exit(function: Callable[[], object]) -> None:
@@ -118,6 +129,8 @@ def _end_all() -> None:
     (rank, process), status = _sharing[0], _as_number(_noted[-1])
     if not status or os.getpid() != process:
         return
+    if _end is not None:
+        _end(f"exit status {status}", status)
     say(f"\nchainermn: exit status {status} on rank {rank} ({socket.gethostname()}): ending all ranks\n")
     time.sleep(_GRACE_SECONDS)
     text = _noted[-1] if isinstance(_noted[-1], str) else ""

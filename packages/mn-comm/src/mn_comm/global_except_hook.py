@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
+import io
 import os
 import socket
 import sys
 import time
 import warnings
+from collections.abc import Callable
 from traceback import format_exception_only
 from types import TracebackType
 
@@ -15,12 +18,13 @@ from mn_comm.exit_status import share_exit_status
 from mn_comm.interrupts import watch_interrupts
 from mn_comm.last_words import abort_when_read, say
 
-__all__ = ["add_hook", "add_hook_by_default", "add_hook_if_enabled"]
+__all__ = ["add_hook", "add_hook_by_default", "add_hook_if_enabled", "end_by"]
 
 _VARIABLES = ("CHAINERMN_FORCE_ABORT_ON_EXCEPTION", "CHAINERMN_FORCE_ABORT_ON_EXCEPTIONS")
 """The name that ChainerMN 7 read, and the name in Chainer's manual."""
 _LONGEST_SUMMARY = 500
 _PATIENCE_SECONDS = 2.0
+_end: Callable[[str, int], object] | None = None
 _PATIENCE_AFTER_CTRL_C = 3.5  # rank 0 may be saving its state
 
 
@@ -67,6 +71,16 @@ def add_hook_by_default() -> None:
             watch_interrupts(functools.partial(_abort, "interrupted"))
 
 
+def end_by(end: Callable[[str, int], object]) -> None:
+    """Have an uncaught exception end this rank in another way than by ``MPI_Abort``; Ctrl-C still ends all ranks.
+
+    Args:
+        end: Ends this process, given the reason and an exit status.
+    """
+    global _end
+    _end = end
+
+
 def _setting() -> str:
     return next((os.environ[name] for name in _VARIABLES if name in os.environ), "")
 
@@ -105,13 +119,25 @@ class _AbortAllRanks:
                 time.sleep(_PATIENCE_SECONDS)
             if _shown_by_trainer(value, traceback):
                 sys.stderr.write("".join(format_exception_only(kind, value)))
+            elif self._previous is sys.__excepthook__:
+                _write_at_once(kind, value, traceback)
             else:
                 self._previous(kind, value, traceback)  # type: ignore[operator]
         finally:
             if issubclass(kind, KeyboardInterrupt):
                 _abort("interrupted")
             else:
-                _abort("uncaught exception", format_exception_only(kind, value)[-1])
+                if _end is not None:
+                    _end("uncaught exception", 1)
+                _abort("uncaught exception", details=format_exception_only(kind, value)[-1])
+
+
+def _write_at_once(kind: type[BaseException], value: BaseException, traceback: TracebackType | None) -> None:
+    """Do what Python does about an exception, but write it as one text: lines of other ranks would come in between."""
+    text = io.StringIO()
+    with contextlib.redirect_stderr(text):
+        sys.__excepthook__(kind, value, traceback)
+    say(text.getvalue())
 
 
 def _shown_by_trainer(value: BaseException, traceback: TracebackType | None) -> bool:
@@ -136,6 +162,6 @@ def _rank() -> int:
     return MPI.COMM_WORLD.rank
 
 
-def _abort(reason: str, details: str = "") -> None:
+def _abort(reason: str, status: int = 1, details: str = "") -> None:
     say(f"\nchainermn: {reason} on rank {_rank()} ({socket.gethostname()}): ending all ranks\n")
-    abort_when_read(summary=": ".join(filter(None, (reason, details.strip()[:_LONGEST_SUMMARY]))))
+    abort_when_read(status, ": ".join(filter(None, (reason, details.strip()[:_LONGEST_SUMMARY]))))

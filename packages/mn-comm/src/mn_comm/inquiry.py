@@ -7,6 +7,7 @@ informs its neighbors. The messages use the private duplicates, with separate ta
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
@@ -22,6 +23,9 @@ __all__ = ["Inquiry"]
 
 _QUESTION, _ANSWER, _FAREWELL = range(32764, 32767)  # MPI guarantees tags up to 32767; collectives use 0
 
+_FAREWELL_SECONDS = 1.0
+_PAUSE_SECONDS = 0.001
+
 
 class Inquiry:
     """The messages of one process's monitor.
@@ -31,12 +35,14 @@ class Inquiry:
 
     Attributes:
         joined: The private communicators on which it asks and answers.
-        finished: The ranks, as ``MPI_COMM_WORLD`` numbers them, that have come to the end of their program.
+        finished: The ranks, as ``MPI_COMM_WORLD`` numbers them, that have come to the end of their program, and when
+            this was heard.
     """
 
     def __init__(self, patience: float) -> None:
         self.joined: list[Ranks] = []
-        self.finished: set[int] = set()
+        self.finished: dict[int, float] = {}
+        self._farewells: set[tuple[int, int]] = set()
         self._patience = patience
         self._can_ask = MPI.Query_thread() >= MPI.THREAD_MULTIPLE
         self._sent: list[MPI.Request] = []
@@ -66,15 +72,20 @@ class Inquiry:
         """
         if not self._can_ask:
             return
-        for ranks in self.joined:
-            for source, about in self._received(ranks, _QUESTION):
-                self._send(ranks, source, _ANSWER, ranks.rank)
-                if tell(_in_world(ranks, about)):
-                    self.ask(ranks, about)
-            for source, _ in self._received(ranks, _ANSWER):
-                self._unanswered.pop(_in_world(ranks, source), None)
-            for source, _ in self._received(ranks, _FAREWELL):
-                self.finished.add(_in_world(ranks, source))
+        for ranks in list(self.joined):
+            try:
+                self._answer_on(ranks, tell)
+            except MPI.Exception:  # it was revoked, as a rank was lost
+                self.joined.remove(ranks)
+
+    def _answer_on(self, ranks: Ranks, tell: Callable[[int], bool]) -> None:
+        for source, about in self._received(ranks, _QUESTION):
+            self._send(ranks, source, _ANSWER, ranks.rank)
+            if tell(_in_world(ranks, about)):
+                self.ask(ranks, about)
+        for source, _ in self._received(ranks, _ANSWER):
+            self._unanswered.pop(_in_world(ranks, source), None)
+        self._hear_farewells(ranks)
 
     def silent(self) -> list[int]:
         """Return once which ranks have not answered in time, as ``MPI_COMM_WORLD`` numbers them."""
@@ -84,11 +95,31 @@ class Inquiry:
         return late
 
     def say_farewell(self) -> None:
-        """Tell the neighbors that this rank takes part in nothing any more."""
+        """Tell the neighbors that this rank takes part in nothing any more, and hear the same of them.
+
+        Messages that nobody receives would have UCX write a warning about each of them. So a rank waits a moment for
+        its neighbors, as it would in ``MPI_Finalize``, and sends nothing to one that has waited long enough.
+        """
         if self._can_ask and not MPI.Is_finalized():
-            for ranks in self.joined:
-                for neighbor in {(ranks.rank + step) % ranks.size for step in (-1, 1)} - {ranks.rank}:
+            with contextlib.suppress(MPI.Exception):  # one of them has died
+                self._exchange_farewells()
+
+    def _exchange_farewells(self) -> None:
+        begin, expected = time.monotonic(), set()
+        for ranks in self.joined:
+            for neighbor in {(ranks.rank + step) % ranks.size for step in (-1, 1)} - {ranks.rank}:
+                expected.add((id(ranks), neighbor))
+                if begin - self.finished.get(_in_world(ranks, neighbor), begin) < _FAREWELL_SECONDS:
                     self._send(ranks, neighbor, _FAREWELL, ranks.rank)
+        while not expected <= self._farewells and time.monotonic() - begin < _FAREWELL_SECONDS:
+            for ranks in self.joined:
+                self._hear_farewells(ranks)
+            time.sleep(_PAUSE_SECONDS)
+
+    def _hear_farewells(self, ranks: Ranks) -> None:
+        for source, _ in self._received(ranks, _FAREWELL):
+            self._farewells.add((id(ranks), source))
+            self.finished.setdefault(_in_world(ranks, source), time.monotonic())
 
     def _send(self, ranks: Ranks, to: int, tag: int, about: int) -> None:
         # Not waited for: who stalls, or ends, may never receive it.

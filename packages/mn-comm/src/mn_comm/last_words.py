@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
     from mn_comm.ranks import Ranks
 
-__all__ = ["abort_when_read", "folders_of_libraries", "say", "speak_when_ended"]
+__all__ = ["abort_when_read", "flush_until_read", "folders_of_libraries", "say", "speak_when_ended"]
 
 _NOT_THE_SCRIPT = (
     *("mn_comm", "mn_compat", "mn_data", "mn_extensions", "mn_modelpar", "mn_optim", "chainermn_meta", "chainer"),
@@ -103,11 +103,16 @@ def abort_when_read(status: int = 1, summary: str = "") -> None:
     """
     from mpi4py import MPI  # not earlier: a script may add the hook before it chooses how MPI is initialised
 
+    flush_until_read()
+    witness.has_spoken(summary)
+    MPI.COMM_WORLD.Abort(status)
+
+
+def flush_until_read() -> None:
+    """Wait until the launcher has read what this rank wrote, two seconds at most."""
     for stream in (sys.stderr, sys.stdout):
         with contextlib.suppress(Exception):  # no stream, no file behind it, or closed: there is nothing to wait for
             _wait_until_read(stream)
-    witness.has_spoken(summary)
-    MPI.COMM_WORLD.Abort(status)
 
 
 def _wait_until_read(stream: TextIO) -> None:

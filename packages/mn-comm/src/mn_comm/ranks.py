@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 from mpi4py import MPI
 
 from mn_comm.watch import activity
+
+if TYPE_CHECKING:
+    from mn_comm.topology import Topology
 
 __all__ = ["Ranks"]
 
@@ -39,9 +42,18 @@ class Ranks(MPI.Intracomm):
         """Call a function that waits for these ranks by other means than the methods below, and return its result."""
         return activity().wait_for(call, getattr(call, "__name__", "wait"), self, args)
 
+    def duplicate(self) -> Ranks:
+        """Return a communicator of the same ranks; collective."""
+        return Ranks(self.Dup())
+
     def split(self, color: int, key: int) -> Ranks:
         """Split the ranks into groups of equal color, ordered by key; collective."""
         return Ranks(cast(MPI.Intracomm, self.Split(color, key)))
+
+    def by_node(self, topology: Topology) -> tuple[Ranks, Ranks]:
+        """Return the ranks of this node, and those of the same ``intra_rank`` on all nodes; collective."""
+        within = self.split(topology.inter_rank, topology.intra_rank)
+        return within, self.split(topology.intra_rank, topology.inter_rank)
 
     def wait(self, request: MPI.Request, what: str) -> None:
         """Wait for the end of a nonblocking operation among these ranks.

@@ -167,7 +167,7 @@ class Monitor:
         if reported_for != since or time.monotonic() - reported_at < self._time_to_speak:
             return ""
         for ranks in _needed(activity):
-            gone = self._inquiry.finished & set(ranks.group.Translate_ranks(None, MPI.COMM_WORLD.group))
+            gone = self._inquiry.finished.keys() & set(ranks.group.Translate_ranks(None, MPI.COMM_WORLD.group))
             if gone:
                 return f"rank {min(gone)} has reached the end of its program, but this rank still waits for it"
         return "CHAINERMN_STALL_ABORT is set" if self.abort else ""

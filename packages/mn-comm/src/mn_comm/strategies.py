@@ -124,6 +124,8 @@ class Strategy:
         # Not functools.cached_property: before Python 3.12 all objects share its lock, so that two threads which are in
         # collectives here would wait for each other across ranks.
         if self._on_device is None:
+            if not self.context.may_use_devices:
+                raise ValueError("expected gradients in host memory with elastic=True, got some on a device")
             from mn_comm.device.strategies import on_device
 
             self._on_device = on_device(self)

@@ -85,3 +85,8 @@ def test_a_split_that_was_freed_is_made_again_and_keys_of_equal_order_give_the_s
     assert again.allreduce(np.ones(1))[0] == comm.size
     for i in range(3000):  # an MPI library has only some thousand communicators
         comm.split(0, comm.rank * (i + 1))
+
+
+def test_an_elastic_one_is_refused_where_no_rank_may_die(world):
+    with pytest.raises(RuntimeError, match=r"elastic=True: expected .*mpiexec --with-ft ulfm"):
+        create_communicator("naive", elastic=True)

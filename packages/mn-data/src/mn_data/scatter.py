@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import chainer
 import numpy as np
 
-from mn_comm import MPI, Communicator, CommunicatorBase, create_communicator, raise_on_all, watched
+from mn_comm import MPI, Communicator, CommunicatorBase, create_communicator, raise_on_all, transact, watched
+from mn_data.lost_parts import tell_of_lost_parts
 from mn_data.plan import part
 from mn_data.progress import progress
 from mn_data.take import ArrayLayout, assemble, can_take, columns_of, layout_of, leaves
@@ -64,19 +66,35 @@ def scatter_dataset(
     """
     with _communicator(comm) as communicator:
         _check(communicator, root, max_buf_len)
-        order = None
-        with raise_on_all(communicator):
-            if communicator.rank == root:
-                length = _length(dataset)
-                if shuffle:
-                    order = np.random.RandomState(seed).permutation(length)
-        in_parts = isinstance(communicator, Communicator)  # others may have only the documented methods
-        if in_parts and communicator.bcast_obj(communicator.rank == root and can_take(dataset), root=root):
-            return _scatter_samples(dataset, communicator, root, order, max_buf_len, force_equal_length)
-        to_send = (dataset, order) if communicator.rank == root else None
-        whole, order = communicator.bcast_obj(to_send, max_buf_len=max_buf_len, root=root)
-        begin, end = part(len(whole), communicator.size, communicator.rank, force_equal_length)
-        return chainer.datasets.SubDataset(whole, begin, end, order)
+        arguments = (dataset, communicator, root, shuffle, seed, max_buf_len, force_equal_length)
+        mine, length = transact(communicator, partial(_scatter, *arguments))
+        tell_of_lost_parts(communicator, length, force_equal_length)
+        return mine
+
+
+def _scatter(
+    dataset: Any,
+    communicator: CommunicatorBase,
+    root: int,
+    shuffle: bool,
+    seed: int | None,
+    max_buf_len: int,
+    force_equal_length: bool,
+) -> tuple[chainer.datasets.SubDataset, int]:
+    """Return this rank's part of a dataset, and the length of the whole; collective."""
+    order = None
+    with raise_on_all(communicator):
+        if communicator.rank == root:
+            length = _length(dataset)
+            if shuffle:
+                order = np.random.RandomState(seed).permutation(length)
+    in_parts = isinstance(communicator, Communicator)  # others may have only the documented methods
+    if in_parts and communicator.bcast_obj(communicator.rank == root and can_take(dataset), root=root):
+        return _scatter_samples(dataset, communicator, root, order, max_buf_len, force_equal_length)
+    to_send = (dataset, order) if communicator.rank == root else None
+    whole, order = communicator.bcast_obj(to_send, max_buf_len=max_buf_len, root=root)
+    begin, end = part(len(whole), communicator.size, communicator.rank, force_equal_length)
+    return chainer.datasets.SubDataset(whole, begin, end, order), len(whole)
 
 
 def scatter_index(
@@ -117,7 +135,7 @@ def _scatter_samples(
     order: np.ndarray[Any, Any] | None,
     max_buf_len: int,
     force_equal_length: bool,
-) -> chainer.datasets.SubDataset:
+) -> tuple[chainer.datasets.SubDataset, int]:
     mpi_comm = watched(communicator.mpi_comm)
     is_root = communicator.rank == root
     layout, length = communicator.bcast_obj((layout_of(dataset), len(dataset)) if is_root else None, root=root)
@@ -140,7 +158,7 @@ def _scatter_samples(
                     if is_root
                     else recv_objects(mpi_comm, max_buf_len, root, advance)
                 )
-    return chainer.datasets.SubDataset(assemble(layout, mine), 0, end - begin)
+    return chainer.datasets.SubDataset(assemble(layout, mine), 0, end - begin), length
 
 
 @contextmanager

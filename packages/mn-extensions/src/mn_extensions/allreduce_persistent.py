@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from functools import partial
 from typing import Any
 
 import chainer
@@ -10,9 +11,11 @@ import numpy as np
 from chainer.backends import cuda
 from chainer.training import PRIORITY_WRITER, Extension
 
-from mn_comm import CommunicatorBase, expect_same
+from mn_comm import CommunicatorBase, expect_same, transact
 
 __all__ = ["AllreducePersistent"]
+
+_Found = tuple[str, chainer.Link, str]
 
 
 class AllreducePersistent(Extension):  # type: ignore[misc]  # Chainer has no types
@@ -49,21 +52,25 @@ class AllreducePersistent(Extension):  # type: ignore[misc]  # Chainer has no ty
                 rank).
         """
         found = list(_floating(self.model))
+        # Written only when all are known: after a loss they are averaged again.
+        for (_, link, name), mean in zip(found, transact(self.comm, partial(self._means, found)), strict=True):
+            _set(link, name, mean)
+
+    def _means(self, found: Sequence[_Found]) -> list[Any]:
         expect_same(self.comm, "persistent values", [path for path, _, _ in found])
-        for _, link, name in found:
-            _average(self.comm, link, name)
+        values = [np.asarray(cuda.to_cpu(getattr(link, name))) for _, link, name in found]
+        return [self.comm.allreduce(value) / self.comm.size for value in values]
 
 
-def _average(comm: CommunicatorBase, link: chainer.Link, name: str) -> None:
+def _set(link: chainer.Link, name: str, mean: Any) -> None:
     value = getattr(link, name)
-    mean = comm.allreduce(np.asarray(cuda.to_cpu(value))) / comm.size
     if isinstance(value, (float, np.generic)):  # which cannot be written to
         setattr(link, name, type(value)(mean))
     else:
         value[...] = cuda.get_array_module(value).asarray(mean)
 
 
-def _floating(model: chainer.Link) -> Iterator[tuple[str, chainer.Link, str]]:
+def _floating(model: chainer.Link) -> Iterator[_Found]:
     """Yield path, link and attribute of each floating persistent value, in the order of paths."""
     found = (
         (f"{path}/{name}", link, name)

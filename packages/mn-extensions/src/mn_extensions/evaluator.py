@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from types import MethodType
 from typing import Any
 
@@ -14,7 +15,7 @@ from chainer.backends import cuda
 from chainer.dataset.convert import _call_converter  # a number or a Device, as the converter needs it; not public
 from chainer.training.extensions import Evaluator
 
-from mn_comm import CommunicatorBase, raise_on_all, synchronize_replicas
+from mn_comm import CommunicatorBase, raise_on_all, synchronize_replicas, transact
 
 __all__ = [
     "batches_of",
@@ -86,6 +87,10 @@ def create_multi_node_evaluator(
 
 def _mean_over_ranks(evaluator: Any) -> Results:
     """Return the results of all ranks, averaged; collective."""
+    return transact(_parts(evaluator)[1], partial(_attempt_mean_over_ranks, evaluator))
+
+
+def _attempt_mean_over_ranks(evaluator: Any) -> Results:
     evaluate, communicator = _parts(evaluator)
     synchronize_targets(getattr(evaluator, "get_all_targets", dict)())
     with raise_on_all(communicator):
@@ -95,6 +100,10 @@ def _mean_over_ranks(evaluator: Any) -> Results:
 
 def _mean_over_samples(evaluator: Any) -> Results:
     """Return results in which all samples of all ranks have the same weight; collective."""
+    return transact(_parts(evaluator)[1], partial(_attempt_mean_over_samples, evaluator))
+
+
+def _attempt_mean_over_samples(evaluator: Any) -> Results:
     evaluate, communicator = _parts(evaluator)
     synchronize_targets(getattr(evaluator, "get_all_targets", dict)())
     is_chainers = getattr(evaluate, "__func__", None) is Evaluator.evaluate

@@ -10,7 +10,7 @@ import chainer
 from chainer.dataset import concat_examples
 from chainer.training import PRIORITY_WRITER, Extension
 
-from mn_comm import CommunicatorBase, raise_on_all
+from mn_comm import CommunicatorBase, raise_on_all, transact
 from mn_extensions.evaluator import batches_of, call, convert, synchronize_targets
 
 __all__ = ["GenericMultiNodeEvaluator"]
@@ -83,6 +83,9 @@ class GenericMultiNodeEvaluator(Extension):  # type: ignore[misc]  # Chainer has
         Raises:
             Exception: The exception that one of the methods raised on some rank (on every rank).
         """
+        return transact(self.comm, self._evaluate)
+
+    def _evaluate(self) -> Any:
         synchronize_targets(self._targets)
         with raise_on_all(self.comm):
             results = [result for result in self._local_results() if result is not None]

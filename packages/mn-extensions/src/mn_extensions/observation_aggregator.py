@@ -8,7 +8,7 @@ from typing import Any
 import chainer
 from chainer.training import PRIORITY_EDITOR, Extension, get_trigger
 
-from mn_comm import CommunicatorBase, raise_on_all
+from mn_comm import CommunicatorBase, raise_on_all, transact
 from mn_extensions.evaluator import on_host
 
 __all__ = ["ObservationAggregator"]
@@ -70,8 +70,12 @@ class ObservationAggregator(Extension):  # type: ignore[misc]  # Chainer has no 
             self.observation_history.append(on_host(value.array if isinstance(value, chainer.Variable) else value))
         if not self.comm_trigger(trainer):
             return None
-        gathered = self.comm.gather_obj(self.observation_history)
+        summary = transact(self.comm, self._aggregate)
         self.observation_history = []
+        return summary
+
+    def _aggregate(self) -> Any:
+        gathered = self.comm.gather_obj(self.observation_history)
         with raise_on_all(self.comm):
             summary = None if gathered is None else self.aggregator(gathered)
         return self.comm.bcast_obj(summary)

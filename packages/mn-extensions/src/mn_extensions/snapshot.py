@@ -6,6 +6,7 @@ import os
 import re
 import warnings
 from collections.abc import Iterable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ import numpy as np
 from chainer.serializers import npz
 from chainer.training import Extension
 
-from mn_comm import CommunicatorBase, raise_on_all
+from mn_comm import Change, CommunicatorBase, is_elastic, raise_on_all, transact
 from mn_extensions.checkpoint.arrays import read_arrays
 from mn_extensions.checkpoint.replicas import assume_synchronized, synchronize
 from mn_extensions.checkpoint.state import load_state
@@ -90,10 +91,23 @@ class MultiNodeSnapshot(Extension):  # type: ignore[misc]  # Chainer has no type
         self.snapshot = snapshot
         self.replica_set = next(set(each) for each in sets if comm.rank in each)
         self.master = min(self.replica_set)
-        filename = snapshot.filename
-        snapshot.filename = (
+        self._filename = snapshot.filename
+        self._name_file()
+        if is_elastic(comm):
+            comm.on_change(self._renumber)  # type: ignore[attr-defined]
+
+    def _name_file(self) -> None:
+        filename, comm = self._filename, self.comm
+        self.snapshot.filename = (
             (lambda trainer: f"{filename(trainer)}.{comm.rank}") if callable(filename) else (f"{filename}.{comm.rank}")
         )
+
+    def _renumber(self, change: Change) -> None:
+        """Go on with the ranks that are left of the group, the lowest of which saves now."""
+        numbers = {old: new for new, old in enumerate(change.survivors)}
+        self.replica_set = {numbers[old] for old in self.replica_set if old in numbers}
+        self.master = min(self.replica_set)
+        self._name_file()
 
     @property
     def is_master(self) -> bool:
@@ -109,7 +123,7 @@ class MultiNodeSnapshot(Extension):  # type: ignore[misc]  # Chainer has no type
         finally:
             self.snapshot.autoload = autoload
         if autoload:
-            self._load(self._target_of(trainer), Path(trainer.out))
+            transact(self.comm, partial(self._load, self._target_of(trainer), Path(trainer.out)))
 
     def __call__(self, trainer: Any) -> None:
         """Save on the lowest rank of each group; collective if optimizers let ranks differ temporarily."""
@@ -140,7 +154,7 @@ class MultiNodeSnapshot(Extension):  # type: ignore[misc]  # Chainer has no type
                 return
             with raise_on_all(self.comm):  # where warnings are errors, all ranks raise
                 if self.comm.rank == 0:
-                    warnings.warn(f"{'; '.join(problems)}: trying the previous snapshot", RuntimeWarning, stacklevel=4)
+                    warnings.warn(f"{'; '.join(problems)}: trying the previous snapshot", RuntimeWarning, stacklevel=5)
 
     def _candidates(self, folder: Path) -> list[str]:
         """Return the names, without rank, of snapshots of which every group has a file; newest first. Collective."""
@@ -160,11 +174,14 @@ class MultiNodeSnapshot(Extension):  # type: ignore[misc]  # Chainer has no type
 
     def _spread(self, state: State | None, target: Any) -> None:
         """Load a group's state on all of its ranks; collective."""
-        group = self.comm.split(self.master, self.comm.rank)
-        try:
-            state = group.bcast_obj(state)
-        finally:
-            group.finalize()
+        if is_elastic(self.comm):  # which has no parts
+            state = self.comm.allgather_obj(state)[self.master]
+        else:
+            group = self.comm.split(self.master, self.comm.rank)
+            try:
+                state = group.bcast_obj(state)
+            finally:
+                group.finalize()
         with raise_on_all(self.comm):
             load_state(fit_iterators(state or {}, target), target)
         assume_synchronized(target)

@@ -11,6 +11,7 @@ import chainer
 import numpy as np
 from chainer.backends import cuda
 
+from mn_optim.commit import refuse_elastic
 from mn_optim.roll import OVER, Everyone, LeftByException, NeedsParameters, Roll
 from mn_optim.schemes.communicating import communicating_links
 from mn_optim.schemes.scheme import Backward
@@ -44,6 +45,7 @@ class Attendance:
     def __init__(self, optimizer: MultiNodeOptimizer, over: str) -> None:
         if over not in OVER:
             raise ValueError(f"expected 'present' or 'all' for over, got {over!r}")
+        refuse_elastic(optimizer.communicator, "join")
         if not optimizer.zero_fill:
             raise ValueError("expected zero_fill=True with join, got False: a rank without data has no gradients")
         if optimizer._scheme.roll is not None:  # noqa: SLF001

@@ -18,11 +18,13 @@ from mn_comm import (
     GradientReducer,
     Model,
     expect_same,
+    is_elastic,
     own,
     raise_on_all,
     span,
 )
 from mn_optim.backward import backward as overlapping_backward
+from mn_optim.commit import Defer, Forward, commit, refuse_elastic, restart_after_losses
 from mn_optim.joining import Attendance, joined
 from mn_optim.options import (
     Asynchronous,
@@ -126,6 +128,7 @@ def create_multi_node_optimizer(
     reducer = None
     hooks = _given(comm_hook=comm_hook, compression=compression)
     if local_steps is not None or asynchronous is not False:
+        refuse_elastic(communicator, "local_steps" if local_steps is not None else "asynchronous")
         with raise_on_all(communicator):
             others = {"overlap": overlap, "double_buffering": double_buffering, "shard_state": shard_state}
             _expect_alone(local_steps, asynchronous, others, hooks)
@@ -147,9 +150,11 @@ def create_multi_node_optimizer(
     else:
         reducer = communicator.gradient_reducer(**hooks) if hooks else None
         scheme = AfterBackward(communicator, zero_fill, reducer)
+    restart_after_losses(communicator, scheme)
     compressed = reducer if compression is not None else None  # with local steps, the scheme has several reducers
     if not shard_state:
         return MultiNodeOptimizer(actual_optimizer, communicator, zero_fill, scheme, compressed)
+    refuse_elastic(communicator, "shard_state")
     shards = Shards(communicator, actual_optimizer)
     return MultiNodeOptimizer(actual_optimizer, communicator, zero_fill, Sharded(scheme, shards), compressed, shards)
 
@@ -201,7 +206,7 @@ class MultiNodeOptimizer:
     """
 
     __slots__ = (
-        *("__weakref__", "_accumulates", "_attendance", "_compressed", "_has_part", "_scheme", "_shards"),
+        *("__weakref__", "_accumulates", "_attendance", "_commits", "_compressed", "_has_part", "_scheme", "_shards"),
         *("actual_optimizer", "communicator", "target_params"),
     )
 
@@ -227,6 +232,7 @@ class MultiNodeOptimizer:
         self._accumulates = False
         self._has_part = False
         self._attendance: Attendance | None = None
+        self._commits = is_elastic(communicator)
 
     @property
     def zero_fill(self) -> bool:
@@ -268,16 +274,35 @@ class MultiNodeOptimizer:
         with span("step"):
             if self._attendance is not None:
                 self._attendance.begin(model, lossfun, args, kwds, self._accumulates)
-            backward = None
-            if lossfun is not None:
-                with span("forward"):
-                    loss = lossfun(*args, **kwds)
-                backward = self._backward_from(model, loss)
-                del loss  # the backward pass frees the graph before the gradients are averaged
+            forward = None if lossfun is None else partial(lossfun, *args, **kwds)
             # The arguments go on to the actual optimizer, as in ChainerMN 7: one of a script's own may want them.
-            self._average_and_step(model, backward, partial(self.actual_optimizer.update, None, *args, **kwds))
+            step = partial(self.actual_optimizer.update, None, *args, **kwds)
+            if self._commits and not self._accumulates:
+                self._commit(model, forward, step)
+            else:
+                self._average_and_step(model, forward, step)
 
-    def _average_and_step(self, model: chainer.Link, backward: Backward | None, step: Callable[[], None]) -> None:
+    def _commit(self, model: chainer.Link, forward: Forward | None, step: Callable[[], None]) -> None:
+        """Average, have all ranks agree, then take the step; after a loss begin again, if there is a loss function."""
+        has_part, seen = self._has_part, self.target_params
+
+        def restore() -> None:
+            self._has_part, self.target_params = has_part, seen
+
+        attempt = partial(self._average_and_step, model, forward)
+        can_repeat = forward is not None
+        take_step = commit(self.communicator, model, attempt, step, restore, can_repeat=can_repeat, has_part=has_part)
+        take_step()
+
+    def _average_and_step(
+        self, model: chainer.Link, forward: Forward | None, step: Callable[[], None], defer: Defer | None = None
+    ) -> None:
+        backward = None
+        if forward is not None:
+            with span("forward"):
+                loss = forward()
+            backward = self._backward_from(model, loss)
+            del loss  # the backward pass frees the graph before the gradients are averaged
         if self._accumulates:
             _run(backward)
             self._has_part = True
@@ -293,7 +318,7 @@ class MultiNodeOptimizer:
         else:
             if self._attendance is not None:
                 self._attendance.go_on(model)
-            self._step(model, backward, step)
+            self._step(model, backward, step, defer)
             if self._scheme.may_diverge:
                 chainer.report({"meeting": float(self._scheme.is_meeting)})
 
@@ -305,7 +330,9 @@ class MultiNodeOptimizer:
         share_out(self.communicator, model, fills_in=self._attendance is not None)
         self.is_changed(model)
 
-    def _step(self, model: chainer.Link, backward: Backward | None, step: Callable[[], None]) -> None:
+    def _step(
+        self, model: chainer.Link, backward: Backward | None, step: Callable[[], None], defer: Defer | None = None
+    ) -> None:
         has_loss = backward is not None or (self._attendance is not None and self._attendance.roll.is_absent)
         loss_scale = getattr(self.actual_optimizer, "_loss_scale", None) if has_loss else None
         if self._compressed is not None and has_loss:
@@ -318,7 +345,7 @@ class MultiNodeOptimizer:
         def take_step() -> None:
             _take_step(model, loss_scale if exact is None else exact.loss_scale, step)
 
-        self._scheme.step(model, backward, take_step)
+        self._scheme.step(model, backward, take_step if defer is None else partial(defer, take_step))
 
     @contextmanager
     def no_sync(self) -> Iterator[None]:

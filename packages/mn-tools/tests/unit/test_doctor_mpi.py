@@ -164,3 +164,16 @@ def test_the_names_of_open_mpi(machine, elsewhere, said, version):
     machine.command("mpiexec", f"echo '{said}'")
     launcher, _ = mpi.find_launcher(OPTIONS)
     assert (launcher.family, launcher.version) == ("Open MPI", version)
+
+
+@pytest.mark.parametrize(
+    ("vendor", "version", "found"),
+    [
+        ("Open MPI", "5.0.11", "training can go on without ranks that die"),
+        ("Open MPI", "4.1.6", "only Open MPI 5 can go on without it, not Open MPI 4.1.6"),
+        ("MPICH", "5.0.2", "a rank that dies ends the job"),
+    ],
+)
+def test_whether_a_job_can_lose_a_rank(vendor, version, found):
+    check = mpi.check_survival(mpi.Library(vendor, version, "libmpi.so"))
+    assert found in check.found

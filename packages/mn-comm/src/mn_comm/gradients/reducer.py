@@ -62,12 +62,21 @@ class GradientReducer:
         bucket_bytes: int | None = None,
         sets: int = 1,
     ) -> None:
-        self._strategy = strategy
         self._config = config
-        self._worker = worker
         self._hook = comm_hook
         self._bucket_bytes = bucket_bytes
         self._sets = sets
+        self.use(strategy, worker)
+
+    def use(self, strategy: Strategy, worker: Worker | None) -> None:
+        """Go on with other ranks, and forget what was made for those before; to be called on every rank alike.
+
+        Args:
+            strategy: How one bucket is averaged.
+            worker: The thread that communicates for :meth:`start`.
+        """
+        self._strategy = strategy
+        self._worker = worker
         self._agreement = Agreement(strategy.context.ranks, "multi_node_mean_grad")
         self._seen: tuple[object, ...] = ()
         self._signature: Signature = ()
@@ -212,6 +221,13 @@ class GradientReducer:
             self._scale = compressor.scale
             self._layouts.clear()
             self._latest = None
+
+    def drain(self) -> None:
+        """Let what is under way arrive, or fail, and forget it."""
+        for reduction in self._under_way:
+            if not reduction.is_over:
+                reduction.drain()
+        self._under_way.clear()
 
     def remembered_order(self, model: Model) -> list[str] | None:
         """Return the order for :meth:`start` that belongs to a loaded state, if there is one.

@@ -8,16 +8,17 @@ import os
 import sys
 import warnings
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from chainer.training import Extension
 
-from mn_comm import CommunicatorBase, expect_same, raise_on_all
-from mn_extensions.checkpoint.ending import Ending
+from mn_comm import CommunicatorBase, expect_same, is_elastic, raise_on_all, transact
+from mn_extensions.checkpoint.ending import ElasticEnding, Ending
 from mn_extensions.checkpoint.files import FileRecord, check_writable
 from mn_extensions.checkpoint.generations import Generations
-from mn_extensions.checkpoint.manifest import Manifest, file_name, manifest_name, write_manifest
+from mn_extensions.checkpoint.manifest import Manifest, manifest_name, write_manifest
 from mn_extensions.checkpoint.replicas import assume_synchronized, own_parts, synchronize
 from mn_extensions.checkpoint.state import check_fits, load_state, state_of
 from mn_extensions.checkpoint.stats import CheckpointStats
@@ -101,7 +102,7 @@ class MultiNodeCheckpointer(Extension):  # type: ignore[misc]  # Chainer has no 
         self._generations: Generations | None = None  # until the folder is known
         self._has_failed = False
         self._n_saves = 0
-        self._ending: Ending | None = None
+        self._ending: Ending | ElasticEnding | None = None
         if self.path is not None:
             self._use_generations()
 
@@ -132,6 +133,18 @@ class MultiNodeCheckpointer(Extension):  # type: ignore[misc]  # Chainer has no 
         """
         synchronize(target)
         self.stats.start()
+        failure = transact(self.comm, partial(self._save, target, iteration))
+        if failure is not None:
+            with raise_on_all(self.comm):  # where warnings are errors, all ranks raise
+                warnings.warn(
+                    f"the checkpoint of iteration {iteration} was not saved: {failure}; the training continues",
+                    RuntimeWarning,
+                    stacklevel=2,
+                )
+        self.stats.end()
+
+    def _save(self, target: Any, iteration: int) -> str | None:
+        """Save, and return why that failed, if so; collective."""
         generations = self._use_generations()
         self._expect_ending()
         with raise_on_all(self.comm):  # before any rank writes
@@ -140,14 +153,7 @@ class MultiNodeCheckpointer(Extension):  # type: ignore[misc]  # Chainer has no 
             report = generations.write(state_of(target), iteration)
         outcome = self._complete_generation(generations, iteration, self.comm.allgather_obj(report))
         generations.remove(generations.mine - outcome.kept)
-        if outcome.failure is not None:
-            with raise_on_all(self.comm):  # where warnings are errors, all ranks raise
-                warnings.warn(
-                    f"the checkpoint of iteration {iteration} was not saved: {outcome.failure}; the training continues",
-                    RuntimeWarning,
-                    stacklevel=2,
-                )
-        self.stats.end()
+        return outcome.failure
 
     def maybe_load(self, trainer: Any, optimizer: Any = None, path: str | os.PathLike[str] | None = None) -> int | None:
         """Load the newest checkpoint that is intact on every rank, if there is one; collective.
@@ -175,6 +181,9 @@ class MultiNodeCheckpointer(Extension):  # type: ignore[misc]  # Chainer has no 
             OSError: The folder cannot be written on some rank (on every rank).
         """
         self._use_folder(trainer, path)
+        return transact(self.comm, partial(self._load, trainer, optimizer))
+
+    def _load(self, trainer: Any, optimizer: Any) -> int | None:
         generations = self._use_generations()
         self._expect_ending()
         newest = generations.newest_unharmed(self.name or self._run)  # ChainerMN 7 named files after the extension
@@ -206,7 +215,7 @@ class MultiNodeCheckpointer(Extension):  # type: ignore[misc]  # Chainer has no 
     def _expect_ending(self) -> None:
         """Prepare for the end of training; collective the first time."""
         if self._ending is None:  # not earlier: there may be thousands of checkpointers that never save
-            self._ending = Ending(self.comm.mpi_comm)
+            self._ending = ElasticEnding(self.comm) if is_elastic(self.comm) else Ending(self.comm.mpi_comm)
 
     def get_stats(self) -> str:
         """Return how long saving took, as text: the mean, the shortest and the longest time in seconds."""
@@ -215,8 +224,8 @@ class MultiNodeCheckpointer(Extension):  # type: ignore[misc]  # Chainer has no 
     @property
     def files(self) -> list[str]:
         """The names of the files that this rank has saved, or found, and not removed; the oldest first."""
-        iterations = [] if self._generations is None else sorted(self._generations.mine)
-        return [file_name(self._run, self.comm.rank, iteration) for iteration in iterations]
+        found = self._generations
+        return [] if found is None else [found.path(iteration).name for iteration in sorted(found.mine)]
 
     def _use_folder(self, trainer: Any, path: str | os.PathLike[str] | None = None) -> None:
         if self.path is None and (path is not None or hasattr(trainer, "out")):

@@ -6,12 +6,12 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from mn_comm import MPI, watched
+from mn_comm import MPI, CommunicatorBase, transact, watched
 
 if TYPE_CHECKING:
     from mn_comm import Ranks
 
-__all__ = ["Ending"]
+__all__ = ["ElasticEnding", "Ending"]
 
 
 class Ending:
@@ -37,6 +37,25 @@ class Ending:
         ranks.wait(request, "Iallreduce")
         ranks.Free()
         return bool(everywhere[0])
+
+
+class ElasticEnding:
+    """Whether the training ended well on all ranks that are left; a rank on which it did not is going to die.
+
+    Args:
+        comm: The ranks, of an elastic communicator.
+    """
+
+    def __init__(self, comm: CommunicatorBase) -> None:
+        self._comm: CommunicatorBase | None = comm
+
+    def is_well_on_all_ranks(self, is_well: bool) -> bool:
+        """Return whether all ranks have ended well; the second time ``False``. Collective only where it is well."""
+        comm, self._comm = self._comm, None
+        if comm is None or not is_well:
+            return False
+        transact(comm, lambda: comm.allgather_obj(None))
+        return True
 
 
 # MPI uses these arrays until the request is done, which it may never be.

@@ -69,11 +69,12 @@ class Generations:
         self.run = run
         self.mine: set[int] = set()
         self.complete: set[int] = set()
+        self._written_as: dict[int, int] = {}
         self._recorded: dict[int, FileRecord] = {}  # the manifests' records of this rank's files
 
     def path(self, iteration: int) -> Path:
-        """Return the path of this rank's file."""
-        return self.folder / file_name(self.run, self.comm.rank, iteration)
+        """Return the path of this rank's file; of one that was written under another number, before ranks were lost."""
+        return self.folder / file_name(self.run, self._written_as.get(iteration, self.comm.rank), iteration)
 
     def is_ours(self, iteration: int) -> bool:
         """Return whether this rank's file, which must exist, was written by a checkpointer of this package."""
@@ -96,6 +97,7 @@ class Generations:
     def write(self, state: State, iteration: int) -> FileRecord | str:
         """Write this rank's file, and return its record, or why it could not be written."""
         self.mine.add(iteration)
+        self._written_as[iteration] = self.comm.rank
         path = self.path(iteration)
         try:
             return write_file(self.folder, path.name, lambda file: write_arrays(file, state))
@@ -162,6 +164,7 @@ class Generations:
         iterations = {each for each in iterations_of(names, self.run, str(rank)) if self.path(each).is_file()}
         others = {each for each in iterations if not self.is_ours(each)}
         self.mine |= iterations - others
+        self._written_as.update(dict.fromkeys(iterations - others, rank))
         if rank == 0:
             self.mine |= set(manifests)
         old = {_Other(each, old_run) for each in iterations_of(names, old_run, str(rank)) if old_run != self.run}
@@ -227,7 +230,7 @@ class Generations:
     def _warn(self, message: str) -> None:
         with raise_on_all(self.comm):  # where warnings are errors, all ranks raise
             if self.comm.rank == 0:
-                warnings.warn(message, RuntimeWarning, stacklevel=5)
+                warnings.warn(message, RuntimeWarning, stacklevel=7)
 
 
 def _read(path: Path) -> State | str:

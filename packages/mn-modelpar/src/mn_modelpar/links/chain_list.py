@@ -19,6 +19,7 @@ from mn_modelpar.functions.pseudo_connect import connect
 from mn_modelpar.functions.values import has_floats, spec_of
 from mn_modelpar.links.copying import deepcopy_sharing
 from mn_modelpar.staging import put_on
+from mn_modelpar.traffic import refuse_elastic
 
 __all__ = ["MultiNodeChainList"]
 
@@ -64,6 +65,7 @@ class MultiNodeChainList(chainer.ChainList):  # type: ignore[misc]  # Chainer ha
             cls.forward = _marked(cls.forward)  # type: ignore[method-assign]
 
     def __init__(self, comm: CommunicatorBase) -> None:
+        refuse_elastic(comm)
         super().__init__()
         self._comm = comm
         self._routes: list[Route] = []

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from typing import Any
 
 import chainer
 
-from mn_comm import CommunicatorBase, GradientReducer, Reduction, raise_on_all, waiting_for
+from mn_comm import CommunicatorBase, GradientReducer, Reduction, is_elastic, raise_on_all, waiting_for
 from mn_optim.roll import Everyone, NeedsParameters, Roll
 from mn_optim.schemes.scheme import Backward, TakeStep
+
+logger = logging.getLogger(__name__)
 
 __all__ = ["AfterBackward", "DoubleBuffered", "Exact", "Overlapped"]
 
@@ -202,6 +205,7 @@ class DoubleBuffered(Exact):
         self._communicator = communicator
         self._reducer = reducer
         self._under_way: Reduction | None = None
+        self._has_begun = False
         self._factors = (1.0, 1.0)
         self._loss_scale: float | None = None
 
@@ -235,7 +239,7 @@ class DoubleBuffered(Exact):
             if previous is not None:
                 previous.drain()
             raise
-        self._under_way = current
+        self._under_way, self._has_begun = current, True
         self._factors = (self._factors[1], 1.0 if self.roll is None else self.roll.factor)
         before, self._loss_scale = self._loss_scale, self.loss_scale
         self.loss_scale = 1.0 if before is None and self.loss_scale is not None else before
@@ -261,6 +265,9 @@ class DoubleBuffered(Exact):
         if self._under_way is not None:
             self._under_way.drain()
             self._under_way = None
+        if self._has_begun and is_elastic(self._communicator) and self._communicator.rank == 0:
+            logger.warning("double buffering: the gradients of the step before were under way, and are dropped")
+        self._has_begun = False
 
 
 def _rescale(model: chainer.Link, factor: float) -> bool:

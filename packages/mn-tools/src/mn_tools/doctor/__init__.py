@@ -98,6 +98,7 @@ def examine(options: Options, more: Sequence[Examination] = ()) -> Iterator[Chec
     yield about_launcher
     if launcher and library:
         yield from mpi.check_match(launcher, library)
+        yield mpi.check_survival(library)
     yield from memory.check(options)
     job = None
     # Ranks that cannot import the packages would only repeat earlier messages.

@@ -14,7 +14,7 @@ from mn_tools.doctor.options import Options
 from mn_tools.doctor.problems import problem
 from mn_tools.doctor.report import Check, ok
 
-__all__ = ["Launcher", "Library", "check_library", "check_match", "find_launcher"]
+__all__ = ["Launcher", "Library", "check_library", "check_match", "check_survival", "find_launcher"]
 
 GROUP = "MPI"
 
@@ -178,6 +178,16 @@ def check_match(launcher: Launcher, library: Library) -> Iterator[Check]:
     else:
         hint += f", or make mpi4py load {launcher.vendor} (MPI4PY_LIBMPI, or the package of that library)"
     yield problem("mpiexec-other-mpi", GROUP, "same MPI", found, hint=hint)
+
+
+def check_survival(library: Library) -> Check:
+    """Say whether a job can go on without a rank that died."""
+    major = re.match(r"\d+", library.version)
+    if library.vendor == "Open MPI" and major and int(major[0]) >= 5:
+        found = "training can go on without ranks that die: elastic=True, started by mpiexec --with-ft ulfm"
+    else:
+        found = f"a rank that dies ends the job: only Open MPI 5 can go on without it, not {library}"
+    return ok(GROUP, "lost ranks", found)
 
 
 def _beside_python() -> str | None:

@@ -1,0 +1,80 @@
+"""Whatever ends a rank ends it alone, and the others go on at once."""
+
+import pytest
+
+CODE = """
+import os, signal, sys, time
+import numpy as np
+from mn_comm import RankLost, create_communicator
+comm = create_communicator("naive", elastic=True)
+me = comm.rank
+began = time.monotonic()
+comm.on_change(lambda change: print(f"after {time.monotonic() - began:.3f}", comm.size, flush=True))
+
+def end(how):
+    if how == "exception":
+        raise ValueError("the end")
+    if how == "hook":
+        sys.excepthook = lambda *_: sys.stderr.write("a hook of its own\\n")
+        raise ValueError("the end")
+    if how == "exit":
+        sys.exit(3)
+    os.kill(os.getpid(), getattr(signal, how))
+
+comm.barrier()
+began = time.monotonic()
+if me == 1:
+    end(sys.argv[1])
+for i in range(20):
+    try:
+        comm.allreduce_obj(1)
+    except RankLost:
+        pass
+print(comm.size, flush=True)
+"""
+
+
+def times_and_rest(printed):
+    times = [float(line.split()[1]) for line in printed if line.startswith("after")]
+    return times, [line for line in printed if not line.startswith("after")]
+
+
+@pytest.mark.parametrize("how", ["SIGKILL", "SIGSEGV", "SIGTERM", "exception", "exit", "hook"])
+def test_the_others_go_on(job, how):
+    times, printed = times_and_rest(job(3, CODE, how))
+    assert printed == ["2", "2"]
+    assert len(times) == 2
+    # Half a second where nothing else runs; here anything may.
+    assert max(times) < 20
+    assert job.stderr.count("Traceback") == (how == "exception")
+    said = {"exception": "ValueError: the end", "exit": "exit status 3 on rank 1", "SIGTERM": "SIGTERM on rank 1"}
+    assert {**said, "hook": "a hook of its own"}.get(how, "") in job.stderr
+
+
+ALL = """
+from mn_comm import create_communicator
+comm = create_communicator("naive", elastic=True)
+raise ValueError("a mistake in the script")
+"""
+
+
+def test_a_job_whose_ranks_all_fail_has_failed(job):
+    job(2, ALL, status=1)
+    assert "no rank goes on" in job.stderr
+    assert "a mistake in the script" in job.stderr
+
+
+POOL = """
+import multiprocessing
+from mn_comm import create_communicator
+comm = create_communicator("naive", elastic=True)
+pool = multiprocessing.get_context("fork").Pool(2)
+pool.map(abs, range(4))
+pool.terminate()
+pool.join()
+print("done", comm.allreduce_obj(1), flush=True)
+"""
+
+
+def test_workers_of_a_pool_can_be_ended(job):
+    assert job(2, POOL) == ["done 2", "done 2"]

@@ -1,0 +1,30 @@
+"""What the hook writes about an exception."""
+
+import sys
+
+from mn_comm import global_except_hook
+
+
+class Recorder:
+    def __init__(self):
+        self.texts = []
+
+    def write(self, text):
+        self.texts.append(text)
+
+    def flush(self):
+        pass
+
+
+def test_a_traceback_is_written_as_one_text(monkeypatch):
+    # In parts, as Python writes it, its lines were cut in two by those of another rank.
+    recorder = Recorder()
+    monkeypatch.setattr(sys, "stderr", recorder)
+    monkeypatch.setattr(global_except_hook, "_abort", lambda *_, **__: None)
+    try:
+        raise FileExistsError("a text\nof two lines")
+    except FileExistsError as error:
+        global_except_hook._AbortAllRanks(sys.__excepthook__)(type(error), error, error.__traceback__)
+    (text,) = recorder.texts
+    assert text.startswith("Traceback (most recent call last):\n")
+    assert text.endswith("\nFileExistsError: a text\nof two lines\n")

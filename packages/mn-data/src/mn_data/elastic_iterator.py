@@ -1,0 +1,202 @@
+"""An iterator that deals every sample exactly once an epoch, however many ranks there are from one step to the next."""
+
+from __future__ import annotations
+
+import operator
+import weakref
+from itertools import pairwise
+from typing import Any
+
+import chainer
+import numpy as np
+from chainer.dataset import Iterator
+
+from mn_comm import Change, CommunicatorBase, expect_same, is_elastic, raise_on_all, transact
+from mn_data.deal import Deal
+from mn_data.loading import Loader
+
+__all__ = ["ElasticIterator"]
+
+_Positions = np.ndarray[Any, np.dtype[np.int64]]
+
+
+class ElasticIterator(Iterator):  # type: ignore[misc]  # Chainer has no types
+    """Gives each rank its part of every global mini-batch; for training.
+
+    All ranks deal from the same order, which follows from the seed and the epoch. What a rank had been dealt and takes
+    into its grave before the step was taken is dealt again, to those who are left. So each sample is used exactly once
+    an epoch, at any number of ranks: a step of a multi-node optimizer on the same communicator is what counts as used.
+    A batch may reach into the next epoch, so that no rank ever has none.
+
+    It works with any communicator; if that is not elastic, what was dealt counts as used. Creating it is collective;
+    :meth:`next` is not, but every rank must call it in each step.
+
+    Args:
+        dataset: The same on every rank: each has all of it, or can read any sample by its index.
+        batch_size: How many samples a rank gets in each step, or, with ``global_batch``, all together.
+        comm: The ranks.
+        shuffle: Whether each epoch has an order of its own.
+        seed: What the orders follow from; by default a number that rank 0 draws.
+        global_batch: Whether the global mini-batch keeps its size when ranks are lost, rather than that of each rank.
+        n_processes: How many processes read samples ahead of time; 0 to read them when they are asked for.
+        n_prefetch: How many mini-batches ahead.
+
+    Raises:
+        ValueError: On every rank: the dataset is empty, ``batch_size`` is below 1, a global one below the number of
+            ranks, or the ranks differ in one of these.
+        TypeError: A number is no integer (on every rank).
+    """
+
+    def __init__(
+        self,
+        dataset: Any,
+        batch_size: int,
+        comm: CommunicatorBase,
+        *,
+        shuffle: bool = True,
+        seed: int | None = None,
+        global_batch: bool = False,
+        n_processes: int = 0,
+        n_prefetch: int = 1,
+    ) -> None:
+        self._loader = Loader(dataset, n_processes)  # first: finalize() is called even if the rest fails
+
+        def agree() -> int | None:
+            with raise_on_all(comm):
+                for number in (batch_size, n_processes, n_prefetch):
+                    operator.index(number)
+                _check(len(dataset), batch_size, comm.size if global_batch else 1)
+            alike = (len(dataset), batch_size, shuffle, seed, global_batch)
+            expect_same(comm, "length, batch_size, shuffle, seed and global_batch", alike)
+            drawn = int(np.random.randint(2**31 - 1)) if comm.rank == 0 and seed is None else seed
+            return comm.bcast_obj(drawn) if shuffle else None
+
+        self._deal = Deal(len(dataset), transact(comm, agree))
+        self.dataset = dataset
+        self.batch_size = batch_size
+        self.comm = comm
+        self.global_batch = global_batch
+        self._n_prefetch = n_prefetch
+        self._under_way: list[list[_Positions]] = []  # of each rank, for each mini-batch since the last step
+        self._before = 0
+        self._has_begun = False
+        if is_elastic(comm):
+            _register(weakref.ref(self), comm)
+
+    def __next__(self) -> list[Any]:
+        """Return this rank's part of the next global mini-batch."""
+        self._before, self._has_begun = self._deal.dealt, True
+        sizes = self._sizes()
+        bounds = np.cumsum([0, *sizes])
+        positions = self._deal.draw(int(bounds[-1]))
+        parts = [positions[begin:end] for begin, end in pairwise(bounds)]
+        if is_elastic(self.comm):
+            self._under_way.append(parts)
+        batch = self._loader.load(self._deal.indices(parts[self.comm.rank]))
+        if self._loader.is_parallel:
+            self._loader.expect(self._probably_next(bounds))
+        return batch
+
+    next = __next__
+
+    def commit(self) -> None:
+        """Take all that was dealt to be used. The steps of a multi-node optimizer on the communicator do so."""
+        self._under_way.clear()
+
+    @property
+    def epoch(self) -> int:
+        """How many epochs all ranks together have completed."""
+        return self._deal.dealt // self._deal.length
+
+    @property
+    def is_new_epoch(self) -> bool:
+        """Whether the last mini-batch has completed one."""
+        return self.epoch > self._before // self._deal.length
+
+    @property
+    def epoch_detail(self) -> float:
+        """How many epochs, with the fraction of the one that is under way."""
+        return self._deal.dealt / self._deal.length
+
+    @property
+    def previous_epoch_detail(self) -> float | None:
+        """What that was before the last mini-batch; ``None`` before the first."""
+        return self._before / self._deal.length if self._has_begun else None
+
+    @property
+    def repeat(self) -> bool:
+        """Whether epoch follows upon epoch; always."""
+        return True
+
+    def serialize(self, serializer: Any) -> None:
+        """Save or load where all ranks stand, the same on each; also to go on with another number of them."""
+        if isinstance(serializer, chainer.Serializer):
+            next_position, returned = self._deal.state(self._flat_under_way())
+            serializer("next_position", next_position)
+            # Not an array: how many there are differs from state to state.
+            serializer("returned", ",".join(map(str, returned)))
+            serializer("seed", -1 if self._deal.seed is None else self._deal.seed)
+            serializer("length", self._deal.length)
+            serializer("before", self._before if self._has_begun else -1)
+            return
+        found = {key: serializer(key, None) for key in ("next_position", "returned", "seed", "length", "before")}
+        if int(found["length"]) != self._deal.length:
+            raise ValueError(f"expected a state over {self._deal.length} samples, got one over {int(found['length'])}")
+        seed = int(found["seed"])
+        self._deal = Deal(self._deal.length, None if seed < 0 else seed)
+        self._deal.load(int(found["next_position"]), _positions(str(found["returned"])))
+        self._before, self._has_begun = max(0, int(found["before"])), int(found["before"]) >= 0
+        self._under_way.clear()
+
+    def finalize(self) -> None:
+        """End the processes that read."""
+        self._loader.close()
+
+    def _sizes(self) -> list[int]:
+        """Return how many samples each rank gets."""
+        size = self.comm.size
+        if not self.global_batch:
+            return [self.batch_size] * size
+        return [self.batch_size * (rank + 1) // size - self.batch_size * rank // size for rank in range(size)]
+
+    def _probably_next(self, bounds: Any) -> list[list[int]]:
+        """Return the samples of this rank's next mini-batches, if no rank is lost."""
+        deal, rank = self._deal, self.comm.rank
+        ahead = deal.peek(int(bounds[-1]) * self._n_prefetch).reshape(self._n_prefetch, -1)
+        return [deal.indices(each[bounds[rank] : bounds[rank + 1]]) for each in ahead]
+
+    def _flat_under_way(self) -> _Positions:
+        return np.concatenate([np.zeros(0, np.int64), *(part for parts in self._under_way for part in parts)])
+
+    def take_over(self, change: Change) -> None:
+        """Give back what lost ranks had been dealt since the last step. An elastic communicator does so."""
+        for parts in self._under_way:
+            for lost in change.lost:
+                self._deal.give_back(parts[lost])
+            parts[:] = [parts[old] for old in change.survivors]
+
+
+def _positions(text: str) -> _Positions:
+    return np.array(text.split(",") if text else [], np.int64)
+
+
+def _check(length: int, batch_size: int, least: int) -> None:
+    if not length:
+        raise ValueError("expected a dataset with samples, got an empty one")
+    if batch_size < least:
+        raise ValueError(f"expected batch_size of at least {least}, a sample for each rank; got {batch_size}")
+
+
+def _register(reference: weakref.ref[ElasticIterator], comm: Any) -> None:
+    def take_over(change: Change) -> None:
+        iterator = reference()
+        if iterator is not None:
+            iterator.take_over(change)
+
+    def commit() -> None:
+        iterator = reference()
+        if iterator is not None:
+            iterator.commit()
+
+    comm.on_change(take_over)
+    comm.on_commit(commit)

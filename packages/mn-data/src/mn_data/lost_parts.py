@@ -1,0 +1,48 @@
+"""What becomes of data when a rank is lost that alone had it."""
+
+from __future__ import annotations
+
+import logging
+
+from mn_comm import Change, CommunicatorBase, is_elastic
+from mn_data.plan import part
+
+__all__ = ["refuse_elastic", "tell_of_lost_parts"]
+
+logger = logging.getLogger(__name__)
+
+
+def refuse_elastic(communicator: CommunicatorBase) -> None:
+    """Raise ValueError, on every rank, for an elastic communicator: the rank that has the batches may be lost."""
+    if is_elastic(communicator):
+        raise ValueError(
+            "expected a communicator made with elastic=False for an iterator of which one rank has the order, got an "
+            "elastic one: use mn_data.ElasticIterator"
+        )
+
+
+def tell_of_lost_parts(communicator: CommunicatorBase, length: int, force_equal_length: bool) -> None:
+    """Have rank 0 warn which samples are gone, whenever a rank is lost.
+
+    Args:
+        communicator: The ranks; nothing is done unless they are elastic.
+        length: How many samples were shared out among them.
+        force_equal_length: Whether in parts of equal length, as in :func:`mn_data.scatter_dataset`.
+    """
+    if not is_elastic(communicator):
+        return
+    size = communicator.size
+    owners = list(range(size))  # whose part each rank of the present generation has
+
+    def tell(change: Change) -> None:
+        for lost in change.lost:
+            begin, end = part(length, size, owners[lost], force_equal_length)
+            if change.rank == 0 and begin < end:
+                logger.warning(
+                    "samples %d to %d of %d, as scatter_dataset has shared them out, were lost with rank %d: the "
+                    "training goes on without them (mn_data.ElasticIterator loses none)",
+                    *(begin, min(end, length) - 1, length, lost),
+                )
+        owners[:] = [owners[old] for old in change.survivors]
+
+    communicator.on_change(tell)  # type: ignore[attr-defined]

@@ -1,0 +1,29 @@
+import os
+import shutil
+import subprocess
+import sys
+
+import pytest
+
+
+@pytest.fixture(scope="session")
+def launcher():
+    found = shutil.which("mpiexec", path=os.path.dirname(sys.executable))
+    if "Open MPI" not in subprocess.run([found, "--version"], capture_output=True, text=True).stdout:
+        pytest.skip("only Open MPI goes on without a rank that died")
+    return found
+
+
+@pytest.fixture
+def job(launcher, tmp_path):
+    """Run code on several ranks, of which some die; return the lines that it printed, sorted, and the status."""
+
+    def run(ranks, code, *args, options=("--with-ft", "ulfm"), status=0):
+        command = [launcher, *options, "-n", str(ranks), sys.executable, "-c", code, *args]
+        environ = {**os.environ, "PRTE_MCA_rmaps_default_mapping_policy": ":oversubscribe"}
+        done = subprocess.run(command, capture_output=True, text=True, timeout=70, env=environ, cwd=tmp_path)
+        assert (done.returncode == 0) == (status == 0), done.stdout + done.stderr
+        run.stderr = done.stderr
+        return sorted(done.stdout.splitlines())
+
+    return run

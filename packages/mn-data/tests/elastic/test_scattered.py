@@ -1,0 +1,30 @@
+"""Data of which each rank has a part, when a rank is lost."""
+
+CODE = """
+import os, signal, sys
+import numpy as np
+import pytest
+from mn_comm import RankLost, create_communicator
+from mn_data import create_multi_node_iterator, create_synchronized_iterator, scatter_dataset
+comm = create_communicator("naive", elastic=True)
+for create in (create_multi_node_iterator, create_synchronized_iterator):
+    with pytest.raises(ValueError, match="use mn_data.ElasticIterator"):
+        create(None, comm)
+me = comm.rank
+part = scatter_dataset(np.arange(12.0) if me == 0 else None, comm)
+for victim in (1, 3):
+    if me == victim:
+        os.kill(os.getpid(), signal.SIGKILL)
+    try:
+        comm.barrier()
+    except RankLost:
+        pass
+print([float(each) for each in part], flush=True)
+"""
+
+
+def test_the_part_that_is_lost_is_named(job):
+    assert job(4, CODE) == ["[0.0, 1.0, 2.0]", "[6.0, 7.0, 8.0]"]
+    # The second victim is rank 2 of those who were left, whose part is still the one that it got as rank 3.
+    assert "samples 3 to 5 of 12, as scatter_dataset has shared them out, were lost with rank 1" in job.stderr
+    assert "samples 9 to 11 of 12, as scatter_dataset has shared them out, were lost with rank 2" in job.stderr

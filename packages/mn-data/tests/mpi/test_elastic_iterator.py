@@ -1,0 +1,95 @@
+"""An iterator that deals from one order to all ranks, on communicators that are not elastic."""
+
+import chainer
+import numpy as np
+import pytest
+from mpi4py import MPI
+
+from mn_comm import create_communicator
+from mn_data import ElasticIterator
+
+WORLD = MPI.COMM_WORLD
+RANK, SIZE = WORLD.rank, WORLD.size
+
+
+@pytest.fixture
+def comm():
+    return create_communicator("naive")
+
+
+def everybodys(comm, batch):
+    return [sample for each in comm.allgather_obj(batch) for sample in each]
+
+
+@pytest.mark.parametrize("options", [{}, {"seed": 4}, {"shuffle": False}, {"n_processes": 2, "n_prefetch": 2}])
+def test_an_epoch_has_every_sample_once(comm, options):
+    iterator = ElasticIterator(np.arange(24 * SIZE), 4, comm, **options)
+    try:
+        for epoch in range(3):
+            drawn = [sample for _ in range(6) for sample in everybodys(comm, next(iterator))]
+            assert sorted(drawn) == list(range(24 * SIZE))
+            assert (iterator.epoch, iterator.is_new_epoch, iterator.epoch_detail) == (epoch + 1, True, epoch + 1)
+        assert (drawn == sorted(drawn)) == (options == {"shuffle": False})
+        next(iterator)
+        assert not iterator.is_new_epoch
+        assert iterator.previous_epoch_detail == 3
+    finally:
+        iterator.finalize()
+
+
+def test_a_global_batch_keeps_its_size(comm):
+    iterator = ElasticIterator(np.arange(10), SIZE + 1, comm, global_batch=True, shuffle=False)
+    batch = next(iterator)
+    assert len(batch) == 1 + (RANK == SIZE - 1)
+    assert everybodys(comm, batch) == list(range(10))[: SIZE + 1]
+
+
+def test_a_batch_reaches_into_the_next_epoch(comm):
+    iterator = ElasticIterator(np.arange(2 * SIZE + 1), 2, comm, seed=0)
+    drawn = [sample for _ in range(2 * SIZE + 1) for sample in everybodys(comm, next(iterator))]
+    assert sorted(drawn) == sorted(2 * SIZE * list(range(2 * SIZE + 1)))
+
+
+def test_it_goes_on_where_it_was_saved_with_another_number_of_ranks(comm, tmp_path_factory):
+    whole = ElasticIterator(np.arange(12 * SIZE), 3, comm, seed=9)
+    alone = ElasticIterator(np.arange(12 * SIZE), 3, create_communicator("naive", MPI.COMM_SELF), seed=1)
+    next(whole)
+    file = tmp_path_factory.mktemp("state") / "iterator.npz"
+    chainer.serializers.save_npz(file, whole)
+    rest = [sample for _ in range(3) for sample in everybodys(comm, next(whole))]
+    chainer.serializers.load_npz(file, alone)
+    assert alone.epoch_detail == 0.25
+    assert [sample for _ in range(3 * SIZE) for sample in next(alone)] == rest
+    assert alone.is_new_epoch
+
+
+def test_what_was_dealt_is_not_dealt_again_after_a_restart(comm, tmp_path_factory):
+    iterator = ElasticIterator(np.arange(12 * SIZE), 3, comm, seed=9)
+    next(iterator)
+    file = tmp_path_factory.mktemp("state") / "iterator.npz"
+    chainer.serializers.save_npz(file, iterator)
+    second = next(iterator)
+    chainer.serializers.load_npz(file, iterator)
+    assert next(iterator) == second
+
+
+MISTAKES = [
+    ({"dataset": []}, ValueError, "an empty one"),
+    ({"batch_size": 0}, ValueError, "at least 1"),
+    ({"batch_size": 1.5}, TypeError, "float"),
+    ({"seed": RANK}, ValueError, "expected the same length, batch_size"),
+]
+
+
+@pytest.mark.parametrize(("mistake", "kind", "message"), MISTAKES[: 4 if SIZE > 1 else 3])
+def test_mistakes(comm, mistake, kind, message):
+    arguments = {"dataset": np.arange(4), "batch_size": 2, **mistake}
+    with pytest.raises(kind, match=message):
+        ElasticIterator(comm=comm, **arguments)
+
+
+def test_another_dataset_is_refused(comm, tmp_path_factory):
+    file = tmp_path_factory.mktemp("state") / "iterator.npz"
+    chainer.serializers.save_npz(file, ElasticIterator(np.arange(5), 1, comm))
+    with pytest.raises(ValueError, match="a state over 6 samples, got one over 5"):
+        chainer.serializers.load_npz(file, ElasticIterator(np.arange(6), 1, comm))

@@ -1,0 +1,156 @@
+"""A step that is taken on all ranks or on none, and begun again after a rank was lost; see decision 0012.
+
+Gradients are averaged, all ranks agree that they have come through, and only then is anything applied. What a forward
+pass changes by itself is put back before it is done again.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable
+from typing import Any, Protocol
+
+import chainer
+import numpy as np
+
+from mn_comm import Change, CommunicatorBase, RankLost, is_elastic
+
+__all__ = ["Defer", "Forward", "commit", "refuse_elastic", "restart_after_losses"]
+
+Forward = Callable[[], chainer.Variable]
+"""Computes the loss."""
+Defer = Callable[[Callable[[], None]], None]
+"""Takes note of what is to be done once all ranks have agreed."""
+
+
+class Attempt(Protocol):
+    """Computes and averages gradients; collective."""
+
+    def __call__(self, step: Callable[[], None], defer: Defer) -> None:
+        """Defer the step, if there are means to take it with."""
+        ...
+
+
+def commit(
+    communicator: CommunicatorBase,
+    model: chainer.Link,
+    attempt: Attempt,
+    step: Callable[[], None],
+    restore: Callable[[], None],
+    *,
+    can_repeat: bool,
+    has_part: bool,
+) -> Callable[[], None]:
+    """Compute and average gradients until all ranks have come through; collective.
+
+    Args:
+        communicator: An elastic communicator.
+        model: The model.
+        attempt: Computes and averages, and defers the step.
+        step: The actual optimizer's step.
+        restore: Puts the multi-node optimizer back to where it was, before another attempt.
+        can_repeat: Whether the gradients can be computed again.
+        has_part: Whether the model has parts of gradients already, to which the attempt adds.
+
+    Returns:
+        What takes the step now; it does nothing if there are no means to take it with.
+
+    Raises:
+        RankLost: A rank was lost, and the gradients cannot be computed again (on every rank that is left).
+    """
+    before = _Before(model, has_part) if can_repeat else None
+    deferred: list[Callable[[], None]] = []
+
+    def prepare() -> None:
+        deferred.clear()
+        restore()
+        if before is not None:
+            before.put_back()
+
+    transact: Any = communicator.transact  # type: ignore[attr-defined]
+    try:
+        transact(
+            lambda: attempt(step, deferred.append),
+            repeat=can_repeat,
+            prepare=prepare,
+            is_step=True,
+            name="update without a loss function",
+        )
+    except RankLost:
+        restore()
+        raise
+
+    def take() -> None:
+        for each in deferred:
+            each()
+
+    return take
+
+
+def refuse_elastic(communicator: CommunicatorBase, what: str) -> None:
+    """Raise ValueError, on every rank, for what cannot be begun again in the middle of a step."""
+    if is_elastic(communicator):
+        raise ValueError(
+            f"expected {what} with a communicator made by create_communicator(…, elastic=False), got an elastic one: "
+            "ranks whose parameters differ, or that have parts of a state, cannot stand in for one that is lost"
+        )
+
+
+def restart_after_losses(communicator: CommunicatorBase, scheme: Any) -> None:
+    """Have a scheme forget what was under way whenever a rank is lost, in a step or between two.
+
+    Args:
+        communicator: The communicator; nothing is done unless it is elastic.
+        scheme: The scheme. No reference to it is kept.
+    """
+    if not is_elastic(communicator):
+        return
+    reference = weakref.ref(scheme)
+
+    def restart(change: Change) -> None:
+        found = reference()
+        if found is not None:
+            found.restart(None)
+
+    communicator.on_change(restart)  # type: ignore[attr-defined]
+
+
+class _Before:
+    """What a forward and backward pass change by themselves, as it was before.
+
+    That is NumPy's global random state, persistent values of the model (a batch normalisation's running mean), and
+    gradients that are being added up.
+
+    Args:
+        model: The model.
+        has_part: Whether gradients are being added up.
+    """
+
+    def __init__(self, model: chainer.Link, has_part: bool) -> None:
+        self._random = np.random.get_state()
+        self._persistent = [
+            (link, name, _copy(getattr(link, name)))
+            for link in model.links()
+            for name in link._persistent  # noqa: SLF001 - Chainer has no public name for it
+        ]
+        self._grads = [(param, _copy(param.grad)) for param in model.params()] if has_part else []
+
+    def put_back(self) -> None:
+        """Make all of it what it was; may be called several times."""
+        np.random.set_state(self._random)
+        for link, name, value in self._persistent:
+            _put(link, name, value)
+        for param, grad in self._grads:
+            param.grad = _copy(grad)
+
+
+def _copy(value: Any) -> Any:
+    return value.copy() if hasattr(value, "copy") and hasattr(value, "dtype") else value
+
+
+def _put(link: chainer.Link, name: str, value: Any) -> None:
+    found = getattr(link, name)
+    if isinstance(found, np.ndarray) and isinstance(value, np.ndarray) and found.shape == value.shape:
+        found[...] = value  # the same array: somebody may hold it
+    else:
+        setattr(link, name, _copy(value))

@@ -1,0 +1,99 @@
+"""Ranks that are killed in the course of whole trainings."""
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+sys.path.insert(0, str(ROOT / "tools"))
+
+import kills  # noqa: E402 - it is no module of a package
+
+
+def is_certain(job):
+    """Return whether a job's outcome is not one of luck: Open MPI 5.0.11 crashes if a rank dies in MPI_Comm_dup."""
+    return not any(victim.phase == "recovery" and victim.seconds for victim in job.victims.values())
+
+
+SEEDS = [seed for seed in range(2, 60) if is_certain(kills.plan(seed))][:12]
+
+
+def test_the_seeds_reach_every_strategy_and_phase():
+    jobs = [kills.plan(seed) for seed in SEEDS]
+    assert {job.strategy for job in jobs} == set(kills.STRATEGIES)
+    assert {tuple(job.options) for job in jobs} == {(), ("overlap",), ("double_buffering",)}
+    phases = {victim.phase for job in jobs for victim in job.victims.values()}
+    assert phases == {"update", "first", "evaluator", "checkpoint", "recovery"}
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_the_others_go_on_with_equal_parameters(launcher, seed):
+    problem, notes = kills.run(kills.plan(seed), patience=60)
+    assert problem == ""
+    assert any("killed" in note for note in notes)
+
+
+RUN = """
+import os, runpy, signal, sys, threading, time
+import chainermn
+import numpy as np
+
+seed = int(sys.argv[1])
+create_communicator, create_optimizer = chainermn.create_communicator, chainermn.create_multi_node_optimizer
+made = []
+
+def create(*args, **kwds):
+    comm = create_communicator(*args, elastic=True, **kwds)
+    plan = np.random.RandomState(seed)
+    victims = plan.permutation(comm.size)[:-1].tolist()
+    iterations = {victim: int(plan.randint(2, 120)) for victim in victims}
+    seconds = {victim: float(plan.exponential(0.004)) for victim in victims}
+    rank, steps = comm.rank, [0]
+
+    def kill():
+        time.sleep(seconds[rank])
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    @comm.on_commit
+    def count():
+        steps[0] += 1
+        if iterations.get(rank) == steps[0]:
+            threading.Thread(target=kill, daemon=True).start()
+
+    return comm
+
+def create_and_keep(*args, **kwds):
+    made.append(create_optimizer(*args, **kwds))
+    return made[-1]
+
+chainermn.create_communicator, chainermn.create_multi_node_optimizer = create, create_and_keep
+script, sys.argv = sys.argv[2], sys.argv[2:]
+sys.path.insert(0, os.path.dirname(script))
+runpy.run_path(script, run_name="__main__")
+sums = [float(param.array.sum()) for _, param in sorted(made[0].target.namedparams())]
+print("parameters", sums, made[0].communicator.generation, flush=True)
+"""
+
+
+@pytest.mark.parametrize("seed", [0, 1])
+def test_the_example_goes_on_until_its_end_with_a_single_rank(launcher, tmp_path, seed):
+    example = ROOT / "examples/mnist/train_mnist.py"
+    options = ["-e", "8", "-b", "20", "-u", "100", "-x", "two_dimensional", "-o", "out"]
+    job = subprocess.run(
+        [launcher, "--with-ft", "ulfm", "-n", "3", sys.executable, "-c", RUN, str(seed), str(example), *options],
+        capture_output=True,
+        text=True,
+        timeout=70,
+        cwd=tmp_path,
+        env={**os.environ, "PRTE_MCA_rmaps_default_mapping_policy": ":oversubscribe", "OMP_NUM_THREADS": "1"},
+    )
+    assert job.returncode == 0, job.stdout + job.stderr
+    (accuracy,) = re.findall(r"validation accuracy: (.*)", job.stdout)
+    assert float(accuracy) > 0.9
+    assert job.stdout.count("parameters") == 1
+    assert job.stdout.rstrip().endswith(" 2")
+    assert job.stderr.count("samples 0 to") + job.stderr.count("were lost with rank") >= 2

@@ -1,0 +1,322 @@
+"""Kill ranks of elastic trainings at places that a seed chooses, and see whether the others go on rightly.
+
+``python tools/kills.py --jobs 100`` runs that many jobs of 2 to 4 ranks with Open MPI, whose ``mpiexec`` has to lie
+beside this Python, and prints a table: how many ranks were killed where, and how long it took from each kill until the
+next step was complete. It ends with status 1 if a job hung or failed, or ranks differed after any step.
+
+A job trains a small network for some iterations, with an evaluator and a checkpointer. Each victim is killed before a
+wait for other ranks, counted from the beginning of a phase, or by a thread, some time after that.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+import os
+import shutil
+import signal
+import statistics
+import subprocess
+import sys
+import tempfile
+from collections import Counter
+from pathlib import Path
+
+import numpy as np
+
+STRATEGIES = ["naive", "flat", "hierarchical", "two_dimensional", "single_node", "non_cuda_aware"]
+OPTIONS = [{}, {}, {"overlap": True}, {"double_buffering": True}]
+PHASES = ["update", "update", "first", "evaluator", "checkpoint"]
+ITERATIONS = 18
+
+
+@dataclasses.dataclass(frozen=True)
+class Victim:
+    """A rank that is killed.
+
+    Attributes:
+        phase: During which phase: one of those above, or ``recovery``, after another was killed.
+        iteration: In which iteration at the earliest.
+        wait: Before which wait since the phase began.
+        seconds: If above 0, how long after the phase began instead.
+    """
+
+    phase: str
+    iteration: int
+    wait: int
+    seconds: float
+
+
+@dataclasses.dataclass(frozen=True)
+class Plan:
+    """One job, as a seed has it."""
+
+    seed: int
+    ranks: int
+    strategy: str
+    options: dict[str, bool]
+    victims: dict[int, Victim]
+
+
+def plan(seed: int) -> Plan:
+    """Return the job of a seed."""
+    random = np.random.RandomState(seed)
+    ranks = int(random.randint(2, 5))
+    n_victims = int(random.randint(1, ranks)) if ranks > 2 else 1
+    victims = {}
+    for number, rank in enumerate(random.permutation(ranks)[:n_victims]):
+        phase = "recovery" if number else PHASES[(seed + number) % len(PHASES)]
+        is_timed = random.rand() < 0.3
+        victims[int(rank)] = Victim(
+            phase,
+            0 if phase == "first" else int(random.randint(1, ITERATIONS - 6)),
+            int(random.randint(0, 9)),
+            float(random.exponential(0.003)) if is_timed else 0.0,
+        )
+    return Plan(seed, ranks, STRATEGIES[seed % len(STRATEGIES)], OPTIONS[seed // 3 % len(OPTIONS)], victims)
+
+
+def run(job: Plan, patience: float) -> tuple[str, list[dict[str, object]]]:
+    """Run a job.
+
+    Args:
+        job: What to run.
+        patience: After how many seconds it counts as hung.
+
+    Returns:
+        What is wrong, if anything, and what its ranks have noted.
+    """
+    mpiexec = shutil.which("mpiexec", path=os.path.dirname(sys.executable)) or "mpiexec"
+    with tempfile.TemporaryDirectory() as folder:
+        command = [mpiexec, "--with-ft", "ulfm", "-n", str(job.ranks), sys.executable, __file__, "--train"]
+        environ = {**os.environ, "PRTE_MCA_rmaps_default_mapping_policy": ":oversubscribe", "OMP_NUM_THREADS": "1"}
+        log = Path(folder, "log")
+        with log.open("w") as output:
+            started = [*command, str(job.seed), "--folder", folder]
+            process = subprocess.Popen(started, stdout=output, stderr=output, env=environ)
+            try:
+                status = process.wait(patience)
+            except subprocess.TimeoutExpired:
+                process.terminate()
+                process.wait()
+                return f"hung for {patience:.0f} s\n{log.read_text()}", []
+        notes = [json.loads(line) for file in Path(folder).glob("rank-*") for line in file.read_text().splitlines()]
+        problem = check(job, notes)
+        if status:
+            problem = f"status {status}; {problem}"
+        return (f"{problem}\n{log.read_text()}" if problem else ""), notes
+
+
+def check(job: Plan, notes: list[dict[str, object]]) -> str:
+    """Return what is wrong with the steps that ranks have noted, if anything."""
+    steps = [note for note in notes if "digest" in note]
+    for iteration in range(ITERATIONS):
+        digests = {note["digest"] for note in steps if note["iteration"] == iteration}
+        if len(digests) > 1:
+            return f"ranks differ after iteration {iteration}"
+    killed = {note["rank"] for note in notes if "killed" in note}
+    for rank in set(range(job.ranks)) - killed:
+        if [note["iteration"] for note in steps if note["rank"] == rank] != list(range(ITERATIONS)):
+            return f"rank {rank} has not come to the end"
+    return ""
+
+
+def latencies(notes: list[dict[str, object]]) -> list[float]:
+    """Return, for each kill, the milliseconds until a step was complete that began to be without that rank."""
+    found = []
+    for kill in (note for note in notes if "killed" in note):
+        later = [n["time"] for n in notes if "digest" in n and n["rank"] != kill["rank"] and n["time"] > kill["time"]]  # type: ignore[operator]
+        if later:
+            found.append(1000 * (min(later) - kill["time"]))  # type: ignore[operator,type-var]
+    return found
+
+
+def main() -> int:
+    """Run what the arguments ask for, and return the exit status."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--jobs", type=int, default=12, help="how many jobs; default %(default)s")
+    parser.add_argument("--first", type=int, default=0, help="the first seed")
+    parser.add_argument("--patience", type=float, default=60, help="seconds after which a job counts as hung")
+    parser.add_argument("--train", type=int, help=argparse.SUPPRESS)
+    parser.add_argument("--folder", type=Path, help=argparse.SUPPRESS)
+    arguments = parser.parse_args()
+    if arguments.train is not None:
+        train(plan(arguments.train), arguments.folder)
+        return 0
+    tally = Tally()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
+    try:
+        for seed in range(arguments.first, arguments.first + arguments.jobs):
+            problem, notes = run(plan(seed), arguments.patience)
+            tally.add(notes, bool(problem))
+            if problem:
+                print(f"{plan(seed)}: {problem}", flush=True)
+    finally:
+        print(tally)
+    return int(tally.failed > 0)
+
+
+class Tally:
+    """What has become of the jobs so far."""
+
+    def __init__(self) -> None:
+        self.jobs = 0
+        self.failed = 0
+        self._kills: Counter[str] = Counter()
+        self._times: list[float] = []
+
+    def add(self, notes: list[dict[str, object]], has_failed: bool) -> None:
+        """Count another job."""
+        self.jobs += 1
+        self.failed += has_failed
+        for note in notes:
+            if "killed" in note:
+                self._kills[str(note["killed"])] += 1
+                self._kills["rank 0"] += note["rank"] == 0
+        self._times += latencies(notes)
+
+    def __str__(self) -> str:
+        """Return a table."""
+        total = sum(count for name, count in self._kills.items() if name != "rank 0")
+        lines = [f"{self.jobs} jobs, {total} kills, {self.failed} failed"]
+        lines += [f"  {name:<34} {count}" for name, count in sorted(self._kills.items())]
+        if self._times:
+            median, most = statistics.median(self._times), max(self._times)
+            lines.append(f"from a kill to the next step: median {median:.0f} ms, at most {most:.0f} ms")
+        return "\n".join(lines)
+
+
+def train(job: Plan, folder: Path) -> None:
+    """Train on one rank, and note every step."""
+    import chainer
+    import chainer.functions as F
+    import chainer.links as L
+    import chainermn
+    from chainermn import create_multi_node_checkpointer, create_multi_node_evaluator, create_multi_node_optimizer
+
+    class Net(chainer.Chain):  # type: ignore[misc]
+        def __init__(self) -> None:
+            super().__init__()
+            with self.init_scope():
+                self.hidden, self.norm, self.out = L.Linear(None, 64), L.BatchNormalization(64), L.Linear(64, 4)
+
+        def forward(self, x: np.ndarray, t: np.ndarray) -> chainer.Variable:
+            loss = F.softmax_cross_entropy(self.out(F.dropout(F.relu(self.norm(self.hidden(x))))), t)
+            chainer.report({"loss": loss}, self)
+            return loss
+
+    comm = chainermn.create_communicator(job.strategy, elastic=True)
+    rank = comm.rank
+    notes = Notes(rank, folder)
+    killer = Killer(job.victims.get(rank), notes, "-".join(job.options))
+    np.random.seed(rank)
+    net = Net()
+    optimizer = create_multi_node_optimizer(chainer.optimizers.Adam(), comm, **job.options).setup(net)
+    random = np.random.RandomState(100 + rank)
+    dataset = chainer.datasets.TupleDataset(random.rand(16, 10).astype("f"), random.randint(0, 4, 16).astype("i"))
+    iterator = chainer.iterators.SerialIterator(dataset, 8, repeat=False, shuffle=False)
+    evaluator = create_multi_node_evaluator(chainer.training.extensions.Evaluator(iterator, net), comm)
+    checkpointer = create_multi_node_checkpointer("run", comm, path=folder)
+    for iteration in range(ITERATIONS):
+        killer.arm("update" if iteration else "first", iteration)
+        optimizer.update(net, random.rand(8, 10).astype("f"), random.randint(0, 4, 8).astype("i"))
+        killer.disarm()
+        notes.write(iteration=iteration, digest=digest(optimizer, net))
+        if iteration % 3 == 2:
+            killer.arm("evaluator", iteration)
+            evaluator()
+            killer.disarm()
+        if iteration % 6 == 5:
+            killer.arm("checkpoint", iteration)
+            checkpointer.save(net, iteration)
+            killer.disarm()
+    comm.barrier()
+    checkpointer.finalize()
+
+
+def digest(optimizer: object, net: object) -> str:
+    """Return what is equal where parameters and the optimizer's state are."""
+    import hashlib
+
+    hashed = hashlib.blake2b(str(optimizer.t).encode(), digest_size=8)  # type: ignore[attr-defined]
+    for _, param in sorted(net.namedparams()):  # type: ignore[attr-defined]
+        hashed.update(param.array.tobytes())
+        for _, value in sorted((param.update_rule.state or {}).items()):
+            hashed.update(np.asarray(value).tobytes())
+    return hashed.hexdigest()
+
+
+class Notes:
+    """What a rank notes in a file of its own, at once."""
+
+    def __init__(self, rank: int, folder: Path) -> None:
+        self._rank = rank
+        self._file = os.open(folder / f"rank-{rank}", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+
+    def write(self, **what: object) -> None:
+        """Note something, with the time."""
+        import time
+
+        os.write(self._file, (json.dumps({"rank": self._rank, "time": time.monotonic(), **what}) + "\n").encode())
+
+
+class Killer:
+    """Kills this process at the place that is planned for it."""
+
+    def __init__(self, victim: Victim | None, notes: Notes, variant: str) -> None:
+        from mn_comm.watch import Activity
+
+        self._victim = victim
+        self._notes = notes
+        self._variant = variant
+        self._left: int | None = None
+        self._wait_for = Activity.wait_for
+        if victim is not None:
+            Activity.wait_for = lambda *args: self._waits(*args)  # type: ignore[method-assign,assignment,misc]
+
+    def arm(self, phase: str, iteration: int) -> None:
+        """Begin a phase."""
+        victim = self._victim
+        if victim is not None and victim.phase == phase and iteration >= victim.iteration and self._left is None:
+            self._begin()
+
+    def disarm(self) -> None:
+        """End a phase: one that was to die in it dies now, if it has not yet."""
+        if self._left is not None and self._victim is not None and not self._victim.seconds:
+            self._kill("after")
+
+    def _begin(self) -> None:
+        import threading
+        import time
+
+        victim = self._victim
+        assert victim is not None
+        self._left = victim.wait
+
+        def kill_later() -> None:
+            time.sleep(victim.seconds)
+            self._kill("timed in")
+
+        if victim.seconds:
+            threading.Thread(target=kill_later, daemon=True).start()
+
+    def _waits(self, activity: object, call: object, what: str, *args: object) -> object:
+        victim = self._victim
+        assert victim is not None
+        if victim.phase == "recovery" and what == "Shrink" and self._left is None:
+            self._begin()
+        if self._left is not None and not victim.seconds:
+            self._left -= 1
+            if self._left < 0:
+                self._kill("in")
+        return self._wait_for(activity, call, what, *args)  # type: ignore[arg-type]
+
+    def _kill(self, how: str) -> None:
+        assert self._victim is not None
+        self._notes.write(killed=f"{how} {self._victim.phase} {self._variant}".strip())
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
