@@ -10,12 +10,15 @@ from __future__ import annotations
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from mn_comm import MPI, Communicator, CommunicatorBase, Ranks, operation
+from mn_comm import MPI, Communicator, CommunicatorBase, operation
 from mn_modelpar.functions.values import Spec, spec_of
+
+if TYPE_CHECKING:
+    from mn_comm import Ranks  # would start MPI
 
 __all__ = ["GRADIENT", "NONE", "UNWANTED", "Post", "Word", "gradient_tag", "post_of"]
 
