@@ -34,7 +34,7 @@ mkdir -p "$root$repository"
 mount -t proc proc "$root/proc"
 mount --rbind /sys "$root/sys"
 mount --rbind /dev "$root/dev"
-# One of its own: in ours it could not tell whose segments are still in use.
+# A separate /dev/shm: in the host's, the tests could not find out whose segments are still in use.
 mount -t tmpfs tmpfs "$root/dev/shm"
 mount --bind "$repository" "$root$repository"
 # The shell stays, as the first process of its namespace: it reaps those whose parents are gone.

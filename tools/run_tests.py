@@ -153,7 +153,7 @@ def run_mpiexec(arguments: list[str]) -> int:
 
 
 def make_outcome(label: str, status: int, seconds: float, report: Path, *, with_arguments: bool) -> Outcome:
-    """Count the tests in a JUnit file; a run that failed without a word of it counts as one failed test."""
+    """Count the tests in a JUnit file; a run that failed without mentioning it there counts as one failed test."""
     # A choice such as -k may leave nothing of one part; without a choice it is a mistake.
     if status == NO_TESTS and with_arguments:
         return Outcome(label, 0, seconds, 0, 0, 0)

@@ -72,7 +72,7 @@ class Interrupts:
     def _stays_in_mpi(self) -> bool:
         """Whether the main thread stays where it waits for other ranks."""
         if signal.getsignal(signal.SIGINT) is not signal.default_int_handler:
-            return False  # the script has one of its own now
+            return False  # the script now has its own
         wait = self._wait()
         deadline = time.monotonic() + self._patience
         while wait is not None and self._wait() is wait:

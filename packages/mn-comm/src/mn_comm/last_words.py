@@ -88,7 +88,7 @@ def _write_stacks(reader: socket.socket | None) -> None:
 
 
 def say(text: str) -> None:
-    """Write to stderr, and go on if that cannot be: the job has to end all the same."""
+    """Write to stderr, and continue if that fails: the job must still end."""
     with contextlib.suppress(Exception):
         sys.stderr.write(text)
         sys.stderr.flush()

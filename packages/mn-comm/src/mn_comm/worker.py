@@ -86,7 +86,7 @@ class Worker:
         self._tasks: SimpleQueue[_Task | None] = SimpleQueue()
         self._thread: threading.Thread | None = None
         self._unfinished = 0
-        self._lock = threading.RLock()  # a finalizer may close one worker in the midst of another's work
+        self._lock = threading.RLock()  # a finalizer may close one worker while another one is working
         _workers.add(self)
 
     def put(self, task: _Task) -> None:

@@ -1,6 +1,6 @@
-"""``python -m mn_compat script.py args…`` runs a script for which nothing else would activate mn_compat.
+"""``python -m mn_compat script.py args…`` activates mn_compat, and runs a script.
 
-That is so where ``.pth`` files are not run: ``pip install --target``, ``PYTHONPATH``, ``python -S``.
+Use it where ``.pth`` files are not run: with ``pip install --target``, ``PYTHONPATH``, ``python -S``.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Puts the finder in its place, once, and refuses where it would come too late."""
+"""Installs the finder, once, and raises an error if it is too late."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def activate() -> ChainerFinder:
         return _FINDER
     _refuse_if_late()
     wanted = requested()
-    # The gate of the start-up module has done its work.
+    # The small finder of the start-up module is no longer needed.
     sys.meta_path[:] = [finder for finder in sys.meta_path if not _is_gate(finder)]
     sys.meta_path.insert(0, _FINDER)
     restore(*(restoration.name for restoration in wanted))
@@ -33,7 +33,7 @@ def activate() -> ChainerFinder:
 
 
 def is_active() -> bool:
-    """Return whether ``import chainer`` goes, or went, through the finder."""
+    """Return whether ``import chainer`` uses, or has used, the finder."""
     return _FINDER in sys.meta_path
 
 

@@ -1,4 +1,4 @@
-"""The finder: acts on the names ``chainer`` and ``chainermn``, and on nothing else."""
+"""The finder: handles only the names ``chainer`` and ``chainermn``."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ Table = dict[str, tuple[Substitution, ...]]
 class ChainerFinder:
     """Finds our ``chainermn``, and the Chainer modules that have a substitution.
 
-    For everything else it answers None, and the import goes on as if it were not there.
+    For all other names it returns None, so that other finders handle them.
     """
 
     def __init__(self) -> None:
@@ -31,7 +31,7 @@ class ChainerFinder:
     def find_spec(
         self, fullname: str, path: Sequence[str] | None = None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
-        """Return the spec of a module that is ours to find, None for any other.
+        """Return the spec of a module that this finder handles, None for any other.
 
         Raises:
             ImportError: The environment or the installed Chainer is not as it must be.
@@ -73,7 +73,7 @@ class ChainerFinder:
 
 
 def load_table() -> Table:
-    """Return the substitutions of every fix that is not left out, by module."""
+    """Return the substitutions of every fix that is not omitted, by module."""
     from mn_compat.fixes import selected
 
     table: dict[str, list[Substitution]] = {}

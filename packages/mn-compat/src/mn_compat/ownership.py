@@ -1,4 +1,4 @@
-"""Who owns the name ``chainermn``: our package, or the old copy inside Chainer's wheel."""
+"""Which package the name ``chainermn`` refers to: ours, or the old copy in Chainer's wheel."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def find_chainermn() -> ModuleSpec | None:
     """Return the spec of our ``chainermn``, or None to leave the name to whoever comes next.
 
     Raises:
-        ImportError: The environment asks for what is not there or not known.
+        ImportError: The environment asks for an implementation that is not installed or not known.
     """
     choice = requested()
     if choice == "bundled":

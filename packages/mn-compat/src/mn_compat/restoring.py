@@ -1,4 +1,4 @@
-"""Restores what was asked for: at once in what is imported already, and otherwise when it is."""
+"""Restores the requested names: immediately in modules that are already imported, otherwise at their import."""
 
 from __future__ import annotations
 
@@ -21,16 +21,16 @@ _STAND_INS = {"pkg_resources": os.path.join(os.path.dirname(__file__), "helpers"
 
 
 def restore(*names: str) -> None:
-    """Give other libraries back what they have dropped, in this process, from now on.
+    """Restore names that other libraries have removed, in this process, from now on.
 
-    A second call with the same name changes nothing; there is no way back. ``MN_COMPAT_RESTORE`` does the same from the
-    start, before a script's first line.
+    A second call with the same name changes nothing; restoring cannot be undone. ``MN_COMPAT_RESTORE`` does the same
+    before a script's first line.
 
     Args:
-        names: Which of them, as in the table of the package's README; ``"all"`` for every one.
+        names: Names from the table in the package's README; ``"all"`` for all of them.
 
     Raises:
-        ValueError: There is none of that name.
+        ValueError: There is no restoration with this name.
         RuntimeError: It cannot be restored on this interpreter.
 
     Example:
@@ -46,12 +46,12 @@ def restore(*names: str) -> None:
 
 
 def restored() -> tuple[str, ...]:
-    """Return the names of what was asked for."""
+    """Return the names of the requested restorations."""
     return tuple(restoration.name for restoration in _RESTORER.wanted)
 
 
 class Restorer:
-    """A finder that changes a library as soon as it is imported, and stands in for one that is missing."""
+    """A finder that changes a library as soon as it is imported, and provides a stand-in for a missing one."""
 
     def __init__(self) -> None:
         self.wanted: list[Restoration] = []

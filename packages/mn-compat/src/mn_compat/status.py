@@ -1,4 +1,4 @@
-"""What mn_compat does in this interpreter, as a record that a diagnosis can print."""
+"""The status of mn_compat in this interpreter, as a record for diagnosis."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ class Status(NamedTuple):
         chainer_path: Folder of the installed Chainer; None if there is none.
         chainermn_path: The file that ``import chainermn`` would load; None if there is none.
         chainermn_is_ours: Whether that file is ours rather than the copy in Chainer's wheel.
-        left_out: Names of the fixes that ``MN_COMPAT_SKIP`` leaves out.
-        restored: Names of what other libraries were given back, by ``MN_COMPAT_RESTORE`` or :func:`mn_compat.restore`.
+        left_out: Names of the fixes that ``MN_COMPAT_SKIP`` omits.
+        restored: Names of the restorations by ``MN_COMPAT_RESTORE`` or :func:`mn_compat.restore`.
     """
 
     active: bool
@@ -40,7 +40,7 @@ def status() -> Status:
     """Return whether Chainer is patched, and how, without importing it.
 
     Raises:
-        ImportError: ``CHAINERMN_IMPL`` or ``MN_COMPAT_SKIP`` holds an unknown value.
+        ImportError: ``CHAINERMN_IMPL`` or ``MN_COMPAT_SKIP`` has an unknown value.
 
     Example:
         >>> mn_compat.status().chainer_version

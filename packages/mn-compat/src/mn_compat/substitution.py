@@ -1,8 +1,8 @@
-"""The mechanism: a piece of text that must occur an exact number of times is exchanged for another.
+"""The mechanism: a piece of text, which must occur an exact number of times, is replaced by another.
 
-A table of substitutions is all that a fix consists of. Nothing is parsed and nothing is guessed: the last
-release of Chainer does not change any more, so its exact text can be relied on, and a text that does differ is
-an error rather than a fix that silently does not happen.
+A fix is just a table of substitutions. Nothing is parsed and nothing is guessed: the last release of Chainer will not
+change any more, so the fixes can rely on its exact text. If the text differs, there is an error, rather than a fix that
+is silently not applied.
 """
 
 from __future__ import annotations
@@ -12,12 +12,12 @@ from typing import NamedTuple
 
 
 class Substitution(NamedTuple):
-    """One exchange of text in one module.
+    """One replacement of text in one module.
 
     Attributes:
         module: Full name of the module whose source is changed.
-        old: The text to look for. The shortest one that is unmistakable.
-        new: The text to put there. It has as many line breaks as `old`, so that line numbers stay right.
+        old: The text to look for; the shortest one that is unambiguous.
+        new: The new text. It has as many line breaks as `old`, so that line numbers stay right.
         times: How many times `old` must occur.
     """
 
@@ -28,7 +28,7 @@ class Substitution(NamedTuple):
 
 
 class Fix(NamedTuple):
-    """The substitutions that fix one fault, under the name by which they can be left out.
+    """The substitutions that fix one bug, with the name by which they can be omitted.
 
     Attributes:
         name: Short and unique; accepted by ``MN_COMPAT_SKIP``.

@@ -18,7 +18,7 @@ from mn_comm import MPI, Communicator, CommunicatorBase, operation
 from mn_modelpar.functions.values import Spec, spec_of
 
 if TYPE_CHECKING:
-    from mn_comm import Ranks
+    from mn_comm import Ranks  # would start MPI
 
 __all__ = ["GRADIENT", "NONE", "UNWANTED", "Post", "Word", "gradient_tag", "post_of"]
 

@@ -249,7 +249,7 @@ def test_an_eps_that_half_precision_cannot_hold():
         model.w = chainer.Parameter(np.ones(2, np.float16))
     optimizer = RMSpropWarmup().setup(model)
     model.w.grad = np.zeros(2, np.float16)
-    with pytest.raises(ValueError, match="expected an eps that float16 can hold, got 1e-08"):
+    with pytest.raises(ValueError, match="expected an eps that float16 can represent, got 1e-08"):
         optimizer.update()
     optimizer.eps = 1e-6
     optimizer.update()

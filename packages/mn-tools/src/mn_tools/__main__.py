@@ -1,7 +1,7 @@
 """``python -m mn_tools``: commands, each of which explains itself with ``--help``.
 
-``doctor`` finds out whether this machine, or a set of hosts, can run jobs, and says what to do where it cannot;
-``bench`` measures the communicators; ``timeline`` adds the parts of ranks that could not reach rank 0 to a trace.
+``doctor`` checks whether this machine, or a set of hosts, can run jobs, and says what to do if it cannot; ``bench``
+measures the communicators; ``timeline`` adds the parts of ranks that could not send them to rank 0 to a trace.
 """
 
 import sys

@@ -85,7 +85,7 @@ def test_gpus_without_cupy(tmp_path, no_cupy):
 def test_neither_gpus_nor_cupy(tmp_path, no_cupy):
     (check,) = devices.check(OPTIONS, tmp_path / "nothing")
     assert check.code == ""
-    assert "host memory only" in check.found
+    assert "only be in host memory" in check.found
 
 
 def test_cupy_twice(machine, gpu):

@@ -135,7 +135,7 @@ def test_as_a_rank_it_refuses(machine, capsys):
 @pytest.mark.parametrize(
     ("arguments", "status", "written"),
     [
-        (["--help"], 0, "Find out whether this machine"),
+        (["--help"], 0, "Check whether this machine"),
         ([], 2, "usage: python -m mn_comm {bench,doctor,elastic,timeline}"),
         (["nonsense"], 2, "usage: "),
         (["doctor", "--help"], 0, "--hostfile"),

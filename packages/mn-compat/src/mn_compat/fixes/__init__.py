@@ -1,6 +1,6 @@
 """Every fix, one file per topic; each is a table and a reason.
 
-``MN_COMPAT_SKIP`` in the environment names fixes to leave out, separated by commas; ``all`` leaves out every one.
+``MN_COMPAT_SKIP`` in the environment names fixes to omit, separated by commas; ``all`` omits all of them.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ FIXES: tuple[Fix, ...] = (
 
 
 def selected() -> tuple[Fix, ...]:
-    """Return the fixes that the environment does not leave out.
+    """Return the fixes that the environment does not omit.
 
     Raises:
         ImportError: The environment names a fix that does not exist.

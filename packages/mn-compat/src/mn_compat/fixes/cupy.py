@@ -1,4 +1,4 @@
-"""CuPy 13 and 14: cuDNN is gone, names are deprecated, and CUDA's half type no longer gives way by itself."""
+"""CuPy 13 and 14: cuDNN is not supported, names are deprecated, and CUDA's half type is not converted implicitly."""
 
 from mn_compat.substitution import Fix, Substitution
 

@@ -1,4 +1,4 @@
-"""What still works, with a DeprecationWarning, and will not for long."""
+"""Code that still works, but gives a DeprecationWarning."""
 
 from mn_compat.substitution import Fix, Substitution
 

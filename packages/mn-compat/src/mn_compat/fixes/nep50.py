@@ -1,4 +1,4 @@
-"""NumPy 2's promotion rules (NEP 50): a NumPy scalar keeps its dtype where it used to give way.
+"""NumPy 2's promotion rules (NEP 50): a NumPy scalar keeps its dtype, where it was converted before.
 
 So sums of scalars stay in float16, a float64 scalar turns a float32 array into float64, and a Python integer
 that the dtype of an array cannot hold is an error.

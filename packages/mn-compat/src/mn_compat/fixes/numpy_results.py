@@ -1,4 +1,4 @@
-"""NumPy calls and attributes that answer differently than they did."""
+"""NumPy calls and attributes whose results have changed."""
 
 from mn_compat.substitution import Fix, Substitution
 

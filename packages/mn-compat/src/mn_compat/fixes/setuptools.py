@@ -1,4 +1,4 @@
-"""``pkg_resources``, which setuptools 82 dropped, and ``numpy.distutils``, which Python 3.12 took away."""
+"""``pkg_resources``, which setuptools 82 removed, and ``numpy.distutils``, which does not exist on Python 3.12."""
 
 from mn_compat.substitution import Fix, Substitution
 

@@ -1,1 +1,1 @@
-"""What substituted text in Chainer's modules calls, where one line does not say it all."""
+"""Helpers that the substituted code in Chainer's modules calls."""

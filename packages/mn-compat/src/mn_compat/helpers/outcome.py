@@ -7,10 +7,10 @@ from typing import Any
 
 
 class Failure:
-    """Stands for the result of what has failed.
+    """Represents a failure in place of a result.
 
     Args:
-        error: Why.
+        error: The exception.
     """
 
     def __init__(self, error: Exception) -> None:
@@ -26,7 +26,7 @@ def of(function: Callable[[], Any]) -> Any:
 
 
 def result(outcome: Any) -> Any:
-    """Return a result; raise what it failed with."""
+    """Return a result; raise the exception of a failure."""
     if isinstance(outcome, Failure):
         raise outcome.error
     return outcome

@@ -1,4 +1,4 @@
-"""Scalars freed from the dtype that NumPy 2 holds them to."""
+"""Conversions of scalars whose dtype NumPy 2 would keep."""
 
 from __future__ import annotations
 

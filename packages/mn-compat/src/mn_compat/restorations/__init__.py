@@ -1,7 +1,7 @@
-"""What other libraries have dropped and old programs still use; each is given back on demand alone.
+"""Names that other libraries have removed and old programs still use; each is restored only on request.
 
 ``MN_COMPAT_RESTORE`` in the environment names what to restore, separated by commas; ``all`` restores everything. These
-change other people's libraries, for the whole process: a program that does without them should.
+change other libraries for the whole process, so use them only if a program needs them.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ class Restoration(NamedTuple):
         name: Short and unique; accepted by ``MN_COMPAT_RESTORE`` and :func:`mn_compat.restore`.
         reason: What fails without it, in one sentence.
         module: Full name of the module that is changed.
-        apply: Changes the module, which has been imported; None if a stand-in takes the place of a missing module.
+        apply: Changes the module, which has been imported; None if a stand-in replaces a missing module.
     """
 
     name: str

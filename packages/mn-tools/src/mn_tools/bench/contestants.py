@@ -1,4 +1,4 @@
-"""Who takes part: the communicators that can run here, on gradients of a given size, and ``MPI_Allreduce``."""
+"""The contestants: the communicators that can run here, on gradients of a given size, and ``MPI_Allreduce``."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the figures are of: the nodes, the MPI library, and how the processes of a node exchange gradients."""
+"""What was measured: the nodes, the MPI library, and how the processes of a node exchange gradients."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The figures, as a table and as JSON, and the communicator that they speak for."""
+"""The results, as a table and as JSON, and the recommended communicator."""
 
 from __future__ import annotations
 

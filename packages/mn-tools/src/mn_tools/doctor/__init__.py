@@ -1,4 +1,4 @@
-"""``python -m mn_comm doctor``: whether jobs can run here, and what to do where they cannot.
+"""``python -m mn_comm doctor``: checks whether jobs can run here, and says what to do if they cannot.
 
 ::
 
@@ -7,17 +7,17 @@
     python -m mn_comm doctor --hosts node1,node2
     python -m mn_comm doctor --hostfile hosts --json
 
-It is started alone, without ``mpiexec``: it looks at Python, at the MPI library that mpi4py runs against and at the
-``mpiexec`` that comes first on PATH, starts ranks by itself and has them exchange arrays, add some up and share memory,
-and looks at ``/dev/shm``, GPUs and InfiniBand. Given hosts, it also looks whether each can be found and reached without
-a password and has the same Python and packages, and then starts ranks on all of them.
+Run it without ``mpiexec``. It checks Python, the MPI library that mpi4py uses and the first ``mpiexec`` on PATH. It
+starts ranks by itself, which exchange arrays, add up arrays and share memory. It also checks ``/dev/shm``, GPUs and
+InfiniBand. If hosts are given, it also checks whether each can be found and reached without a password and has the same
+Python and packages, and then starts ranks on all of them.
 
-Nothing is done in the doctor's own process that a broken library could end, and nothing can keep it waiting: each step
-is a process of its own, with a limit of time (``--timeout``, in seconds). Hosts are reached by ``ssh``, or by what
-``--ssh`` names, in place of it; Open MPI and MPICH are told to use that as well.
+A broken library cannot end the doctor's own process, or make it hang: each step runs in a separate process, with a time
+limit (``--timeout``, in seconds). Hosts are reached with ``ssh``, or with the command that ``--ssh`` names; Open MPI
+and MPICH are configured to use it as well.
 
-Each line is OK, a warning or a failure; the last two with what to do, and with a code in brackets, which is the same
-in all releases. The exit status is 1 if there was a failure, else 0, and 2 if the command itself is wrong.
+Each line is OK, a warning or a failure. Warnings and failures say what to do, and have a code in brackets, which is the
+same in all releases. The exit status is 1 if there was a failure, otherwise 0, and 2 if the command itself is wrong.
 
 ``--json`` writes one object in place of the lines::
 
@@ -25,9 +25,9 @@ in all releases. The exit status is 1 if there was a failure, else 0, and 2 if t
       {"group": "MPI", "name": "mpiexec", "status": "failure", "found": "there is none on PATH",
        "code": "mpiexec-missing", "advice": "install ..."}]}
 
-``status`` is ``ok``, ``warning`` or ``failure``; that of the whole is the worst of the checks. ``code`` and ``advice``
-are null where all is well. A later release may add names, groups, codes and keys; ``format`` goes up should one change
-its meaning.
+``status`` is ``ok``, ``warning`` or ``failure``; the overall status is the worst one of the checks. ``code`` and
+``advice`` are null if there is no problem. A later release may add names, groups, codes and keys; ``format`` is
+increased if the meaning of one changes.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ _RANK_VARIABLES = "PMI_RANK", "PMIX_RANK", "OMPI_COMM_WORLD_RANK"
 
 
 def main(arguments: list[str], program: str = "mn_comm", more: Sequence[Examination] = ()) -> int:
-    """Find out whether this machine, or a set of hosts, can run jobs, and say what to do where it cannot.
+    """Check whether this machine, or a set of hosts, can run jobs, and say what to do if it cannot.
 
     Args:
         arguments: The command line.
@@ -101,7 +101,7 @@ def examine(options: Options, more: Sequence[Examination] = ()) -> Iterator[Chec
         yield mpi.check_survival(library)
     yield from memory.check(options)
     job = None
-    # Ranks that cannot even import what they need would only repeat what has been said.
+    # Ranks that cannot import the packages would only repeat earlier messages.
     if launcher and library and not broken:
         about_job, job = launch.check(launcher, library, options)
         yield from about_job
@@ -121,7 +121,7 @@ def _examine_hosts(options: Options, launcher: mpi.Launcher | None, library: mpi
     for check in hosts.check(options, launcher):
         reached.append(check)
         yield check
-    # Where a host cannot be reached the job would only repeat that, after a long wait.
+    # If a host cannot be reached, the job would only report this again, after a long wait.
     if launcher and library and worst(reached) is not Status.FAILURE:
         about_job, job = launch.check(launcher, library, options, options.hosts)
         yield from about_job

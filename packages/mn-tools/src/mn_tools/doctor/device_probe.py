@@ -1,4 +1,4 @@
-"""Asks CuPy and nccl4py what they find, and writes it; a process of its own."""
+"""Asks CuPy and nccl4py what they find, and writes the results; runs in its own process."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ __all__: list[str] = []
 
 
 def main() -> None:
-    """Write versions and devices; each step is written when it is done, since any of them may end the process."""
+    """Write versions and devices; each step is written as soon as it is done, because any step may end the process."""
     try:
         import cupy
 

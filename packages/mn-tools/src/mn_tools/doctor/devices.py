@@ -1,4 +1,4 @@
-"""GPUs: CuPy, the driver, NCCL, whether ranks would share a GPU, and whether MPI knows of GPUs."""
+"""GPUs: CuPy, the driver, NCCL, whether ranks would share a GPU, and whether MPI is CUDA-aware."""
 
 from __future__ import annotations
 
@@ -58,8 +58,9 @@ def cupy_distributions() -> list[str]:
 
 def _without_cupy(driver: str) -> Check:
     if driver:
-        found = f"not installed, but this machine has {driver}"
-        return problem("gpu-without-cupy", GROUP, "CuPy", found, python=sys.executable)
+        return problem(
+            "gpu-without-cupy", GROUP, "CuPy", f"not installed, but this machine has {driver}", python=sys.executable
+        )
     return ok(GROUP, "CuPy", "not installed, and there is no NVIDIA driver: arrays can only be in host memory")
 
 

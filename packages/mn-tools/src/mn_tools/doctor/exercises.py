@@ -1,4 +1,4 @@
-"""What the ranks that the doctor starts do together: small forms of what every training job does.
+"""Exercises for the ranks that the doctor starts: small versions of what every training job does.
 
 Each takes the communicator of all ranks, is collective, returns what it has seen, and raises if something is wrong.
 """

@@ -1,4 +1,4 @@
-"""Imports the package that its argument names, and writes what came of it; a process of its own."""
+"""Imports the package that its argument names, and writes the result; runs in its own process."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a host has: sent as text to the Python of that host, so it needs nothing but the standard library there.
+"""An inventory of a host: this file is sent as text to the host's Python, so it uses only the standard library.
 
 The arguments are the path of the launcher's helper, and the names of hosts that this one should resolve.
 """

@@ -1,4 +1,4 @@
-"""Loads mpi4py's MPI library and starts it in one process, and writes how far it came; a process of its own."""
+"""Loads and initialises mpi4py's MPI library in one process, and writes how far it got; runs in its own process."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ __all__: list[str] = []
 
 
 def main() -> None:
-    """Load and start MPI; each step is written when it is done, since any of them may end the process."""
+    """Load and initialise MPI; each step is written as soon as it is done, because any step may end the process."""
     try:
         import mpi4py
 

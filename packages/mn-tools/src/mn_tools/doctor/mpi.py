@@ -1,4 +1,4 @@
-"""Which MPI library mpi4py runs against, which mpiexec comes first, and whether the two belong together."""
+"""Which MPI library mpi4py uses, which mpiexec is first on PATH, and whether the two belong together."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ _LAUNCHERS = (
 
 @dataclass(frozen=True)
 class Library:
-    """The MPI library that mpi4py runs against.
+    """The MPI library that mpi4py uses.
 
     Attributes:
         vendor: Whose it is, as mpi4py says it.

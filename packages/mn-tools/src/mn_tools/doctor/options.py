@@ -1,4 +1,4 @@
-"""What the doctor was asked to do: its command line."""
+"""The command line of the doctor."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ class Options:
         hosts: Other hosts, or this one by name, that a job is to run on.
         ssh: The command that reaches a host, and its options.
         seconds: How long each step may take.
-        json: Whether the output is for a machine.
-        fix: Whether what can be corrected without harm is corrected.
+        json: Whether to write JSON.
+        fix: Whether to fix problems that can be fixed safely.
     """
 
     ranks: int = 2

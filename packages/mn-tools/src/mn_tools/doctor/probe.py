@@ -1,8 +1,8 @@
 """One rank of the job that the doctor starts: ``mpiexec -n 2 python -m mn_tools.doctor.probe``.
 
-Each step is announced before it is taken, so that the doctor can name the one in which a rank stays or dies. The ranks
-write to files in the folder that the argument names, if it is there, else to the standard output: of a job that is
-aborted the launchers drop what they have not passed on yet.
+Each step is announced before it begins, so that the doctor can name the step in which a rank hangs or dies. The ranks
+write to files in the folder that the argument names, if it exists, otherwise to standard output: when a job is aborted,
+launchers discard output that they have not passed on yet.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ GRACE = 1.0  # seconds in which a launcher can pass on what was written
 
 
 def main(folder: str = "") -> None:
-    """Start MPI, do the exercises, and write what came of each."""
+    """Initialise MPI, do the exercises, and write the result of each."""
     to = 1
     if os.path.isdir(folder):
         to = os.open(os.path.join(folder, str(os.getpid())), os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)

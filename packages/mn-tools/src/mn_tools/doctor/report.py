@@ -1,4 +1,4 @@
-"""What a check has found: one line for a person, one object for a machine."""
+"""The results of checks: lines for people, and JSON objects for programs."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""How far a rank's clock is from that of rank 0.
+"""The difference between a rank's clock and that of rank 0.
 
-Rank 0 asks for the time, again and again, and believes the answer that came back soonest: the clock was read somewhere
-between the question and the answer, so that taking it to be read in the middle is wrong by at most half of the round
-trip (F. Cristian, "Probabilistic clock synchronization", Distributed Computing 3, 1989, section 4).
+Rank 0 asks for the time repeatedly, and uses the answer with the shortest round trip: the clock was read at some time
+between the question and the answer, so assuming the middle is wrong by at most half of the round trip (F. Cristian,
+"Probabilistic clock synchronization", Distributed Computing 3, 1989, section 4).
 """
 
 from __future__ import annotations

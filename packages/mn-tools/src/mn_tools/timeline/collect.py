@@ -1,8 +1,8 @@
-"""The end: rank 0 gathers what all have recorded, without waiting for one that will never come.
+"""The end: rank 0 gathers the spans of all ranks, without waiting forever for a missing one.
 
-When a rank's program ends it says hello to rank 0. Rank 0, at its own end, compares clocks with each that says hello,
-and lets it go on and send. So nobody sends much before rank 0 is there to receive it, and nobody is waited for who has
-not shown that he is alive.
+When a rank's program ends, it sends a hello message to rank 0. At its own end, rank 0 compares clocks with each rank
+that has sent one, and then lets it send its spans. So no rank sends much data before rank 0 is ready to receive it, and
+rank 0 does not wait for a rank that has not shown that it is alive.
 """
 
 from __future__ import annotations

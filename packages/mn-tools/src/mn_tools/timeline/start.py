@@ -1,4 +1,4 @@
-"""The beginning: whether a timeline is kept, and how far this rank's clock is from that of rank 0."""
+"""The beginning: whether a timeline is recorded, and the comparison of this rank's clock with that of rank 0."""
 
 from __future__ import annotations
 

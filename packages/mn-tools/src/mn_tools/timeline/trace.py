@@ -1,4 +1,4 @@
-"""What a rank has recorded, as a message or a file; and one trace made of several of them.
+"""The spans of a rank, as a message or a file; and merging those of several ranks into one trace.
 
 The format is the JSON Object Format of "Trace Event Format", the document by which Chrome's and Perfetto's viewers
 read: complete events (``"ph": "X"``) with times in microseconds, and metadata events that name processes and threads.
