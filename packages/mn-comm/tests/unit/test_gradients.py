@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from mn_comm.gradients.agree import _explain as explain
 from mn_comm.gradients.agree import first_difference, select
 from mn_comm.gradients.bucket import bounds, cut
-from mn_comm.gradients.layout import fill_buckets
+from mn_comm.gradients.filling import fill_buckets
 from mn_comm.gradients.pace import SHARE_BYTES, Pace
 from mn_comm.gradients.targets import Targets
 

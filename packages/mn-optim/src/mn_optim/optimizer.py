@@ -39,6 +39,7 @@ from mn_optim.schemes import (
     AsynchronousMean,
     Backward,
     DoubleBuffered,
+    Exact,
     LocalSteps,
     Overlapped,
     Scheme,
@@ -148,6 +149,7 @@ def create_multi_node_optimizer(
     compressed = reducer if compression is not None else None  # with local steps the scheme has several
     if not shard_state:
         return MultiNodeOptimizer(actual_optimizer, communicator, zero_fill, scheme, compressed)
+    assert isinstance(scheme, Exact)  # others are refused above
     shards = Shards(communicator, actual_optimizer)
     return MultiNodeOptimizer(actual_optimizer, communicator, zero_fill, Sharded(scheme, shards), compressed, shards)
 

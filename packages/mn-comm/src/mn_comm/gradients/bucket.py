@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import pairwise
 from operator import itemgetter
@@ -14,6 +15,7 @@ from mn_comm.arithmetic import divide, is_half
 from mn_comm.worker import Future
 
 if TYPE_CHECKING:
+    from mn_comm.gradients.filling import Ranges
     from mn_comm.strategies import Strategy
 
 __all__ = [
@@ -152,6 +154,9 @@ class Bucket:
         shapes: The shapes of these.
         own: The blocks that this rank adds up.
         others: The blocks that other ranks of the node add up.
+        kept: The blocks whose means this rank is to have; usually all.
+        destinations: For each rank that ``share`` is exchanged with, where in it the range begins that is to be there,
+            and where the last one ends; ``None`` if all are to have all.
         flattened: The positions of the gradients that blocks hold parts of, so that they are needed flattened.
         submit: Starts a function, at once or in the thread that communicates, and returns its result-to-be.
     """
@@ -181,6 +186,8 @@ class Bucket:
         self.strategy = strategy
         self.own = [block for block in blocks if block.adder == mine]
         self.others = [block for block in blocks if block.adder != mine]
+        self.kept: Sequence[Block] = blocks
+        self.destinations: Sequence[int] | None = None
         self.members = [part.member for part in parts]
         self.names = [specs[member][0] for member in self.members]
         self.shapes = [specs[member][1] for member in self.members]
@@ -189,6 +196,25 @@ class Bucket:
         self.submit: Callable[[Callable[[], Any]], Future[Any]] = Future
         self._specs = specs
         self._arrays: Arrays | None = None
+        self._kept_parts = parts
+
+    def leave_to_owners(self, ranges: Ranges, rank: int) -> None:
+        """Have only the rank that owns a gradient given its mean.
+
+        Args:
+            ranges: Where in the bucket lies what each rank owns. Blocks end there.
+            rank: This rank.
+        """
+        begins = [begin for begin, _ in ranges.owners]
+        owners = [owner for _, owner in ranges.owners]
+        length = 0
+        kept = []
+        for block in self.blocks:
+            if owners[bisect_right(begins, length) - 1] == rank:
+                kept.append(block)
+            length += block.mine.size
+        self.kept, self.destinations = kept, ranges.destinations
+        self._kept_parts = [part for part in self.parts if owners[bisect_right(begins, part.begin) - 1] == rank]
 
     @property
     def nbytes(self) -> int:
@@ -257,8 +283,8 @@ class Bucket:
         _concatenate([arrays[part.member][part.within] for part in self.parts], self.flat)
 
     def unpack(self, arrays: Arrays, means: _Array) -> None:
-        """Write means, as they lie in the bucket, to the gradients."""
-        for part in self.parts:
+        """Write the means that this rank is to have, as they lie in the bucket, to the gradients."""
+        for part in self._kept_parts:
             out = arrays[part.member][part.within]
             out[...] = means[part.begin : part.end].reshape(out.shape)
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import chainer
 
-from mn_comm import CommunicatorBase, GradientReducer, Reduction, raise_on_all, waiting_for
+from mn_comm import CommunicatorBase, GradientReducer, Owners, Reduction, raise_on_all, waiting_for
 from mn_optim.roll import Everyone, NeedsParameters, Roll
 from mn_optim.schemes.scheme import Backward, TakeStep
 
@@ -64,6 +64,18 @@ class Exact:
         """Return what averages a model's gradients, by which ranks of a join are told as well."""
         raise NotImplementedError
 
+    def leave_to(self, model: chainer.Link, owners: Owners | None) -> bool:
+        """Have the means of the next step only on the ranks that need them, if that can be.
+
+        Args:
+            model: The model.
+            owners: Which rank needs which; ``None`` if all need all.
+
+        Returns:
+            Whether they are going to be there only.
+        """
+        return False
+
     def idle(self, model: chainer.Link) -> None:
         """Do nothing: there are no steps of a rank's own."""
 
@@ -107,17 +119,26 @@ class AfterBackward(Exact):
         self._communicator = communicator
         self._reducer = reducer
         self._average = communicator.multi_node_mean_grad if reducer is None else reducer.average
+        self._owners: Owners | None = None
 
     def average(self, model: chainer.Link, backward: Backward | None) -> bool:
         """Compute gradients, then average them; collective."""
         if backward is not None:
             backward(None)
-        if self.roll is None:
-            self._average(model, self.zero_fill)
-        else:
+        if self.roll is not None:
             with self.roll.together(), waiting_for(lambda: "gradients, within join()"):
-                self.reducer_of(model).average(model, self.zero_fill, self.roll)
+                self.reducer_of(model).average(model, self.zero_fill, self.roll, self._owners)
+        elif self._owners is not None:
+            with waiting_for(lambda: "gradients, each for its owner"):
+                self.reducer_of(model).average(model, self.zero_fill, None, self._owners)
+        else:
+            self._average(model, self.zero_fill)
         return True
+
+    def leave_to(self, model: chainer.Link, owners: Owners | None) -> bool:
+        """Have the means of the next step only on the ranks that need them, if the communicator can do that."""
+        self._owners = owners if owners is not None and _can_leave(self, model) else None
+        return self._owners is not None
 
     def reducer_of(self, model: chainer.Link) -> GradientReducer:
         """Return the communicator's own, unless there is another."""
@@ -139,6 +160,12 @@ class Overlapped(Exact):
         self._communicator = communicator
         self._reducer = reducer
         self._order: list[str] | None = None
+        self._owners: Owners | None = None
+
+    def leave_to(self, model: chainer.Link, owners: Owners | None) -> bool:
+        """Have the means of the next step only on the ranks that need them, unless a hook returns all."""
+        self._owners = owners if _can_leave(self, model) else None
+        return self._owners is not None
 
     def average(self, model: chainer.Link, backward: Backward | None) -> bool:
         """Compute gradients and average them meanwhile; collective."""
@@ -157,7 +184,8 @@ class Overlapped(Exact):
         return self._reducer
 
     def _reduce(self, model: chainer.Link, backward: Backward | None) -> None:
-        reduction = self._reducer.start(model, zero_fill=True, order=self._order or (), roll=self.roll)
+        order = self._order or ()
+        reduction = self._reducer.start(model, zero_fill=True, order=order, roll=self.roll, owners=self._owners)
         try:
             if backward is not None:
                 _run(backward, model, reduction.ready)
@@ -260,6 +288,14 @@ class DoubleBuffered(Exact):
         if self._under_way is not None:
             self._under_way.drain()
             self._under_way = None
+
+
+def _can_leave(exact: Exact, model: chainer.Link) -> bool:
+    """Return whether means can be left to the ranks that need them."""
+    try:
+        return exact.reducer_of(model).can_leave_to_owners
+    except NotImplementedError:  # a communicator of a script's own
+        return False
 
 
 def _rescale(model: chainer.Link, factor: float) -> bool:
