@@ -141,8 +141,8 @@ class Strategy:
         at_end = divisor if bucket.divides_at_end else 1
         if bucket.shares_memory and self.context.topology.inter_size == 1:
             self.reduce_scatter(bucket, divisor / at_end, at_end)
-            if bucket.destinations is None:
-                self.all_gather(bucket, at_end, bucket.others)
+            if not bucket.ranges.are_shares:
+                self.all_gather(bucket, at_end, bucket.to_come)
         else:
             groups = self.context.topology.inter_size if bucket.shares_memory else self.size
             # The mean over the groups follows: before, each is divided by as many as there are ranks for a group.
@@ -177,7 +177,7 @@ class Strategy:
             add_up(summands, total)
             if not is_direct:
                 divide(total, divisor, block.sum)
-            if at_end is not None:
+            if at_end is not None and block.is_kept:
                 bucket.store((block,), at_end)
         if self.talkers < self.context.topology.intra_size:
             self.context.within.Barrier()  # others have written parts of the share
@@ -187,10 +187,10 @@ class Strategy:
         """Average a bucket's share over the nodes, or all of it over all ranks where nodes play no role; collective."""
         if bucket.shares_memory or self.traits.communicates:
             ranks = self.context.across if bucket.shares_memory else self.context.ranks
-            if bucket.destinations is None:
+            if not bucket.ranges.owners:
                 self.mean_across(ranks, bucket.share, bucket.exchanged)
             elif bucket.share.size:
-                mean_to_each(ranks, bucket.share, bucket.destinations)
+                mean_to_each(ranks, bucket.share, bucket.ranges.destinations)
 
     def mean_across(self, ranks: Ranks, share: _Array, what: Exchanged) -> None:
         """Overwrite a part of a bucket with its mean over ranks on different nodes; collective among them.

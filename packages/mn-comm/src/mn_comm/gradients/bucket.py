@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from bisect import bisect_right
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import pairwise
 from operator import itemgetter
@@ -83,10 +82,11 @@ class Block(NamedTuple):
         owner: In which rank's memory the sum is.
         segments: The memory of every rank of the node for it, or only this rank's.
         mine: This rank's.
-        sum: The owner's.
+        sum: The owner's, or scratch memory if the sum is only for the rank that adds it up.
         room: Scratch memory of the bucket's dtype.
         total: Scratch memory of the dtype in which it is added up.
         pieces: Views of ``room`` that have the shapes of the arrays; empty if there is only one.
+        is_kept: Whether this rank is to have the mean.
     """
 
     take: Callable[[Arrays], Any]
@@ -98,6 +98,7 @@ class Block(NamedTuple):
     room: _Array
     total: _Array
     pieces: list[_Array]
+    is_kept: bool
 
 
 class AnyBucket(Protocol):
@@ -148,15 +149,15 @@ class Bucket:
         shares_memory: Whether the ranks of a node see each other's memory for it.
         strategy: How it is averaged.
         exchanged: Which part of it ``share`` is.
+        ranges: Where in it lies what each rank is to have.
 
     Attributes:
         names: The names of the parameters whose gradients, or parts of them, it holds.
         shapes: The shapes of these.
         own: The blocks that this rank adds up.
         others: The blocks that other ranks of the node add up.
-        kept: The blocks whose means this rank is to have; usually all.
-        destinations: For each rank that ``share`` is exchanged with, where in it the range begins that is to be there,
-            and where the last one ends; ``None`` if all are to have all.
+        kept: The blocks whose means this rank is to have; all, unless gradients have owners.
+        to_come: Those of them that other ranks of the node add up.
         flattened: The positions of the gradients that blocks hold parts of, so that they are needed flattened.
         submit: Starts a function, at once or in the thread that communicates, and returns its result-to-be.
     """
@@ -175,6 +176,7 @@ class Bucket:
         shares_memory: bool,
         strategy: Strategy,
         exchanged: Exchanged,
+        ranges: Ranges,
     ) -> None:
         self.index = index
         self.parts = parts
@@ -186,8 +188,9 @@ class Bucket:
         self.strategy = strategy
         self.own = [block for block in blocks if block.adder == mine]
         self.others = [block for block in blocks if block.adder != mine]
-        self.kept: Sequence[Block] = blocks
-        self.destinations: Sequence[int] | None = None
+        self.kept = [block for block in blocks if block.is_kept]
+        self.to_come = [block for block in self.others if block.is_kept]
+        self.ranges = ranges
         self.members = [part.member for part in parts]
         self.names = [specs[member][0] for member in self.members]
         self.shapes = [specs[member][1] for member in self.members]
@@ -196,25 +199,8 @@ class Bucket:
         self.submit: Callable[[Callable[[], Any]], Future[Any]] = Future
         self._specs = specs
         self._arrays: Arrays | None = None
-        self._kept_parts = parts
-
-    def leave_to_owners(self, ranges: Ranges, rank: int) -> None:
-        """Have only the rank that owns a gradient given its mean.
-
-        Args:
-            ranges: Where in the bucket lies what each rank owns. Blocks end there.
-            rank: This rank.
-        """
-        begins = [begin for begin, _ in ranges.owners]
-        owners = [owner for _, owner in ranges.owners]
-        length = 0
-        kept = []
-        for block in self.blocks:
-            if owners[bisect_right(begins, length) - 1] == rank:
-                kept.append(block)
-            length += block.mine.size
-        self.kept, self.destinations = kept, ranges.destinations
-        self._kept_parts = [part for part in self.parts if owners[bisect_right(begins, part.begin) - 1] == rank]
+        rank = strategy.context.topology.rank
+        self._kept_parts = [part for part in parts if ranges.are_kept(part.begin, rank)]
 
     @property
     def nbytes(self) -> int:

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import itertools
+from bisect import bisect_right
 from collections.abc import Hashable, Iterator, Mapping, Sequence
+from operator import itemgetter
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
 from mn_comm.collectives.mean import order_of_ranges
-from mn_comm.gradients.bucket import Part, Spec, count
+from mn_comm.gradients.bucket import Part, Spec, bounds, count
 
 if TYPE_CHECKING:
     from mn_comm.strategies import Strategy
@@ -17,6 +19,8 @@ if TYPE_CHECKING:
 __all__ = ["Owners", "Ownership", "Ranges", "fill_buckets"]
 
 _Dtype = np.dtype[Any]
+# How many times as much as the mean a rank of a node adds up at most of what it owns itself.
+_MOST_UNEVEN = 1.25
 
 
 def fill_buckets(
@@ -67,16 +71,27 @@ class Ranges(NamedTuple):
     """Where in a bucket lies what each rank is to have.
 
     Attributes:
-        owners: For each range where it begins, and whose it is.
-        shares: Where the share of each rank of this node that talks to others begins, and where the last one ends.
+        owners: For each range where it begins, and whose it is; empty if all ranks are to have all.
+        shares: Where the share of each rank of this node that talks to others begins, and where the last one ends; on a
+            single node, what each rank adds up.
         destinations: Where, in this rank's share, the ranges of the nodes begin between which it is exchanged, in the
             order of :func:`~mn_comm.collectives.mean.order_of_ranges`, and where the last one ends; empty if it talks
             to none.
     """
 
-    owners: list[tuple[int, int]]
-    shares: list[int]
-    destinations: list[int]
+    owners: Sequence[tuple[int, int]]
+    shares: Sequence[int]
+    destinations: Sequence[int]
+
+    def are_kept(self, begin: int, rank: int) -> bool:
+        """Return whether a rank is to have the elements at a position."""
+        index = bisect_right(self.owners, begin, key=itemgetter(0)) - 1
+        return index < 0 or self.owners[index][1] == rank
+
+    @property
+    def are_shares(self) -> bool:
+        """Whether what each rank is to have is its share, and no more."""
+        return [begin for begin, _ in self.owners] == list(self.shares[:-1])
 
 
 class Ownership:
@@ -108,8 +123,8 @@ class Ownership:
     ) -> Iterator[list[Part]]:
         """Share gradients out among buckets; see :func:`fill_buckets`.
 
-        Those without an owner are in none. Unless gradients stay in one piece, each bucket has an equal number of
-        elements for each owner, as long as there are enough.
+        Those without an owner are in none. Unless gradients stay in one piece, all buckets of a dtype have the same
+        proportion of elements for each owner.
         """
         owners = self._in_order()
         order = [member for member in order if self.has(member)]
@@ -117,14 +132,18 @@ class Ownership:
             for parts in fill_buckets(specs, order, most_bytes, whole=True):
                 yield _join([[part for part in parts if self._owner_of[part.member] == owner] for owner in owners])
             return
-        streams: dict[_Dtype, dict[int, list[list[Part]]]] = {}
-        for owner in owners:
-            members = [member for member in order if self._owner_of[member] == owner]
-            for parts in fill_buckets(specs, members, most_bytes // len(owners), whole=False):
-                dtype = specs[parts[0].member][2]
-                streams.setdefault(dtype, {}).setdefault(owner, []).append(parts)
-        for stream in streams.values():
-            for together in itertools.zip_longest(*stream.values(), fillvalue=[]):
+        for dtype in dict.fromkeys(specs[member][2] for member in order):
+            of_owner: dict[int, list[int]] = {owner: [] for owner in owners}
+            for member in order:
+                if specs[member][2] == dtype:
+                    of_owner[self._owner_of[member]].append(member)
+            lengths = [sum(count(specs[member][1]) for member in members) for members in of_owner.values()]
+            n_buckets = max(1, -(-sum(lengths) * dtype.itemsize // most_bytes))
+            streams = [
+                fill_buckets(specs, members, -(-length // n_buckets) * dtype.itemsize, whole=False)
+                for members, length in zip(of_owner.values(), lengths, strict=True)
+            ]
+            for together in itertools.zip_longest(*streams, fillvalue=[]):
                 yield _join(together)
 
     def ranges(self, parts: Sequence[Part]) -> Ranges:
@@ -144,6 +163,12 @@ class Ownership:
             if talker == self._talker:
                 destinations = [*begins, begin - shares[-1]]
             shares.append(begin)
+        topology = self._strategy.context.topology
+        if self._strategy.shares_memory and topology.inter_size == 1:
+            # Nobody talks: these are what each rank adds up. To meet once more takes less than to wait for one that has
+            # much more to do than the others.
+            if max(held.values()) * topology.intra_size > _MOST_UNEVEN * begin:
+                shares = bounds(begin, topology.intra_size)
         return Ranges(owners, shares, destinations)
 
     @property

@@ -200,11 +200,9 @@ class Layout:
             share = views[mine][shares[mine] : shares[mine + 1]] if mine < len(shares) - 1 else views[mine][:0]
             exchanged = Exchanged(self.number, parts, specs, shares[min(mine, len(shares) - 1)])
             bucket = Bucket(
-                len(buckets), parts, specs, views[mine], share, blocks, mine, shares_memory, strategy, exchanged
+                len(buckets), parts, specs, views[mine], share, blocks, mine, shares_memory, strategy, exchanged, ranges
             )
             bucket.flattened = flattened
-            if ranges.owners:
-                bucket.leave_to_owners(ranges, strategy.context.topology.rank)
             buckets.append(bucket)
         return buckets
 
@@ -212,11 +210,12 @@ class Layout:
         self, parts: Sequence[Part], ranges: Ranges, segments: Sequence[_Array], mine: int, room: _Array
     ) -> tuple[list[Block], set[int]]:
         """Cut a bucket into the blocks that each rank of the node adds up; return also which gradients are cut."""
-        length, dtype = segments[0].size, segments[0].dtype
-        adders, shares, points = [0], [0], {0, length, *(begin for begin, _ in ranges.owners)}
+        length, dtype, topology = segments[0].size, segments[0].dtype, self._strategy.context.topology
+        adders: Sequence[int] = [0]
+        shares: Sequence[int] = [0]
+        points = {0, length, *(begin for begin, _ in ranges.owners)}
         if self._strategy.shares_memory:
-            topology, shares = self._strategy.context.topology, ranges.shares
-            # On a single node each adds up what it is going to have.
+            shares = ranges.shares
             adders = shares if topology.inter_size == 1 else bounds(length, topology.intra_size)
             step = _BLOCK_BYTES // dtype.itemsize
             steps = [point for begin, end in itertools.pairwise(adders) for point in range(begin, end, step)]
@@ -235,9 +234,12 @@ class Layout:
             *memory, scratch, total = [view[: end - begin].reshape(shape) for view in views]
             adder, owner = bisect_right(adders, begin) - 1, bisect_right(shares, begin) - 1
             pieces = pieces if len(inside) > 1 else []
-            blocks.append(
-                Block(taker(inside), adder, owner, memory, memory[mine], memory[owner], scratch, total, pieces)
-            )
+            is_kept = ranges.are_kept(begin, topology.rank)
+            # A sum that goes straight to the gradient needs no memory that others see.
+            is_private = topology.inter_size == 1 and ranges.are_shares and not self._lasting
+            result = memory[owner] if not is_private else total if total.dtype == dtype else scratch
+            sources = memory, memory[mine], result
+            blocks.append(Block(taker(inside), adder, owner, *sources, scratch, total, pieces, is_kept))
             flattened.update(part.member for part in inside if part.within is not ...)
         return blocks, flattened
 

@@ -1,11 +1,13 @@
 """Steps in which a rank has the means of its own parameters' gradients only: which ones can be, and what they ask.
 
-The other gradients are, in such a step, as this rank's backward pass has left them.
+The other gradients have done their work when the means are there: their memory is given back.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import itertools
+import mmap
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import chainer
@@ -13,9 +15,11 @@ import numpy as np
 
 from mn_comm import CommunicatorBase
 
-__all__ = ["Clipping", "need_of", "share_non_finite"]
+__all__ = ["Clipping", "clips", "drop", "need_of", "share_non_finite"]
 
 Params = Mapping[str, chainer.Parameter]
+
+_ALIGNMENT = 64
 
 
 def need_of(optimizer: Any, params: Params) -> str | None:
@@ -47,6 +51,21 @@ def clips(hook: Any) -> bool:
 
 def _is_scaled(optimizer: Any) -> bool:
     return bool(optimizer._loss_scaling_is_dynamic)  # noqa: SLF001 - Chainer has no public name for it
+
+
+def drop(params: Iterable[chainer.Parameter]) -> None:
+    """Have zeros for gradients, which take no memory as long as nobody writes to them.
+
+    Chainer would allocate, and write to, what is missing; and so does NumPy where it uses memory again.
+    """
+    dropped = list(params)
+    ends = list(itertools.accumulate(-(-param.data.nbytes // _ALIGNMENT) * _ALIGNMENT for param in dropped))
+    if not ends or not ends[-1]:
+        return
+    pages = mmap.mmap(-1, ends[-1], mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    memory = np.frombuffer(pages, np.uint8)
+    for param, begin in zip(dropped, [0, *ends], strict=False):
+        param.grad = memory[begin : begin + param.data.nbytes].view(param.dtype).reshape(param.shape)
 
 
 def share_non_finite(communicator: CommunicatorBase, optimizer: Any, params: Params, owners: Mapping[str, int]) -> None:
@@ -95,7 +114,8 @@ class Clipping:
         if rate >= 1:
             return
         for param in params:
-            param.grad *= rate
+            if self._is_mean(param):
+                param.grad *= rate
 
     def take_part(self, optimizer: Any) -> None:
         """Let the other ranks go on, after this one's step has failed; collective with their call."""
@@ -105,11 +125,13 @@ class Clipping:
 
     def _square_of(self, param: chainer.Parameter) -> float:
         """Return the sum of the squares of a gradient; 0 if it is another rank's."""
-        mine = self._communicator.rank
-        if self._owner_of.get(id(param), mine) != mine:
+        if not self._is_mean(param):
             return 0.0
         flat = param.grad.ravel()
         return float(flat.dot(flat))  # from here on in double precision, as mn_compat has it done
+
+    def _is_mean(self, param: chainer.Parameter) -> bool:
+        return self._owner_of.get(id(param)) in (None, self._communicator.rank)
 
     def _meet(self, squares: Sequence[float], params: Sequence[chainer.Parameter]) -> list[float]:
         """Return the sum of the squares of each gradient; collective."""

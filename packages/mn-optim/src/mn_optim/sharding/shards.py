@@ -16,7 +16,7 @@ from chainer.backends import cuda
 
 from mn_comm import CommunicatorBase, Owners, expect_same, raise_on_all, waiting_for
 from mn_optim.schemes.state import read, write
-from mn_optim.sharding.means import Clipping, need_of, share_non_finite
+from mn_optim.sharding.means import Clipping, drop, need_of, share_non_finite
 from mn_optim.sharding.parameters import aliases, expect_independent_rules, items_of, with_rules
 from mn_optim.sharding.partition import assign
 from mn_optim.sharding.spill import Spill
@@ -108,6 +108,7 @@ class Shards:
 
         clipping = None
         if not has_all_means:
+            drop(others)
             share_non_finite(self._communicator, self._optimizer, owned, self._owners)
             owner_of = {id(param): self._owners[name] for name, param in owned.items()}
             clipping = partial(Clipping, communicator=self._communicator, owner_of=owner_of)

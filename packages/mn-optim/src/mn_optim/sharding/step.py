@@ -44,7 +44,7 @@ def leaving_out(
     hidden = [vars(rule).get("update") for rule in rules]
     try:
         for rule in rules:
-            rule.update = partial(_only_count, rule)
+            rule.update = partial(_only_count, rule, clipping is None)
         left_out = set(map(id, params))
         before.update({name: _Elsewhere(hook, left_out) for name, hook in replaced.items()})
         before.update(clippings)
@@ -96,11 +96,19 @@ class _Elsewhere:
             self._hook(rule, param)
 
 
-def _only_count(rule: Any, param: chainer.Parameter) -> None:
-    """Do what is left of an update where another rank owns the parameter."""
+def _only_count(rule: Any, has_mean: bool, param: chainer.Parameter) -> None:
+    """Do what is left of an update where another rank owns the parameter.
+
+    Args:
+        rule: The update rule.
+        has_mean: Whether the gradient is a mean here, too.
+        param: The parameter.
+    """
     if not rule.enabled:
         return
     rule.t += 1
+    if not has_mean:
+        return
     scale = param._loss_scale  # noqa: SLF001 - Chainer has no public name for it
     has_master = rule._use_fp32_update and param.dtype == np.float16  # noqa: SLF001 - whose gradient is divided instead
     if scale is not None and not has_master and param.grad is not None:
