@@ -179,7 +179,7 @@ class Strategy:
                 divide(total, divisor, block.sum)
             if at_end is not None and block.is_kept:
                 bucket.store((block,), at_end)
-        if self.talkers < self.context.topology.intra_size:
+        if bucket.are_shares_added_up_together:
             self.context.within.Barrier()  # others have written parts of the share
         return bucket.share
 

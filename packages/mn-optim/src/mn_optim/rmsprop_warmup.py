@@ -13,9 +13,9 @@ __all__ = ["RMSpropWarmup", "sgd_share"]
 class RMSpropWarmup(optimizer.GradientMethod):  # type: ignore[misc]  # Chainer has no types
     """RMSprop that passes over to momentum SGD (Akiba, Suzuki and Fukuda 2017, arXiv 1711.04325).
 
-    The values of ``momentum``, ``decay`` and ``eps`` are the paper's. A step adds ``lr`` times the velocity, which loses the gradient times
-    ``alpha_sgd + alpha_rmsprop / (sqrt(m) + eps)``, where ``m`` is a mean of squared gradients. With
-    ``alpha_sgd=1`` and ``alpha_rmsprop=0`` it is momentum SGD.
+    The values of ``momentum``, ``decay`` and ``eps`` are the paper's. A step adds ``lr`` times the velocity, which
+    loses the gradient times ``alpha_sgd + alpha_rmsprop / (sqrt(m) + eps)``, where ``m`` is a mean of squared
+    gradients. With ``alpha_sgd=1`` and ``alpha_rmsprop=0`` it is momentum SGD.
     :class:`RMSpropWarmupSchedule` passes from one to the other while a trainer runs.
 
     Args:

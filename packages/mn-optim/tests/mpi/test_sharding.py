@@ -466,6 +466,113 @@ def test_not_finite_on_one_rank():
     assert trained[1][1:] == trained[0][1:]
 
 
+class SGDOfItsOwn(chainer.optimizers.SGD):
+    """One that may do anything with gradients in its update."""
+
+    def update(self, *args, **kwds):
+        super().update(*args, **kwds)
+
+
+def hook_over_all(timing):
+    hook = Seen("seen", timing)
+    return lambda optimizer: optimizer.add_hook(hook)
+
+
+@pytest.mark.parametrize("overlap", [False, True], ids=["plain", "overlap"])
+@pytest.mark.parametrize(
+    ("actual", "prepare", "is_left"),
+    [
+        (chainer.optimizers.SGD, lambda optimizer: None, True),
+        (chainer.optimizers.SGD, lambda o: o.add_hook(chainer.optimizer_hooks.GradientClipping(1)), True),
+        (chainer.optimizers.SGD, lambda o: o.add_hook(chainer.optimizer_hooks.WeightDecay(0.1)), True),
+        (chainer.optimizers.SGD, hook_over_all("pre"), False),
+        (chainer.optimizers.SGD, hook_over_all("post"), False),
+        (chainer.optimizers.SGD, lambda optimizer: optimizer.add_hook(ClipWeights()), False),
+        (SGDOfItsOwn, lambda optimizer: None, False),
+    ],
+    ids=["nothing", "clipping", "decay", "before", "after", "weights", "own update"],
+)
+def test_where_the_means_are(actual, prepare, is_left, overlap):
+    """Only where they are needed, unless something may read all of them."""
+    optimizer = make(actual(), shard_state=True, overlap=overlap)
+    prepare(optimizer)
+    train(optimizer, 3)
+    held = {name: param.grad for name, param in optimizer.target.namedparams() if (param.grad != 0).any()}
+    owners = optimizer._shards._owners
+    everyone = COMM.allgather_obj(held)
+    for name in held:
+        holders = [rank for rank, each in enumerate(everyone) if name in each]
+        assert holders == ([owners[name]] if is_left else list(range(SIZE)))
+
+
+@pytest.mark.parametrize("debug", [False, True])
+def test_debug_mode_sees_all_means(debug):
+    optimizer = make(shard_state=True)
+    with chainer.using_config("debug", debug):
+        train(optimizer, 3)
+    held = [bool((param.grad != 0).any()) for _, param in sorted(optimizer.target.namedparams())]
+    assert all(held) == (debug or SIZE == 1)
+    with chainer.using_config("debug", debug and RANK == 0):
+        if debug and SIZE > 1:
+            with pytest.raises(ValueError, match="expected the same owners of means on every rank"):
+                train(optimizer, 1)
+        else:
+            train(optimizer, 1)
+    train(optimizer, 1)
+    same_everywhere(optimizer.target)
+
+
+def test_several_norms():
+    """Each clipping waits for all ranks, and sees what the one before has left."""
+    trained = []
+    for sharded in (False, True):
+        optimizer = make(chainer.optimizers.SGD(0.1), shard_state=sharded)
+        for i, threshold in enumerate([0.5, 100, 0.2]):
+            optimizer.add_hook(chainer.optimizer_hooks.GradientClipping(threshold), name=f"clipping {i}")
+            optimizer.add_hook(chainer.optimizer_hooks.WeightDecay(0.01), name=f"decay {i}")
+        trained.append(parameters(train(optimizer, 6)))
+    same(trained[1], trained[0])
+
+
+@pytest.mark.parametrize("where", ["first", "between", "last", "rule"])
+def test_a_hook_that_fails_beside_clipping(where):
+    """The others wait for its part of the norms."""
+
+    def fails(rule, param):
+        if rule.t == 2 and RANK == SIZE - 1:
+            raise LookupError("no hook")
+
+    fails.call_for_each_param = True
+    optimizer = make(shard_state=True)
+    names = [f"clipping {i}" for i in range(2)]
+    names.insert({"first": 0, "between": 1}.get(where, 2), "fails")
+    for name in names:
+        if name != "fails":
+            optimizer.add_hook(chainer.optimizer_hooks.GradientClipping(0.1), name=name)
+        elif where != "rule":
+            optimizer.add_hook(fails, name=name)
+    if where == "rule":
+        for param in optimizer.target.params():
+            param.update_rule.add_hook(lambda rule, param: fails(rule, param), name="fails")
+    train(optimizer, 3 if where != "rule" else 2)
+    with pytest.raises((LookupError, RuntimeError), match="no hook"):
+        train(optimizer, 1)
+    same_everywhere(optimizer.target)
+
+
+@pytest.mark.skipif(SIZE < 2, reason="needs ranks that differ")
+@pytest.mark.parametrize("what", ["clipping", "loss scaling"])
+def test_optimizers_that_differ(what):
+    optimizer = make(shard_state=True)
+    train(optimizer, 3)
+    if RANK == SIZE - 1 and what == "clipping":
+        optimizer.add_hook(chainer.optimizer_hooks.GradientClipping(1))
+    elif RANK == SIZE - 1:
+        optimizer.loss_scaling()
+    with pytest.raises(ValueError, match=r"expected the same owners of means on every rank, got 0 GradientClipping on"):
+        train(optimizer, 1)
+
+
 class FailingRule(chainer.optimizers.sgd.SGDRule):
     """One that fails in its second step."""
 

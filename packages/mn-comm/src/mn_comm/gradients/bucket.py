@@ -158,6 +158,7 @@ class Bucket:
         others: The blocks that other ranks of the node add up.
         kept: The blocks whose means this rank is to have; all, unless gradients have owners.
         to_come: Those of them that other ranks of the node add up.
+        are_shares_added_up_together: Whether ranks of the node add up parts of other ranks' shares.
         flattened: The positions of the gradients that blocks hold parts of, so that they are needed flattened.
         submit: Starts a function, at once or in the thread that communicates, and returns its result-to-be.
     """
@@ -191,6 +192,7 @@ class Bucket:
         self.kept = [block for block in blocks if block.is_kept]
         self.to_come = [block for block in self.others if block.is_kept]
         self.ranges = ranges
+        self.are_shares_added_up_together = any(block.adder != block.owner for block in blocks)
         self.members = [part.member for part in parts]
         self.names = [specs[member][0] for member in self.members]
         self.shapes = [specs[member][1] for member in self.members]

@@ -16,7 +16,7 @@ from mn_comm.gradients.bucket import Part, Spec, bounds, count
 if TYPE_CHECKING:
     from mn_comm.strategies import Strategy
 
-__all__ = ["Owners", "Ownership", "Ranges", "fill_buckets"]
+__all__ = ["Owners", "Ownership", "Ranges", "even_or", "fill_buckets"]
 
 _Dtype = np.dtype[Any]
 # How many times as much as the mean a rank of a node adds up at most of what it owns itself.
@@ -148,7 +148,7 @@ class Ownership:
 
     def ranges(self, parts: Sequence[Part]) -> Ranges:
         """Return where in a bucket lies what each rank is to have."""
-        begin, owners, shares = 0, [], [0]
+        begin, owners, ends = 0, [], [0]
         destinations: list[int] = []
         held = dict.fromkeys(range(len(self._places)), 0)
         for part in parts:
@@ -156,19 +156,18 @@ class Ownership:
         for talker, nodes in enumerate(self._groups()):
             begins = []
             for node in nodes:
-                begins.append(begin - shares[-1])
+                begins.append(begin - ends[-1])
                 for owner in node:
                     owners.append((begin, owner))
                     begin += held[owner]
             if talker == self._talker:
-                destinations = [*begins, begin - shares[-1]]
-            shares.append(begin)
+                destinations = [*begins, begin - ends[-1]]
+            ends.append(begin)
+        shares: Sequence[int] = ends
         topology = self._strategy.context.topology
         if self._strategy.shares_memory and topology.inter_size == 1:
-            # Nobody talks: these are what each rank adds up. To meet once more takes less than to wait for one that has
-            # much more to do than the others.
-            if max(held.values()) * topology.intra_size > _MOST_UNEVEN * begin:
-                shares = bounds(begin, topology.intra_size)
+            # Nobody talks: these are what each rank adds up.
+            shares = even_or(shares, bounds(begin, topology.intra_size))
         return Ranges(owners, shares, destinations)
 
     @property
@@ -189,6 +188,20 @@ class Ownership:
             found.setdefault((number % n_talkers, node), []).append(rank)
         nodes = order_of_ranges(self._strategy.context.topology.inter_size)
         return [[found[talker, node] for node in nodes] for talker in range(n_talkers)]
+
+
+def even_or(shares: Sequence[int], equal: Sequence[int]) -> Sequence[int]:
+    """Return where what each rank of a node adds up begins: its share, unless one has much more than the others.
+
+    To meet once more takes less time than to wait for that one.
+
+    Args:
+        shares: Where the shares begin, and where the last one ends; there may be fewer of them than ranks.
+        equal: Where as many equal ones as there are ranks do.
+    """
+    most = max((end - begin for begin, end in itertools.pairwise(shares)), default=0)
+    is_even = len(shares) == len(equal) and most * (len(equal) - 1) <= _MOST_UNEVEN * equal[-1] + len(equal)
+    return shares if is_even else equal
 
 
 def _join(groups: Sequence[Sequence[Part]]) -> list[Part]:

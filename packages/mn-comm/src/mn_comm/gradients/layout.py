@@ -14,7 +14,7 @@ from mn_comm.arithmetic import is_half, sum_dtype
 from mn_comm.config import Config
 from mn_comm.gradients.agree import ON_DEVICE, Entry
 from mn_comm.gradients.bucket import AnyBucket, Block, Bucket, Exchanged, Part, Spec, bounds, count, cut, taker
-from mn_comm.gradients.filling import Owners, Ownership, Ranges, fill_buckets
+from mn_comm.gradients.filling import Owners, Ownership, Ranges, even_or, fill_buckets
 from mn_comm.gradients.pace import Pace
 from mn_comm.strategies import Strategy
 
@@ -216,7 +216,8 @@ class Layout:
         points = {0, length, *(begin for begin, _ in ranges.owners)}
         if self._strategy.shares_memory:
             shares = ranges.shares
-            adders = shares if topology.inter_size == 1 else bounds(length, topology.intra_size)
+            equal = bounds(length, topology.intra_size)
+            adders = shares if topology.inter_size == 1 else even_or(shares, equal)
             step = _BLOCK_BYTES // dtype.itemsize
             steps = [point for begin, end in itertools.pairwise(adders) for point in range(begin, end, step)]
             large = [part for part in parts if (part.end - part.begin) * dtype.itemsize >= _LARGE_BYTES]
