@@ -3,7 +3,8 @@
     mpiexec -n 4 python benchmarks/shard.py
 
 Adam with the parameters of a ResNet-50 (102 MB in 161 arrays), whose gradients are there already: a step is their
-average, the update, and, sharded, the gathering of the parameters. Memory is what the process has more than before it
+average, the update, and, sharded, the gathering of the parameters. Each mean goes to the owner of the parameter alone,
+or, where a hook sees all gradients, to all ranks. Memory is what the process has more than before it
 made the model: in the optimizer's state, and at its peak in some steps, of which memory that ranks share counts by this
 rank's part of it.
 """
@@ -19,27 +20,38 @@ from typing import Any
 
 import chainer
 import numpy as np
-from common import WORLD, interleave, keep, settle, table
+from common import AVERAGES_TO_SETTLE, WORLD, interleave, keep, table
 from models import MODELS, make_model
 
 import mn_optim
 from mn_comm import create_communicator
 
-WAYS: dict[str, dict[str, Any]] = {"sharded": {"shard_state": True}, "whole": {}}
+WAYS = {"sharded": (True, False), "sharded, all means everywhere": (True, True), "whole": (False, False)}
+"""Whether the state is sharded, and whether a hook wants to see all gradients."""
 MIB = 1 << 20
 
 
-def make(comm: Any, model: str, options: dict[str, Any]) -> Any:
+def make(comm: Any, kind: str, model: str, shard_state: bool, sees_all: bool) -> Any:
     """Return an optimizer whose model has gradients, after its first step."""
     target = make_model(MODELS[model])
     random = np.random.RandomState(comm.rank)
     for param in target.params():
         param.data[...] = random.rand(*param.shape)
-        param.grad = random.rand(*param.shape).astype(np.float32)
-    optimizer = mn_optim.create_multi_node_optimizer(chainer.optimizers.Adam(), comm, **options).setup(target)
+    actual = getattr(chainer.optimizers, kind)()
+    optimizer = mn_optim.create_multi_node_optimizer(actual, comm, shard_state=shard_state).setup(target)
+    if sees_all:
+        optimizer.add_hook(lambda optimizer: None, name="sees all gradients")
     for _ in range(3):
+        compute(optimizer.target)
         optimizer.update()
     return optimizer
+
+
+def compute(target: chainer.Link) -> None:
+    """Have gradients that take memory of their own, as after a backward pass."""
+    target.cleargrads()
+    for param in target.params():
+        param.grad = param.data * np.float32(0.01)
 
 
 def resident(what: str) -> int:
@@ -48,13 +60,13 @@ def resident(what: str) -> int:
     return int(found[1]) * 1024 if found else 0
 
 
-def use(comm: Any, model: str, options: dict[str, Any]) -> tuple[int, int]:
+def use(comm: Any, *what: Any) -> tuple[int, int]:
     """Return how many bytes the optimizer's state takes on this rank, and all that training takes, at its peak."""
     gc.collect()
     ctypes.CDLL(None).malloc_trim(0)  # so that what was used before is not used again
     Path("/proc/self/clear_refs").write_text("5")  # the peak is what it is now
     before = resident("VmRSS") - resident("RssShmem")
-    optimizer = make(comm, model, options)
+    optimizer = make(comm, *what)
     rules = [param.update_rule for param in optimizer.target.params()]
     state = sum(array.nbytes for rule in rules for array in (rule.state or {}).values())
     shared = resident("RssShmem")
@@ -66,29 +78,33 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--communicator", default="two_dimensional")
     parser.add_argument("--model", default="resnet50", choices=MODELS)
+    parser.add_argument("--optimizer", default="Adam", help="one of chainer.optimizers")
     parser.add_argument("--rounds", type=int, default=15)
     parser.add_argument("--json", default="", help="a file to add the figures to, as a line of JSON")
     args = parser.parse_args()
     comm = create_communicator(args.communicator)
-    used = {name: np.max(comm.allgather_obj(use(comm, args.model, options)), 0) for name, options in WAYS.items()}
-    optimizers = {name: make(comm, args.model, options) for name, options in WAYS.items()}
+    what = args.optimizer, args.model
+    used = {name: np.max(comm.allgather_obj(use(comm, *what, *way)), 0) for name, way in WAYS.items()}
+    optimizers = {name: make(comm, *what, *way) for name, way in WAYS.items()}
     for optimizer in optimizers.values():
-        settle(comm, optimizer.target, lambda: None)
-    seconds = interleave({name: optimizer.update for name, optimizer in optimizers.items()}, args.rounds)
-    title = f"Adam, {args.model}, {comm.size} ranks"
+        for _ in range(AVERAGES_TO_SETTLE):  # each layout of gradients finds out by itself how often to meet
+            compute(optimizer.target)
+            optimizer.update()
+    steps = {name: optimizer.update for name, optimizer in optimizers.items()}
+    seconds = interleave(steps, args.rounds, prepare=lambda name: compute(optimizers[name].target))
+    title = f"{args.optimizer}, {args.model}, {comm.size} ranks"
     table(f"a step: {title}", seconds, {"whole": seconds["whole"]})
     if WORLD.rank == 0:
         nbytes = sum(param.data.nbytes for param in optimizers["whole"].target.params())
         print(f"\nMiB on the rank that has most: {title}, {nbytes / MIB:.0f} MiB of parameters")
         print(f"{'':34}{'state':>10}{'/ whole':>10}{'peak':>10}{'/ parameters':>14}")
         for name, (state, peak) in used.items():
-            print(
-                f"{name:34}{state / MIB:10.1f}{state / used['whole'][0]:10.3f}{peak / MIB:10.1f}{peak / nbytes:14.2f}"
-            )
+            of_whole = state / max(1, used["whole"][0])
+            print(f"{name:34}{state / MIB:10.1f}{of_whole:10.3f}{peak / MIB:10.1f}{peak / nbytes:14.2f}")
         bound = 1.1 * (2 * nbytes + 0.3 * used["whole"][0])
         print(f"parameters, gradients, 0.30 of the whole state, and 10 %: {bound / MIB:.1f} MiB")
     bytes_ = {name: {"state": int(state), "peak": int(peak)} for name, (state, peak) in used.items()}
-    keep(args.json, benchmark="shard", model=args.model, seconds=seconds, bytes=bytes_)
+    keep(args.json, benchmark="shard", optimizer=args.optimizer, model=args.model, seconds=seconds, bytes=bytes_)
 
 
 if __name__ == "__main__":

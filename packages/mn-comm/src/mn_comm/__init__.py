@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from mn_comm.exit_status import at_exit
     from mn_comm.gradients.agree import Roll
     from mn_comm.gradients.bucket import AnyBucket
+    from mn_comm.gradients.filling import Owners
     from mn_comm.gradients.reducer import GradientReducer
     from mn_comm.gradients.reduction import CommunicationHook, Reduction
     from mn_comm.gradients.targets import check_in_debug_mode
@@ -74,6 +75,7 @@ _HOME_OF = {
     "transact": "elastic.transaction",
     "Roll": "gradients.agree",
     "AnyBucket": "gradients.bucket",
+    "Owners": "gradients.filling",
     "GradientReducer": "gradients.reducer",
     "CommunicationHook": "gradients.reduction",
     "Reduction": "gradients.reduction",
@@ -117,6 +119,7 @@ __all__ = [
     "NaiveCommunicator",
     "NodeMemory",
     "NonCudaAwareCommunicator",
+    "Owners",
     "Parameter",
     "PureNcclCommunicator",
     "Questions",

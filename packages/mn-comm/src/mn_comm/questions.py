@@ -1,14 +1,16 @@
 """Questions that a rank may ask another one at any time, whatever that is doing meanwhile.
 
-A thread of each rank looks now and then whether it was asked, and answers. What answers is kept as long as any rank has
-what asks: a script may have come to its end on this rank, and not on that. For the same reason a process waits, when it
-ends, until all others do, as MPI itself does.
+A thread of each rank looks now and then whether it was asked, and answers. It also sends what this rank asks, and
+receives the answers: so nothing is left half done where an exception, as by Ctrl-C, ends the waiting for one. What
+answers is kept as long as any rank has what asks: a script may have come to its end on this rank, and not on that. For
+the same reason a process waits, when it ends, until all others do, as MPI itself does.
 """
 
 from __future__ import annotations
 
 import itertools
 import pickle
+import queue
 import threading
 import time
 import weakref
@@ -17,7 +19,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from mn_comm.agreement import describe, remote_error
-from mn_comm.collectives.objects import recv_obj, send_obj
+from mn_comm.collectives.objects import isend_obj, recv_obj
 from mn_comm.exit_status import at_exit
 from mn_comm.forks import around_forks, no_fork
 from mn_comm.mpi import MPI
@@ -53,8 +55,11 @@ class Desk:
         self._remaining: dict[int, int] = {}
         self._numbers = itertools.count(1)
         self._asked = itertools.count(1)
-        self._asking = threading.Lock()
+        self._to_send: deque[tuple[int, int, Any]] = deque()
+        self._sending: list[MPI.Request] = []
+        self._waiting: dict[int, queue.SimpleQueue[tuple[bool, Any]]] = {}
         self._closing = threading.Event()
+        self._wake = threading.Event()
         self._thread: threading.Thread | None = None
         _desks.add(self)
 
@@ -88,12 +93,16 @@ class Desk:
 
     def ask(self, rank: int, number: int, question: Any) -> Any:
         """Return another rank's answer; see :meth:`Questions.ask`."""
-        with self._asking:
-            asked = next(self._asked)
-            send_obj(self.ranks, (number, asked, question), rank, _QUESTION)
-            answered = 0
-            while answered != asked:  # earlier ones are of questions that were given up, as by Ctrl-C
-                answered, is_answer, value = recv_obj(self.ranks, rank, _ANSWER, None)
+        asked = next(self._asked)
+        answered: queue.SimpleQueue[tuple[bool, Any]] = queue.SimpleQueue()
+        content = pickle.dumps(question, pickle.HIGHEST_PROTOCOL)  # what cannot be is told here
+        try:
+            self._waiting[asked] = answered
+            self._to_send.append((rank, _QUESTION, (number, asked, content)))
+            self._wake.set()
+            is_answer, value = activity().wait_for(answered.get, "answer", self.ranks)
+        finally:
+            self._waiting.pop(asked, None)  # what comes later is dropped
         if not is_answer:
             raise remote_error(rank, *value)
         return pickle.loads(value)
@@ -110,6 +119,7 @@ class Desk:
         """End the thread."""
         if self._thread is not None:
             self._closing.set()
+            self._wake.set()
             self._thread.join()
             self._thread = None
 
@@ -122,25 +132,34 @@ class Desk:
     def _run(self) -> None:
         activity().polls = True
         pause = _MOST_PAUSE_SECONDS
-        while not self._closing.wait(pause) and not MPI.Is_finalized():
-            pause = min(2 * pause, _MOST_PAUSE_SECONDS)
-            status = MPI.Status()
-            while self.ranks.Iprobe(MPI.ANY_SOURCE, _QUESTION, status):
-                self._serve(status.source)
-                pause = _LEAST_PAUSE_SECONDS
-            self._close()
+        while not self._closing.is_set() and not MPI.Is_finalized():
+            self._wake.wait(pause)
+            self._wake.clear()
+            is_busy = self._receive()
+            self._send()
+            is_busy = is_busy or bool(self._waiting or self._sending)
+            pause = _LEAST_PAUSE_SECONDS if is_busy else min(2 * pause, _MOST_PAUSE_SECONDS)
 
-    def _close(self) -> None:
-        """Tell others of what was closed here, and forget what was closed everywhere."""
+    def _receive(self) -> bool:
+        """Receive all messages that have come; return whether there were any."""
+        found = False
+        for tag, take in ((_QUESTION, self._serve), (_ANSWER, self._hand_over), (_CLOSED, self._hear_of_end)):
+            status = MPI.Status()
+            while self.ranks.Iprobe(MPI.ANY_SOURCE, tag, status):
+                take(status.source, recv_obj(self.ranks, status.source, tag, None))
+                found = True
+        return found
+
+    def _send(self) -> None:
+        """Send what there is to send, and wait for none of it: another rank's thread may be doing the same."""
         while self._closed:
             number = self._closed.popleft()
             self._count_down(number)
-            for rank in range(self._size):
-                if rank != self._rank:
-                    send_obj(self.ranks, number, rank, _CLOSED)
-        status = MPI.Status()
-        while self.ranks.Iprobe(MPI.ANY_SOURCE, _CLOSED, status):
-            self._count_down(recv_obj(self.ranks, status.source, _CLOSED, None))
+            self._to_send += [(rank, _CLOSED, number) for rank in range(self._size) if rank != self._rank]
+        while self._to_send:
+            rank, tag, message = self._to_send.popleft()
+            self._sending += isend_obj(self.ranks, message, rank, tag)
+        self._sending = [request for request in self._sending if not request.Test()]
 
     def _count_down(self, number: int) -> None:
         self._remaining[number] -= 1
@@ -148,15 +167,26 @@ class Desk:
             del self._remaining[number]
             self._answers.pop(number, None)
 
-    def _serve(self, rank: int) -> None:
-        number, asked, question = recv_obj(self.ranks, rank, _QUESTION, None)
+    def _hear_of_end(self, rank: int, number: int) -> None:
+        self._count_down(number)
+
+    def _hand_over(self, rank: int, reply: tuple[int, bool, Any]) -> None:
+        """Give an answer to the thread that waits for it, unless that was interrupted."""
+        asked, is_answer, value = reply
+        waiting = self._waiting.get(asked)
+        if waiting is not None:
+            waiting.put((is_answer, value))
+
+    def _serve(self, rank: int, message: tuple[int, int, bytes]) -> None:
+        number, asked, content = message
         reply: tuple[int, bool, Any]
         try:
             # Pickled here, so that what cannot be is told as any other failure.
-            reply = asked, True, pickle.dumps(self._answers[number](question), pickle.HIGHEST_PROTOCOL)
+            answer = self._answers[number](pickle.loads(content))
+            reply = asked, True, pickle.dumps(answer, pickle.HIGHEST_PROTOCOL)
         except Exception as error:
             reply = asked, False, describe(error)
-        send_obj(self.ranks, reply, rank, _ANSWER)
+        self._to_send.append((rank, _ANSWER, reply))
 
 
 class Questions:

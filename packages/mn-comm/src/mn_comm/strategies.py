@@ -26,7 +26,7 @@ import numpy as np
 
 from mn_comm import agreement
 from mn_comm.arithmetic import add_up, divide
-from mn_comm.collectives.allreduce import mean_in_place
+from mn_comm.collectives.mean import mean_in_place, mean_to_each
 from mn_comm.compression.base import Link
 from mn_comm.gradients.bucket import Block, Bucket, Exchanged
 from mn_comm.shared_memory import share
@@ -135,6 +135,8 @@ class Strategy:
     def average(self, bucket: Bucket, divisor: int) -> None:
         """Overwrite a bucket, or the gradients that it holds, with their sum over all ranks, divided; collective.
 
+        Where gradients have owners, that is so of what this rank owns.
+
         Args:
             bucket: Of the same length and dtype on every rank.
             divisor: What the sum is divided by: the number of ranks, for the mean.
@@ -142,7 +144,8 @@ class Strategy:
         at_end = divisor if bucket.divides_at_end else 1
         if bucket.shares_memory and self.context.topology.inter_size == 1:
             self.reduce_scatter(bucket, divisor / at_end, at_end)
-            self.all_gather(bucket, at_end, bucket.others)
+            if not bucket.ranges.are_shares:
+                self.all_gather(bucket, at_end, bucket.to_come)
         else:
             groups = self.context.topology.inter_size if bucket.shares_memory else self.size
             # The mean over the groups follows: before, each is divided by as many as there are ranks for a group.
@@ -177,9 +180,9 @@ class Strategy:
             add_up(summands, total)
             if not is_direct:
                 divide(total, divisor, block.sum)
-            if at_end is not None:
+            if at_end is not None and block.is_kept:
                 bucket.store((block,), at_end)
-        if self.talkers < self.context.topology.intra_size:
+        if bucket.are_shares_added_up_together:
             self.context.within.Barrier()  # others have written parts of the share
         return bucket.share
 
@@ -187,7 +190,10 @@ class Strategy:
         """Average a bucket's share over the nodes, or all of it over all ranks where nodes play no role; collective."""
         if bucket.shares_memory or self.traits.communicates:
             ranks = self.context.across if bucket.shares_memory else self.context.ranks
-            self.mean_across(ranks, bucket.share, bucket.exchanged)
+            if not bucket.ranges.owners:
+                self.mean_across(ranks, bucket.share, bucket.exchanged)
+            elif bucket.share.size:
+                mean_to_each(ranks, bucket.share, bucket.ranges.destinations)
 
     def mean_across(self, ranks: Ranks, share: _Array, what: Exchanged) -> None:
         """Overwrite a part of a bucket with its mean over ranks on different nodes; collective among them.
@@ -210,11 +216,11 @@ class Strategy:
         Args:
             bucket: After :meth:`reduce_scatter`.
             divisor: What the elements are still to be divided by.
-            blocks: Those of its blocks that are not stored yet, if not all.
+            blocks: Those of its blocks that are not stored yet, if not all that this rank is to have.
         """
         if bucket.shares_memory:
             self.context.within.Barrier()
-        bucket.store(bucket.blocks if blocks is None else blocks, divisor)
+        bucket.store(bucket.kept if blocks is None else blocks, divisor)
 
     def settle(self, bucket: Bucket) -> None:
         """Wait until no rank reads another one's memory for a bucket any more; collective within the node."""

@@ -2,6 +2,7 @@
 
 import gc
 import multiprocessing
+import queue
 import threading
 import time
 import warnings
@@ -12,8 +13,7 @@ import numpy as np
 import pytest
 from mpi4py import MPI
 
-import mn_comm.questions
-from mn_comm import create_communicator
+from mn_comm import Ranks, create_communicator
 
 WORLD = MPI.COMM_WORLD
 RANK, SIZE = WORLD.rank, WORLD.size
@@ -45,23 +45,66 @@ def test_all_ask_all_at_once():
             np.testing.assert_array_equal(questions.ask(rank, n), np.full(n, rank))
 
 
-def test_an_answer_that_was_not_waited_for(monkeypatch):
-    """Ctrl-C may come between a question and its answer."""
+class Impatient(queue.SimpleQueue):
+    """What the thread that asks waits at, when Ctrl-C comes."""
+
+    def get(self):
+        raise KeyboardInterrupt
+
+
+@pytest.mark.parametrize("question", ["short", "long" * 100_000], ids=["short", "long"])
+def test_ctrl_c_while_an_answer_is_waited_for(monkeypatch, question):
+    """It may come when the message is found and not received yet: the rank that sends a long one waits for that."""
     questions = COMM.questions(lambda question: question)
-    recv_obj = mn_comm.questions.recv_obj
+    mprobe, asking = Ranks.Mprobe, threading.current_thread()
 
     def interrupted(*args):
-        if threading.current_thread() is threading.main_thread():
+        found = mprobe(*args)
+        if threading.current_thread() is asking:
             raise KeyboardInterrupt
-        return recv_obj(*args)
+        return found
 
-    monkeypatch.setattr(mn_comm.questions, "recv_obj", interrupted)
+    monkeypatch.setattr(Ranks, "Mprobe", interrupted)
+    monkeypatch.setattr(queue, "SimpleQueue", Impatient)
     for rank in OTHERS:
         with pytest.raises(KeyboardInterrupt):
-            questions.ask(rank, "first")
+            questions.ask(rank, question)
     monkeypatch.undo()
     for rank in OTHERS:
         assert questions.ask(rank, "second") == "second"
+    COMM.barrier()
+    assert not desk()._waiting
+
+
+def test_long_questions_and_answers_cross():
+    """No rank's thread waits for another one to receive, which may be sending as well."""
+    questions = COMM.questions(lambda question: question[::-1])
+    for _ in range(5):
+        for rank in OTHERS:
+            assert questions.ask(rank, "ab" * 1_000_000) == "ba" * 1_000_000
+    COMM.barrier()
+
+
+def test_a_question_that_cannot_be_unpickled_there():
+    questions = COMM.questions(str)
+    for rank in OTHERS:
+        with pytest.raises(RuntimeError, match=f"on rank {rank}: .*only here"):
+            questions.ask(rank, OnlyHere())
+        with pytest.raises(Exception, match="pickle"):
+            questions.ask(rank, lambda: None)
+        assert questions.ask(rank, 1) == "1"
+    COMM.barrier()
+
+
+class OnlyHere:
+    """Can be pickled, but not unpickled."""
+
+    def __reduce__(self):
+        return _fail, ()
+
+
+def _fail():
+    raise RuntimeError("only here")
 
 
 def test_several_threads_ask():

@@ -1,6 +1,8 @@
 """Selecting, filling buckets, cutting them, and finding out where means may be written; all without communication."""
 
 import itertools
+from bisect import bisect_right
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -8,10 +10,11 @@ from fake_model import Model, Param
 from hypothesis import given
 from hypothesis import strategies as st
 
+from mn_comm.collectives.mean import order_of_ranges
 from mn_comm.gradients.agree import _explain as explain
 from mn_comm.gradients.agree import first_difference, select
 from mn_comm.gradients.bucket import bounds, cut
-from mn_comm.gradients.layout import fill_buckets
+from mn_comm.gradients.filling import Owners, Ownership, fill_buckets
 from mn_comm.gradients.pace import SHARE_BYTES, Pace
 from mn_comm.gradients.targets import Targets
 
@@ -103,6 +106,76 @@ def test_dtypes_do_not_share_a_bucket_and_order_is_kept():
     specs = [(f"/{i}", (10,), np.dtype(dtype)) for i, dtype in enumerate(["f4", "f8", "f4", "f8", "f4"])]
     found = [[part.member for part in parts] for parts in fill_buckets(specs, [4, 3, 2, 1, 0], 90, whole=True)]
     assert found == [[3], [4, 2], [1], [0]]
+
+
+def ownership_of(specs, nodes, me, talkers, owners):
+    """Return who owns which gradient among ranks that run on these nodes, as one of them sees it."""
+    nodes = [list(dict.fromkeys(nodes)).index(node) for node in nodes]
+    places = [(node, nodes[:rank].count(node)) for rank, node in enumerate(nodes)]
+    topology = SimpleNamespace(
+        rank=me, size=len(nodes), inter_rank=places[me][0], intra_rank=places[me][1], intra_size=nodes.count(nodes[me]),
+        inter_size=len(set(nodes)),
+    )  # fmt: skip
+    ranks = SimpleNamespace(allgather=lambda place: places)
+    shares_memory = len(nodes) > len(set(nodes))
+    least = min(map(nodes.count, nodes))
+    strategy = SimpleNamespace(
+        context=SimpleNamespace(topology=topology, ranks=ranks),
+        shares_memory=shares_memory,
+        talkers=least if len(set(nodes)) == 1 else talkers or least,
+    )
+    return Ownership(strategy, Owners(owners), specs), places
+
+
+@given(
+    specs,
+    st.lists(st.integers(0, 3), min_size=1, max_size=7),
+    st.sampled_from([None, 1]),
+    st.sampled_from([8, 24, 100]),
+    st.booleans(),
+    st.data(),
+)
+def test_buckets_hold_what_has_an_owner_where_it_gets_there(specs, nodes, talkers, most_bytes, whole, data):
+    owners = {name: data.draw(st.integers(-1, len(nodes) - 1)) for name, *_ in specs}
+    owners = {name: owner for name, owner in owners.items() if owner >= 0}
+    order = range(len(specs))
+    views = [ownership_of(specs, nodes, me, talkers, owners) for me in range(len(nodes))]
+    filled = [list(view.fill(specs, order, most_bytes, whole=whole)) for view, _ in views]
+    assert all(other == filled[0] for other in filled)
+    seen = {i: [] for i in order if specs[i][0] in owners}
+    for parts in filled[0]:
+        assert len({specs[part.member][2] for part in parts}) == 1
+        assert parts[0].begin == 0
+        assert all(a.end == b.begin for a, b in itertools.pairwise(parts))
+        for part in parts:
+            length = int(np.prod(specs[part.member][1]))
+            seen[part.member] += range(length)[part.within] if part.within is not ... else range(length)
+        for me, (view, places) in enumerate(views):
+            ranges = view.ranges(parts)
+            assert [ranges.shares[0], ranges.shares[-1]] == [0, parts[-1].end]
+            for part in parts:
+                owner = owners[specs[part.member][0]]
+                assert ranges.are_kept(part.begin, me) == (owner == me)
+            check_destinations(ranges, me, places, parts, specs, owners)
+    for member, elements in seen.items():
+        assert sorted(elements) == list(range(int(np.prod(specs[member][1]))))
+
+
+def check_destinations(ranges, me, places, parts, specs, owners):
+    """See that what a rank exchanges ends on the node, or at the rank, that owns it."""
+    n_nodes = len({node for node, _ in places})
+    shares_memory = len(places) > n_nodes
+    talker = places[me][1] if shares_memory else 0
+    if (shares_memory and n_nodes == 1) or talker >= len(ranges.shares) - 1:
+        return
+    begin, end = ranges.shares[talker : talker + 2]
+    assert [ranges.destinations[0], ranges.destinations[-1]] == [0, end - begin]
+    group_of = {rank: node if shares_memory else rank for rank, (node, _) in enumerate(places)}
+    order = order_of_ranges(len(set(group_of.values())))
+    for part in parts:
+        if begin <= part.begin < end:
+            index = bisect_right(ranges.destinations, part.begin - begin) - 1
+            assert order[index] == group_of[owners[specs[part.member][0]]]
 
 
 def targets_of(*grads, flattened=()):

@@ -8,7 +8,7 @@ import pytest
 from fake_model import Model, Param
 
 from mn_comm import create_communicator
-from mn_comm.gradients.layout import fill_buckets
+from mn_comm.gradients.filling import fill_buckets
 
 pytestmark = pytest.mark.gpu
 

@@ -23,8 +23,12 @@ Schedule = Callable[[float], float]
 """A function that returns the learning rate for a number of epochs, which may be fractional."""
 
 SLOW_START = ((0, 0.5), (40, 0.075), (70, 0.01), (85, 0.001))
-"""The slow-start schedule of Akiba, Suzuki and Fukuda 2017 (arXiv 1711.04325), for 90 epochs: pairs of an epoch and the
-factor for the base learning rate from then on."""
+"""Pairs of an epoch and the factor for the base learning rate from then on, for 90 epochs of training.
+
+The slow-start learning rate schedule of Akiba, Suzuki and Fukuda 2017 (arXiv 1711.04325, in the section of that name):
+0.5 for 40 epochs, 0.075 for 30, 0.01 for 15 and 0.001 for 5. The base is that of :func:`linear_scaling`, 12.8 for
+batches of 32,768.
+"""
 
 
 def linear_scaling(lr: float, batch_size: int, reference: int = 256) -> float:
@@ -120,7 +124,10 @@ class LearningRateSchedule(Extension):  # type: ignore[misc]  # Chainer has no t
 
 
 class RMSpropWarmupSchedule(Extension):  # type: ignore[misc]
-    """Moves :class:`mn_optim.RMSpropWarmup` from RMSprop to momentum SGD (arXiv 1711.04325).
+    """Moves :class:`mn_optim.RMSpropWarmup` from RMSprop to momentum SGD.
+
+    The RMSprop warm-up of Akiba, Suzuki and Fukuda 2017 (arXiv 1711.04325, in the section of that name), whose values
+    are the defaults.
 
     The share of SGD grows exponentially from almost 0 to one half, and then linearly to 1. The remaining share is
     RMSprop's, which has its own learning rate: ``alpha_rmsprop`` is this learning rate, divided by that of the

@@ -41,6 +41,7 @@ from mn_optim.schemes import (
     AsynchronousMean,
     Backward,
     DoubleBuffered,
+    Exact,
     LocalSteps,
     Overlapped,
     Scheme,
@@ -155,6 +156,7 @@ def create_multi_node_optimizer(
     if not shard_state:
         return MultiNodeOptimizer(actual_optimizer, communicator, zero_fill, scheme, compressed)
     refuse_elastic(communicator, "shard_state")
+    assert isinstance(scheme, Exact)  # others are refused above
     shards = Shards(communicator, actual_optimizer)
     return MultiNodeOptimizer(actual_optimizer, communicator, zero_fill, Sharded(scheme, shards), compressed, shards)
 

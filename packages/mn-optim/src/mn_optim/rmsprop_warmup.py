@@ -13,9 +13,10 @@ __all__ = ["RMSpropWarmup", "sgd_share"]
 class RMSpropWarmup(optimizer.GradientMethod):  # type: ignore[misc]  # Chainer has no types
     """RMSprop that changes gradually to momentum SGD (Akiba, Suzuki and Fukuda 2017, arXiv 1711.04325).
 
-    A step adds ``lr`` times the velocity. From the velocity is subtracted the gradient times ``alpha_sgd +
-    alpha_rmsprop / (sqrt(m) + eps)``, where ``m`` is a mean of squared gradients. With ``alpha_sgd=1`` and
-    ``alpha_rmsprop=0`` it is momentum SGD. :class:`RMSpropWarmupSchedule` moves from one to the other during training.
+    The values of ``momentum``, ``decay`` and ``eps`` are the paper's. A step adds ``lr`` times the velocity. From the
+    velocity is subtracted the gradient times ``alpha_sgd + alpha_rmsprop / (sqrt(m) + eps)``, where ``m`` is a mean of
+    squared gradients. With ``alpha_sgd=1`` and ``alpha_rmsprop=0`` it is momentum SGD.
+    :class:`RMSpropWarmupSchedule` moves from one to the other during training.
 
     Args:
         lr: The learning rate.

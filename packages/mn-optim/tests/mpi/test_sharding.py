@@ -117,6 +117,18 @@ def check_divided(optimizer, expected):
     same(found, states(expected))
 
 
+def compare(run):
+    """See that what a function trains is the same with and without sharding; return both optimizers.
+
+    Args:
+        run: Trains with the options that it is given, and returns the optimizer.
+    """
+    expected, actual = run(shard_state=False), run(shard_state=True)
+    same(parameters(actual.target), parameters(expected.target))
+    same_everywhere(actual.target)
+    return actual, expected
+
+
 @pytest.mark.parametrize("overlap", [False, True], ids=["plain", "overlap"])
 @pytest.mark.parametrize("dtype", ["f4", "mixed16"])
 @pytest.mark.parametrize("name", OPTIMIZERS)
@@ -363,17 +375,10 @@ def test_hooks(name, dtype):
         added = hooks(name)
         for hook in added:
             optimizer.add_hook(hook)
-        before = (
-            list(optimizer._hookable._pre_update_hooks.items()),
-            list(optimizer._hookable._post_update_hooks.items()),
-        )
+        before = hooks_of(optimizer)
         with np.errstate(all="ignore"):
             train(optimizer, 8)
-        after = (
-            list(optimizer._hookable._pre_update_hooks.items()),
-            list(optimizer._hookable._post_update_hooks.items()),
-        )
-        assert after == before
+        assert hooks_of(optimizer) == before
         trained.append(parameters(optimizer.target))
         sums.append([hook.sums for hook in added if isinstance(hook, Seen)])
         same_everywhere(optimizer.target)
@@ -435,15 +440,16 @@ def test_options_that_do_not(option):
 
 
 def test_gradients_that_are_added_up():
-    def trained(**options):
+    def run(**options):
         optimizer = make(**options)
         train(optimizer, 3)
         with optimizer.no_sync():
             train(optimizer, 2, first=3)
         assert optimizer.t == 2
-        return parameters(train(optimizer, 3, first=5))
+        train(optimizer, 3, first=5)
+        return optimizer
 
-    same(trained(shard_state=True), trained())
+    compare(run)
 
 
 def test_not_finite_on_one_rank():
@@ -464,6 +470,170 @@ def test_not_finite_on_one_rank():
         assert {rule.t for rule in rules} == {optimizer.t - 1}
     same(trained[1][0], trained[0][0])
     assert trained[1][1:] == trained[0][1:]
+
+
+class SGDOfItsOwn(chainer.optimizers.SGD):
+    """One that may do anything with gradients in its update."""
+
+    def update(self, *args, **kwds):
+        super().update(*args, **kwds)
+
+
+def hook_over_all(timing):
+    hook = Seen("seen", timing)
+    return lambda optimizer: optimizer.add_hook(hook)
+
+
+@pytest.mark.parametrize("overlap", [False, True], ids=["plain", "overlap"])
+@pytest.mark.parametrize(
+    ("actual", "prepare", "is_left"),
+    [
+        (chainer.optimizers.SGD, lambda optimizer: None, True),
+        (chainer.optimizers.SGD, lambda o: o.add_hook(chainer.optimizer_hooks.GradientClipping(1)), True),
+        (chainer.optimizers.SGD, lambda o: o.add_hook(chainer.optimizer_hooks.WeightDecay(0.1)), True),
+        (chainer.optimizers.SGD, hook_over_all("pre"), False),
+        (chainer.optimizers.SGD, hook_over_all("post"), False),
+        (chainer.optimizers.SGD, lambda optimizer: optimizer.add_hook(ClipWeights()), False),
+        (SGDOfItsOwn, lambda optimizer: None, False),
+    ],
+    ids=["nothing", "clipping", "decay", "before", "after", "weights", "own update"],
+)
+def test_where_the_means_are(actual, prepare, is_left, overlap):
+    """Only where they are needed, unless something may read all of them."""
+    optimizer = make(actual(), shard_state=True, overlap=overlap)
+    prepare(optimizer)
+    train(optimizer, 3)
+    held = {name: param.grad for name, param in optimizer.target.namedparams() if (param.grad != 0).any()}
+    owners = optimizer._shards._owners
+    everyone = COMM.allgather_obj(held)
+    for name in held:
+        holders = [rank for rank, each in enumerate(everyone) if name in each]
+        assert holders == ([owners[name]] if is_left else list(range(SIZE)))
+
+
+@pytest.mark.parametrize("debug", [False, True])
+def test_debug_mode_sees_all_means(debug):
+    optimizer = make(shard_state=True)
+    with chainer.using_config("debug", debug):
+        train(optimizer, 3)
+    held = [bool((param.grad != 0).any()) for _, param in sorted(optimizer.target.namedparams())]
+    assert all(held) == (debug or SIZE == 1)
+    with chainer.using_config("debug", debug and RANK == 0):
+        if debug and SIZE > 1:
+            with pytest.raises(ValueError, match="expected the same owners of means on every rank"):
+                train(optimizer, 1)
+        else:
+            train(optimizer, 1)
+    train(optimizer, 1)
+    same_everywhere(optimizer.target)
+
+
+def test_several_norms():
+    """Each clipping waits for all ranks, and sees what the one before has left."""
+
+    def run(**options):
+        optimizer = make(chainer.optimizers.SGD(0.1), **options)
+        for i, threshold in enumerate([0.5, 100, 0.2]):
+            optimizer.add_hook(chainer.optimizer_hooks.GradientClipping(threshold), name=f"clipping {i}")
+            optimizer.add_hook(chainer.optimizer_hooks.WeightDecay(0.01), name=f"decay {i}")
+        train(optimizer, 6)
+        return optimizer
+
+    compare(run)
+
+
+@pytest.mark.parametrize("overlap", [False, True], ids=["plain", "overlap"])
+@pytest.mark.parametrize("clips", [False, True])
+def test_join(clips, overlap):
+    """Ranks without data have zeros to send, and parameters to update."""
+
+    def run(**options):
+        optimizer = make(overlap=overlap, **options)
+        if clips:
+            optimizer.add_hook(chainer.optimizer_hooks.GradientClipping(0.05))
+        with optimizer.join():
+            train(optimizer, [7, 3, 0, 5][RANK % 4])
+        return optimizer
+
+    compare(run)
+
+
+def test_hooks_that_come_and_go():
+    """Means are where they are needed now, whatever was needed before."""
+
+    def run(**options):
+        optimizer = make(**options)
+        changes = [
+            lambda: optimizer.add_hook(chainer.optimizer_hooks.GradientClipping(0.1)),
+            lambda: optimizer.add_hook(Seen("seen", "pre")),
+            lambda: optimizer.remove_hook("GradientClipping"),
+            lambda: optimizer.remove_hook("seen"),
+        ]
+        for i, change in enumerate(changes):
+            train(optimizer, 2, first=2 * i)
+            change()
+        train(optimizer, 2, first=8)
+        return optimizer
+
+    compare(run)
+
+
+def test_gradients_that_a_script_writes_in_place():
+    """Also those that another rank's update has dropped."""
+
+    def run(**options):
+        optimizer = make(chainer.optimizers.MomentumSGD(0.1), **options)
+        optimizer.target(*batch(0))
+        optimizer.update()
+        for step in range(5):
+            random = np.random.RandomState(10 * step + RANK)
+            for _, param in sorted(optimizer.target.namedparams()):
+                if param.grad is None:
+                    param.grad = np.zeros_like(param.data)
+                param.grad[...] = random.rand(*param.shape)
+            optimizer.update()
+        return optimizer
+
+    compare(run)
+
+
+@pytest.mark.parametrize("where", ["first", "between", "last", "rule"])
+def test_a_hook_that_fails_beside_clipping(where):
+    """The others wait for its part of the norms."""
+
+    def fails(rule, param):
+        if rule.t == 2 and RANK == SIZE - 1:
+            raise LookupError("no hook")
+
+    fails.call_for_each_param = True
+    optimizer = make(shard_state=True)
+    names = [f"clipping {i}" for i in range(2)]
+    names.insert({"first": 0, "between": 1}.get(where, 2), "fails")
+    for name in names:
+        if name != "fails":
+            optimizer.add_hook(chainer.optimizer_hooks.GradientClipping(0.1), name=name)
+        elif where != "rule":
+            optimizer.add_hook(fails, name=name)
+    if where == "rule":
+        for param in optimizer.target.params():
+            param.update_rule.add_hook(lambda rule, param: fails(rule, param), name="fails")
+    train(optimizer, 3 if where != "rule" else 2)
+    with pytest.raises((LookupError, RuntimeError), match="no hook"):
+        train(optimizer, 1)
+    same_everywhere(optimizer.target)
+
+
+@pytest.mark.skipif(SIZE < 2, reason="needs ranks that differ")
+@pytest.mark.parametrize("what", ["clipping", "loss scaling"])
+def test_optimizers_that_differ(what):
+    optimizer = make(shard_state=True)
+    train(optimizer, 3)
+    if RANK == SIZE - 1 and what == "clipping":
+        optimizer.add_hook(chainer.optimizer_hooks.GradientClipping(1))
+    elif RANK == SIZE - 1:
+        optimizer.loss_scaling()
+    with pytest.raises(ValueError, match=r"expected the same owners of means on every rank, got 0 GradientClipping on"):
+        train(optimizer, 1)
 
 
 class FailingRule(chainer.optimizers.sgd.SGDRule):
@@ -556,15 +726,13 @@ def test_a_hook_that_freezes_and_thaws():
                 for param in optimizer.target[name].params():
                     param.update_rule.enabled = optimizer.t == 6
 
-    trained = []
-    for sharded in (False, True):
-        optimizer = make(shard_state=sharded)
+    def run(**options):
+        optimizer = make(**options)
         optimizer.add_hook(freeze, name="freeze")
         train(optimizer, 9)
-        trained.append(optimizer)
-    same(parameters(trained[1].target), parameters(trained[0].target))
-    same_everywhere(trained[1].target)
-    check_divided(trained[1], trained[0])
+        return optimizer
+
+    check_divided(*compare(run))
 
 
 def test_a_model_that_changes():
@@ -595,15 +763,16 @@ def test_a_model_that_changes():
 
 def test_a_rule_that_comes_later():
     """No rank can be sure that the others have it, too: all update the parameter, until owners are chosen anew."""
-    trained = []
-    for sharded in (False, True):
-        optimizer = make(shard_state=sharded)
+
+    def run(**options):
+        optimizer = make(**options)
         optimizer.target.first.W.update_rule = None
         train(optimizer, 3)
         optimizer.target.first.W.update_rule = optimizer.create_update_rule()
         train(optimizer, 3)
-        trained.append(parameters(optimizer.target))
-    same(trained[1], trained[0])
+        return optimizer
+
+    compare(run)
 
 
 class Shared(chainer.Chain):

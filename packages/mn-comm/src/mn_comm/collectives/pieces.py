@@ -35,9 +35,9 @@ def pieces(flat: _Array, nbytes: int | None = None) -> Iterator[_Array]:
         yield flat[begin : begin + step]
 
 
-def isend(ranks: Ranks, array: _Array, dest: int, tag: int) -> list[MPI.Request]:
+def isend(ranks: Ranks, array: _Array, dest: int, tag: int, nbytes: int | None = None) -> list[MPI.Request]:
     """Start sending the elements of a C-contiguous array; it must stay as it is until the requests are done."""
-    return [ranks.Isend(piece, dest, tag) for piece in pieces(as_bytes(array))]
+    return [ranks.Isend(piece, dest, tag) for piece in pieces(as_bytes(array), nbytes)]
 
 
 def irecv(ranks: Ranks, array: _Array, source: int, tag: int) -> list[MPI.Request]:

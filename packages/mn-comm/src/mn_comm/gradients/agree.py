@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 __all__ = [
     "FAILURE",
     "ON_DEVICE",
+    "OWNERS",
     "Agreement",
     "Named",
     "Roll",
@@ -39,6 +40,7 @@ Signature = tuple[Entry, ...]
 
 ON_DEVICE = "on a device"
 FAILURE = "failure"
+OWNERS = "owners of means"
 
 
 class Selection(NamedTuple):
@@ -229,6 +231,12 @@ def _explain(operation: str, signatures: Sequence[Signature]) -> Exception:
     expected, got = first_difference(signatures[0], signatures[rank])
     if expected is not None and got is not None and len(expected) == len(got) == 2:
         name, value = got
+        if name == OWNERS:
+            notes = [each and each[1] for each in (expected[1], value)]
+            return ValueError(
+                f"{operation}: expected the same owners of means on every rank, got {notes[0] or 'none'} on rank 0 and "
+                f"{notes[1] or 'none'} on rank {rank}: the optimizer, its hooks and debug mode must be the same"
+            )
         return ValueError(
             f"{operation}: expected the same {name} on every rank, got {expected[1]} on rank 0 and {value} on rank "
             f"{rank}: set_config must be called on every rank alike"

@@ -14,6 +14,7 @@ from mn_comm.arithmetic import divide, is_half
 from mn_comm.worker import Future
 
 if TYPE_CHECKING:
+    from mn_comm.gradients.filling import Ranges
     from mn_comm.strategies import Strategy
 
 __all__ = [
@@ -81,10 +82,11 @@ class Block(NamedTuple):
         owner: In which rank's memory the sum is.
         segments: The memory of every rank of the node for it, or only this rank's.
         mine: This rank's.
-        sum: The owner's.
+        sum: The owner's, or scratch memory if the sum is only for the rank that adds it up.
         room: Scratch memory of the bucket's dtype.
         total: Scratch memory of the dtype in which it is added up.
         pieces: Views of ``room`` that have the shapes of the arrays; empty if there is only one.
+        is_kept: Whether this rank is to have the mean.
     """
 
     take: Callable[[Arrays], Any]
@@ -96,6 +98,7 @@ class Block(NamedTuple):
     room: _Array
     total: _Array
     pieces: list[_Array]
+    is_kept: bool
 
 
 class AnyBucket(Protocol):
@@ -146,12 +149,16 @@ class Bucket:
         shares_memory: Whether the ranks of a node see each other's memory for it.
         strategy: How it is averaged.
         exchanged: Which part of it ``share`` is.
+        ranges: Where in it lies what each rank is to have.
 
     Attributes:
         names: The names of the parameters whose gradients, or parts of them, it holds.
         shapes: The shapes of these.
         own: The blocks that this rank adds up.
         others: The blocks that other ranks of the node add up.
+        kept: The blocks whose means this rank is to have; all, unless gradients have owners.
+        to_come: Those of them that other ranks of the node add up.
+        are_shares_added_up_together: Whether ranks of the node add up parts of other ranks' shares.
         flattened: The positions of the gradients that blocks hold parts of, so that they are needed flattened.
         submit: Starts a function, at once or in the thread that communicates, and returns its result-to-be.
     """
@@ -170,6 +177,7 @@ class Bucket:
         shares_memory: bool,
         strategy: Strategy,
         exchanged: Exchanged,
+        ranges: Ranges,
     ) -> None:
         self.index = index
         self.parts = parts
@@ -181,6 +189,10 @@ class Bucket:
         self.strategy = strategy
         self.own = [block for block in blocks if block.adder == mine]
         self.others = [block for block in blocks if block.adder != mine]
+        self.kept = [block for block in blocks if block.is_kept]
+        self.to_come = [block for block in self.others if block.is_kept]
+        self.ranges = ranges
+        self.are_shares_added_up_together = any(block.adder != block.owner for block in blocks)
         self.members = [part.member for part in parts]
         self.names = [specs[member][0] for member in self.members]
         self.shapes = [specs[member][1] for member in self.members]
@@ -189,6 +201,8 @@ class Bucket:
         self.submit: Callable[[Callable[[], Any]], Future[Any]] = Future
         self._specs = specs
         self._arrays: Arrays | None = None
+        rank = strategy.context.topology.rank
+        self._kept_parts = [part for part in parts if ranges.are_kept(part.begin, rank)]
 
     @property
     def nbytes(self) -> int:
@@ -257,8 +271,8 @@ class Bucket:
         _concatenate([arrays[part.member][part.within] for part in self.parts], self.flat)
 
     def unpack(self, arrays: Arrays, means: _Array) -> None:
-        """Write means, as they lie in the bucket, to the gradients."""
-        for part in self.parts:
+        """Write the means that this rank is to have, as they lie in the bucket, to the gradients."""
+        for part in self._kept_parts:
             out = arrays[part.member][part.within]
             out[...] = means[part.begin : part.end].reshape(out.shape)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from bisect import bisect_right
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import astuple
 from typing import Any, NamedTuple
 
@@ -14,10 +14,11 @@ from mn_comm.arithmetic import is_half, sum_dtype
 from mn_comm.config import Config
 from mn_comm.gradients.agree import ON_DEVICE, Entry
 from mn_comm.gradients.bucket import AnyBucket, Block, Bucket, Exchanged, Part, Spec, bounds, count, cut, taker
+from mn_comm.gradients.filling import Owners, Ownership, Ranges, even_or, fill_buckets
 from mn_comm.gradients.pace import Pace
 from mn_comm.strategies import Strategy
 
-__all__ = ["Layout", "fill_buckets"]
+__all__ = ["Layout"]
 
 _Array = np.ndarray[Any, Any]
 _Dtype = np.dtype[Any]
@@ -59,6 +60,8 @@ class Layout:
         bucket_bytes: How many bytes a bucket holds at most; ``None`` for what suits the strategy.
         whole: Whether every gradient stays in one piece; then a bucket may hold a single larger one.
         lasting: Whether buckets keep their memory; otherwise the next ones use it again at once.
+        owners: Which rank alone needs the mean of which gradient, if that is in host memory; ``None`` if all need all.
+            Then creating a layout is collective.
 
     Attributes:
         specs: The gradients' names, shapes and dtypes.
@@ -82,6 +85,7 @@ class Layout:
         bucket_bytes: int | None,
         whole: bool,
         lasting: bool,
+        owners: Owners | None = None,
     ) -> None:
         self.specs: list[Spec] = [(name, shape, dtype) for name, shape, dtype, *_ in signature]
         self.nbytes = sum(count(shape) * dtype.itemsize for _, shape, dtype in self.specs)
@@ -98,6 +102,7 @@ class Layout:
         first = [position_of[name] for name in order if name in position_of]
         everything = dict.fromkeys([*first, *range(len(self.specs))])
         device = {position for position, entry in enumerate(signature) if ON_DEVICE in entry[3:]}
+        self._ownership = None if owners is None else Ownership(strategy, owners, self.specs)
         self._on_host = [position for position in everything if position not in device]
         self._on_device = [position for position in everything if position in device]
         self._like_on_device = [likes[position] for position in self._on_device]
@@ -136,7 +141,13 @@ class Layout:
             )
 
     def _lay_out_on_host(self) -> list[Bucket]:
-        filled = list(fill_buckets(self.specs, self._on_host, self._limit(), whole=self._whole))
+        for_all, limit = self._on_host, self._limit()
+        filled: list[tuple[list[Part], Ranges | None]] = []
+        if self._ownership is not None:
+            owned = self._ownership.fill(self.specs, for_all, limit, whole=self._whole)
+            filled = [(parts, self._ownership.ranges(parts)) for parts in owned]
+            for_all = [member for member in for_all if not self._ownership.has(member)]
+        filled += [(parts, None) for parts in fill_buckets(self.specs, for_all, limit, whole=self._whole)]
         buckets = self._make_buckets(filled)
         return self._lay_out_on_host() if buckets is None else buckets
 
@@ -147,23 +158,32 @@ class Layout:
 
         limit = 0 if self._strategy.traits.one_bucket_each else self._bucket_bytes
         filled = list(fill_buckets(self.specs, self._on_device, limit, whole=True))
+
+        def host_buckets(staged: Sequence[Sequence[Part]]) -> list[Bucket]:
+            with_all = [(parts, None) for parts in staged]
+            return self._make_buckets(with_all) or self._make_buckets(with_all) or []
+
         return lay_out(
             self._strategy,
             filled,
             self.specs,
             self._like_on_device,
             self._config,
-            lambda staged: self._make_buckets(staged) or self._make_buckets(staged) or [],
+            host_buckets,
             layout=self.number,
             in_background=self._lasting,
         )
 
-    def _make_buckets(self, filled: Sequence[Sequence[Part]]) -> list[Bucket] | None:
-        """Return buckets in host memory, or ``None`` if it turns out that memory cannot be shared; collective."""
+    def _make_buckets(self, filled: Sequence[tuple[Sequence[Part], Ranges | None]]) -> list[Bucket] | None:
+        """Return buckets in host memory, or ``None`` if it turns out that memory cannot be shared; collective.
+
+        Args:
+            filled: What each consists of, and where in it lies what each rank is to have, if not all have all.
+        """
         strategy, specs = self._strategy, self.specs
         shares_memory = strategy.shares_memory
-        dtypes = [self._config.allreduce_grad_dtype or specs[parts[0].member][2] for parts in filled]
-        nbytes = [parts[-1].end * dtype.itemsize for parts, dtype in zip(filled, dtypes, strict=True)]
+        dtypes = [self._config.allreduce_grad_dtype or specs[parts[0].member][2] for parts, _ in filled]
+        nbytes = [parts[-1].end * dtype.itemsize for (parts, _), dtype in zip(filled, dtypes, strict=True)]
         places = _places(nbytes, len(filled) if self._lasting else _SLOTS if shares_memory else 1)
         segments = strategy.allocate(max((end for _, end in places), default=0), self._lasting)
         if strategy.shares_memory != shares_memory:
@@ -171,35 +191,40 @@ class Layout:
         mine = strategy.context.topology.intra_rank if shares_memory else 0
         room: _Array = np.empty(3 * _BLOCK_BYTES if shares_memory else 0, np.uint8)
         buckets: list[Bucket] = []
-        for parts, dtype, (begin, end) in zip(filled, dtypes, places, strict=True):
+        for (parts, ranges), dtype, (begin, end) in zip(filled, dtypes, places, strict=True):
             views = [segment[begin:end].view(dtype) for segment in segments]
-            blocks, flattened = self._cut_into_blocks(parts, views, mine, room)
-            owners = bounds(views[mine].size, strategy.talkers if shares_memory else 1)
-            share = views[mine][owners[mine] : owners[mine + 1]] if mine < len(owners) - 1 else views[mine][:0]
-            exchanged = Exchanged(self.number, parts, specs, owners[min(mine, len(owners) - 1)])
+            if ranges is None:
+                ranges = Ranges([], bounds(views[mine].size, strategy.talkers if shares_memory else 1), [])
+            blocks, flattened = self._cut_into_blocks(parts, ranges, views, mine, room)
+            shares = ranges.shares
+            share = views[mine][shares[mine] : shares[mine + 1]] if mine < len(shares) - 1 else views[mine][:0]
+            exchanged = Exchanged(self.number, parts, specs, shares[min(mine, len(shares) - 1)])
             bucket = Bucket(
-                len(buckets), parts, specs, views[mine], share, blocks, mine, shares_memory, strategy, exchanged
+                len(buckets), parts, specs, views[mine], share, blocks, mine, shares_memory, strategy, exchanged, ranges
             )
             bucket.flattened = flattened
             buckets.append(bucket)
         return buckets
 
     def _cut_into_blocks(
-        self, parts: Sequence[Part], segments: Sequence[_Array], mine: int, room: _Array
+        self, parts: Sequence[Part], ranges: Ranges, segments: Sequence[_Array], mine: int, room: _Array
     ) -> tuple[list[Block], set[int]]:
         """Cut a bucket into the blocks that each rank of the node adds up; return also which gradients are cut."""
-        length, dtype = segments[0].size, segments[0].dtype
-        adders, owners, points = [0], [0], [0, length]
+        length, dtype, topology = segments[0].size, segments[0].dtype, self._strategy.context.topology
+        adders: Sequence[int] = [0]
+        shares: Sequence[int] = [0]
+        points = {0, length, *(begin for begin, _ in ranges.owners)}
         if self._strategy.shares_memory:
-            adders = bounds(length, self._strategy.context.topology.intra_size)
-            owners = bounds(length, self._strategy.talkers)
+            shares = ranges.shares
+            equal = bounds(length, topology.intra_size)
+            adders = shares if topology.inter_size == 1 else even_or(shares, equal)
             step = _BLOCK_BYTES // dtype.itemsize
             steps = [point for begin, end in itertools.pairwise(adders) for point in range(begin, end, step)]
             large = [part for part in parts if (part.end - part.begin) * dtype.itemsize >= _LARGE_BYTES]
-            points = sorted({*adders, *owners, *steps, *(p.begin for p in large), *(p.end for p in large)})
+            points.update(adders, shares, steps, (p.begin for p in large), (p.end for p in large))
         blocks: list[Block] = []
         flattened: set[int] = set()
-        for begin, end, inside in cut(parts, points):
+        for begin, end, inside in cut(parts, sorted(points)):
             views = [segment[begin:end] for segment in segments]
             if self._strategy.shares_memory:
                 views += [room[:_BLOCK_BYTES].view(dtype), room[_BLOCK_BYTES:].view(sum_dtype(dtype))]
@@ -208,11 +233,14 @@ class Layout:
             pieces = [views[-2][part.begin - begin : part.end - begin].reshape(self._shape_of(part)) for part in inside]
             shape = self._shape_of(inside[0]) if len(inside) == 1 else (end - begin,)
             *memory, scratch, total = [view[: end - begin].reshape(shape) for view in views]
-            adder, owner = bisect_right(adders, begin) - 1, bisect_right(owners, begin) - 1
+            adder, owner = bisect_right(adders, begin) - 1, bisect_right(shares, begin) - 1
             pieces = pieces if len(inside) > 1 else []
-            blocks.append(
-                Block(taker(inside), adder, owner, memory, memory[mine], memory[owner], scratch, total, pieces)
-            )
+            is_kept = ranges.are_kept(begin, topology.rank)
+            # A sum that goes straight to the gradient needs no memory that others see.
+            is_private = topology.inter_size == 1 and ranges.are_shares and not self._lasting
+            result = memory[owner] if not is_private else total if total.dtype == dtype else scratch
+            sources = memory, memory[mine], result
+            blocks.append(Block(taker(inside), adder, owner, *sources, scratch, total, pieces, is_kept))
             flattened.update(part.member for part in inside if part.within is not ...)
         return blocks, flattened
 
@@ -234,7 +262,7 @@ class Layout:
         is_free = self._bucket_bytes is None and not self._lasting
         return is_free and strategy.shares_memory and strategy.context.topology.inter_size == 1
 
-    def _limit(self) -> int | None:
+    def _limit(self) -> int:
         """Return how many bytes a bucket in host memory holds at most."""
         if self._strategy.traits.one_bucket_each:
             return 0
@@ -243,38 +271,6 @@ class Layout:
         if self._bucket_bytes is not None:
             return self._bucket_bytes
         return _BUCKET_BYTES_ACROSS if self._strategy.shares_memory or self._lasting else _BUCKET_BYTES
-
-
-def fill_buckets(
-    specs: Sequence[Spec], order: Sequence[int], most_bytes: int | None, *, whole: bool
-) -> Iterator[list[Part]]:
-    """Share gradients out among buckets.
-
-    Args:
-        specs: Their names, shapes and dtypes.
-        order: Their positions, in the order in which they are to travel; the same on every rank.
-        most_bytes: How many bytes a bucket holds at most; ``None`` for any number.
-        whole: Whether every gradient stays in one piece; then a bucket may hold a single larger one.
-
-    Yields:
-        The parts of each bucket, in the order in which the last of them appear. Gradients without elements are in none.
-    """
-    filling: dict[_Dtype, list[Part]] = {}
-    for member in order:
-        _, shape, dtype = specs[member]
-        length, done = count(shape), 0
-        while done < length:
-            parts = filling.setdefault(dtype, [])
-            held = parts[-1].end if parts else 0
-            room = length if most_bytes is None else max(1, most_bytes // dtype.itemsize) - held
-            taken = length if whole else min(length - done, room)
-            if not taken or (parts and taken > room):
-                yield filling.pop(dtype)
-                continue
-            within = ... if taken == length else slice(done, done + taken)
-            parts.append(Part(member, within, held, held + taken))
-            done += taken
-    yield from filling.values()
 
 
 def _places(nbytes: Sequence[int], slots: int) -> list[tuple[int, int]]:

@@ -11,9 +11,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from mn_comm.agreement import describe
+from mn_comm.agreement import describe, digest
 from mn_comm.config import Config
-from mn_comm.gradients.agree import FAILURE, Agreement, Roll, Selection, Signature, select, signature_of
+from mn_comm.gradients.agree import FAILURE, OWNERS, Agreement, Roll, Selection, Signature, select, signature_of
+from mn_comm.gradients.filling import Owners
 from mn_comm.gradients.layout import Layout
 from mn_comm.gradients.reduction import CommunicationHook, Reduction, average_exactly, mean_of
 from mn_comm.gradients.targets import Targets
@@ -80,6 +81,7 @@ class GradientReducer:
         self._agreement = Agreement(strategy.context.ranks, "multi_node_mean_grad")
         self._seen: tuple[object, ...] = ()
         self._signature: Signature = ()
+        self._n_settings = 0
         self._layouts: dict[tuple[Signature, tuple[str, ...], Config], Layout] = {}
         self._latest: tuple[Signature, tuple[str, ...], Config, Layout] | None = None
         self._compressor = strategy.compressor
@@ -88,20 +90,29 @@ class GradientReducer:
         self._averaged: Layout | None = None
         self._notes = (0, 0)
 
-    def average(self, model: Model, zero_fill: bool = False, roll: Roll | None = None) -> None:
+    @property
+    def can_leave_to_owners(self) -> bool:
+        """Whether means can be given to one rank only: not what a hook or compression returns, which is all of them."""
+        return self._hook is None and self._compressor is None and self._strategy.traits.communicates
+
+    def average(
+        self, model: Model, zero_fill: bool = False, roll: Roll | None = None, owners: Owners | None = None
+    ) -> None:
         """Replace every gradient by its mean over all ranks, in place; collective.
 
         Args:
             model: The model, after its backward pass.
             zero_fill: Whether an initialised parameter without a gradient takes part, with one of zeros.
             roll: The messages of a join; no additional communication while there are none.
+            owners: Which rank alone is given the mean of which gradient, if it is in host memory; on other ranks, the
+                gradient may stay as it is. ``None`` to give all means to all ranks.
 
         Raises:
             ValueError: The ranks' gradients differ in names, shapes or dtypes (on every rank).
             TypeError: A gradient does not hold floats (on every rank).
             Exception: ``roll`` raised when it processed messages of other ranks.
         """
-        selection, signature, failure = self._select(model, zero_fill)
+        selection, signature, failure = self._select(model, zero_fill, owners)
         layout = self._known_layout(signature, ())
         with span("agree"):
             number, proposal = (layout.number, layout.pace.proposal) if layout is not None else (0, 0)
@@ -114,7 +125,7 @@ class GradientReducer:
         if self._averaged is not None:
             self._averaged.pace.record(*slowest)
         if layout is None or highest != -negative_of_lowest:  # made on every rank, or on none
-            layout = self._make_layout(signature, selection, ())
+            layout = self._make_layout(signature, selection, (), owners)
         layout.pace.used = choice
         self._averaged = layout
         buckets, flattened = layout.buckets()  # before the clock starts: creating them takes long, and is done once
@@ -134,7 +145,12 @@ class GradientReducer:
         self._notes = (time.perf_counter_ns() - began, doing.waited - waited)
 
     def start(
-        self, model: Model, zero_fill: bool = True, order: Sequence[str] = (), roll: Roll | None = None
+        self,
+        model: Model,
+        zero_fill: bool = True,
+        order: Sequence[str] = (),
+        roll: Roll | None = None,
+        owners: Owners | None = None,
     ) -> Reduction:
         """Begin to average the gradients of one backward pass; collective.
 
@@ -144,6 +160,7 @@ class GradientReducer:
             order: The names of parameters in the order in which their gradients are expected to become final, the same
                 on every rank; those that are not named follow, sorted by name.
             roll: Who has data, within a join. What it raises, waiting for the reduction raises.
+            owners: Which rank alone is given the mean of which gradient; see :meth:`average`.
 
         Returns:
             The reduction. Earlier reductions that an exception has left unfinished are waited for and discarded.
@@ -158,7 +175,7 @@ class GradientReducer:
         self._under_way = [each for each in self._under_way if not each.is_over]
         while len(self._under_way) >= self._sets or any(not each.has_left for each in self._under_way):
             self._under_way.pop(0).drain()
-        selection, signature, failure = self._select(model, zero_fill)
+        selection, signature, failure = self._select(model, zero_fill, owners)
         agreed = Future(lambda: self._agreement.check(signature, _SILENCE, roll), self._worker)
         if failure is not None:
             raise failure
@@ -170,7 +187,7 @@ class GradientReducer:
             if not agreed.succeeds():
                 layout = None
             elif layout is None:
-                layout = self._make_layout(signature, selection, tuple(order))
+                layout = self._make_layout(signature, selection, tuple(order), owners)
         reduction = Reduction(
             self._strategy.context.ranks,
             self._worker,
@@ -262,25 +279,29 @@ class GradientReducer:
         else:
             self._compressor.roll_back()
 
-    def _select(self, model: Model, zero_fill: bool) -> tuple[Selection, Signature, Exception | None]:
+    def _select(
+        self, model: Model, zero_fill: bool, owners: Owners | None
+    ) -> tuple[Selection, Signature, Exception | None]:
         """Return the gradients that take part, what all ranks must have alike, and what went wrong on this rank."""
         try:
             selection = select(model, zero_fill)
         except Exception as error:
             return Selection([], [], []), ((FAILURE, *describe(error)),), error
-        return selection, self._signature_of(selection), None
+        return selection, self._signature_of(selection, owners), None
 
-    def _signature_of(self, selection: Selection) -> Signature:
+    def _signature_of(self, selection: Selection, owners: Owners | None) -> Signature:
         """Return what all ranks must have alike: settings, then gradients; the same object while it is equal."""
         # Thousands of gradients are compared attribute by attribute, faster than by an entry for each.
         config = self._config()
         names = [name for name, _ in selection.params]
         likes = selection.likes
-        seen = (config, names, list(map(_SHAPE, likes)), list(map(_DTYPE, likes)), list(map(type, likes)))
+        seen = (config, owners, names, list(map(_SHAPE, likes)), list(map(_DTYPE, likes)), list(map(type, likes)))
         if seen != self._seen:
             gradients = signature_of(zip(names, likes, strict=True))
-            settings = tuple((field.name, getattr(config, field.name)) for field in fields(config))
+            settings = [(field.name, getattr(config, field.name)) for field in fields(config)]
+            settings.append((OWNERS, owners and (digest(sorted(owners.of.items())), owners.note)))
             self._seen, self._signature = seen, (*settings, *gradients)
+            self._n_settings = len(settings)
         return self._signature
 
     def _known_layout(self, signature: Signature, order: tuple[str, ...]) -> Layout | None:
@@ -293,19 +314,22 @@ class GradientReducer:
             self._latest = signature, order, config, layout
         return self._latest[-1]
 
-    def _make_layout(self, signature: Signature, selection: Selection, order: tuple[str, ...]) -> Layout:
+    def _make_layout(
+        self, signature: Signature, selection: Selection, order: tuple[str, ...], owners: Owners | None
+    ) -> Layout:
         """Make a layout for gradients like these; collective."""
         config = self._config()
         is_foreground = self._hook is None and self._worker is None
         layout = Layout(
             self._strategy,
-            signature[len(fields(config)) :],
+            signature[self._n_settings :],
             selection.likes,
             order,
             config,
             bucket_bytes=self._bucket_bytes,
             whole=not is_foreground or self._bucket_bytes is not None,
             lasting=not is_foreground,
+            owners=owners,
         )
         while len(self._layouts) >= _MOST_LAYOUTS:
             oldest = self._layouts.pop(next(iter(self._layouts)))

@@ -8,7 +8,7 @@ from typing import Any
 
 import chainer
 
-from mn_comm import CommunicatorBase, GradientReducer, Reduction, is_elastic, raise_on_all, waiting_for
+from mn_comm import CommunicatorBase, GradientReducer, Owners, Reduction, is_elastic, raise_on_all, waiting_for
 from mn_optim.roll import Everyone, NeedsParameters, Roll
 from mn_optim.schemes.scheme import Backward, TakeStep
 
@@ -68,6 +68,18 @@ class Exact:
         """Return the reducer of a model's gradients, which also transfers the messages of a join."""
         raise NotImplementedError
 
+    def leave_to(self, model: chainer.Link, owners: Owners | None) -> bool:
+        """Have the means of the next step only on the ranks that need them, if that can be.
+
+        Args:
+            model: The model.
+            owners: Which rank needs which; ``None`` if all need all.
+
+        Returns:
+            Whether they are going to be there only.
+        """
+        return False
+
     def idle(self, model: chainer.Link) -> None:
         """Do nothing: there are no local steps."""
 
@@ -111,17 +123,26 @@ class AfterBackward(Exact):
         self._communicator = communicator
         self._reducer = reducer
         self._average = communicator.multi_node_mean_grad if reducer is None else reducer.average
+        self._owners: Owners | None = None
 
     def average(self, model: chainer.Link, backward: Backward | None) -> bool:
         """Compute gradients, then average them; collective."""
         if backward is not None:
             backward(None)
-        if self.roll is None:
-            self._average(model, self.zero_fill)
-        else:
+        if self.roll is not None:
             with self.roll.together(), waiting_for(lambda: "gradients, within join()"):
-                self.reducer_of(model).average(model, self.zero_fill, self.roll)
+                self.reducer_of(model).average(model, self.zero_fill, self.roll, self._owners)
+        elif self._owners is not None:
+            with waiting_for(lambda: "gradients, each for its owner"):
+                self.reducer_of(model).average(model, self.zero_fill, None, self._owners)
+        else:
+            self._average(model, self.zero_fill)
         return True
+
+    def leave_to(self, model: chainer.Link, owners: Owners | None) -> bool:
+        """Have the means of the next step only on the ranks that need them, if the communicator can do that."""
+        self._owners = owners if owners is not None and _can_leave(self, model) else None
+        return self._owners is not None
 
     def reducer_of(self, model: chainer.Link) -> GradientReducer:
         """Return the communicator's reducer, unless another one was given."""
@@ -143,6 +164,12 @@ class Overlapped(Exact):
         self._communicator = communicator
         self._reducer = reducer
         self._order: list[str] | None = None
+        self._owners: Owners | None = None
+
+    def leave_to(self, model: chainer.Link, owners: Owners | None) -> bool:
+        """Have the means of the next step only on the ranks that need them, unless a hook returns all."""
+        self._owners = owners if _can_leave(self, model) else None
+        return self._owners is not None
 
     def average(self, model: chainer.Link, backward: Backward | None) -> bool:
         """Compute gradients and average them at the same time; collective."""
@@ -161,7 +188,8 @@ class Overlapped(Exact):
         return self._reducer
 
     def _reduce(self, model: chainer.Link, backward: Backward | None) -> None:
-        reduction = self._reducer.start(model, zero_fill=True, order=self._order or (), roll=self.roll)
+        order = self._order or ()
+        reduction = self._reducer.start(model, zero_fill=True, order=order, roll=self.roll, owners=self._owners)
         try:
             if backward is not None:
                 _run(backward, model, reduction.ready)
@@ -268,6 +296,14 @@ class DoubleBuffered(Exact):
         if self._has_begun and is_elastic(self._communicator) and self._communicator.rank == 0:
             logger.warning("double buffering: the gradients of the step before were under way, and are dropped")
         self._has_begun = False
+
+
+def _can_leave(exact: Exact, model: chainer.Link) -> bool:
+    """Return whether means can be left to the ranks that need them."""
+    try:
+        return exact.reducer_of(model).can_leave_to_owners
+    except NotImplementedError:  # a communicator of a script's own
+        return False
 
 
 def _rescale(model: chainer.Link, factor: float) -> bool:

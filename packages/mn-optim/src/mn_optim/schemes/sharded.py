@@ -9,7 +9,7 @@ import chainer
 
 from mn_optim.schemes.around import Around
 from mn_optim.schemes.exact import Exact
-from mn_optim.schemes.scheme import Backward, Scheme, TakeStep
+from mn_optim.schemes.scheme import Backward, TakeStep
 from mn_optim.sharding import Shards
 
 __all__ = ["Sharded"]
@@ -30,8 +30,9 @@ class Sharded(Around):
     has_diverged = False
     compression_report = None  # the reducer has it
 
-    def __init__(self, exact: Scheme, shards: Shards) -> None:
+    def __init__(self, exact: Exact, shards: Shards) -> None:
         super().__init__(exact)
+        self._exact: Exact = exact
         self._shards = shards
 
     @property
@@ -47,7 +48,9 @@ class Sharded(Around):
 
     def step(self, model: chainer.Link, backward: Backward | None, take_step: TakeStep) -> None:
         """Average gradients, update what is this rank's, and give it to all; collective."""
-        self._exact.step(model, backward, partial(self._shards.take_step, model, take_step))
+        owners = self._shards.owners(model, may_choose=self.roll is None)
+        has_all_means = not self._exact.leave_to(model, owners)
+        self._exact.step(model, backward, partial(self._shards.take_step, model, take_step, has_all_means))
 
     def restart(self, model: chainer.Link) -> None:
         """Have nothing under way, and find out again who owns what; collective."""

@@ -14,8 +14,9 @@ import chainer
 import numpy as np
 from chainer.backends import cuda
 
-from mn_comm import CommunicatorBase, expect_same, raise_on_all, waiting_for
+from mn_comm import CommunicatorBase, Owners, expect_same, raise_on_all, waiting_for
 from mn_optim.schemes.state import read, write
+from mn_optim.sharding.means import Clipping, drop, need_of, share_non_finite
 from mn_optim.sharding.parameters import aliases, expect_independent_rules, items_of, with_rules
 from mn_optim.sharding.partition import assign
 from mn_optim.sharding.spill import Spill
@@ -46,14 +47,37 @@ class Shards:
         self._owners: dict[str, int] = {}
         self._known: set[str] = set()
         self._is_settled = False
+        self._latest: Owners | None = None
         self._saves_own_part = False
         self._is_updating = False
         self._loads = _Loads()
         self._serializing = threading.Lock()
         self._questions = communicator.questions(partial(_answer, optimizer, self._loads))
 
-    def take_step(self, model: chainer.Link, take_step: Callable[[], None]) -> None:
+    def owners(self, model: chainer.Link, may_choose: bool) -> Owners | None:
+        """Return which rank alone needs the mean of which gradient in the next step; ``None`` if all need all.
+
+        Args:
+            model: The model.
+            may_choose: Whether owners may be chosen now if there are none, which is collective.
+        """
+        params = with_rules(model)
+        if not self._is_settled and may_choose:
+            self._settle(model, params)
+        need = need_of(self._optimizer, params) if self._is_settled else None
+        if need is None:
+            return None
+        if self._latest is None or self._latest.of is not self._owners or self._latest.note != need:
+            self._latest = Owners(self._owners, need)
+        return self._latest
+
+    def take_step(self, model: chainer.Link, take_step: Callable[[], None], has_all_means: bool = True) -> None:
         """Take a step with this rank's parameters, and give all ranks those of all; collective.
+
+        Args:
+            model: The model.
+            take_step: Has the actual optimizer take it.
+            has_all_means: Whether gradients are means on every rank, not only where the parameter is owned.
 
         Raises:
             TypeError: The parameters cannot be updated one by one (on every rank).
@@ -82,10 +106,16 @@ class Shards:
             self._communicator.all_gather_owned(arrays, owners, failure)
             self._is_settled = True
 
+        clipping = None
+        if not has_all_means:
+            drop(others)
+            share_non_finite(self._communicator, self._optimizer, owned, self._owners)
+            owner_of = {id(param): self._owners[name] for name, param in owned.items()}
+            clipping = partial(Clipping, communicator=self._communicator, owner_of=owner_of)
         self._is_updating = True
         try:
-            self._expect_own_updates(active)
-            with leaving_out(self._optimizer, others, gather):
+            with leaving_out(self._optimizer, others, gather, clipping):
+                self._expect_own_updates(active)
                 take_step()
         except Exception as error:
             if is_gathered:

@@ -11,35 +11,50 @@ from typing import Any
 import chainer
 import numpy as np
 
+from mn_optim.sharding.means import Clipping, clips
+
 __all__ = ["leaving_out"]
 
 _GATHER = "mn_optim.sharding"
 
 
 @contextmanager
-def leaving_out(optimizer: Any, params: Sequence[chainer.Parameter], gather: Callable[[], None]) -> Iterator[None]:
+def leaving_out(
+    optimizer: Any,
+    params: Sequence[chainer.Parameter],
+    gather: Callable[[], None],
+    clipping: Callable[[Any], Clipping] | None = None,
+) -> Iterator[None]:
     """Return a context in which an optimizer's step leaves parameters to other ranks.
 
     Args:
         optimizer: The optimizer; its hooks act as they would alone.
         params: The parameters that others update.
         gather: Called before hooks that come after the update, if there are any: they see what others have updated.
+        clipping: What takes the place of ``GradientClipping`` if gradients are means only where parameters are owned;
+            then no other hook is over all of them.
     """
     rules = [param.update_rule for param in params]
     before, after = _hooks_of(optimizer)
     replaced: dict[str, Any] = {}
-    if all(getattr(hook, "call_for_each_param", False) for hook in before.values()):
+    if clipping is not None or all(getattr(hook, "call_for_each_param", False) for hook in before.values()):
         # A hook over all has to see what the others have made of all gradients.
         replaced = dict(before)
+    clippings = {name: clipping(hook) for name, hook in replaced.items() if clipping is not None and clips(hook)}
     hidden = [vars(rule).get("update") for rule in rules]
     try:
         for rule in rules:
-            rule.update = partial(_only_count, rule)
+            rule.update = partial(_only_count, rule, clipping is None)
         left_out = set(map(id, params))
         before.update({name: _Elsewhere(hook, left_out) for name, hook in replaced.items()})
+        before.update(clippings)
         if after:
             _put_first(after, _GATHER, lambda optimizer: gather())
         yield
+    except Exception:
+        for each in clippings.values():
+            each.take_part(optimizer)
+        raise
     finally:
         after.pop(_GATHER, None)
         before.update({name: hook for name, hook in replaced.items() if name in before})
@@ -81,11 +96,19 @@ class _Elsewhere:
             self._hook(rule, param)
 
 
-def _only_count(rule: Any, param: chainer.Parameter) -> None:
-    """Do what is left of an update where another rank owns the parameter."""
+def _only_count(rule: Any, has_mean: bool, param: chainer.Parameter) -> None:
+    """Do what is left of an update where another rank owns the parameter.
+
+    Args:
+        rule: The update rule.
+        has_mean: Whether the gradient is a mean here, too.
+        param: The parameter.
+    """
     if not rule.enabled:
         return
     rule.t += 1
+    if not has_mean:
+        return
     scale = param._loss_scale  # noqa: SLF001 - Chainer has no public name for it
     has_master = rule._use_fp32_update and param.dtype == np.float16  # noqa: SLF001 - whose gradient is divided instead
     if scale is not None and not has_master and param.grad is not None:

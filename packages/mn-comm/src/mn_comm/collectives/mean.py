@@ -1,0 +1,228 @@
+"""The mean of arrays of floats over all ranks, at every rank, or each range of it at the one rank that needs it.
+
+The mean of float32 and float64 at every rank is MPI's own reduction. The others are a reduce-scatter by recursive
+halving, followed by an all-gather by recursive doubling if every rank needs the mean (Rabenseifner, "Optimization of
+Collective Reduction Operations", ICCS 2004, section 2). There, the order of addition depends only on the ranks, and not
+on the position of an element, on the rank that needs it, or on the MPI library.
+
+MPI has no type for half precision, and a sum of halves may not fit where their mean does; divided beforehand, small
+ones vanish. So what travels of them are means, never sums, with the mean of two groups taken in float32 wherever they
+meet, and rounded to be sent on.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+
+from mn_comm.arithmetic import divide, is_half
+from mn_comm.collectives import pieces
+from mn_comm.collectives.allreduce import sum_in_place
+from mn_comm.mpi import MPI
+
+if TYPE_CHECKING:
+    from mn_comm.ranks import Ranks
+
+__all__ = ["mean_in_place", "mean_to_each", "order_of_ranges"]
+
+_Array = np.ndarray[Any, Any]
+_TAG = 0  # on a private communicator nothing else is under way
+# What arrives is added up in pieces, while more arrives.
+_PIECE_BYTES = 1 << 20
+
+
+def mean_in_place(ranks: Ranks, flat: _Array) -> None:
+    """Overwrite an array with its mean over all ranks; collective.
+
+    Args:
+        ranks: The ranks, with arrays of equal length and dtype.
+        flat: One-dimensional and contiguous, of floats.
+    """
+    if not is_half(flat.dtype):
+        sum_in_place(ranks, flat)
+        divide(flat, ranks.size, flat)
+        return
+    most = _power_of_two(ranks.size)
+    met = _reduce_scatter(ranks, flat, [flat.size * i // most for i in range(most + 1)])
+    for meeting in reversed(met):
+        _exchange(ranks, meeting.other, flat[meeting.kept], flat[meeting.given])
+    if ranks.rank >= most:
+        _exchange(ranks, ranks.rank - most, None, flat)
+    elif ranks.rank < ranks.size - most:
+        _exchange(ranks, ranks.rank + most, flat, None)
+
+
+def mean_to_each(ranks: Ranks, flat: _Array, bounds: Sequence[int]) -> None:
+    """Overwrite, on each rank, a range of an array with its mean over all ranks; the rest is lost; collective.
+
+    Args:
+        ranks: The ranks, with arrays of equal length and dtype.
+        flat: One-dimensional and contiguous, of floats.
+        bounds: Where the ranges begin, in the order of :func:`order_of_ranges`, and where the last one ends; the same
+            on every rank.
+    """
+    most, order = _power_of_two(ranks.size), order_of_ranges(ranks.size)
+    begins = [begin for begin, rank in zip(bounds, order, strict=False) if rank < most]
+    _reduce_scatter(ranks, flat, [*begins, bounds[-1]])
+    range_of = {rank: flat[begin:end] for rank, (begin, end) in zip(order, itertools.pairwise(bounds), strict=True)}
+    if ranks.rank >= most:
+        _exchange(ranks, ranks.rank - most, None, range_of[ranks.rank])
+    elif ranks.rank < ranks.size - most:
+        _exchange(ranks, ranks.rank + most, range_of[ranks.rank + most], None)
+
+
+def order_of_ranges(size: int) -> list[int]:
+    """Return the ranks in the order in which their ranges must lie for :func:`mean_to_each`."""
+    most = _power_of_two(size)
+    return sorted(range(size), key=lambda rank: (rank % most, rank))
+
+
+def _power_of_two(size: int) -> int:
+    return 1 << (size.bit_length() - 1)
+
+
+class _Meeting(NamedTuple):
+    """An exchange with another rank.
+
+    Attributes:
+        other: The other rank.
+        kept: The elements that this rank goes on with.
+        given: Those that the other one does.
+        mine: The mean of how many ranks this one has.
+        theirs: The mean of how many the other has.
+    """
+
+    other: int
+    kept: slice
+    given: slice
+    mine: int
+    theirs: int
+
+
+def _meetings(rank: int, size: int, bounds: Sequence[int]) -> Iterator[_Meeting]:
+    """Yield the meetings of a rank below a power of two, after which it has the mean of its range.
+
+    Args:
+        rank: The rank.
+        size: How many ranks there are, with those beyond.
+        bounds: Where the ranges of the ranks below begin, and where the last one ends.
+    """
+    most = len(bounds) - 1
+    low, high, distance = 0, most, most
+    while distance > 1:
+        mine = _count(rank, distance, most, size - most)
+        distance //= 2
+        theirs = _count(rank, distance, most, size - most) - mine
+        middle = (low + high) // 2
+        lower, upper = slice(bounds[low], bounds[middle]), slice(bounds[middle], bounds[high])
+        if rank & distance:
+            low = middle
+            yield _Meeting(rank - distance, upper, lower, mine, theirs)
+        else:
+            high = middle
+            yield _Meeting(rank + distance, lower, upper, mine, theirs)
+
+
+def _reduce_scatter(ranks: Ranks, flat: _Array, bounds: Sequence[int]) -> list[_Meeting]:
+    """Overwrite, on each rank below a power of two, its range of an array with the mean over all ranks; collective.
+
+    Ranks beyond give what they have to another one.
+
+    Args:
+        ranks: The ranks.
+        flat: Their arrays. What is not this rank's range is lost.
+        bounds: Where the ranges of the ranks below the power of two begin, and where the last one ends.
+
+    Returns:
+        With whom this rank has exchanged what.
+    """
+    rank, most = ranks.rank, len(bounds) - 1
+    if rank >= most:
+        list(_swap(ranks, rank - most, flat, flat[:0]))
+        return []
+    add = _merge if is_half(flat.dtype) else _add
+    total = flat.astype(np.float32) if is_half(flat.dtype) else flat
+    if rank < ranks.size - most:
+        for here, theirs in _swap(ranks, rank + most, flat[:0], flat):
+            add(total[here], 1, theirs, 1)
+    met = list(_meetings(rank, ranks.size, bounds))
+    for meeting in met:
+        if total is not flat:
+            _round(total, flat, meeting)
+        for here, theirs in _swap(ranks, meeting.other, flat[meeting.given], flat[meeting.kept]):
+            add(total[meeting.kept][here], meeting.mine, theirs, meeting.theirs)
+    own = slice(bounds[rank], bounds[rank + 1])
+    if total is flat:
+        divide(flat[own], ranks.size, flat[own])
+    else:
+        flat[own] = total[own]
+    return met
+
+
+def _round(total: _Array, flat: _Array, meeting: _Meeting) -> None:
+    """Round what is kept as well as what is given: so it does not matter who keeps what."""
+    for part in (meeting.kept, meeting.given):
+        flat[part] = total[part]
+    total[meeting.kept] = flat[meeting.kept]
+
+
+def _count(rank: int, distance: int, most: int, extra: int) -> int:
+    """Return the mean of how many ranks a rank has once it has met those at greater distances."""
+    residue = rank % distance
+    return most // distance + max(0, -(-(extra - residue) // distance))
+
+
+def _add(total: _Array, count: int, other: _Array, other_count: int) -> None:
+    """Overwrite the sum of some ranks with that of these and others."""
+    np.add(total, other, total)
+
+
+def _merge(mean: _Array, count: int, other: _Array, other_count: int) -> None:
+    """Overwrite the mean of some ranks with that of these and others, in float32."""
+    if count == other_count:
+        mean += other
+        divide(mean, 2, mean)
+    else:
+        mean *= np.float32(count / (count + other_count))
+        mean += other.astype(np.float32) * np.float32(other_count / (count + other_count))
+
+
+def _swap(ranks: Ranks, other: int, given: _Array, kept: _Array) -> Iterator[tuple[slice, _Array]]:
+    """Give another rank some elements, and yield what it has of others, in pieces: where they are, and they.
+
+    Args:
+        ranks: The ranks.
+        other: The other one.
+        given: The elements that it keeps.
+        kept: Those that this rank keeps.
+    """
+    sending = pieces.isend(ranks, given, other, _TAG, _PIECE_BYTES)
+    step = min(kept.size, _PIECE_BYTES // kept.itemsize)
+    rooms = np.empty((2, step), kept.dtype)
+    waiting: list[tuple[slice, _Array, list[MPI.Request]]] = []
+    for number, begin in enumerate(range(0, kept.size, step or 1)):
+        here = slice(begin, min(begin + step, kept.size))
+        room = rooms[number % 2, : here.stop - begin]
+        waiting.append((here, room, pieces.irecv(ranks, room, other, _TAG)))
+        if len(waiting) == 2:
+            yield _received(ranks, *waiting.pop(0))
+    for each in waiting:
+        yield _received(ranks, *each)
+    for request in sending:
+        ranks.wait(request, "Isend")
+
+
+def _received(ranks: Ranks, here: slice, room: _Array, requests: Sequence[MPI.Request]) -> tuple[slice, _Array]:
+    for request in requests:
+        ranks.wait(request, "Irecv")
+    return here, room
+
+
+def _exchange(ranks: Ranks, other: int, sent: _Array | None, received: _Array | None) -> None:
+    requests = [] if received is None else pieces.irecv(ranks, received, other, _TAG)
+    requests += [] if sent is None else pieces.isend(ranks, sent, other, _TAG)
+    for request in requests:
+        ranks.wait(request, "Sendrecv")

@@ -1,0 +1,213 @@
+"""Which gradients go into which bucket, and in which order: as they travel, or so that each mean gets to its owner."""
+
+from __future__ import annotations
+
+import itertools
+from bisect import bisect_right
+from collections.abc import Hashable, Iterator, Mapping, Sequence
+from operator import itemgetter
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+
+from mn_comm.collectives.mean import order_of_ranges
+from mn_comm.gradients.bucket import Part, Spec, bounds, count
+
+if TYPE_CHECKING:
+    from mn_comm.strategies import Strategy
+
+__all__ = ["Owners", "Ownership", "Ranges", "even_or", "fill_buckets"]
+
+_Dtype = np.dtype[Any]
+# How many times as much as the mean a rank of a node adds up at most of what it owns itself.
+_MOST_UNEVEN = 1.25
+
+
+def fill_buckets(
+    specs: Sequence[Spec], order: Sequence[int], most_bytes: int | None, *, whole: bool
+) -> Iterator[list[Part]]:
+    """Share gradients out among buckets.
+
+    Args:
+        specs: Their names, shapes and dtypes.
+        order: Their positions, in the order in which they are to travel; the same on every rank.
+        most_bytes: How many bytes a bucket holds at most; ``None`` for any number.
+        whole: Whether every gradient stays in one piece; then a bucket may hold a single larger one.
+
+    Yields:
+        The parts of each bucket, in the order in which the last of them appear. Gradients without elements are in none.
+    """
+    filling: dict[_Dtype, list[Part]] = {}
+    for member in order:
+        _, shape, dtype = specs[member]
+        length, done = count(shape), 0
+        while done < length:
+            parts = filling.setdefault(dtype, [])
+            held = parts[-1].end if parts else 0
+            room = length if most_bytes is None else max(1, most_bytes // dtype.itemsize) - held
+            taken = length if whole else min(length - done, room)
+            if not taken or (parts and taken > room):
+                yield filling.pop(dtype)
+                continue
+            within = ... if taken == length else slice(done, done + taken)
+            parts.append(Part(member, within, held, held + taken))
+            done += taken
+    yield from filling.values()
+
+
+class Owners(NamedTuple):
+    """Which rank alone needs the mean of which gradient; the same on every rank, which is checked.
+
+    Attributes:
+        of: The owners by the names of parameters. All ranks need the means of those that are not named.
+        note: What else must be the same on every rank.
+    """
+
+    of: Mapping[str, int]
+    note: Hashable = None
+
+
+class Ranges(NamedTuple):
+    """Where in a bucket lies what each rank is to have.
+
+    Attributes:
+        owners: For each range where it begins, and whose it is; empty if all ranks are to have all.
+        shares: Where the share of each rank of this node that talks to others begins, and where the last one ends; on a
+            single node, what each rank adds up.
+        destinations: Where, in this rank's share, the ranges of the nodes begin between which it is exchanged, in the
+            order of :func:`~mn_comm.collectives.mean.order_of_ranges`, and where the last one ends; empty if it talks
+            to none.
+    """
+
+    owners: Sequence[tuple[int, int]]
+    shares: Sequence[int]
+    destinations: Sequence[int]
+
+    def are_kept(self, begin: int, rank: int) -> bool:
+        """Return whether a rank is to have the elements at a position."""
+        index = bisect_right(self.owners, begin, key=itemgetter(0)) - 1
+        return index < 0 or self.owners[index][1] == rank
+
+    @property
+    def are_shares(self) -> bool:
+        """Whether what each rank is to have is its share, and no more."""
+        return [begin for begin, _ in self.owners] == list(self.shares[:-1])
+
+
+class Ownership:
+    """Fills buckets so that the elements which a rank is to have lie together; creating it is collective.
+
+    A bucket consists of the shares of a node's ranks that talk to others, each of ranges for all nodes, each of what
+    the ranks of that node own. Where ranks share no memory, each is a node by itself.
+
+    Args:
+        strategy: How buckets are averaged.
+        owners: Which rank owns which gradient.
+        specs: The gradients' names, shapes and dtypes.
+    """
+
+    def __init__(self, strategy: Strategy, owners: Owners, specs: Sequence[Spec]) -> None:
+        topology = strategy.context.topology
+        self._strategy = strategy
+        self._owner_of = {i: owners.of[name] for i, (name, *_) in enumerate(specs) if name in owners.of}
+        self._places: list[tuple[int, int]] = strategy.context.ranks.allgather(
+            (topology.inter_rank, topology.intra_rank)
+        )
+
+    def has(self, member: int) -> bool:
+        """Return whether a gradient has an owner."""
+        return member in self._owner_of
+
+    def fill(
+        self, specs: Sequence[Spec], order: Sequence[int], most_bytes: int, *, whole: bool
+    ) -> Iterator[list[Part]]:
+        """Share gradients out among buckets; see :func:`fill_buckets`.
+
+        Those without an owner are in none. Unless gradients stay in one piece, all buckets of a dtype have the same
+        proportion of elements for each owner.
+        """
+        owners = self._in_order()
+        order = [member for member in order if self.has(member)]
+        if whole:
+            for parts in fill_buckets(specs, order, most_bytes, whole=True):
+                yield _join([[part for part in parts if self._owner_of[part.member] == owner] for owner in owners])
+            return
+        for dtype in dict.fromkeys(specs[member][2] for member in order):
+            of_owner: dict[int, list[int]] = {owner: [] for owner in owners}
+            for member in order:
+                if specs[member][2] == dtype:
+                    of_owner[self._owner_of[member]].append(member)
+            lengths = [sum(count(specs[member][1]) for member in members) for members in of_owner.values()]
+            n_buckets = max(1, -(-sum(lengths) * dtype.itemsize // most_bytes))
+            streams = [
+                fill_buckets(specs, members, -(-length // n_buckets) * dtype.itemsize, whole=False)
+                for members, length in zip(of_owner.values(), lengths, strict=True)
+            ]
+            for together in itertools.zip_longest(*streams, fillvalue=[]):
+                yield _join(together)
+
+    def ranges(self, parts: Sequence[Part]) -> Ranges:
+        """Return where in a bucket lies what each rank is to have."""
+        begin, owners, ends = 0, [], [0]
+        destinations: list[int] = []
+        held = dict.fromkeys(range(len(self._places)), 0)
+        for part in parts:
+            held[self._owner_of[part.member]] += part.end - part.begin
+        for talker, nodes in enumerate(self._groups()):
+            begins = []
+            for node in nodes:
+                begins.append(begin - ends[-1])
+                for owner in node:
+                    owners.append((begin, owner))
+                    begin += held[owner]
+            if talker == self._talker:
+                destinations = [*begins, begin - ends[-1]]
+            ends.append(begin)
+        shares: Sequence[int] = ends
+        topology = self._strategy.context.topology
+        if self._strategy.shares_memory and topology.inter_size == 1:
+            # Nobody talks: these are what each rank adds up.
+            shares = even_or(shares, bounds(begin, topology.intra_size))
+        return Ranges(owners, shares, destinations)
+
+    @property
+    def _talker(self) -> int:
+        return self._strategy.context.topology.intra_rank if self._strategy.shares_memory else 0
+
+    def _in_order(self) -> list[int]:
+        """Return all ranks in the order in which what they own lies in a bucket."""
+        return [owner for nodes in self._groups() for node in nodes for owner in node]
+
+    def _groups(self) -> list[list[list[int]]]:
+        """Return, for each rank of a node that talks to others, and each node, the ranks whose ranges it exchanges."""
+        if not self._strategy.shares_memory:
+            return [[[rank] for rank in order_of_ranges(len(self._places))]]
+        n_talkers = self._strategy.talkers
+        found: dict[tuple[int, int], list[int]] = {}
+        for rank, (node, number) in enumerate(self._places):
+            found.setdefault((number % n_talkers, node), []).append(rank)
+        nodes = order_of_ranges(self._strategy.context.topology.inter_size)
+        return [[found[talker, node] for node in nodes] for talker in range(n_talkers)]
+
+
+def even_or(shares: Sequence[int], equal: Sequence[int]) -> Sequence[int]:
+    """Return where what each rank of a node adds up begins: its share, unless one has much more than the others.
+
+    To meet once more takes less time than to wait for that one.
+
+    Args:
+        shares: Where the shares begin, and where the last one ends; there may be fewer of them than ranks.
+        equal: Where as many equal ones as there are ranks do.
+    """
+    most = max((end - begin for begin, end in itertools.pairwise(shares)), default=0)
+    is_even = len(shares) == len(equal) and most * (len(equal) - 1) <= _MOST_UNEVEN * equal[-1] + len(equal)
+    return shares if is_even else equal
+
+
+def _join(groups: Sequence[Sequence[Part]]) -> list[Part]:
+    """Return the parts of several groups one after the other in one bucket."""
+    joined: list[Part] = []
+    for part in itertools.chain.from_iterable(groups):
+        begin = joined[-1].end if joined else 0
+        joined.append(part._replace(begin=begin, end=begin + part.end - part.begin))
+    return joined

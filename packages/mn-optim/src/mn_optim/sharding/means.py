@@ -1,0 +1,143 @@
+"""Steps in which a rank has the means of its own parameters' gradients only: which ones can be, and what they ask.
+
+The other gradients have done their work when the means are there: their memory is given back.
+"""
+
+from __future__ import annotations
+
+import itertools
+import mmap
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import chainer
+import numpy as np
+
+from mn_comm import CommunicatorBase
+
+__all__ = ["Clipping", "clips", "drop", "need_of", "share_non_finite"]
+
+Params = Mapping[str, chainer.Parameter]
+
+_ALIGNMENT = 64
+
+
+def need_of(optimizer: Any, params: Params) -> str | None:
+    """Return what ranks have to tell one another in a step with their own means only; ``None`` if it needs all.
+
+    Args:
+        optimizer: The actual optimizer.
+        params: The parameters that it updates.
+
+    Returns:
+        A few words, the same on every rank that has the same optimizer.
+    """
+    is_known = type(optimizer).update is chainer.GradientMethod.update and "update" not in vars(optimizer)
+    if not is_known or chainer.is_debug() or any(type(param.data) is not np.ndarray for param in params.values()):
+        return None
+    hookable = optimizer._hookable  # noqa: SLF001 - as Chainer 7.8.1 keeps them: its code will not change
+    hooks = list(hookable._pre_update_hooks.values())  # noqa: SLF001
+    others = [hook for hook in hooks if not getattr(hook, "call_for_each_param", False)]
+    # What comes after the update may read any gradient, and so may a hook over all of a script's own.
+    if hookable._post_update_hooks or any(not clips(hook) for hook in others):  # noqa: SLF001
+        return None
+    return f"{len(others)} GradientClipping{' and dynamic loss scaling' * _is_scaled(optimizer)}"
+
+
+def clips(hook: Any) -> bool:
+    """Return whether a hook is Chainer's ``GradientClipping``, which needs only the norm of all gradients."""
+    return type(hook) is chainer.optimizer_hooks.GradientClipping
+
+
+def _is_scaled(optimizer: Any) -> bool:
+    return bool(optimizer._loss_scaling_is_dynamic)  # noqa: SLF001 - Chainer has no public name for it
+
+
+def drop(params: Iterable[chainer.Parameter]) -> None:
+    """Have zeros for gradients, which take no memory as long as nobody writes to them.
+
+    Chainer would allocate, and write to, what is missing; and so does NumPy where it uses memory again.
+    """
+    dropped = list(params)
+    ends = list(itertools.accumulate(-(-param.data.nbytes // _ALIGNMENT) * _ALIGNMENT for param in dropped))
+    if not ends or not ends[-1]:
+        return
+    pages = mmap.mmap(-1, ends[-1], mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    memory = np.frombuffer(pages, np.uint8)
+    for param, begin in zip(dropped, [0, *ends], strict=False):
+        param.grad = memory[begin : begin + param.data.nbytes].view(param.dtype).reshape(param.shape)
+
+
+def share_non_finite(communicator: CommunicatorBase, optimizer: Any, params: Params, owners: Mapping[str, int]) -> None:
+    """Let dynamic loss scaling see which means are not finite, on every rank; collective, if it is used.
+
+    Args:
+        communicator: The ranks.
+        optimizer: The actual optimizer.
+        params: The parameters that have owners.
+        owners: Which rank has which mean.
+    """
+    if not _is_scaled(optimizer):
+        return
+    mine = communicator.rank
+    grads = [(owners[name] == mine, param.grad) for name, param in params.items()]
+    found = [is_own and grad is not None and not np.isfinite(grad).all() for is_own, grad in grads]
+    is_bad = communicator.allreduce(np.array(found, np.int32))
+    for param, (is_own, grad), bad in zip(params.values(), grads, is_bad, strict=True):
+        if bad and not is_own:  # whatever it holds here
+            param.grad = np.full_like(param.data if grad is None else grad, np.nan)
+
+
+class Clipping:
+    """``GradientClipping`` by the norm of all means, to which each rank adds what it has.
+
+    The squares are added up within each gradient by its owner, and then in the order of the parameters: so the norm is
+    the same, bit for bit, as where one rank has all gradients.
+
+    Args:
+        hook: Chainer's hook.
+        communicator: The ranks.
+        owner_of: The owners of parameters, by ``id``. All ranks have the means of the others.
+    """
+
+    def __init__(self, hook: Any, communicator: CommunicatorBase, owner_of: Mapping[int, int]) -> None:
+        self._hook = hook
+        self._communicator = communicator
+        self._owner_of = owner_of
+        self.has_met = False
+
+    def __call__(self, optimizer: Any) -> None:
+        """Clip this rank's gradients; collective."""
+        params = list(optimizer.target.params(False))
+        total = sum(self._meet([self._square_of(param) for param in params], params))
+        rate = self._hook.threshold / np.sqrt(total)
+        if rate >= 1:
+            return
+        for param in params:
+            if self._is_mean(param):
+                param.grad *= rate
+
+    def take_part(self, optimizer: Any) -> None:
+        """Let the other ranks go on, after this one's step has failed; collective with their call."""
+        if not self.has_met:
+            params = list(optimizer.target.params(False))
+            self._meet([0.0] * len(params), params)
+
+    def _square_of(self, param: chainer.Parameter) -> float:
+        """Return the sum of the squares of a gradient; 0 if it is another rank's."""
+        if not self._is_mean(param):
+            return 0.0
+        flat = param.grad.ravel()
+        return float(flat.dot(flat))  # from here on in double precision, as mn_compat has it done
+
+    def _is_mean(self, param: chainer.Parameter) -> bool:
+        return self._owner_of.get(id(param)) in (None, self._communicator.rank)
+
+    def _meet(self, squares: Sequence[float], params: Sequence[chainer.Parameter]) -> list[float]:
+        """Return the sum of the squares of each gradient; collective."""
+        is_owned = np.array([id(param) in self._owner_of for param in params], bool)
+        mine = np.array(squares, np.float64)
+        total = self._communicator.allreduce(np.where(is_owned, mine, 0))
+        self.has_met = True
+        found: list[float] = np.where(is_owned, total, mine).tolist()
+        return found
