@@ -1,4 +1,4 @@
-"""The script of the page on surviving failures, with a rank killed as the page says."""
+"""The scripts of the page on surviving failures, with a rank killed as the page says."""
 
 import os
 import re
@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 PAGE = Path(__file__).parents[2] / "docs/surviving-failures.md"
+SCRIPTS = re.findall(r"^```py\n(.*?)^```$", PAGE.read_text(), re.M | re.S)
 KILL = """
 import os, signal
 steps = []
@@ -19,7 +20,7 @@ def kill():
 
 
 def test_the_script_goes_on(launcher, tmp_path):
-    (code,) = re.findall(r"^```py\n(.*?)^```$", PAGE.read_text(), re.M | re.S)
+    code = SCRIPTS[0]
     beginning, loop, end = code.partition("while iterator.epoch")
     (tmp_path / "survivor.py").write_text(beginning + KILL + loop + end)
     job = subprocess.run(
@@ -36,3 +37,34 @@ def test_the_script_goes_on(launcher, tmp_path):
     assert [int(epoch) for epoch, *_ in lines] == list(range(1, 21))
     assert (lines[0][1], lines[-1][1]) == ("3", "2")
     assert float(lines[-1][2]) < float(lines[0][2])
+
+
+KILL_ALL = """
+import os, signal
+
+@trainer.extend
+@chainer.training.make_extension(trigger=(12, "iteration"))
+def kill(trainer):
+    if os.environ["CHAINERMN_SUPERVISOR"].endswith(" 1"):
+        os.kill(os.getpid(), signal.SIGKILL)
+
+print("went on from", keeper.maybe_load(trainer), flush=True)
+trainer.run()
+"""
+
+
+def test_the_other_script_is_started_again(launcher, tmp_path):
+    beginning, _, end = SCRIPTS[1].partition("keeper.maybe_load(trainer)\n")
+    assert end == "trainer.run()\n"
+    (tmp_path / "train.py").write_text(beginning + KILL_ALL)
+    job = subprocess.run(
+        [sys.executable, "-m", "chainermn", "elastic", "-n", "2", "train.py"],
+        cwd=tmp_path,
+        env={**os.environ, "PRTE_MCA_rmaps_default_mapping_policy": ":oversubscribe", "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        timeout=70,
+    )
+    assert job.returncode == 0, job.stdout + job.stderr
+    assert sorted(job.stdout.splitlines()) == ["went on from 10"] * 2 + ["went on from None"] * 2
+    assert job.stderr.rstrip().endswith("the training has come to its end, after 1 restart")

@@ -176,6 +176,7 @@ CALLS = {
     "ElasticIterator": lambda: lambda: chainermn.iterators.ElasticIterator(DATA, 2, comm),
     "create_multi_node_evaluator": lambda: evaluator(chainermn.create_multi_node_evaluator),
     "GenericMultiNodeEvaluator": lambda: with_trainer(Generic(comm, iterator(repeat=False), model())),
+    "create_memory_keeper": lambda: lambda: chainermn.extensions.create_memory_keeper(comm),
     "create_multi_node_checkpointer": lambda: checkpointer,
     "create_multi_node_checkpointer, maybe_load": lambda: then(checkpointer(), lambda made: made.maybe_load(trainer())),
     "create_multi_node_checkpointer, save": lambda: with_trainer(checkpointer()),

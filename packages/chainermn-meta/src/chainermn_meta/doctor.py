@@ -21,7 +21,7 @@ from mn_tools.doctor import Catalogue, Check, Options, Status, main, ok, run_pyt
 __all__ = ["check", "problem", "run"]
 
 GROUP = "Chainer"
-USAGE = "usage: chainermn {doctor,bench,timeline} [OPTIONS]\n"
+USAGE = "usage: chainermn {doctor,bench,timeline,elastic} [OPTIONS]\n"
 
 _W, _F = Status.WARNING, Status.FAILURE
 _CONSTRAINT = "pip install --build-constraint constraints.txt, with the line setuptools<81 in that file"
@@ -68,6 +68,10 @@ def run(arguments: list[str]) -> int:
         from mn_tools.timeline import command
 
         return command.main(arguments[1:])
+    if arguments[:1] == ["elastic"]:
+        from mn_tools import elastic
+
+        return elastic.main(arguments[1:], "chainermn")
     asked = arguments[:1] in (["-h"], ["--help"])
     (sys.stdout if asked else sys.stderr).write(USAGE)
     return 0 if asked else 2

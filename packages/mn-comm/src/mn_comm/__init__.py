@@ -45,6 +45,7 @@ if TYPE_CHECKING:
     from mn_comm.replicas import own, synchronize_replicas
     from mn_comm.spans import is_recording, span
     from mn_comm.stall import explain_stalls
+    from mn_comm.supervised.memory import NodeMemory
     from mn_comm.topology import Topology
     from mn_comm.watch import operation, waiting_for, watched
     from mn_comm.worker import Future, Worker
@@ -89,6 +90,7 @@ _HOME_OF = {
     "is_recording": "spans",
     "span": "spans",
     "explain_stalls": "stall",
+    "NodeMemory": "supervised.memory",
     "Topology": "topology",
     "operation": "watch",
     "waiting_for": "watch",
@@ -115,6 +117,7 @@ __all__ = [
     "HierarchicalCommunicator",
     "Model",
     "NaiveCommunicator",
+    "NodeMemory",
     "NonCudaAwareCommunicator",
     "Owners",
     "Parameter",

@@ -609,8 +609,10 @@ def create_communicator(
     from mn_comm.global_except_hook import add_hook_by_default
     from mn_comm.launch import check_launch
     from mn_comm.registry import kind_of
+    from mn_comm.supervised import report
 
     add_hook_by_default()
+    report.join(MPI.COMM_WORLD.rank, MPI.COMM_WORLD.size)
     check_launch(MPI.COMM_WORLD.size)
     if mpi_comm is None:
         mpi_comm = MPI.COMM_WORLD

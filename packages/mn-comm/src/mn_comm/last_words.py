@@ -103,8 +103,11 @@ def abort_when_read(status: int = 1, summary: str = "") -> None:
     """
     from mpi4py import MPI  # not earlier: a script may add the hook before it chooses how MPI is initialised
 
+    from mn_comm.supervised import report  # not earlier: it needs this module
+
     flush_until_read()
     witness.has_spoken(summary)
+    report.has_failed(status, summary)
     MPI.COMM_WORLD.Abort(status)
 
 

@@ -9,6 +9,7 @@ from mn_extensions.early_stopping import MultiNodeEarlyStoppingTrigger
 from mn_extensions.evaluator import create_multi_node_evaluator
 from mn_extensions.generic_evaluator import GenericMultiNodeEvaluator
 from mn_extensions.main_rank import main_rank_only
+from mn_extensions.memory_keeper import create_memory_keeper
 from mn_extensions.observation_aggregator import ObservationAggregator
 from mn_extensions.snapshot import multi_node_snapshot
 
@@ -18,6 +19,7 @@ __all__ = [
     "GenericMultiNodeEvaluator",
     "MultiNodeEarlyStoppingTrigger",
     "ObservationAggregator",
+    "create_memory_keeper",
     "create_multi_node_checkpointer",
     "create_multi_node_evaluator",
     "main_rank_only",

@@ -1,1 +1,1 @@
-"""Commands on top of mn_comm: doctor, bench and timeline; see ``python -m mn_tools --help``."""
+"""Commands on top of mn_comm: doctor, bench, timeline and elastic; see ``python -m mn_tools --help``."""

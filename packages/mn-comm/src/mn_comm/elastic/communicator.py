@@ -34,6 +34,21 @@ _COLLECTIVE = (
 _POINT_TO_POINT = ("send", "recv", "send_obj", "recv_obj")
 
 
+class _Progress:
+    """Numbers that change in every step: to set an attribute of a communicator itself takes a tenth of a vote.
+
+    Attributes:
+        depth: How many transactions are under way, one within another.
+        alarms: How often MPI has failed in turn without a loss.
+    """
+
+    __slots__ = ("alarms", "depth")
+
+    def __init__(self) -> None:
+        self.depth = 0
+        self.alarms = 0
+
+
 class ElasticCommunicator(Communicator):
     """A communicator that goes on without ranks that die.
 
@@ -69,8 +84,7 @@ class ElasticCommunicator(Communicator):
                 raise RuntimeError(problem)
         self.strategy = strategy
         self._generation = -1
-        self._depth = 0
-        self._alarms = 0
+        self._progress = _Progress()
         self._on_change: list[Callable[[Change], object]] = []
         self._on_commit: list[Callable[[], object]] = []
         self._handed_out: list[tuple[weakref.ref[GradientReducer], bool]] = []
@@ -143,7 +157,7 @@ class ElasticCommunicator(Communicator):
         Raises:
             RankLost: A rank was lost, and it cannot be repeated (on every rank that is left).
         """
-        if self._depth:
+        if self._progress.depth:
             return function()
         while True:
             try:
@@ -161,7 +175,7 @@ class ElasticCommunicator(Communicator):
                 return result
 
     def _without_a_vote(self, function: Callable[[], _T], name: str) -> _T:
-        if self._depth:
+        if self._progress.depth:
             return function()
         try:
             return function()
@@ -171,18 +185,19 @@ class ElasticCommunicator(Communicator):
             raise RankLost(name, self._recover(error)) from error
 
     def _has_come_through(self, is_step: bool) -> None:
-        self._alarms = 0
+        self._progress.alarms = 0
         if is_step:
             for callback in self._on_commit:
                 callback()
-        ends.leave_if_asked_to()
+        if ends.asked_to_leave.is_set():
+            ends.leave_as_asked()
 
     def _attempt(self, function: Callable[[], _T]) -> _T:
-        self._depth += 1
+        self._progress.depth += 1
         try:
             result = function()
         finally:
-            self._depth -= 1
+            self._progress.depth -= 1
         self._family.vote(approve=True)
         return result
 
@@ -201,8 +216,8 @@ class ElasticCommunicator(Communicator):
             self._abandon()
             self._renew(before)
         change = self._change_since(before, began)
-        self._alarms = 0 if change.lost else self._alarms + 1
-        if self._alarms >= _MOST_ALARMS:
+        self._progress.alarms = 0 if change.lost else self._progress.alarms + 1
+        if self._progress.alarms >= _MOST_ALARMS:
             raise RuntimeError(f"MPI failed {_MOST_ALARMS} times in turn, although no rank was lost") from error
         if self.rank == 0:
             _log(change)

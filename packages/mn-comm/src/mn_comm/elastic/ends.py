@@ -23,14 +23,16 @@ from typing import NoReturn, Protocol
 from mn_comm import exit_status, global_except_hook
 from mn_comm.last_words import flush_until_read, say
 from mn_comm.mpi import MPI
+from mn_comm.supervised import report
 from mn_comm.worker import close_all
 
-__all__ = ["end_alone", "leave_if_asked_to"]
+__all__ = ["asked_to_leave", "end_alone", "leave_as_asked"]
 
 _PATIENCE_SECONDS = 3.0  # for the others to come to a vote; they may have come to the end of the script instead
 _BY_SIGNAL = 128  # a shell's status of a process that a signal has ended
 
-_asked_to_leave = threading.Event()
+asked_to_leave = threading.Event()
+"""Set by SIGTERM."""
 _parties: list[Party] = []
 
 
@@ -60,10 +62,9 @@ def end_alone(party: Party) -> None:
     _install()
 
 
-def leave_if_asked_to() -> None:
-    """End this process if it was asked to by SIGTERM; to be called where all ranks have come through a step."""
-    if _asked_to_leave.is_set():
-        _leave("SIGTERM", _BY_SIGNAL + signal.SIGTERM)
+def leave_as_asked() -> NoReturn:
+    """End this process after SIGTERM; to be called where all ranks have come through a step."""
+    _leave("SIGTERM", _BY_SIGNAL + signal.SIGTERM)
 
 
 @functools.cache
@@ -84,6 +85,7 @@ def _leave(reason: str, status: int) -> NoReturn:
     """End this process, or, if none is left that goes on, the job."""
     say(f"\nchainermn: {reason} on rank {MPI.COMM_WORLD.rank} ({socket.gethostname()}): it ends, others go on\n")
     flush_until_read()
+    report.has_failed(status, reason)
     talk = threading.Thread(target=_end_job_if_all_leave, args=(status,), name="chainermn-leave", daemon=True)
     talk.start()
     talk.join(_PATIENCE_SECONDS)
@@ -106,6 +108,7 @@ def _end(process: int) -> None:
         _leave("uncaught exception", 1)
     close_all()
     are_all = _parties[0].take_leave(at_once=False)
+    report.leave(together=are_all)
     if not are_all or _parties[0].generation:
         _very_end.skips_finalize = True
 
@@ -124,10 +127,10 @@ _very_end = _VeryEnd()
 
 
 def _note(number: int, frame: FrameType | None) -> None:
-    if _asked_to_leave.is_set():
+    if asked_to_leave.is_set():
         _have_no_handler()
         os.kill(os.getpid(), number)
-    _asked_to_leave.set()
+    asked_to_leave.set()
 
 
 def _have_no_handler() -> None:

@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 
     from mn_comm.topology import Topology
 
+_AGREE = MPI.Comm.Agree
+
 __all__ = ["ElasticRanks", "Family", "Overruled"]
 
 
@@ -58,7 +60,7 @@ class Family:
             raise Overruled
         try:
             # Uniform, the exception as well: nobody acknowledges failures. Works on a revoked communicator, too.
-            agreed = activity().wait_for(MPI.Comm.Agree, "Agree", self.base, (self.base, int(approve)))
+            agreed = activity().wait_for(_AGREE, "Agree", self.base, (self.base, int(approve)))
         except MPI.Exception:
             agreed = 0
         if not agreed:

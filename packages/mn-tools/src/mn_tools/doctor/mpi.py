@@ -14,7 +14,7 @@ from mn_tools.doctor.options import Options
 from mn_tools.doctor.problems import problem
 from mn_tools.doctor.report import Check, ok
 
-__all__ = ["Launcher", "Library", "check_library", "check_match", "check_survival", "find_launcher"]
+__all__ = ["Launcher", "Library", "check_library", "check_match", "check_survival", "find_launcher", "identify"]
 
 GROUP = "MPI"
 

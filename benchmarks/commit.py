@@ -1,0 +1,99 @@
+"""What the commit of an elastic communicator costs while nobody dies.
+
+    mpiexec --with-ft ulfm -n 2 python benchmarks/commit.py [--json figures.jsonl]
+
+A commit is one vote of all ranks at the end of a step. Contestants, in turn: averages of one communicator that is
+elastic and of one that is not, over arrays of 4 KB and of 25 MB; and a vote alone, of ranks that have just met. The
+cost of a commit is the median of what a pair of averages differ by, the one with a vote and the one without.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import time
+from collections.abc import Callable
+from typing import Any
+
+from common import keep, settle
+from models import make_model
+from mpi4py import MPI
+
+import mn_comm
+
+WORLD = MPI.COMM_WORLD
+SIZES = {"4 KB": 1_000, "25 MB": 6_250_000}
+MOST_ROUNDS = {"4 KB": 3_000, "25 MB": 150}
+
+
+def main() -> None:
+    """Measure, and print a table on rank 0."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--strategy", default="two_dimensional")
+    parser.add_argument("--part", type=float, default=1.0, help="which part of the rounds to run")
+    parser.add_argument("--json", default="", help="a file to add the figures to, as lines of JSON")
+    args = parser.parse_args()
+    elastic = mn_comm.create_communicator(args.strategy, elastic=True)
+    ordinary = mn_comm.create_communicator(args.strategy)
+    vote = alone(lambda: elastic.transact(lambda: None), int(10_000 * args.part))
+    show("a vote alone", vote)
+    keep(args.json, benchmark="commit", what="a vote alone", strategy=args.strategy, seconds=vote)
+    for name, length in SIZES.items():
+        rounds = max(10, int(MOST_ROUNDS[name] * args.part))
+        model = make_model([(length,)])
+        model.zerograds()
+        without, added = beside(elastic, ordinary, model, rounds)
+        show(f"an average of {name}", without)
+        show(f"what a commit adds to it ({100 * added / without:.2f} %)", added)
+        figures = {"seconds": {"without": without, "added": added}}
+        keep(args.json, benchmark="commit", what=name, strategy=args.strategy, **figures)
+
+
+def alone(run: Callable[[], object], rounds: int) -> float:
+    """Return the median seconds of something collective, over groups of ten."""
+    seconds = []
+    for _ in range(rounds // 10):
+        WORLD.Barrier()
+        began = time.perf_counter()
+        for _ in range(10):
+            run()
+        seconds.append((time.perf_counter() - began) / 10)
+    return statistics.median(seconds)
+
+
+def beside(
+    elastic: mn_comm.Communicator, ordinary: mn_comm.Communicator, model: Any, rounds: int
+) -> tuple[float, float]:
+    """Return the median seconds of an average without a vote, and of what one adds.
+
+    Both average in the same way: what :meth:`transact` is given is the ordinary communicator's average.
+    """
+    settle(ordinary, model, lambda: None)
+
+    def average() -> None:
+        ordinary.multi_node_mean_grad(model)
+
+    def commit() -> None:
+        elastic.transact(average)
+
+    without, added = [], []
+    for number in range(rounds):
+        times = {}
+        for run in (average, commit) if number % 2 else (commit, average):
+            WORLD.Barrier()
+            began = time.perf_counter()
+            run()
+            times[run] = time.perf_counter() - began
+        without.append(times[average])
+        added.append(times[commit] - times[average])
+    return statistics.median(without), statistics.median(added)
+
+
+def show(what: str, seconds: float) -> None:
+    """Print a line on rank 0."""
+    if WORLD.rank == 0:
+        print(f"{WORLD.size} ranks  {what:48} {1e6 * seconds:12.2f} us", flush=True)
+
+
+if __name__ == "__main__":
+    main()

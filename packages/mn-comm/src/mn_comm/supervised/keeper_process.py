@@ -1,0 +1,176 @@
+"""The process of a node that outlives the ranks of a supervised job; see :mod:`mn_comm.supervised`.
+
+It keeps memory for them, tells the supervisor what becomes of them, and ends those that are left when the supervisor
+says so, or cannot be heard any more. It imports nothing of this package: it is a script, started as
+``python -I -S keeper_process.py DESCRIPTOR HOST PORT TOKEN``.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import selectors
+import signal
+import socket
+import struct
+import sys
+import time
+from dataclasses import dataclass
+from typing import Any
+
+__all__ = ["BEAT_SECONDS", "LONGEST_MESSAGE", "SILENCE_SECONDS"]
+
+LONGEST_MESSAGE = 4096
+BEAT_SECONDS = 0.4  # between two signs of life, in either direction
+SILENCE_SECONDS = 2.5  # after which the other side is taken to be lost
+_CONNECT_SECONDS = 5.0
+
+
+@dataclass
+class _Rank:
+    """A process that is connected.
+
+    Attributes:
+        name: What it is called in messages to the supervisor; ``None`` before it has said so.
+        process: Its number, by the kernel.
+    """
+
+    process: int
+    name: dict[str, int] | None = None
+
+
+class _Keeper:
+    """Listens to the ranks of a node and to the supervisor, until that is gone.
+
+    Args:
+        listening: Where ranks connect.
+        supervisor: The connection with the supervisor.
+    """
+
+    def __init__(self, listening: socket.socket, supervisor: socket.socket) -> None:
+        self._listening = listening
+        self._supervisor = supervisor
+        self._heard = self._spoken = time.monotonic()
+        self._came = b""
+        self._kept: tuple[int, int] | None = None  # a number of the ranks', and a file
+        self._ranks: dict[socket.socket, _Rank] = {}
+        self._selector = selectors.DefaultSelector()
+        self._selector.register(listening, selectors.EVENT_READ)
+        self._selector.register(supervisor, selectors.EVENT_READ)
+
+    def run(self) -> None:
+        """Do so, and end the ranks that are left."""
+        try:
+            while time.monotonic() - self._heard < SILENCE_SECONDS:
+                for key, _ in self._selector.select(BEAT_SECONDS / 2):
+                    self._attend(key.fileobj)  # type: ignore[arg-type]
+                if time.monotonic() - self._spoken > BEAT_SECONDS:
+                    self._tell(op="beat")
+        except (OSError, EOFError):
+            pass  # the supervisor has ended
+        finally:
+            self._end(None)
+
+    def _attend(self, ready: socket.socket) -> None:
+        if ready is self._listening:
+            self._accept()
+        elif ready is self._supervisor:
+            self._obey()
+        else:
+            self._answer(ready)
+
+    def _accept(self) -> None:
+        connection, _ = self._listening.accept()
+        credentials = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
+        process, user, _ = struct.unpack("3i", credentials)
+        if user != os.getuid():  # the address can be seen by all
+            connection.close()
+            return
+        connection.settimeout(SILENCE_SECONDS)
+        self._ranks[connection] = _Rank(process)
+        self._selector.register(connection, selectors.EVENT_READ)
+
+    def _answer(self, connection: socket.socket) -> None:
+        rank = self._ranks[connection]
+        try:
+            came, files, *_ = socket.recv_fds(connection, LONGEST_MESSAGE, 1)
+            if came:
+                self._answer_to(json.loads(came), files, connection, rank)
+        except OSError:
+            came = b""
+        if not came:
+            self._selector.unregister(connection)
+            connection.close()
+            del self._ranks[connection]
+            if rank.name is not None:
+                self._tell(op="gone", **rank.name)
+
+    def _answer_to(self, message: dict[str, Any], files: list[int], connection: socket.socket, rank: _Rank) -> None:
+        answer: dict[str, Any] = {}
+        sent: list[int] = []
+        if message["op"] == "keep":
+            self._keep(message["number"], files[0])
+        elif message["op"] == "load":
+            if self._kept is not None:
+                answer, sent = {"number": self._kept[0]}, [self._kept[1]]
+        else:
+            if message["op"] == "join":
+                rank.name = {key: message[key] for key in ("attempt", "rank")}
+            self._tell(**message | (rank.name or {}))
+        socket.send_fds(connection, [json.dumps(answer).encode()], sent)
+
+    def _keep(self, number: int, file: int) -> None:
+        """Keep a file instead of the one before, which is given up only now."""
+        before, self._kept = self._kept, (number, file)
+        if before is not None:
+            os.close(before[1])
+        self._tell(op="kept", number=number)
+
+    def _obey(self) -> None:
+        came = self._supervisor.recv(1 << 16)
+        if not came:
+            raise EOFError
+        self._heard = time.monotonic()
+        *lines, self._came = (self._came + came).split(b"\n")
+        for message in map(json.loads, lines):
+            if message["op"] == "end":
+                self._end(message["attempt"])
+
+    def _end(self, attempt: int | None) -> None:
+        """Kill the ranks of an attempt, or all: a process that is connected has not given its number back."""
+        for rank in self._ranks.values():
+            if rank.name is not None and attempt in (None, rank.name["attempt"]):
+                os.kill(rank.process, signal.SIGKILL)
+
+    def _tell(self, **message: Any) -> None:
+        self._spoken = time.monotonic()
+        self._supervisor.sendall(json.dumps(message).encode() + b"\n")
+
+
+def _main(descriptor: str, host: str, port: str, token: str) -> None:
+    if os.fork():  # the ranks have no child that they do not know of
+        os._exit(0)
+    os.setsid()  # not ended with the ranks
+    os.closerange(3, int(descriptor))
+    os.closerange(int(descriptor) + 1, os.sysconf("SC_OPEN_MAX"))
+    for number in (signal.SIGINT, signal.SIGHUP, signal.SIGTERM):
+        signal.signal(number, signal.SIG_IGN)
+    os.chdir("/")
+    try:
+        supervisor = socket.create_connection((host, int(port)), _CONNECT_SECONDS)
+    except OSError as error:
+        where = f"{socket.gethostname()}: the supervisor cannot be reached at {host}, port {port}"
+        os.write(2, f"[chainermn] {where}: {error}\n".encode())
+        return
+    # A launcher waits for whoever holds the other end of its pipe.
+    nowhere = os.open(os.devnull, os.O_RDWR)
+    os.dup2(nowhere, 2)
+    supervisor.settimeout(SILENCE_SECONDS)
+    supervisor.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    greeting = {"op": "keeper", "token": token, "host": socket.gethostname()}
+    supervisor.sendall(json.dumps(greeting).encode() + b"\n")
+    _Keeper(socket.socket(fileno=int(descriptor)), supervisor).run()
+
+
+if __name__ == "__main__":
+    _main(*sys.argv[1:])

@@ -1,0 +1,135 @@
+"""How a process of a job reaches the keeper of its node, and how that reaches the supervisor."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import json
+import os
+import socket
+import struct
+import sys
+import threading
+import time
+from dataclasses import dataclass
+from typing import Any
+
+from mn_comm.supervised import keeper_process
+
+__all__ = ["VARIABLE", "Connection", "Supervision", "connection", "supervision"]
+
+VARIABLE = "CHAINERMN_SUPERVISOR"
+"""What a supervisor sets in the environment of a job: ``HOST PORT TOKEN ATTEMPT``."""
+_PATIENCE_SECONDS = 5.0
+_PAUSE_SECONDS = 0.01
+
+
+@dataclass(frozen=True)
+class Supervision:
+    """Who supervises a job.
+
+    Attributes:
+        host: Where the supervisor listens.
+        port: The port.
+        token: Tells its jobs from all others.
+        attempt: How often the job has been started, from 1.
+    """
+
+    host: str
+    port: int
+    token: str
+    attempt: int
+
+    @property
+    def address(self) -> str:
+        """Where the keeper of a node listens: a name outside the file system, which ends with its process."""
+        return f"\0chainermn-keeper-{self.token}"
+
+    def __str__(self) -> str:
+        return f"{self.host} {self.port} {self.token} {self.attempt}"
+
+    @classmethod
+    def parse(cls, text: str) -> Supervision:
+        """Return what :meth:`__str__` has written."""
+        host, port, token, attempt = text.split()
+        return cls(host, int(port), token, int(attempt))
+
+
+def supervision() -> Supervision | None:
+    """Return who supervises this job, if anybody does."""
+    text = os.environ.get(VARIABLE, "")
+    return Supervision.parse(text) if text else None
+
+
+class Connection:
+    """A process's connection with the keeper of its node; several threads may use it.
+
+    Args:
+        connected: A socket that keeps messages apart.
+    """
+
+    def __init__(self, connected: socket.socket) -> None:
+        self._socket = connected
+        self._lock = threading.Lock()
+        os.register_at_fork(after_in_child=connected.close)  # a child of a rank is none
+
+    def ask(self, message: dict[str, Any], descriptor: int | None = None) -> tuple[dict[str, Any], int | None]:
+        """Send a message, perhaps with a file, and return the answer, perhaps with one.
+
+        Raises:
+            OSError: The keeper is gone.
+        """
+        with self._lock:
+            sent = [] if descriptor is None else [descriptor]
+            socket.send_fds(self._socket, [json.dumps(message).encode()], sent)
+            answer, files, *_ = socket.recv_fds(self._socket, keeper_process.LONGEST_MESSAGE, 1)
+        if not answer:
+            raise ConnectionResetError("the keeper of this node has ended")
+        return json.loads(answer), files[0] if files else None
+
+
+@functools.cache
+def connection() -> Connection | None:
+    """Return this process's connection with the keeper of its node, which is started if there is none.
+
+    Returns:
+        ``None`` if the job is not supervised, or there can be no keeper.
+    """
+    found = supervision()
+    if found is None or not hasattr(socket, "send_fds"):
+        return None
+    deadline = time.monotonic() + _PATIENCE_SECONDS
+    while time.monotonic() < deadline:
+        connected = _connected(found.address)
+        if connected is not None:
+            return Connection(connected)
+        if not _start(found):
+            time.sleep(_PAUSE_SECONDS)  # another rank is about to listen there
+    return None
+
+
+def _connected(address: str) -> socket.socket | None:
+    made = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    try:
+        made.connect(address)
+        credentials = made.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
+        if struct.unpack("3i", credentials)[1] == os.getuid():
+            return made
+    except OSError:
+        pass
+    made.close()
+    return None
+
+
+def _start(found: Supervision) -> bool:
+    """Start a keeper; return whether no other process has done so meanwhile."""
+    with contextlib.suppress(OSError), socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listening:
+        listening.bind(found.address)
+        listening.listen(socket.SOMAXCONN)
+        os.set_inheritable(listening.fileno(), True)
+        options = [str(listening.fileno()), found.host, str(found.port), found.token]
+        nothing = [(os.POSIX_SPAWN_OPEN, number, os.devnull, os.O_RDWR, 0) for number in (0, 1)]
+        command = [sys.executable, "-I", "-S", os.path.abspath(keeper_process.__file__), *options]
+        process = os.posix_spawn(sys.executable, command, os.environ, file_actions=nothing)
+        return os.waitpid(process, 0)[1] == 0  # it goes on in a child
+    return False

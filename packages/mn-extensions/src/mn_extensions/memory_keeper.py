@@ -1,0 +1,154 @@
+"""An extension that keeps the training's state in the memory of each node, for the next attempt of a supervised job."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from functools import partial
+from typing import Any
+
+import numpy as np
+from chainer.serializers import npz
+from chainer.training import Extension
+
+from mn_comm import CommunicatorBase, NodeMemory, raise_on_all, transact
+from mn_extensions.checkpoint.replicas import assume_synchronized, synchronize
+from mn_extensions.checkpoint.state import check_fits, load_state
+from mn_extensions.snapshot import fit_iterators
+
+__all__ = ["MemoryKeeper", "create_memory_keeper"]
+
+logger = logging.getLogger(__name__)
+
+_State = dict[str, "np.ndarray[Any, Any]"]
+_NONE = "none:"  # before the name of what is None
+
+
+def create_memory_keeper(comm: CommunicatorBase) -> MemoryKeeper:
+    """Create an extension that keeps the training's state in memory, for a restart; collective.
+
+    Where ``chainermn elastic`` runs the job and starts it again, ``maybe_load`` goes on from what was kept last, with
+    any number of ranks: the memory of a single node is enough. In any other job it keeps and loads nothing.
+
+    One copy of the state is held on each node, and a second one while it is written. It is taken to be the same on all
+    ranks, as with data parallelism: parameters, optimizers, the trainer. What only rank 0 has, such as the log, is kept
+    as well. A shuffled part of a dataset, as :func:`mn_data.scatter_dataset` deals it, goes on at the same place in
+    another order; :class:`mn_data.ElasticIterator` goes on exactly. Random numbers start again.
+
+    Args:
+        comm: The ranks that train together.
+
+    Returns:
+        The extension. How often it keeps the state is up to its trigger: by default every 100 iterations.
+
+    Example:
+        >>> keeper = chainermn.extensions.create_memory_keeper(comm)
+        >>> trainer.extend(keeper, trigger=(50, "iteration"))
+        >>> keeper.maybe_load(trainer)  # the iteration, if the job was started again
+    """
+    return MemoryKeeper(comm)
+
+
+class MemoryKeeper(Extension):  # type: ignore[misc]  # Chainer has no types
+    """See :func:`mn_extensions.create_memory_keeper`."""
+
+    priority = -100  # after all others, as checkpoints
+    trigger = (100, "iteration")
+
+    def __init__(self, comm: CommunicatorBase) -> None:
+        self.comm = comm
+        self._memory = NodeMemory()
+        # On all ranks or on none, as it is collective.
+        self._is_there = all(transact(comm, lambda: comm.allgather_obj(self._memory.is_there)))
+
+    def __call__(self, trainer: Any) -> None:
+        """Keep the trainer's state; collective."""
+        self.keep(trainer, trainer.updater.iteration)
+
+    def keep(self, target: Any, iteration: int) -> None:
+        """Keep a state in place of the one before; collective.
+
+        Args:
+            target: A trainer, or anything else that Chainer can serialize.
+            iteration: The number to keep it under, the same on every rank.
+
+        Raises:
+            TypeError: The state holds Python objects (on every rank).
+        """
+        if self._is_there:
+            synchronize(target)
+            transact(self.comm, partial(self._keep, target, iteration))
+
+    def _keep(self, target: Any, iteration: int) -> None:
+        is_first = self.comm.intra_rank == 0
+        state: _State = {}
+        with raise_on_all(self.comm):
+            if is_first or self.comm.rank == 0:
+                state = _state_of(target)
+        # Extensions differ between ranks: rank 0 has a log, for example. Arrays of the model do not travel.
+        of_trainer = [name for name in state if hasattr(target, "updater") and not name.startswith("updater/")]
+        of_rank_0 = self.comm.bcast_obj({name: state[name] for name in of_trainer})
+        if is_first:
+            try:
+                self._memory.put(iteration, state | of_rank_0)
+            except OSError as error:  # older state is still there
+                logger.warning("the state of iteration %d is not kept in memory: %s", iteration, error)
+
+    def maybe_load(self, target: Any, optimizer: Any = None) -> int | None:
+        """Load the newest state that the memory of a node holds, if there is one; collective.
+
+        Args:
+            target: What was kept: a trainer, before it runs, or something else.
+            optimizer: A multi-node optimizer whose next update takes a step, rather than share out the parameters of
+                rank 0; by default those of the trainer.
+
+        Returns:
+            The iteration that was loaded, or ``None`` if there is none.
+
+        Raises:
+            ValueError: It is of another model (on every rank); then nothing was loaded.
+        """
+        if not self._is_there:
+            return None
+        found: int | None = transact(self.comm, partial(self._load, target, optimizer))
+        return found
+
+    def _load(self, target: Any, optimizer: Any) -> int | None:
+        found = self._memory.get()
+        numbers = self.comm.allgather_obj(-1 if found is None else found[0])
+        newest = int(max(numbers))
+        if newest < 0:
+            return None
+        state = {} if found is None else found[1]
+        if min(numbers) < newest:
+            state = self.comm.bcast_obj(state, root=numbers.index(newest))
+        state = _loadable(state)
+        with raise_on_all(self.comm):
+            check_fits(state, target)
+        with raise_on_all(self.comm):
+            load_state(fit_iterators(state, target), target)
+        assume_synchronized(target, optimizer)
+        if self.comm.rank == 0:
+            logger.info("went on at iteration %d, from the memory of a node", newest)
+        return newest
+
+
+def _state_of(target: Any) -> _State:
+    """Return a target's state, without Python objects."""
+    state = {name: np.asarray(value) for name, value in npz.serialize(target).items()}
+    return {_NONE + name if _is_none(value) else name: _plain(value) for name, value in state.items()}
+
+
+def _loadable(state: Mapping[str, np.ndarray[Any, Any]]) -> _State:
+    """Return a state as Chainer's deserializers look for it."""
+    return {
+        name.removeprefix(_NONE): np.asarray(None) if name.startswith(_NONE) else value for name, value in state.items()
+    }
+
+
+def _is_none(value: np.ndarray[Any, Any]) -> bool:
+    return value.dtype.hasobject and value.shape == () and value.item() is None
+
+
+def _plain(value: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    return np.zeros(0) if _is_none(value) else value

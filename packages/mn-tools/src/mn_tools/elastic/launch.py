@@ -1,0 +1,86 @@
+"""The command that starts an attempt, and which hosts are left for it."""
+
+from __future__ import annotations
+
+import re
+import shlex
+import socket
+import subprocess
+import sys
+from collections.abc import Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+
+from mn_comm.supervised.link import VARIABLE
+from mn_tools.doctor.mpi import Launcher
+from mn_tools.elastic.options import Host, Options
+
+__all__ = ["command_of", "environment_of", "own_address", "ranks_on", "reachable"]
+
+_PROBE_SECONDS = 2.5
+# Connects back: that a host can be reached from here is not enough.
+_PROBE = "import socket, sys; socket.create_connection((sys.argv[1], int(sys.argv[2])), 2).close()"
+
+
+def command_of(options: Options, launcher: Launcher, hosts: Sequence[Host]) -> list[str]:
+    """Return the command line that starts the ranks on some hosts; on this one if there are none."""
+    ranks = ["-n", str(ranks_on(options, hosts))]
+    script = [sys.executable, *options.command]
+    start = [launcher.path, *options.mpiexec[1:]]
+    if launcher.family == "Open MPI":
+        fault_tolerance = ["--with-ft", "ulfm"]
+        where = ["--host", ",".join(f"{host.name}:{host.slots}" for host in hosts), "-x", VARIABLE] if hosts else []
+        return [*start, *fault_tolerance, *ranks, *where, *script]
+    where = ["-hosts", ",".join(f"{host.name}:{host.slots}" for host in hosts)] if hosts else []
+    return [*start, *ranks, *where, *script]
+
+
+def environment_of(options: Options) -> Mapping[str, str]:
+    """Return the variables that make either launcher reach hosts as the supervisor does."""
+    if options.ssh == ("ssh",):
+        return {}
+    command = shlex.join(options.ssh)
+    return {"HYDRA_LAUNCHER": "ssh", "HYDRA_LAUNCHER_EXEC": command, "PRTE_MCA_plm_ssh_agent": command}
+
+
+def ranks_on(options: Options, hosts: Iterable[Host]) -> int:
+    """Return how many ranks can be started: as many as asked for, where there is room."""
+    room = sum(host.slots for host in hosts)
+    return min(options.ranks, room) if options.hosts else options.ranks
+
+
+def reachable(options: Options, address: tuple[str, int]) -> tuple[Host, ...]:
+    """Return those of the hosts that can be reached now, and can reach the supervisor.
+
+    Args:
+        options: The hosts, and how they are reached.
+        address: Where the supervisor listens.
+    """
+    with ThreadPoolExecutor(max_workers=max(1, len(options.hosts))) as pool:
+        answers = list(pool.map(lambda host: _answers(options, host, address), options.hosts))
+    return tuple(host for host, answered in zip(options.hosts, answers, strict=True) if answered)
+
+
+def _answers(options: Options, host: Host, address: tuple[str, int]) -> bool:
+    probe = [sys.executable, "-c", _PROBE, address[0], str(address[1])]
+    command = probe if _is_here(host) else [*options.ssh, host.name, shlex.join(probe)]
+    nothing = subprocess.DEVNULL
+    try:
+        done = subprocess.run(command, timeout=_PROBE_SECONDS, stdin=nothing, stdout=nothing, stderr=nothing)
+    except (OSError, subprocess.TimeoutExpired):
+        return False
+    return done.returncode == 0
+
+
+def _is_here(host: Host) -> bool:
+    return host.name in ("localhost", socket.gethostname())
+
+
+def own_address(hosts: Iterable[Host]) -> str:
+    """Return the address of this host by which others reach it."""
+    others = [host.name for host in hosts if not _is_here(host)]
+    if not others:
+        return "127.0.0.1"
+    # Sends nothing: it only asks the kernel for the way.
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        probe.connect((re.sub(r"^.*@", "", others[-1]), 9))
+        return str(probe.getsockname()[0])

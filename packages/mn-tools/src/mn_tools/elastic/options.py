@@ -1,0 +1,95 @@
+"""What the supervisor was asked to do: its command line."""
+
+from __future__ import annotations
+
+import argparse
+import re
+import shlex
+from dataclasses import dataclass
+
+__all__ = ["Host", "Options", "parse"]
+
+
+@dataclass(frozen=True)
+class Host:
+    """Where ranks can be started.
+
+    Attributes:
+        name: How it is reached.
+        slots: How many ranks it takes.
+    """
+
+    name: str
+    slots: int
+
+
+@dataclass(frozen=True)
+class Options:
+    """How a job is run.
+
+    Attributes:
+        ranks: How many ranks are started, where there is room.
+        command: The script and its arguments.
+        hosts: Where; on this host if there are none.
+        least: With how many ranks at least.
+        restarts: How often it is started again.
+        ssh: The command that reaches a host, and its options.
+        mpiexec: The launcher, and its options.
+        patience: How many seconds it may take until the first rank has a communicator.
+    """
+
+    ranks: int
+    command: tuple[str, ...]
+    hosts: tuple[Host, ...] = ()
+    least: int = 1
+    restarts: int = 3
+    ssh: tuple[str, ...] = ("ssh",)
+    mpiexec: tuple[str, ...] = ("mpiexec",)
+    patience: float = 120.0
+
+
+def parse(arguments: list[str], prog: str, description: str) -> Options:
+    """Read the command line; ends the process, as argparse does, if that is wrong."""
+    parser = argparse.ArgumentParser(
+        prog=prog, description=description, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
+    )
+    parser.add_argument("-n", type=int, required=True, metavar="RANKS", help="how many ranks to start")
+    parser.add_argument("--hosts", default="", help="on which hosts: a:2,b:2 for two ranks on each; default: this one")
+    parser.add_argument("--min", type=int, default=1, help="with how many ranks at least; default %(default)s")
+    parser.add_argument("--restart", type=int, default=3, help="how often to start again; default %(default)s")
+    parser.add_argument("--ssh", default="ssh", help="the command that reaches a host; default %(default)s")
+    parser.add_argument("--mpiexec", default="mpiexec", help="the launcher, with options of its own")
+    parser.add_argument(
+        "--patience", type=float, default=120.0, help="seconds until the first rank has a communicator; default 120"
+    )
+    parser.add_argument("command", nargs=argparse.REMAINDER, help="the script and its arguments, or -m and a module")
+    given = parser.parse_args(arguments)
+    command = tuple(given.command[1:] if given.command[:1] == ["--"] else given.command)
+    if not command:
+        parser.error("expected a script to run, got none")
+    if not 1 <= given.min <= given.n:
+        parser.error(f"expected 1 <= --min <= -n, got --min {given.min} and -n {given.n}")
+    if given.restart < 0:
+        parser.error(f"expected 0 or more for --restart, got {given.restart}")
+    try:
+        hosts = read_hosts(given.hosts, given.n)
+    except ValueError as error:
+        parser.error(str(error))
+    if hosts and sum(host.slots for host in hosts) < given.min:
+        parser.error(f"expected room for at least {given.min} ranks on --hosts, got {given.hosts}")
+    ssh, mpiexec = tuple(shlex.split(given.ssh)), tuple(shlex.split(given.mpiexec))
+    return Options(given.n, command, hosts, given.min, given.restart, ssh, mpiexec, given.patience)
+
+
+def read_hosts(text: str, ranks: int) -> tuple[Host, ...]:
+    """Return hosts as ``a:2,b:2`` has them; where a number is left out, it is an equal share of the ranks."""
+    names = [name.strip() for name in text.split(",") if name.strip()]
+    hosts = []
+    for name in names:
+        match = re.fullmatch(r"([^:]+)(?::([1-9]\d*))?", name)
+        if match is None:
+            raise ValueError(f"expected hosts as a:2,b:2 for --hosts, got {name!r}")
+        hosts.append(Host(match[1], int(match[2] or -(-ranks // len(names)))))
+    if len({host.name for host in hosts}) < len(hosts):
+        raise ValueError(f"expected each host once in --hosts, got {text!r}")
+    return tuple(hosts)

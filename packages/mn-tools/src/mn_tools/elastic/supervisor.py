@@ -1,0 +1,262 @@
+"""The supervisor: runs attempts, listens to the keepers of nodes, and decides whether to start again."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import secrets
+import selectors
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from types import FrameType, TracebackType
+from typing import Any
+
+from mn_comm.supervised.keeper_process import BEAT_SECONDS, SILENCE_SECONDS
+from mn_comm.supervised.link import VARIABLE, Supervision
+from mn_tools.doctor.mpi import Launcher, find_launcher, identify
+from mn_tools.doctor.options import Options as DoctorOptions
+from mn_tools.elastic.attempt import Attempt
+from mn_tools.elastic.launch import command_of, environment_of, own_address, ranks_on, reachable
+from mn_tools.elastic.options import Host, Options
+
+__all__ = ["Supervisor"]
+
+_MOST_WITHOUT_PROGRESS = 3
+_LAUNCHER_SECONDS = 5.0  # for mpiexec to end once all ranks have
+_END_SECONDS = 2.0  # between asking mpiexec to end and ending it
+
+
+@dataclass
+class _Keeper:
+    """The keeper of a node, or what is going to say that it is one.
+
+    Attributes:
+        heard: When it was heard last.
+        host: The node; empty before it has said so.
+        came: What has come of a line.
+    """
+
+    heard: float
+    host: str = ""
+    came: bytes = b""
+
+
+class _Stopped(Exception):
+    """Somebody wants the supervisor to end."""
+
+
+class Supervisor:
+    """Runs a job until it has come to its end, or there is a reason to give up.
+
+    Args:
+        options: What to run, and how.
+    """
+
+    def __init__(self, options: Options) -> None:
+        self._options = options
+        self._token = secrets.token_hex(16)
+        self._listening = socket.create_server((own_address(options.hosts), 0))
+        self._listening.setblocking(False)
+        self._selector = selectors.DefaultSelector()
+        self._selector.register(self._listening, selectors.EVENT_READ)
+        self._keepers: dict[socket.socket, _Keeper] = {}
+        self._lost: list[str] = []
+        self._spoken = 0.0
+        self._newest = -1
+
+    def __enter__(self) -> Supervisor:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        for keeper in [*self._keepers]:  # which then end what is left, and themselves
+            keeper.close()
+        self._listening.close()
+        self._selector.close()
+
+    def run(self) -> int:
+        """Run the job; return the status of the training."""
+        launcher = _find_launcher(self._options)
+        for each in (signal.SIGTERM, signal.SIGHUP):
+            signal.signal(each, _stop)
+        in_vain = 0
+        hosts: Sequence[Host] = self._options.hosts
+        for number in range(1, self._options.restarts + 2):
+            before = self._newest
+            attempt = self._try(number, launcher, hosts)
+            if attempt.is_finished:
+                _say(f"the training has come to its end{_after(number - 1)}")
+                return 0
+            in_vain = 1 if self._newest > before else in_vain + 1
+            _say(f"attempt {number} has failed: {'; '.join([*self._lost, attempt.reason])}")
+            hosts = reachable(self._options, self._listening.getsockname()[:2])
+            problem = self._problem(number, in_vain, hosts)
+            if problem:
+                _say(f"giving up: {problem}")
+                return attempt.status
+        raise AssertionError("the last attempt has succeeded, or there was a reason to give up")
+
+    def _problem(self, number: int, in_vain: int, hosts: Sequence[Host]) -> str:
+        """Return why there can be no other attempt, if so."""
+        if number > self._options.restarts:
+            return f"it was started {number} times"
+        if in_vain >= _MOST_WITHOUT_PROGRESS:
+            since = f"than number {self._newest}" if self._newest >= 0 else ""
+            return f"{in_vain} attempts in turn have failed, and nothing {f'newer {since}' if since else ''} was kept"
+        left = ranks_on(self._options, hosts)
+        if left < self._options.least:
+            return f"there is room for {left} ranks on the hosts that answer, {self._options.least} are needed"
+        return ""
+
+    def _try(self, number: int, launcher: Launcher, hosts: Sequence[Host]) -> Attempt:
+        """Run one attempt, until nothing of it is left."""
+        attempt = Attempt(number)
+        self._lost = []
+        host, port = self._listening.getsockname()[:2]
+        said = str(Supervision(host, port, self._token, number))
+        environ = {**os.environ, VARIABLE: said, **environment_of(self._options)}
+        where = f" on {', '.join(each.name for each in hosts)}" if hosts else ""
+        _say(f"attempt {number}: {ranks_on(self._options, hosts)} ranks{where}")
+        # In a session of its own: Ctrl-C is for the supervisor, which ends it.
+        process = subprocess.Popen(
+            command_of(self._options, launcher, hosts), stdin=subprocess.DEVNULL, env=environ, start_new_session=True
+        )
+        try:
+            self._watch(attempt, process)
+        except (_Stopped, KeyboardInterrupt) as stopped:
+            _say("asked to end: the job ends")
+            raise SystemExit(_status_of(stopped)) from None
+        finally:
+            self._end(attempt, process)
+        self._newest = max(self._newest, attempt.newest)
+        return attempt
+
+    def _watch(self, attempt: Attempt, process: subprocess.Popen[bytes]) -> None:
+        """Listen until the attempt is over: the launcher has ended, a host is lost, or something takes too long."""
+        began = time.monotonic()
+        over_since: float | None = None
+        while True:
+            is_quiet = not self._listen(attempt)
+            now = time.monotonic()
+            if self._lost and not attempt.is_finished:
+                return
+            is_over = attempt.is_over or process.poll() is not None or attempt.is_finished
+            over_since = (over_since or now) if is_over else None
+            if over_since is not None and process.poll() is not None and is_quiet and not attempt.present:
+                return
+            if over_since is not None and now - over_since > _LAUNCHER_SECONDS:
+                return
+            if not attempt.joined and now - began > self._options.patience:
+                return
+
+    def _end(self, attempt: Attempt, process: subprocess.Popen[bytes]) -> None:
+        """End what is left of an attempt, on all hosts that can be heard."""
+        if process.poll() is None:
+            process.terminate()  # it ends its ranks
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(_END_SECONDS)
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+        self._tell(op="end", attempt=attempt.number)
+        deadline = time.monotonic() + _END_SECONDS
+        while attempt.present and self._keepers and time.monotonic() < deadline:
+            self._listen(attempt)
+
+    def _listen(self, attempt: Attempt) -> bool:
+        """Wait a moment for something to happen, and take note of it; return whether something did."""
+        happened = self._selector.select(BEAT_SECONDS / 4)
+        for key, _ in happened:
+            ready: socket.socket = key.fileobj  # type: ignore[assignment]
+            if ready is self._listening:
+                self._accept()
+            else:
+                self._hear(ready, attempt)
+        now = time.monotonic()
+        if now - self._spoken > BEAT_SECONDS:
+            self._spoken = now
+            self._tell(op="beat")
+        for connection, keeper in [*self._keepers.items()]:
+            if now - keeper.heard > SILENCE_SECONDS:
+                self._lose(connection, "nothing was heard of it")
+        return bool(happened)
+
+    def _accept(self) -> None:
+        with contextlib.suppress(OSError):
+            connection, _ = self._listening.accept()
+            connection.settimeout(SILENCE_SECONDS)
+            self._selector.register(connection, selectors.EVENT_READ)
+            self._keepers[connection] = _Keeper(time.monotonic())
+
+    def _hear(self, connection: socket.socket, attempt: Attempt) -> None:
+        keeper = self._keepers[connection]
+        try:
+            came = connection.recv(1 << 16)
+        except OSError:
+            came = b""
+        if not came:
+            self._lose(connection, "its keeper has ended")
+            return
+        keeper.heard = time.monotonic()
+        *lines, keeper.came = (keeper.came + came).split(b"\n")
+        for line in lines:
+            message = json.loads(line)
+            if message["op"] == "keeper" and secrets.compare_digest(str(message["token"]), self._token):
+                keeper.host = message["host"]
+            elif not keeper.host:
+                self._lose(connection, "")  # somebody else
+                return
+            else:
+                attempt.hear(message)
+
+    def _lose(self, connection: socket.socket, why: str) -> None:
+        """Give up a keeper; it and its node are lost, if it was one."""
+        keeper = self._keepers.pop(connection)
+        self._selector.unregister(connection)
+        connection.close()
+        if keeper.host:
+            self._lost.append(f"{keeper.host} is lost: {why}")
+
+    def _tell(self, **message: Any) -> None:
+        line = json.dumps(message).encode() + b"\n"
+        for connection in [*self._keepers]:
+            try:
+                connection.sendall(line)
+            except OSError:
+                self._lose(connection, "its keeper has ended")
+
+
+def _find_launcher(options: Options) -> Launcher:
+    if options.mpiexec[0] == "mpiexec":
+        found, check = find_launcher(DoctorOptions())
+        problem = check.found
+    else:
+        identified = identify(options.mpiexec[0], DoctorOptions().seconds)
+        found, problem = (None, identified) if isinstance(identified, str) else (identified, "")
+    if found is None:
+        raise SystemExit(f"expected a launcher, {options.mpiexec[0]}: {problem}")
+    return found
+
+
+def _after(restarts: int) -> str:
+    return f", after {restarts} restart{'s' * (restarts > 1)}" if restarts else ""
+
+
+def _say(text: str) -> None:
+    sys.stderr.write(f"[chainermn elastic] {text}\n")
+    sys.stderr.flush()
+
+
+def _stop(number: int, frame: FrameType | None) -> None:
+    raise _Stopped(number)
+
+
+def _status_of(stopped: BaseException) -> int:
+    return 128 + (stopped.args[0] if isinstance(stopped, _Stopped) else signal.SIGINT)

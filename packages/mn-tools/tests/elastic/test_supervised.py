@@ -1,0 +1,41 @@
+"""What the supervisor makes of ranks that go on without others, and of those that do not."""
+
+import sys
+from pathlib import Path
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "fakes"))
+
+from supervised import run
+
+IF_IT_IS_RANK_1 = "if attempt == 1 and step == 25 and first_rank == 1"
+
+
+@pytest.mark.parametrize("end", ["die()", "sys.exit(3)"])
+def test_where_others_go_on_nothing_is_started_again(launcher, tmp_path, end):
+    done = run(tmp_path, f"count(40, lambda step: {end} {IF_IT_IS_RANK_1} else None)", "-n", "3", arguments=["elastic"])
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("ends with 40") == 2
+    assert done.stderr.rstrip().endswith("the training has come to its end")
+
+
+def test_where_none_goes_on_it_is_started_again(launcher, tmp_path):
+    die = "lambda step: die() if attempt == 1 and step == 25 else None"
+    done = run(tmp_path, f"count(40, {die})", "-n", "2", arguments=["elastic"])
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("attempt 2 of 2 begins at 20 with 20") == 2
+    assert done.stderr.rstrip().endswith("the training has come to its end, after 1 restart")
+
+
+def test_where_all_fail_it_gives_up_with_their_status(launcher, tmp_path):
+    done = run(tmp_path, "count(10)\nsys.exit(3)", "-n", "2", "--restart", "0", arguments=["elastic"])
+    assert done.returncode == 3, done.stderr
+    assert done.stderr.rstrip().endswith("giving up: it was started 1 times")
+
+
+def test_ranks_that_cannot_go_on_are_started_again(launcher, tmp_path):
+    die = f"lambda step: die() {IF_IT_IS_RANK_1} else None"
+    done = run(tmp_path, f"count(40, {die})", "-n", "2")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("attempt 2 of 2 begins at 20 with 20") == 2

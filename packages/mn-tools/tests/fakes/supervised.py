@@ -1,0 +1,44 @@
+"""Runs a script under the supervisor, and the script that its tests run."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+SCRIPT = """
+import os, signal, sys
+import numpy as np
+import mn_comm
+
+attempt = int(os.environ["CHAINERMN_SUPERVISOR"].split()[-1])
+comm = mn_comm.create_communicator("naive", **({"elastic": True} if "elastic" in sys.argv else {}))
+first_rank = comm.rank
+memory = mn_comm.NodeMemory()
+
+def say(*words):
+    print(*words, flush=True)
+
+def die():
+    os.kill(os.getpid(), signal.SIGKILL)
+
+def count(until, kill=lambda step: None):
+    \"\"\"Count to a number, and keep how far it has come after each ten.\"\"\"
+    found = memory.get()
+    begin, total = (0, np.zeros(2)) if found is None else (found[0], found[1]["total"])
+    say(f"attempt {attempt} of {comm.size} begins at {begin} with {total[0]:.0f}")
+    for step in range(begin, until):
+        kill(step)
+        total += mn_comm.transact(comm, lambda: comm.allreduce(np.ones(2))) / comm.size
+        if comm.intra_rank == 0 and (step + 1) % 10 == 0:
+            memory.put(step + 1, {"total": total, "empty": np.zeros((0, 3))})
+    say(f"ends with {total[0]:.0f}")
+"""
+
+
+def run(tmp_path, body, *options, arguments=(), seconds=70):
+    """Run code under the supervisor; return how it ended, with what it printed."""
+    script = Path(tmp_path, "script.py")
+    script.write_text(SCRIPT + body)
+    command = [sys.executable, "-m", "mn_comm", "elastic", *options, str(script), *arguments]
+    environ = {**os.environ, "PRTE_MCA_rmaps_default_mapping_policy": ":oversubscribe", "OMP_NUM_THREADS": "1"}
+    return subprocess.run(command, capture_output=True, text=True, timeout=seconds, env=environ, cwd=tmp_path)

@@ -1,0 +1,110 @@
+"""Jobs that are started again, with the mpiexec on PATH."""
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "fakes"))
+
+from supervised import SCRIPT, run
+
+
+def said(done):
+    return [line.partition("] ")[2] for line in done.stderr.splitlines() if "[chainermn elastic]" in line]
+
+
+def test_a_job_that_comes_to_its_end_is_started_once(tmp_path):
+    done = run(tmp_path, "count(5)", "-n", "2")
+    assert done.returncode == 0, done.stderr
+    assert said(done) == ["attempt 1: 2 ranks", "the training has come to its end"]
+    assert done.stdout.count("ends with 5") == 2
+
+
+def test_after_a_rank_was_killed_it_goes_on_from_memory(tmp_path):
+    die = "lambda step: die() if attempt == 1 and step == 25 and comm.rank else None"
+    done = run(tmp_path, f"count(40, {die})", "-n", "2")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("attempt 2 of 2 begins at 20 with 20") == 2
+    assert done.stdout.count("ends with 40") == 2
+    assert said(done)[-1] == "the training has come to its end, after 1 restart"
+
+
+def test_it_gives_up_with_the_status_of_the_rank_that_failed(tmp_path):
+    done = run(tmp_path, "count(10)\nsys.exit(3 if comm.rank else 0)", "-n", "2", "--restart", "1")
+    assert done.returncode == 3, done.stderr
+    assert said(done)[-1] == "giving up: it was started 2 times"
+    assert "attempt 1 has failed: rank 1: exit status 3" in said(done)
+
+
+def test_it_gives_up_where_nothing_gets_any_further(tmp_path):
+    done = run(tmp_path, "count(25, lambda step: 1 / 0 if step == 15 else None)", "-n", "1", "--restart", "9")
+    assert done.returncode == 1, done.stderr
+    assert said(done)[-1] == "giving up: 3 attempts in turn have failed, and nothing newer than number 10 was kept"
+    assert sum("has failed: rank 0: " in line for line in said(done)) == 3
+    assert done.stderr.count("ZeroDivisionError: division by zero") >= 3
+
+
+def test_the_status_is_not_the_launchers(tmp_path):
+    launcher = tmp_path / "mpiexec"
+    found = shutil.which("mpiexec", path=os.path.dirname(sys.executable)) or "mpiexec"
+    launcher.write_text(f'#!/bin/sh\n"{found}" "$@"\n[ "$1" = --version ] || exit 137\n')
+    launcher.chmod(0o755)
+    done = run(tmp_path, "count(5)", "-n", "2", "--mpiexec", str(launcher))
+    assert done.returncode == 0, done.stderr
+
+
+def test_a_launcher_that_does_not_end_is_ended(tmp_path):
+    launcher = tmp_path / "mpiexec"
+    found = shutil.which("mpiexec", path=os.path.dirname(sys.executable)) or "mpiexec"
+    launcher.write_text(f'#!/bin/sh\n"{found}" "$@"\n[ "$1" = --version ] || sleep 600\n')
+    launcher.chmod(0o755)
+    done = run(tmp_path, "count(5)", "-n", "2", "--mpiexec", str(launcher), seconds=40)
+    assert done.returncode == 0, done.stderr
+
+
+def test_a_script_without_a_communicator_is_no_training(tmp_path):
+    Path(tmp_path, "other.py").write_text("print('nothing')")
+    done = run(tmp_path, "", "-n", "1", "--restart", "0", "other.py")
+    assert done.returncode == 1
+    assert "attempt 1 has failed: no rank has made a communicator" in said(done)
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_it_ends_all_when_it_is_ended(tmp_path, number):
+    script = tmp_path / "script.py"
+    script.write_text(SCRIPT + "count(1)\nsay('process', os.getpid())\nimport time\ntime.sleep(600)")
+    command = [sys.executable, "-m", "mn_comm", "elastic", "-n", "2", str(script)]
+    supervisor = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+    processes = []
+    for line in supervisor.stdout:
+        if line.startswith("process"):
+            processes.append(int(line.split()[1]))
+        if len(processes) == 2:
+            break
+    supervisor.send_signal(number)
+    assert supervisor.wait(30) == 128 + number
+    supervisor.stdout.close()
+    deadline = time.monotonic() + 20
+    while any(os.path.exists(f"/proc/{process}/cmdline") and is_alive(process) for process in processes):
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+
+
+def is_alive(process):
+    try:
+        return Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
+
+
+def test_without_a_supervisor_nothing_is_kept(tmp_path):
+    code = "import mn_comm; m = mn_comm.NodeMemory(); print(m.is_there, m.get()); m.put(1, {})"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.stdout == "False None\n"
+    assert "RuntimeError: expected a job started by chainermn elastic" in done.stderr

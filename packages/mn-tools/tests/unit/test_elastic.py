@@ -1,0 +1,127 @@
+"""What the supervisor asks for, starts, and makes of what ranks say; without ranks."""
+
+import sys
+
+import pytest
+
+from mn_tools.doctor.mpi import Launcher
+from mn_tools.elastic.attempt import Attempt
+from mn_tools.elastic.launch import command_of, environment_of, own_address, ranks_on, reachable
+from mn_tools.elastic.options import Host, Options, parse, read_hosts
+
+MPICH, OPEN_MPI = Launcher("/m/mpiexec", "MPICH", "5.0.2"), Launcher("/o/mpiexec", "Open MPI", "5.0.11")
+
+
+def parsed(*arguments):
+    return parse(list(arguments), "elastic", "")
+
+
+def test_what_is_behind_the_script_is_the_scripts():
+    options = parsed("-n", "4", "--hosts", "a:3,b", "--min", "2", "train.py", "-n", "7", "--hosts", "c")
+    assert options.command == ("train.py", "-n", "7", "--hosts", "c")
+    assert (options.ranks, options.least, options.hosts) == (4, 2, (Host("a", 3), Host("b", 2)))
+
+
+def test_a_module_needs_two_hyphens():
+    assert parsed("-n", "1", "--", "-m", "package").command == ("-m", "package")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["-n", "2"], "expected a script to run, got none"),
+        (["-n", "2", "--min", "3", "a.py"], "expected 1 <= --min <= -n, got --min 3 and -n 2"),
+        (["-n", "2", "--restart", "-1", "a.py"], "expected 0 or more for --restart, got -1"),
+        (["-n", "2", "--hosts", "a:0", "a.py"], "expected hosts as a:2,b:2 for --hosts, got 'a:0'"),
+        (["-n", "2", "--hosts", "a,a", "a.py"], "expected each host once in --hosts, got 'a,a'"),
+        (["-n", "4", "--min", "3", "--hosts", "a:1,b:1", "a.py"], "expected room for at least 3 ranks on --hosts"),
+    ],
+)
+def test_what_cannot_be_is_refused(arguments, message, capsys):
+    with pytest.raises(SystemExit):
+        parsed(*arguments)
+    assert message in capsys.readouterr().err
+
+
+def test_ranks_are_shared_out_where_no_number_is_given():
+    assert read_hosts(" a, b:1 ,c", 5) == (Host("a", 2), Host("b", 1), Host("c", 2))
+
+
+HOSTS = (Host("a", 2), Host("b", 2))
+
+
+def test_there_are_as_many_ranks_as_asked_for_and_fit():
+    options = Options(3, ("t.py",), HOSTS)
+    assert [ranks_on(options, hosts) for hosts in (HOSTS, HOSTS[:1], ())] == [3, 2, 0]
+    assert ranks_on(Options(3, ("t.py",)), ()) == 3
+
+
+def test_the_command_of_each_launcher():
+    options = Options(4, ("t.py", "-e", "2"), HOSTS, mpiexec=("mpiexec", "--verbose"))
+    script = [sys.executable, "t.py", "-e", "2"]
+    assert command_of(options, MPICH, HOSTS[1:]) == ["/m/mpiexec", "--verbose", "-n", "2", "-hosts", "b:2", *script]
+    where = ["--host", "a:2,b:2", "-x", "CHAINERMN_SUPERVISOR"]
+    tolerant = ["--with-ft", "ulfm"]
+    assert command_of(options, OPEN_MPI, HOSTS) == ["/o/mpiexec", "--verbose", *tolerant, "-n", "4", *where, *script]
+    assert command_of(Options(4, ("t.py",)), MPICH, ()) == ["/m/mpiexec", "-n", "4", sys.executable, "t.py"]
+
+
+def test_both_launchers_reach_hosts_as_the_supervisor_does():
+    assert environment_of(Options(1, ("t.py",))) == {}
+    environ = environment_of(Options(1, ("t.py",), ssh=("ssh", "-p", "22")))
+    assert environ["HYDRA_LAUNCHER_EXEC"] == environ["PRTE_MCA_plm_ssh_agent"] == "ssh -p 22"
+
+
+def test_a_host_that_does_not_answer_is_not_used(tmp_path):
+    agent = tmp_path / "agent"
+    agent.write_text('#!/bin/sh\n[ "$1" = there ] && exec true\nexit 255\n')
+    agent.chmod(0o755)
+    options = Options(2, ("t.py",), (Host("there", 1), Host("gone", 1)), ssh=(str(agent),))
+    assert reachable(options, ("127.0.0.1", 9)) == (Host("there", 1),)
+
+
+def test_without_other_hosts_it_listens_to_this_one_alone():
+    assert own_address(()) == own_address([Host("localhost", 2)]) == "127.0.0.1"
+
+
+def heard(*messages):
+    attempt = Attempt(1)
+    for op, rank, more in messages:
+        attempt.hear({"op": op, "attempt": 1, "rank": rank, **more})
+    return attempt
+
+
+JOINED = [("join", 0, {"size": 2}), ("join", 1, {"size": 2})]
+
+
+def test_all_ranks_have_to_come_to_the_end():
+    once = heard(*JOINED, ("finished", 0, {"elastic": False}))
+    assert not once.is_finished
+    assert once.status == 1
+    assert "1 of 2 have come to the end" in once.reason
+    assert heard(*JOINED, *(("finished", rank, {"elastic": False}) for rank in range(2))).is_finished
+
+
+def test_of_elastic_ranks_one_stands_for_all_that_are_left():
+    attempt = heard(*JOINED, ("gone", 0, {}), ("finished", 1, {"elastic": True}))
+    assert attempt.is_finished
+    assert attempt.status == 0
+
+
+def test_the_status_is_that_of_a_rank_that_has_failed():
+    attempt = heard(*JOINED, ("failed", 1, {"status": 3, "summary": "exit status 3"}), ("gone", 0, {}), ("gone", 1, {}))
+    assert attempt.is_over
+    assert attempt.status == 3
+    assert attempt.reason == "rank 1: exit status 3"
+
+
+def test_a_rank_of_the_attempt_before_does_not_count():
+    attempt = heard(*JOINED)
+    attempt.hear({"op": "gone", "attempt": 0, "rank": 0})
+    assert attempt.present == {0, 1}
+
+
+def test_nobody_has_joined():
+    attempt = Attempt(1)
+    assert not attempt.is_over
+    assert attempt.reason == "no rank has made a communicator"
