@@ -48,8 +48,11 @@ def test_an_update_sends_no_more_than_an_average(name):
         comm.barrier()
         time.sleep(0.2)
         bytes_sent[sharded] = np.array(comm.allgather_obj(sent() - before))
-        parameters[sharded] = [param.data.tobytes() for param in model.params()]
-    assert parameters[True] == parameters[False]
+        parameters[sharded] = np.concatenate([param.data.ravel() for param in model.params()])
+    if name == "flat" and comm.size > 2:  # MPI adds up more than two summands in its own order
+        np.testing.assert_allclose(parameters[True], parameters[False], rtol=1e-5, atol=1e-6)
+    else:
+        np.testing.assert_array_equal(parameters[True], parameters[False])
     assert bytes_sent[False].max() > 4 * 8_000_000
     if name != "flat":  # among whose ranks some that share a host send to each other
         # In the last round of gathering parameters, chunks of ranks that share a node travel whole, full or not.

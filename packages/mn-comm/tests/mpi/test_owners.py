@@ -1,4 +1,7 @@
-"""Means that are given to the rank that owns them, and to no other: the same bits as where all ranks have all."""
+"""Means that are given to the rank that owns them, and to no other: the same as where all ranks have all.
+
+Up to two summands between nodes, and in half precision, they have the same bits; otherwise, MPI adds in its own order.
+"""
 
 import numpy as np
 import pytest
@@ -33,11 +36,15 @@ def model_of(dtype, step=0):
     return Model(**{f"p{i:02}": Param(np.zeros(grad.shape), grad) for i, grad in enumerate(grads)})
 
 
-def check(found, expected, owners):
+def check(found, expected, owners, groups):
     for name, param in found.namedparams():
         if owners.get(name, RANK) == RANK:
             mean = dict(expected.namedparams())[name].grad
-            assert (param.grad.dtype, param.grad.tobytes()) == (mean.dtype, mean.tobytes()), name
+            assert param.grad.dtype == mean.dtype
+            if groups <= 2:
+                assert param.grad.tobytes() == mean.tobytes(), name
+            else:
+                np.testing.assert_allclose(param.grad, mean, rtol=2e-6 if mean.itemsize > 2 else 2e-3, atol=1e-7)
 
 
 @pytest.mark.parametrize("owned", OWNERS)
@@ -57,7 +64,7 @@ def test_the_owner_has_what_all_would_have(name, nodes, owned, on_nodes, many_bl
                     param.grad = other.grad
                 comm.multi_node_mean_grad(expected)
                 comm.mean_grad_reducer(kept).average(kept, owners=owners)
-                check(kept, expected, owners.of)
+                check(kept, expected, owners.of, SIZE if name in ("naive", "flat") else nodes)
                 assert all(a.grad is b.grad for a, b in zip(kept.params.values(), found.params.values(), strict=True))
 
 
@@ -79,7 +86,7 @@ def test_in_the_background(owned, nodes, on_nodes, many_blocks):
             under_way.append((model, reduction))
         for _, reduction in under_way:
             reduction.wait()
-        check(under_way[1][0], under_way[0][0], OWNERS[owned])
+        check(under_way[1][0], under_way[0][0], OWNERS[owned], nodes)
 
 
 @several
@@ -111,16 +118,21 @@ def test_a_mean_does_not_depend_on_where_it_lies_or_who_has_it(length, dtype):
     summands = [gradient(3, length, dtype, rank) for rank in range(SIZE)]
     everywhere = summands[RANK].copy()
     mean_in_place(ranks, everywhere)
+    order_is_own = dtype == "f2" or SIZE <= 2  # otherwise it is MPI's
     np.testing.assert_allclose(everywhere, np.mean(np.float64(summands), 0), atol=2e-3 if dtype == "f2" else 1e-6)
     assert set(WORLD.allgather(everywhere.tobytes())) == {everywhere.tobytes()}
     backwards = summands[RANK][::-1].copy()
     mean_in_place(ranks, backwards)
-    assert backwards[::-1].tobytes() == everywhere.tobytes()
+    assert backwards[::-1].tobytes() == everywhere.tobytes() or not order_is_own
+    owned = {}
     random, place = np.random.RandomState(length), order_of_ranges(SIZE).index(RANK)
     for _ in range(3):
         bounds = [0, *sorted(random.randint(0, length + 1, SIZE - 1)), length]
         here = summands[RANK].copy()
         mean_to_each(ranks, here, bounds)
         mine = slice(bounds[place], bounds[place + 1])
-        assert here[mine].tobytes() == everywhere[mine].tobytes()
+        np.testing.assert_allclose(here[mine], everywhere[mine], rtol=2e-6, atol=1e-7)
+        assert here[mine].tobytes() == everywhere[mine].tobytes() or not order_is_own
+        for i, number in enumerate(here[mine], bounds[place]):
+            assert owned.setdefault(i, number.tobytes()) == number.tobytes()
     ranks.Free()

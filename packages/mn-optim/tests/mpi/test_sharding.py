@@ -419,8 +419,16 @@ class Own:
 @pytest.mark.parametrize("communicator", ["naive", "flat", "hierarchical", "single_node", "non_cuda_aware"])
 def test_communicators(communicator):
     comm = create_communicator(communicator)
-    expected = parameters(train(make(comm=comm), 4))
-    same(parameters(train(make(comm=comm, shard_state=True), 4)), expected)
+    # MPI adds up more than two summands in its own order, and Adam makes a step of any difference near zero.
+    is_exact = SIZE <= 2 or communicator not in ("naive", "flat")
+    actual_optimizer = chainer.optimizers.Adam if is_exact else chainer.optimizers.MomentumSGD
+    expected = parameters(train(make(actual_optimizer(), comm=comm), 4))
+    actual = parameters(train(make(actual_optimizer(), comm=comm, shard_state=True), 4))
+    if not is_exact:
+        for name, data in expected.items():
+            np.testing.assert_allclose(actual[name], data, rtol=1e-5, atol=1e-6)
+    else:
+        same(actual, expected)
 
 
 def test_options_that_go_with_it():
