@@ -26,7 +26,8 @@ import numpy as np
 
 from mn_comm import agreement
 from mn_comm.arithmetic import add_up, divide
-from mn_comm.collectives.mean import mean_in_place, mean_to_each
+from mn_comm.collectives.allreduce import mean_in_place
+from mn_comm.collectives.mean import mean_to_each
 from mn_comm.compression.base import Link
 from mn_comm.gradients.bucket import Block, Bucket, Exchanged
 from mn_comm.shared_memory import share

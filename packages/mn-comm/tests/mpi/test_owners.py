@@ -9,7 +9,7 @@ from fake_model import Model, Param
 from mpi4py import MPI
 
 from mn_comm import Owners, Ranks, create_communicator
-from mn_comm.collectives.mean import mean_in_place, mean_to_each, order_of_ranges
+from mn_comm.collectives import mean_in_place, mean_to_each, order_of_ranges
 
 WORLD = MPI.COMM_WORLD
 RANK, SIZE = WORLD.rank, WORLD.size

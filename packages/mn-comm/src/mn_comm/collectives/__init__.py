@@ -1,10 +1,10 @@
 """One collective, one file, on arrays in host memory or on a device; all of them take :class:`~mn_comm.ranks.Ranks`."""
 
-from mn_comm.collectives.allreduce import allreduce, combine_in_place, sum_in_place
+from mn_comm.collectives.allreduce import allreduce, combine_in_place, mean_in_place, sum_in_place
 from mn_comm.collectives.alltoall import alltoall
 from mn_comm.collectives.bcast import bcast, bcast_in_place
 from mn_comm.collectives.gather import allgather, gather
-from mn_comm.collectives.mean import mean_in_place, mean_to_each, order_of_ranges
+from mn_comm.collectives.mean import mean_to_each, order_of_ranges
 from mn_comm.collectives.objects import (
     allgather_obj,
     allreduce_obj,

@@ -8,14 +8,15 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from mn_comm import agreement, placement, wire
+from mn_comm import agreement, arithmetic, placement, wire
 from mn_comm.collectives import pieces
+from mn_comm.collectives.mean import mean_of_halves
 from mn_comm.mpi import MPI
 
 if TYPE_CHECKING:
     from mn_comm.ranks import Ranks
 
-__all__ = ["OPERATIONS", "agree_on", "allreduce", "combine_in_place", "sum_in_place"]
+__all__ = ["OPERATIONS", "agree_on", "allreduce", "combine_in_place", "mean_in_place", "sum_in_place"]
 
 OPERATIONS = {"sum": "SUM", "prod": "PROD", "max": "MAX", "min": "MIN"}
 """The names of MPI's operations."""
@@ -80,6 +81,15 @@ def sum_in_place(ranks: Ranks, flat: _Array) -> None:
         flat: The summand, and then the result: one-dimensional and contiguous, of a dtype that MPI can add up.
     """
     combine_in_place(ranks, flat, "sum")
+
+
+def mean_in_place(ranks: Ranks, flat: _Array) -> None:
+    """Overwrite an array of floats with its mean over all ranks; collective; otherwise like :func:`sum_in_place`."""
+    if arithmetic.is_half(flat.dtype):
+        mean_of_halves(ranks, flat)
+    else:
+        sum_in_place(ranks, flat)
+        arithmetic.divide(flat, ranks.size, flat)
 
 
 def _explain(what: str, signatures: Sequence[tuple[Any, ...]]) -> ValueError:

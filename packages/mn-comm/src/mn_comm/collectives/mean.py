@@ -1,9 +1,8 @@
-"""The mean of arrays of floats over all ranks, at every rank, or each range of it at the one rank that needs it.
+"""Means over all ranks that MPI does not have: of half precision, and each range at the one rank that needs it.
 
-The mean of float32 and float64 at every rank is MPI's own reduction. The others are a reduce-scatter by recursive
-halving, followed by an all-gather by recursive doubling if every rank needs the mean (Rabenseifner, "Optimization of
-Collective Reduction Operations", ICCS 2004, section 2). There, the order of addition depends only on the ranks, and not
-on the position of an element, on the rank that needs it, or on the MPI library.
+They are a reduce-scatter by recursive halving, followed by an all-gather by recursive doubling if every rank needs the
+mean (Rabenseifner, "Optimization of Collective Reduction Operations", ICCS 2004, section 2). The order of addition
+depends only on the ranks, and not on the position of an element, on the rank that needs it, or on the MPI library.
 
 MPI has no type for half precision, and a sum of halves may not fit where their mean does; divided beforehand, small
 ones vanish. So what travels of them are means, never sums, with the mean of two groups taken in float32 wherever they
@@ -20,13 +19,12 @@ import numpy as np
 
 from mn_comm.arithmetic import divide, is_half
 from mn_comm.collectives import pieces
-from mn_comm.collectives.allreduce import sum_in_place
 from mn_comm.mpi import MPI
 
 if TYPE_CHECKING:
     from mn_comm.ranks import Ranks
 
-__all__ = ["mean_in_place", "mean_to_each", "order_of_ranges"]
+__all__ = ["mean_of_halves", "mean_to_each", "order_of_ranges"]
 
 _Array = np.ndarray[Any, Any]
 _TAG = 0  # on a private communicator nothing else is under way
@@ -34,17 +32,13 @@ _TAG = 0  # on a private communicator nothing else is under way
 _PIECE_BYTES = 1 << 20
 
 
-def mean_in_place(ranks: Ranks, flat: _Array) -> None:
+def mean_of_halves(ranks: Ranks, flat: _Array) -> None:
     """Overwrite an array with its mean over all ranks; collective.
 
     Args:
         ranks: The ranks, with arrays of equal length and dtype.
-        flat: One-dimensional and contiguous, of floats.
+        flat: One-dimensional and contiguous, of half precision.
     """
-    if not is_half(flat.dtype):
-        sum_in_place(ranks, flat)
-        divide(flat, ranks.size, flat)
-        return
     most = _power_of_two(ranks.size)
     met = _reduce_scatter(ranks, flat, [flat.size * i // most for i in range(most + 1)])
     for meeting in reversed(met):

@@ -169,9 +169,7 @@ class GradientReducer:
             TypeError: A gradient does not hold floats (on every rank).
         """
         if self._worker is None:
-            raise RuntimeError(
-                "expected a reducer made by gradient_reducer(background=True), got one that averages at once"
-            )
+            raise RuntimeError("expected a reducer made with background=True, got one that averages at once")
         self._under_way = [each for each in self._under_way if not each.is_over]
         while len(self._under_way) >= self._sets or any(not each.has_left for each in self._under_way):
             self._under_way.pop(0).drain()
