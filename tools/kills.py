@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import faulthandler
 import json
 import os
 import shutil
@@ -90,7 +91,12 @@ def run(job: Plan, patience: float) -> tuple[str, list[dict[str, object]]]:
     mpiexec = shutil.which("mpiexec", path=os.path.dirname(sys.executable)) or "mpiexec"
     with tempfile.TemporaryDirectory() as folder:
         command = [mpiexec, "--with-ft", "ulfm", "-n", str(job.ranks), sys.executable, __file__, "--train"]
-        environ = {**os.environ, "PRTE_MCA_rmaps_default_mapping_policy": ":oversubscribe", "OMP_NUM_THREADS": "1"}
+        environ = {
+            **os.environ,
+            "PRTE_MCA_rmaps_default_mapping_policy": ":oversubscribe",
+            "OMP_NUM_THREADS": "1",
+            "KILLS_STACKS_AFTER": str(0.8 * patience),
+        }
         log = Path(folder, "log")
         with log.open("w") as output:
             started = [*command, str(job.seed), "--folder", folder]
@@ -206,6 +212,7 @@ def train(job: Plan, folder: Path) -> None:
             chainer.report({"loss": loss}, self)
             return loss
 
+    faulthandler.dump_traceback_later(float(os.environ["KILLS_STACKS_AFTER"]))
     comm = chainermn.create_communicator(job.strategy, elastic=True)
     rank = comm.rank
     notes = Notes(rank, folder)
