@@ -119,7 +119,7 @@ def test_what_is_no_such_iterator_is_refused_on_all_ranks():
 
 
 def test_no_samples_anywhere():
-    with pytest.raises(ValueError, match="expected a sample on some rank"):
+    with pytest.raises(ValueError, match="expected at least one sample on some rank"):
         create_uneven_iterator(SerialIterator([], 1), COMM)
 
 

@@ -327,5 +327,5 @@ def test_options_that_differ_or_do_not_fit(error, message, mine, others):
 def test_communicators_and_schemes_that_do_not_go_with_it():
     with pytest.raises(ValueError, match="flat; got naive"):
         make(2, Int8(), comm=create_communicator("naive"))
-    with pytest.raises(ValueError, match="asynchronous without compression, got both: parameters travel"):
+    with pytest.raises(ValueError, match="asynchronous without compression, got both: whole parameters are sent"):
         create_multi_node_optimizer(chainer.optimizers.SGD(), COMM, asynchronous=True, compression=Int8())

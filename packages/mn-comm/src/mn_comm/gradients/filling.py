@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from bisect import bisect_right
-from collections.abc import Hashable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from operator import itemgetter
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -64,7 +64,7 @@ class Owners(NamedTuple):
     """
 
     of: Mapping[str, int]
-    note: Hashable = None
+    note: object = None
 
 
 class Ranges(NamedTuple):

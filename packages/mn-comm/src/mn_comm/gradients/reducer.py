@@ -92,7 +92,7 @@ class GradientReducer:
 
     @property
     def can_leave_to_owners(self) -> bool:
-        """Whether means can be given to one rank only: not what a hook or compression returns, which is all of them."""
+        """Whether means can be given to one rank only. A hook or compression returns all of them, so then it is false."""
         return self._hook is None and self._compressor is None and self._strategy.traits.communicates
 
     def average(
