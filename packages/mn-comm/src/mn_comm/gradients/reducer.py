@@ -92,7 +92,7 @@ class GradientReducer:
 
     @property
     def can_leave_to_owners(self) -> bool:
-        """Whether means can be given to one rank only. A hook or compression returns all of them, so then it is false."""
+        """Whether means can be given to one rank only; not with a hook or compression, which returns all of them."""
         return self._hook is None and self._compressor is None and self._strategy.traits.communicates
 
     def average(
