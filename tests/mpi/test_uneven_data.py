@@ -236,5 +236,5 @@ class _Identity(chainer.Link):
 def test_a_plain_optimizer_is_refused():
     iterator = chainermn.iterators.create_uneven_iterator(chainer.iterators.SerialIterator([1, 2], 1), COMM)
     optimizer = chainer.optimizers.SGD().setup(L.Linear(1, 1))
-    with pytest.raises(TypeError, match="expected an optimizer of create_multi_node_optimizer"):
+    with pytest.raises(TypeError, match="expected an optimizer made by create_multi_node_optimizer"):
         chainermn.MultiNodeUpdater(iterator, optimizer)
