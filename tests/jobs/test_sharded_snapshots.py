@@ -21,7 +21,7 @@ rank = 0
 optimizer = chainer.optimizers.Adam()
 if what != "plain":
     import chainermn
-    comm = chainermn.create_communicator("naive")
+    comm = chainermn.create_communicator("naive" if what == "old" else "two_dimensional")
     rank = comm.rank
     options = {"sharded": {"shard_state": True}}.get(what, {})
     optimizer = chainermn.create_multi_node_optimizer(optimizer, comm, **options)

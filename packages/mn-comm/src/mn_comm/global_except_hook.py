@@ -111,6 +111,7 @@ class _AbortAllRanks:
         if os.getpid() != self._process:  # a child of this rank, which is no rank
             self._previous(kind, value, traceback)  # type: ignore[operator]
             return
+        text = ""
         try:
             if issubclass(kind, KeyboardInterrupt):
                 time.sleep(_PATIENCE_AFTER_CTRL_C if _rank() else 0)
@@ -118,9 +119,9 @@ class _AbortAllRanks:
             if hasattr(value, "raised_on_rank"):
                 time.sleep(_PATIENCE_SECONDS)
             if _shown_by_trainer(value, traceback):
-                sys.stderr.write("".join(format_exception_only(kind, value)))
+                text = "".join(format_exception_only(kind, value))
             elif self._previous is sys.__excepthook__:
-                _write_at_once(kind, value, traceback)
+                text = _as_python_shows_it(kind, value, traceback)
             else:
                 self._previous(kind, value, traceback)  # type: ignore[operator]
         finally:
@@ -128,16 +129,18 @@ class _AbortAllRanks:
                 _abort("interrupted")
             else:
                 if _end is not None:
+                    say(text)
+                    text = ""
                     _end("uncaught exception", 1)
-                _abort("uncaught exception", details=format_exception_only(kind, value)[-1])
+                _abort("uncaught exception", details=format_exception_only(kind, value)[-1], text=text)
 
 
-def _write_at_once(kind: type[BaseException], value: BaseException, traceback: TracebackType | None) -> None:
-    """Do what Python does about an exception, but write it as one text: lines of other ranks would come in between."""
+def _as_python_shows_it(kind: type[BaseException], value: BaseException, traceback: TracebackType | None) -> str:
+    """Return what Python's own hook writes, which it does in parts of lines."""
     text = io.StringIO()
     with contextlib.redirect_stderr(text):
         sys.__excepthook__(kind, value, traceback)
-    say(text.getvalue())
+    return text.getvalue()
 
 
 def _shown_by_trainer(value: BaseException, traceback: TracebackType | None) -> bool:
@@ -162,6 +165,7 @@ def _rank() -> int:
     return MPI.COMM_WORLD.rank
 
 
-def _abort(reason: str, status: int = 1, details: str = "") -> None:
-    say(f"\nchainermn: {reason} on rank {_rank()} ({socket.gethostname()}): ending all ranks\n")
+def _abort(reason: str, status: int = 1, details: str = "", text: str = "") -> None:
+    # All in one text: lines of other ranks would come in between.
+    say(f"{text}\nchainermn: {reason} on rank {_rank()} ({socket.gethostname()}): ending all ranks\n")
     abort_when_read(status, ": ".join(filter(None, (reason, details.strip()[:_LONGEST_SUMMARY]))))

@@ -20,11 +20,13 @@ def test_a_traceback_is_written_as_one_text(monkeypatch):
     # In parts, as Python writes it, its lines were cut in two by those of another rank.
     recorder = Recorder()
     monkeypatch.setattr(sys, "stderr", recorder)
-    monkeypatch.setattr(global_except_hook, "_abort", lambda *_, **__: None)
+    monkeypatch.setattr(global_except_hook, "_rank", lambda: 3)
+    monkeypatch.setattr(global_except_hook, "abort_when_read", lambda *_: None)
     try:
         raise FileExistsError("a text\nof two lines")
     except FileExistsError as error:
         global_except_hook._AbortAllRanks(sys.__excepthook__)(type(error), error, error.__traceback__)
     (text,) = recorder.texts
     assert text.startswith("Traceback (most recent call last):\n")
-    assert text.endswith("\nFileExistsError: a text\nof two lines\n")
+    assert "\nFileExistsError: a text\nof two lines\n\nchainermn: uncaught exception on rank 3 (" in text
+    assert text.endswith("): ending all ranks\n")
