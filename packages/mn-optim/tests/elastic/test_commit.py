@@ -79,7 +79,8 @@ say(comm.size, opt.t)
 def test_whenever_a_rank_dies_the_others_take_the_same_steps(job, options, wait):
     printed = job(3, START + TRAIN, "two_dimensional", options, "3", str(wait))
     # With double buffering there is one step fewer from the start; and the one that was under way is dropped.
-    assert printed == (["2 3"] if "double" in options else ["2 5"]) * 2
+    # Whether the redone step's means are dropped as well depends on when the loss is noticed; all ranks do the same.
+    assert printed in ([["2 3"] * 2, ["2 2"] * 2] if "double" in options else [["2 5"] * 2])
     assert ("are dropped" in job.stderr) == ("double" in options)
 
 
