@@ -1,5 +1,7 @@
 """A step that is taken on all ranks or on none, whenever a rank dies."""
 
+import re
+
 import pytest
 
 START = """
@@ -78,9 +80,12 @@ say(comm.size, opt.t)
 @pytest.mark.parametrize("options", ["dict()", "dict(overlap=True)", "dict(double_buffering=True)"])
 def test_whenever_a_rank_dies_the_others_take_the_same_steps(job, options, wait):
     printed = job(3, START + TRAIN, "two_dimensional", options, "3", str(wait))
-    # With double buffering there is one step fewer from the start; and the one that was under way is dropped.
-    # Whether the redone step's means are dropped as well depends on when the loss is noticed; all ranks do the same.
-    assert printed in ([["2 3"] * 2, ["2 2"] * 2] if "double" in options else [["2 5"] * 2])
+    lost = re.findall(r"^lost (.+) of \d, \d go on \(\d+ ms\)$", job.stderr, re.M)
+    assert lost.count("rank 1") == 1 and set(lost) <= {"rank 1", "no rank"}, job.stderr
+    # With double buffering there is one step fewer from the start; and the one that was under way is dropped. MPI may
+    # also fail when no rank is lost: that is another recovery, which drops another one if it is in another step.
+    fewest = 4 - len(lost) if "double" in options else 5
+    assert printed in [[f"2 {steps}"] * 2 for steps in range(fewest, 4 if "double" in options else 6)], job.stderr
     assert ("are dropped" in job.stderr) == ("double" in options)
 
 
