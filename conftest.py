@@ -1,3 +1,5 @@
+"""Fixtures of the tests in the folders ``elastic``, in all packages: jobs that lose ranks."""
+
 import os
 import shutil
 import subprocess
@@ -15,12 +17,14 @@ def launcher():
 
 
 @pytest.fixture
-def job(launcher, tmp_path):
+def job(launcher, request, tmp_path):
     """Run code on several ranks, of which some die; return the lines that it printed, sorted, and the status."""
+    # Of the package's tests: their stand-ins.
+    fakes = str(request.path.parents[1] / "fakes")
 
     def run(ranks, code, *args, options=("--with-ft", "ulfm"), status=0):
         command = [launcher, *options, "-n", str(ranks), sys.executable, "-c", code, *args]
-        environ = {**os.environ, "PRTE_MCA_rmaps_default_mapping_policy": ":oversubscribe"}
+        environ = {**os.environ, "PYTHONPATH": fakes, "PRTE_MCA_rmaps_default_mapping_policy": ":oversubscribe"}
         done = subprocess.run(command, capture_output=True, text=True, timeout=70, env=environ, cwd=tmp_path)
         assert (done.returncode == 0) == (status == 0), done.stdout + done.stderr
         run.stderr = done.stderr
