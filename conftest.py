@@ -1,4 +1,4 @@
-"""Fixtures of the tests in the folders ``elastic``, in all packages: jobs that lose ranks."""
+"""For the tests of all packages: the environment of the jobs that they start, and jobs that lose ranks."""
 
 import os
 import shutil
@@ -6,6 +6,10 @@ import subprocess
 import sys
 
 import pytest
+
+# Jobs print as they do for most people. With it, print() writes each of its arguments by itself, and the ranks cut
+# each other's lines in two.
+os.environ.pop("PYTHONUNBUFFERED", None)
 
 
 @pytest.fixture(scope="session")

@@ -61,7 +61,6 @@ def run(tmp_path_factory):
         environ = {**os.environ, **tool._one_network(), "PREFIX": prefix, "PATH": path, "HYDRA_IFACE": "eth0"}
         # As the page says: with it, Open MPI starts all processes on the first host.
         environ.pop("PRTE_MCA_rmaps_default_mapping_policy", None)
-        environ.pop("PYTHONUNBUFFERED", None)  # print() would write the end of a line by itself
 
         def start(command):
             here = ["ip", "netns", "exec", namespaces[0], "unshare", "--uts", "sh", "-c", f"hostname node1; {command}"]
