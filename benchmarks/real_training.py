@@ -14,7 +14,7 @@ from __future__ import annotations
 import argparse
 import statistics
 import time
-from collections.abc import Mapping
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -30,21 +30,25 @@ from mn_extensions import AllreducePersistent
 from mn_optim import Asynchronous, DiLoCo, LocalSGD, StreamingDiLoCo
 
 EXACT = "exact"
-SCHEMES: dict[str, dict[str, Any]] = {
-    EXACT: {},
-    "Int8()": {"compression": Int8()},
-    "OneBit()": {"compression": OneBit()},
-    "TopK(0.01, momentum=0.9)": {"compression": TopK(0.01, momentum=0.9, warm_up=60)},
-    "PowerSGD(4)": {"compression": PowerSGD(4, start_iter=20)},
-    "local SGD, H = 8": {"local_steps": LocalSGD(8)},
-    "DiLoCo, H = 16": {"local_steps": DiLoCo(16)},
-    "Streaming DiLoCo, H = 16": {"local_steps": StreamingDiLoCo(16, fragments=4, delay=2)},
-    "asynchronous": {"asynchronous": Asynchronous(warmup_steps=12, max_staleness=16)},
+SCHEMES: dict[str, Callable[[int], dict[str, Any]]] = {
+    EXACT: lambda steps: {},
+    "Int8()": lambda steps: {"compression": Int8()},
+    "OneBit()": lambda steps: {"compression": OneBit()},
+    "TopK(0.01, momentum=0.9)": lambda steps: {"compression": TopK(0.01, momentum=0.9, warm_up=60)},
+    "PowerSGD(4)": lambda steps: {"compression": PowerSGD(4, start_iter=20)},
+    "local SGD, H = 8": lambda steps: {"local_steps": LocalSGD(8)},
+    "DiLoCo, H = 16": lambda steps: {"local_steps": DiLoCo(16)},
+    "DiLoCo, H = 16, after 1/4": lambda steps: {"local_steps": DiLoCo(16, start_after=steps // 4)},
+    "Streaming DiLoCo, H = 16": lambda steps: {"local_steps": StreamingDiLoCo(16, fragments=4, delay=2)},
+    "asynchronous": lambda steps: {"asynchronous": Asynchronous(warmup_steps=12, max_staleness=16)},
 }
+"""The options of the optimizer in each scheme, by the number of steps; "after 1/4" begins with a quarter exact ones."""
 
 
-def train(task: Task, options: Mapping[str, Any], comm: Any, epochs: int, seed: int, target: float) -> dict[str, float]:
+def train(task: Task, scheme: str, comm: Any, epochs: int, seed: int, target: float) -> dict[str, float]:
     """Train, and return score, seconds, seconds to the target, and megabytes that were sent."""
+    steps = task.size // (task.batch * comm.size) * epochs
+    options = SCHEMES[scheme](steps)
     order = np.random.RandomState(seed).permutation(task.size)[comm.rank :: comm.size]
     model = task.model(seed)
     has_momentum_elsewhere = bool(getattr(options.get("compression"), "momentum", 0))
@@ -54,7 +58,6 @@ def train(task: Task, options: Mapping[str, Any], comm: Any, epochs: int, seed: 
         actual.add_hook(chainer.optimizer_hooks.GradientClipping(task.clip))
     optimizer.assume_synchronized()
     random = np.random.RandomState(1000 * seed + comm.rank)
-    steps = task.size // (task.batch * comm.size) * epochs
     reached = float("nan")
     WORLD.Barrier()
     begin, sent = time.perf_counter(), bytes_sent()
@@ -97,11 +100,11 @@ def main() -> None:
     args = parser.parse_args()
     comm = create_communicator(args.communicator)
     task = TASKS[args.task]()
-    wanted = {name: options for name, options in SCHEMES.items() if name.startswith(tuple(args.schemes.split(",")))}
+    wanted = [name for name in SCHEMES if name.startswith(tuple(args.schemes.split(",")))]
     found: dict[str, list[dict[str, float]]] = {name: [] for name in wanted}
     for seed in range(args.seeds):
-        for name, options in wanted.items():
-            found[name].append(train(task, options, comm, args.epochs, seed, args.target))
+        for name in wanted:
+            found[name].append(train(task, name, comm, args.epochs, seed, args.target))
             if comm.rank == 0:
                 print(seed, name, {key: round(value, 2) for key, value in found[name][-1].items()}, flush=True)
     if WORLD.rank:

@@ -1,11 +1,12 @@
-"""How long a training stands still when a rank is killed, beside a restart of the same script.
+"""How long a training stands still when a rank ends, beside a restart of the same script.
 
-    python benchmarks/recovery.py [--ranks 3] [--jobs 15] [--restarts 3] [--json figures.jsonl]
+    python benchmarks/recovery.py [--ranks 3] [--jobs 15] [--restarts 3] [--ends SIGKILL,exit] [--json figures.jsonl]
 
-Open MPI's ``mpiexec`` has to lie beside this Python. Each job trains a network of a megabyte, and one of its ranks is
-killed at a random moment. Measured is the time from the kill until all others have completed a step without it. In
-between, the same script is run without ``elastic=True``: it ends, is started again at once, and measured is the time
-from the kill until its first step is complete.
+Open MPI's ``mpiexec`` must be in the same folder as this Python. Each job trains a network of a megabyte. One of its
+ranks ends at a random moment: by a signal, by an uncaught exception, or by ``sys.exit(3)`` (``exit``). The benchmark
+measures the time from that moment until all other ranks have completed a step without it. In between, the same script
+runs without ``elastic=True`` and one of its ranks is killed. The job ends and is started again at once, and the
+benchmark measures the time from the kill until the first step is complete.
 """
 
 from __future__ import annotations
@@ -22,33 +23,41 @@ import tempfile
 import threading
 import time
 from pathlib import Path
+from typing import NoReturn
 
 import numpy as np
 
 UNITS = 500  # of both layers' sides: 250,000 parameters in float32 are a megabyte
 STEPS = 60
 PATIENCE_SECONDS = 60
+ENDS = ("SIGKILL", "SIGSEGV", "SIGTERM", "exception", "exit")
 
 
 def main() -> None:
     """Run what the arguments ask for, and print what was found."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--ranks", type=int, default=3)
-    parser.add_argument("--jobs", type=int, default=15, help="how many ranks are killed, each in a job of its own")
+    parser.add_argument("--jobs", type=int, default=15, help="how many ranks end in each way, each in a job of its own")
+    parser.add_argument("--ends", default=",".join(ENDS), help="how ranks end: some of %(default)s")
     parser.add_argument("--restarts", type=int, default=3)
     parser.add_argument("--strategy", default="two_dimensional")
     parser.add_argument("--json", default="", help="a file to add the figures to, as a line of JSON")
     parser.add_argument("--train", metavar="FOLDER", help=argparse.SUPPRESS)
     parser.add_argument("--seed", type=int, default=-1, help=argparse.SUPPRESS)
+    parser.add_argument("--end", default="SIGKILL", help=argparse.SUPPRESS)
     parser.add_argument("--elastic", action="store_true", help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.train:
         train(Path(args.train), args)
         return
-    found: dict[str, list[float]] = {"recovery": [], "restart": []}
+    ends = args.ends.split(",")
+    if unknown := set(ends) - set(ENDS):
+        parser.error(f"expected some of {', '.join(ENDS)} for --ends, got {', '.join(sorted(unknown))}")
+    found: dict[str, list[float]] = {**{end: [] for end in ends}, "restart": []}
     every = max(1, args.jobs // max(1, args.restarts))
     for seed in range(args.jobs):
-        found["recovery"].append(recovery(args, seed))
+        for end in ends:
+            found[end].append(recovery(args, seed, end))
         if seed % every == 0 and len(found["restart"]) < args.restarts:
             found["restart"].append(restart(args, seed))
     report(args, found)
@@ -65,20 +74,20 @@ def report(args: argparse.Namespace, found: dict[str, list[float]]) -> None:
             file.write(json.dumps({"ranks": args.ranks, "benchmark": "recovery", "seconds": found}) + "\n")
 
 
-def recovery(args: argparse.Namespace, seed: int) -> float:
-    """Return the seconds from a kill until all ranks that are left have completed a step without the one."""
-    notes = finished(args, seed, "--elastic", "--seed", str(seed))
-    (killed,) = (note["time"] for note in notes if note["what"] == "killed")
+def recovery(args: argparse.Namespace, seed: int, end: str) -> float:
+    """Return the seconds from the end of a rank until all other ranks have completed a step without it."""
+    notes = finished(args, seed, "--elastic", "--seed", str(seed), "--end", end)
+    (ended,) = (note["time"] for note in notes if note["what"] == "ended")
     later = [note for note in notes if note["what"] == "step" and note["generation"] == 1]
     return (
-        max(min(note["time"] for note in later if note["rank"] == rank) for rank in {n["rank"] for n in later}) - killed
+        max(min(note["time"] for note in later if note["rank"] == rank) for rank in {n["rank"] for n in later}) - ended
     )
 
 
 def restart(args: argparse.Namespace, seed: int) -> float:
     """Return the seconds from a kill until a job that was started again has completed a step."""
-    (killed,) = (note["time"] for note in finished(args, seed, "--seed", str(seed)) if note["what"] == "killed")
-    return min(note["time"] for note in finished(args, seed) if note["what"] == "step") - killed
+    (ended,) = (note["time"] for note in finished(args, seed, "--seed", str(seed)) if note["what"] == "ended")
+    return min(note["time"] for note in finished(args, seed) if note["what"] == "step") - ended
 
 
 def finished(args: argparse.Namespace, seed: int, *more: str) -> list[dict[str, float | str]]:
@@ -94,7 +103,7 @@ def finished(args: argparse.Namespace, seed: int, *more: str) -> list[dict[str, 
 
 
 def train(folder: Path, args: argparse.Namespace) -> None:
-    """Train on one rank, and note when steps were complete, and when it was killed."""
+    """Train on one rank, and note when steps were complete, and when it ended."""
     import chainer
     import chainermn
 
@@ -107,23 +116,34 @@ def train(folder: Path, args: argparse.Namespace) -> None:
         line = {"rank": rank, "what": what, "time": time.monotonic(), **more}
         os.write(file, (json.dumps(line) + "\n").encode())
 
-    def die() -> None:
+    def end_by_signal() -> None:
         time.sleep(seconds)
-        note("killed")
-        os.kill(os.getpid(), signal.SIGKILL)
+        note("ended")
+        os.kill(os.getpid(), getattr(signal, args.end))
 
     model = chainer.links.Classifier(chainer.links.Linear(UNITS, UNITS))
     optimizer = chainermn.create_multi_node_optimizer(chainer.optimizers.MomentumSGD(), comm).setup(model)
     x, t = np.ones((8, UNITS), np.float32), np.zeros(8, np.int32)
     for step in range(STEPS):
         if args.seed >= 0 and rank == victim and step == step_of_death:
-            threading.Thread(target=die, daemon=True).start()
+            if args.end.startswith("SIG"):
+                threading.Thread(target=end_by_signal, daemon=True).start()
+            else:
+                note("ended")
+                end_by_itself(args.end)
         optimizer.update(model, x, t)
         note("step", step=step, generation=comm.generation if args.elastic else 0)
         if args.seed < 0:  # started again: the first step is all that is asked for
             break
     if args.seed >= 0 and rank == victim:
         threading.Event().wait(1)  # for its death
+
+
+def end_by_itself(how: str) -> NoReturn:
+    """End this rank from within."""
+    if how == "exit":
+        sys.exit(3)
+    raise RuntimeError("this rank fails")
 
 
 if __name__ == "__main__":
