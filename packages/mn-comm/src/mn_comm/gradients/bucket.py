@@ -212,7 +212,7 @@ class Bucket:
 
     @property
     def divides_at_end(self) -> bool:
-        """Whether a sum in it may be divided when it is written to the gradients, and has no need to fit before."""
+        """Whether a sum may be divided when it is written to the gradients, rather than before."""
         return self._arrays is not None and not self.is_half
 
     def average_in_place(self, arrays: Arrays) -> None:

@@ -1,4 +1,4 @@
-"""Which gradients go into which bucket, and in which order: as they travel, or so that each mean gets to its owner."""
+"""Which gradients go into which bucket, and in which order: as they are sent, or so that means reach their owners."""
 
 from __future__ import annotations
 
@@ -181,7 +181,7 @@ class Ownership:
         return [owner for nodes in self._groups() for node in nodes for owner in node]
 
     def _groups(self) -> list[list[list[int]]]:
-        """Return, for each rank of a node that talks to others, and each node, the ranks whose ranges it exchanges."""
+        """Return, for each communicating rank of a node and each node, the ranks whose ranges it exchanges."""
         if not self._strategy.shares_memory:
             return [[[rank] for rank in order_of_ranges(len(self._places))]]
         n_talkers = self._strategy.talkers
@@ -193,7 +193,7 @@ class Ownership:
 
 
 def even_or(shares: Sequence[int], equal: Sequence[int]) -> Sequence[int]:
-    """Return where what each rank of a node adds up begins: its share, unless one has much more than the others.
+    """Return where each rank's part begins: its share, unless one share is much larger than the others.
 
     One more barrier takes less time than waiting for that rank.
 

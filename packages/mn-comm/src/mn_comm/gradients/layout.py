@@ -209,7 +209,7 @@ class Layout:
     def _cut_into_blocks(
         self, parts: Sequence[Part], ranges: Ranges, segments: Sequence[_Array], mine: int, room: _Array
     ) -> tuple[list[Block], set[int]]:
-        """Cut a bucket into the blocks that each rank of the node adds up; return also which gradients are cut."""
+        """Cut a bucket into the blocks that the node's ranks add up; return also the positions of cut gradients."""
         length, dtype, topology = segments[0].size, segments[0].dtype, self._strategy.context.topology
         adders: Sequence[int] = [0]
         shares: Sequence[int] = [0]
@@ -249,7 +249,7 @@ class Layout:
 
     @property
     def form(self) -> tuple[Any, ...]:
-        """What decides, beside the gradients, which of their elements this rank exchanges with which others."""
+        """The settings that decide, beside the gradients, which elements this rank exchanges with which ranks."""
         strategy, dtype = self._strategy, self._config.allreduce_grad_dtype
         limits = (self._limit(), self._bucket_bytes, self._whole, dtype and dtype.name)
         places = (tuple(self._on_host), tuple(self._on_device))

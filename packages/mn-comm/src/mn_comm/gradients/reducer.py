@@ -69,7 +69,7 @@ class GradientReducer:
         self.use(strategy, worker)
 
     def use(self, strategy: Strategy, worker: Worker | None) -> None:
-        """Go on with other ranks, and forget what was made for those before; to be called on every rank alike.
+        """Continue with other ranks, and discard what was created for the old ones; call it on every rank.
 
         Args:
             strategy: How one bucket is averaged.
@@ -91,7 +91,7 @@ class GradientReducer:
 
     @property
     def can_leave_to_owners(self) -> bool:
-        """Whether means can be given to one rank only; not with a hook or compression, which returns all of them."""
+        """Whether each mean can be sent to one rank only; a hook or compression returns all means."""
         return self._hook is None and self._compressor is None and self._strategy.traits.communicates
 
     def average(
@@ -255,7 +255,7 @@ class GradientReducer:
         return self._compressor.loaded_order(frozenset(name for name, _ in select(model, True).params))
 
     def scale_errors(self, scale: float) -> None:
-        """Set the factor of gradients from now on, such as a loss scale; to be called on every rank alike.
+        """Set the factor of gradients from now on, such as a loss scale; must be called alike on every rank.
 
         Args:
             scale: The factor, above 0; compression multiplies the part that it has not sent yet by the change of this
@@ -281,7 +281,7 @@ class GradientReducer:
     def _select(
         self, model: Model, zero_fill: bool, owners: Owners | None
     ) -> tuple[Selection, Signature, Exception | None]:
-        """Return the gradients that take part, what all ranks must have alike, and what went wrong on this rank."""
+        """Return the gradients that take part, their signature, and this rank's exception or ``None``."""
         try:
             selection = select(model, zero_fill)
         except Exception as error:
@@ -289,7 +289,7 @@ class GradientReducer:
         return selection, self._signature_of(selection, owners), None
 
     def _signature_of(self, selection: Selection, owners: Owners | None) -> Signature:
-        """Return what all ranks must have alike: settings, then gradients; the same object while it is equal."""
+        """Return the signature that must be equal on all ranks; the same object while it does not change."""
         # For thousands of gradients, it is faster to compare each attribute for all of them than to create an entry for
         # each.
         config = self._config()
