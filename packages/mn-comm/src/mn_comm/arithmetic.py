@@ -35,7 +35,7 @@ def divide(array: _Array, divisor: float, out: _Array) -> None:
     """
     if divisor != 1:
         operation, number = _division(divisor, array.dtype)
-        operation(array, number, out, casting="unsafe")  # as NumPy calls the way between bfloat16 and float16
+        operation(array, number, out, casting="unsafe")  # what NumPy requires between bfloat16 and float16
     elif out is not array:
         out[...] = array
 

@@ -122,7 +122,7 @@ class Strategy:
 
     @property
     def on_device(self) -> DeviceStrategy:
-        """The counterpart for buckets on devices; collective when first asked for, on the devices then current."""
+        """The counterpart for buckets on devices; collective when first used, on the current devices."""
         # Not functools.cached_property: before Python 3.12, all objects share its lock, so two threads that call
         # collectives here would wait for each other across ranks.
         if self._on_device is None:
@@ -188,7 +188,7 @@ class Strategy:
         return bucket.share
 
     def average_across(self, bucket: Bucket) -> None:
-        """Average a bucket's share over the nodes, or all of it over all ranks where nodes play no role; collective."""
+        """Average a bucket's share over nodes or, without nodes, the whole bucket over all ranks; collective."""
         if bucket.shares_memory or self.traits.communicates:
             ranks = self.context.across if bucket.shares_memory else self.context.ranks
             if not bucket.ranges.owners:
@@ -240,7 +240,7 @@ class Strategy:
         return mean
 
     def allocate(self, nbytes: int, lasting: bool) -> list[_Array]:
-        """Return memory for buckets, that of every rank of the node by ``intra_rank`` where they share it; collective.
+        """Return memory for buckets: of all ranks of the node if they share it, or of this rank; collective.
 
         If they cannot share memory, all ranks use messages from then on, and rank 0 warns.
 

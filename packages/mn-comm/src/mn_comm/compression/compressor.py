@@ -240,7 +240,7 @@ class Compressor:
             xp = array_module(portion)
             found = self.compression.exchange(Portion(portion.size, pieces, ranks.rank, ranks.size, xp))
             for key, array in known.saved.pop(name, {}).items():
-                if found.memory.now[key].shape == array.shape:  # otherwise memory can be shared no more, or again
+                if found.memory.now[key].shape == array.shape:  # else memory sharing has changed
                     found.memory.now[key][...] = xp.asarray(array)
             known.exchanges[name] = found
         return found

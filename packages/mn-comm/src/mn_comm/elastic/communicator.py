@@ -35,7 +35,7 @@ _POINT_TO_POINT = ("send", "recv", "send_obj", "recv_obj")
 
 
 class _Progress:
-    """Numbers that change in every step: to set an attribute of a communicator itself takes a tenth of a vote.
+    """Numbers that change in every step; as attributes of a communicator, they would be slow to set.
 
     Attributes:
         depth: The number of nested transactions that are running.
@@ -107,7 +107,7 @@ class ElasticCommunicator(Communicator):
         raise RuntimeError("mpi_comm: an elastic communicator replaces it by itself, nobody else can")
 
     def on_change(self, callback: Callable[[Change], _T]) -> Callable[[Change], _T]:
-        """Have a function called after each loss, when the communicator is rebuilt; to be called on every rank alike.
+        """Call a function after each loss, when the communicator has been rebuilt; register it on every rank.
 
         Args:
             callback: Called with the change, on every rank, in the order in which callbacks were registered. It may
@@ -204,7 +204,7 @@ class ElasticCommunicator(Communicator):
         return result
 
     def _is_of_a_loss(self, error: Exception) -> bool:
-        """Return whether an exception comes from a loss; any of MPI's may, whatever its class."""
+        """Return whether an exception may be caused by a loss: any MPI exception may, whatever its class."""
         from mn_comm.elastic.family import Overruled
 
         return isinstance(error, (Overruled, MPI.Exception)) or self._family.is_revoked
@@ -238,7 +238,7 @@ class ElasticCommunicator(Communicator):
         """Leave the other ranks, which continue; return whether no rank does. This object must not be used afterwards.
 
         Args:
-            at_once: Whether ranks that wait for this rank must be interrupted.
+            at_once: Whether to interrupt ranks that wait for this rank.
         """
         from mn_comm.elastic.recovery import all_leave
 
@@ -331,7 +331,7 @@ def _as_transaction(name: str) -> Callable[..., Any]:
 
 
 def _between_two(name: str) -> Callable[..., Any]:
-    """Return a method that ends in no vote, as only two ranks know of it; after a loss it votes where the others do."""
+    """Return a method that ends without a vote, as only two ranks know of it; after a loss it joins a vote."""
     method = getattr(Communicator, name)
 
     @wraps(method)

@@ -29,7 +29,7 @@ from mn_comm.worker import close_all
 
 __all__ = ["asked_to_leave", "end_alone", "leave_as_asked"]
 
-_PATIENCE_SECONDS = 3.0  # for the others to come to a vote; they may have come to the end of the script instead
+_PATIENCE_SECONDS = 3.0  # until the others vote, unless they have reached the end of the script
 _BY_SIGNAL = 128  # a shell's exit status for a process that was ended by a signal
 
 asked_to_leave = threading.Event()

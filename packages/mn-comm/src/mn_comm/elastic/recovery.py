@@ -47,7 +47,7 @@ def all_leave(family: Family, *, at_once: bool) -> bool:
 
     Args:
         family: The current family.
-        at_once: Whether ranks that wait for this rank must be interrupted: it will not send anything.
+        at_once: Whether to interrupt ranks that wait for this rank, because it will not send anything.
     """
     if at_once:
         family.revoke()
