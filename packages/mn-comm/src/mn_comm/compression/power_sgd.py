@@ -146,7 +146,7 @@ class PowerSGDExchange:
             return
         left, right = self._lefts(each), self._factor(self.memory.new["right"], each.right)
         if isinstance(out, np.ndarray) and out.dtype == np.float32:
-            product = np.matmul(left, right.T, out=out)  # saves new memory, which on the host costs more than the rest
+            product = np.matmul(left, right.T, out=out)  # faster than new memory on the host
         else:
             product = self._xp.matmul(left, right.T)
             out[...] = product

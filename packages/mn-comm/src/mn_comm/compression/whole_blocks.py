@@ -21,7 +21,7 @@ _Array = Any  # CuPy's; NumPy's in tests
 
 
 class RowCodec(Protocol):
-    """Quantises consecutive elements, block by block, into the same messages as a ``BlockCodec`` of the same block.
+    """Quantises consecutive elements, block by block, into the same messages as a ``BlockCodec`` of equal block.
 
     It only puts work on the current stream: nothing depends on the contents of an array.
 
@@ -124,7 +124,7 @@ class WholeBlockExchange:
 
 
 def as_rows(xp: Any, values: _Array, block: int) -> _Array:
-    """Return elements in rows of a block each, the last one filled up with zeros: a view, or a copy if it has to be."""
+    """Return elements in rows of one block each, padded with zeros: a view if possible, otherwise a copy."""
     if values.size % block == 0:
         return values.reshape(-1, block)
     rows = xp.zeros((-(-values.size // block), block), values.dtype)
