@@ -357,7 +357,7 @@ class Communicator(CommunicatorBase):
             recvbuf: An array of that shape and dtype.
         """
         own = recvbuf if sendbuf is None else sendbuf
-        total = self.allreduce(own.astype(np.float32) if is_half(own.dtype) else own)  # the sum of halves may overflow
+        total = self.allreduce(own.astype(np.float32) if is_half(own.dtype) else own)  # may overflow otherwise
         recvbuf[...] = total / self.size
 
     def _reducer_of(self, model: Model) -> GradientReducer:
