@@ -60,7 +60,7 @@ def parse(arguments: list[str], prog: str, description: str) -> Options:
     parser.add_argument("--ssh", default="ssh", help="the command that reaches a host; default %(default)s")
     parser.add_argument("--mpiexec", default="mpiexec", help="the launcher, with its options")
     parser.add_argument(
-        "--patience", type=float, default=120.0, help="time limit in seconds until the first rank has a communicator; default 120"
+        "--patience", type=float, default=120.0, help="seconds to wait for the first communicator; default 120"
     )
     parser.add_argument("command", nargs=argparse.REMAINDER, help="the script and its arguments, or -m and a module")
     given = parser.parse_args(arguments)
