@@ -1,11 +1,11 @@
-"""How long a training stands still when a rank is killed, beside a restart of the same script.
+"""How long training is interrupted when a rank is killed, compared with a restart of the same script.
 
     python benchmarks/recovery.py [--ranks 3] [--jobs 15] [--restarts 3] [--json figures.jsonl]
 
-Open MPI's ``mpiexec`` has to lie beside this Python. Each job trains a network of a megabyte, and one of its ranks is
-killed at a random moment. Measured is the time from the kill until all others have completed a step without it. In
-between, the same script is run without ``elastic=True``: it ends, is started again at once, and measured is the time
-from the kill until its first step is complete.
+Open MPI's ``mpiexec`` must be in the same folder as this Python. Each job trains a network of a megabyte, and one of
+its ranks is killed at a random moment. The result is the time from the kill until all other ranks have completed a step
+without it. In between, the same script is run without ``elastic=True``: it ends and is restarted immediately, and the
+result is the time from the kill until its first step is complete.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ from pathlib import Path
 
 import numpy as np
 
-UNITS = 500  # of both layers' sides: 250,000 parameters in float32 are a megabyte
+UNITS = 500  # of both layers: 250,000 parameters in float32 are a megabyte
 STEPS = 60
 PATIENCE_SECONDS = 60
 
 
 def main() -> None:
-    """Run what the arguments ask for, and print what was found."""
+    """Run the requested jobs, and print the results."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--ranks", type=int, default=3)
     parser.add_argument("--jobs", type=int, default=15, help="how many ranks are killed, each in a job of its own")
@@ -55,7 +55,7 @@ def main() -> None:
 
 
 def report(args: argparse.Namespace, found: dict[str, list[float]]) -> None:
-    """Print medians, and keep all figures."""
+    """Print medians, and save all figures."""
     for name, seconds in found.items():
         if seconds:
             median, most = 1000 * statistics.median(seconds), 1000 * max(seconds)
@@ -66,7 +66,7 @@ def report(args: argparse.Namespace, found: dict[str, list[float]]) -> None:
 
 
 def recovery(args: argparse.Namespace, seed: int) -> float:
-    """Return the seconds from a kill until all ranks that are left have completed a step without the one."""
+    """Return the seconds from a kill until all remaining ranks have completed a step without the killed one."""
     notes = finished(args, seed, "--elastic", "--seed", str(seed))
     (killed,) = (note["time"] for note in notes if note["what"] == "killed")
     later = [note for note in notes if note["what"] == "step" and note["generation"] == 1]
@@ -76,13 +76,13 @@ def recovery(args: argparse.Namespace, seed: int) -> float:
 
 
 def restart(args: argparse.Namespace, seed: int) -> float:
-    """Return the seconds from a kill until a job that was started again has completed a step."""
+    """Return the seconds from a kill until a restarted job has completed a step."""
     (killed,) = (note["time"] for note in finished(args, seed, "--seed", str(seed)) if note["what"] == "killed")
     return min(note["time"] for note in finished(args, seed) if note["what"] == "step") - killed
 
 
 def finished(args: argparse.Namespace, seed: int, *more: str) -> list[dict[str, float | str]]:
-    """Run a job to its end, however that is, and return what its ranks have noted."""
+    """Run a job until it ends in any way, and return the notes of its ranks."""
     mpiexec = shutil.which("mpiexec", path=os.path.dirname(sys.executable)) or "mpiexec"
     environ = {**os.environ, "PRTE_MCA_rmaps_default_mapping_policy": ":oversubscribe", "OMP_NUM_THREADS": "1"}
     with tempfile.TemporaryDirectory() as folder:
@@ -94,7 +94,7 @@ def finished(args: argparse.Namespace, seed: int, *more: str) -> list[dict[str, 
 
 
 def train(folder: Path, args: argparse.Namespace) -> None:
-    """Train on one rank, and note when steps were complete, and when it was killed."""
+    """Train on one rank, and record when steps were complete, and when it was killed."""
     import chainer
     import chainermn
 
@@ -120,7 +120,7 @@ def train(folder: Path, args: argparse.Namespace) -> None:
             threading.Thread(target=die, daemon=True).start()
         optimizer.update(model, x, t)
         note("step", step=step, generation=comm.generation if args.elastic else 0)
-        if args.seed < 0:  # started again: the first step is all that is asked for
+        if args.seed < 0:  # after a restart, only the first step is needed
             break
     if args.seed >= 0 and rank == victim:
         threading.Event().wait(1)  # for its death

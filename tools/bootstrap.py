@@ -130,7 +130,7 @@ def _index() -> str | None:
 
 
 def _tell_uv() -> None:
-    """Let uv know what pip and Python know: the index, the certificates; and a cache where there is no home."""
+    """Pass the settings of pip and Python to uv: the index, the certificates; and a cache if there is no home."""
     index, certificates = _index(), os.environ.get("PIP_CERT")
     if index:
         os.environ.setdefault("UV_DEFAULT_INDEX", index)

@@ -135,7 +135,7 @@ def _definition(module: types.ModuleType, path: str, value: Any) -> Iterator[tup
     yield path, _form(value)
     if inspect.isclass(value):
         yield f"{path} is abstract in", " ".join(sorted(getattr(value, "__abstractmethods__", ())))
-        for name in vars(value) if IS_OLD else dir(value):  # what the old one inherits is listed where that is
+        for name in vars(value) if IS_OLD else dir(value):  # inherited names are listed with the base class
             if not name.startswith("__") or name == "__call__":
                 yield f"{path}.{name}", _form(inspect.getattr_static(value, name))
 

@@ -100,7 +100,7 @@ def comments(file: Path, source: str) -> Iterator[Line]:
 
 
 def strings(file: Path, source: str) -> Iterator[Line]:
-    """Return the strings of a source: docstrings, messages, and whatever else there is."""
+    """Return the strings of a source: docstrings, messages, and all others."""
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.Constant) and isinstance(node.value, str):
             for offset, text in enumerate(node.value.splitlines()):
@@ -108,13 +108,13 @@ def strings(file: Path, source: str) -> Iterator[Line]:
 
 
 def proselint() -> list[str]:
-    """Return what proselint says of the documentation, without what does not apply here."""
+    """Return the findings of proselint in the documentation, except those that do not apply here."""
     try:
         tools, config = importlib.import_module("proselint.tools"), importlib.import_module("proselint.config")
     except ImportError:
         return []
     options = {**config.default, "checks": {**config.default["checks"], **dict.fromkeys(NOT_OURS, False)}}
-    # All at once: it spends most of its time on beginning.
+    # All files at once: most of its time is spent on starting.
     lines = list(documentation())
     errors = tools.lint("\n".join(line.text for line in lines), config=options)
     errors = [(check, message, line) for check, message, line, *_ in errors if check not in NOT_OURS]

@@ -55,7 +55,7 @@ class Model(chainer.Link):
 
 @contextmanager
 def traced() -> Iterator[dict[CodeType, set[int]]]:
-    """Return a context that collects the functions of ours that are called, and which of their lines are run."""
+    """Return a context that collects the called functions of this repository, and their executed lines."""
     found: dict[CodeType, set[int]] = defaultdict(set)
 
     def trace(frame: FrameType, event: str, _argument: Any) -> Callable[..., Any] | None:
