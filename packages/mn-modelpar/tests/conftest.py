@@ -13,7 +13,7 @@ sys.path.insert(0, str(Path(__file__).parents[2] / "mn-comm" / "tests" / "fakes"
 
 from shared_fixtures import fake_cupy  # noqa: F401
 
-# Under mpiexec every rank must try the same examples, in the same order, and none may stop to shrink one alone.
+# Under mpiexec, every rank must try the same examples in the same order, and none may stop to shrink one by itself.
 settings.register_profile("ranks", derandomize=True, database=None, deadline=None, max_examples=25)
 settings.load_profile("ranks")
 
