@@ -28,7 +28,7 @@ def comm():
 
 @pytest.fixture
 def check_slope(comm):
-    """Compare gradients with the slope of the loss along random directions, moved along on all ranks together."""
+    """Compare gradients with the slope of the loss along random directions, in which all ranks move together."""
 
     def check(loss, arrays, gradients, eps=1e-6, rtol=1e-6, atol=1e-7):
         """``loss`` is this rank's share of the loss, of arrays like ``arrays``; ``gradients`` are those of the sum."""

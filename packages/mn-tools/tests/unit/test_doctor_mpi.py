@@ -1,4 +1,4 @@
-"""What the doctor says of MPI libraries and of ``mpiexec``, each broken in turn."""
+"""The doctor's checks of MPI libraries and of ``mpiexec``, each broken in turn."""
 
 import os
 import sys
@@ -14,7 +14,7 @@ OTHER = {"MPICH": "Open MPI", "Open MPI": "MPICH"}
 
 @pytest.fixture
 def elsewhere(machine, tmp_path, monkeypatch):
-    """A folder beside whose Python there is no mpiexec, and none on PATH."""
+    """A folder with a Python but no mpiexec, and a PATH without mpiexec."""
     folder = tmp_path / "environment"
     folder.mkdir()
     monkeypatch.setattr(sys, "executable", str(folder / "python"))

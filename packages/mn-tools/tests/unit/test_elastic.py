@@ -1,4 +1,4 @@
-"""What the supervisor asks for, starts, and makes of what ranks say; without ranks."""
+"""The supervisor's command line, its commands, and its reaction to messages; without ranks."""
 
 import sys
 
