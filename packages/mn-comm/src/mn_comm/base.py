@@ -46,7 +46,7 @@ class CommunicatorBase(ABC):
 
     mpi_comm: MPI.Intracomm
     is_elastic: ClassVar[bool] = False
-    """Whether it goes on without ranks that die."""
+    """Whether it continues without ranks that die."""
 
     def __init_subclass__(cls, **kwds: Any) -> None:
         super().__init_subclass__(**kwds)

@@ -97,8 +97,8 @@ class Inquiry:
     def say_farewell(self) -> None:
         """Tell the neighbors that this rank takes part in nothing any more, and receive the same message from them.
 
-        Messages that nobody receives would have UCX write a warning about each of them. So a rank waits a moment for
-        its neighbors, as it would in ``MPI_Finalize``, and sends nothing to one that has waited long enough.
+        If a message is not received, UCX writes a warning about it. So a rank waits a moment for its neighbors, as it
+        would in ``MPI_Finalize``, and sends nothing to one that has waited long enough.
         """
         if self._can_ask and not MPI.Is_finalized():
             with contextlib.suppress(MPI.Exception):  # one of them has died

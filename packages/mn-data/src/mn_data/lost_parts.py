@@ -39,8 +39,8 @@ def tell_of_lost_parts(communicator: CommunicatorBase, length: int, force_equal_
             begin, end = part(length, size, owners[lost], force_equal_length)
             if change.rank == 0 and begin < end:
                 logger.warning(
-                    "samples %d to %d of %d, as scatter_dataset has shared them out, were lost with rank %d: the "
-                    "training goes on without them (mn_data.ElasticIterator loses none)",
+                    "samples %d to %d of %d, in the order of scatter_dataset, were lost with rank %d: "
+                    "training continues without them (mn_data.ElasticIterator loses none)",
                     *(begin, min(end, length) - 1, length, lost),
                 )
         owners[:] = [owners[old] for old in change.survivors]

@@ -20,7 +20,7 @@ __all__ = ["Defer", "Forward", "commit", "refuse_elastic", "restart_after_losses
 Forward = Callable[[], chainer.Variable]
 """Computes the loss."""
 Defer = Callable[[Callable[[], None]], None]
-"""Takes note of what is to be done once all ranks have agreed."""
+"""Records what is to be done once all ranks have agreed."""
 
 
 class Attempt(Protocol):

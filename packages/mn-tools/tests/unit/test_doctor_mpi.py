@@ -169,8 +169,8 @@ def test_the_names_of_open_mpi(machine, elsewhere, said, version):
 @pytest.mark.parametrize(
     ("vendor", "version", "found"),
     [
-        ("Open MPI", "5.0.11", "training can go on without ranks that die"),
-        ("Open MPI", "4.1.6", "only Open MPI 5 can go on without it, not Open MPI 4.1.6"),
+        ("Open MPI", "5.0.11", "training can continue without ranks that die"),
+        ("Open MPI", "4.1.6", "only Open MPI 5 can continue without it, not Open MPI 4.1.6"),
         ("MPICH", "5.0.2", "a rank that dies ends the job"),
     ],
 )

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 __all__ = ["allgather", "gather"]
 
 _Array = np.ndarray[Any, Any]
-_TAG = 0  # on the private communicator nothing else is under way
+_TAG = 0  # nothing else uses the private communicator
 
 
 def gather(ranks: Ranks, data: Any, root: int = 0) -> tuple[_Array, ...] | None:

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 __all__ = ["mean_of_halves", "mean_to_each", "order_of_ranges"]
 
 _Array = np.ndarray[Any, Any]
-_TAG = 0  # on a private communicator nothing else is under way
+_TAG = 0  # nothing else uses a private communicator
 # Data is added up in pieces while more of it arrives.
 _PIECE_BYTES = 1 << 20
 

@@ -28,7 +28,7 @@ __all__ = [
     "send_obj",
 ]
 
-_TAG = 0  # on the private communicator nothing else is under way
+_TAG = 0  # nothing else uses the private communicator
 
 
 class _Sealed:

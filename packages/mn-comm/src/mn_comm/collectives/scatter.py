@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 __all__ = ["scatter"]
 
 _Array = np.ndarray[Any, Any]
-_TAG = 0  # on the private communicator nothing else is under way
+_TAG = 0  # nothing else uses the private communicator
 
 
 def scatter(ranks: Ranks, xs: Any, root: int = 0) -> _Array:

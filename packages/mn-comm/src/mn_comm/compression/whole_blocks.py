@@ -113,7 +113,7 @@ class WholeBlockExchange:
             portion[...] = values
 
     def _cut(self, message: _Array, length: int, begin: int, end: int) -> list[_Array]:
-        """Return the scales and the elements of a range of so many elements' message, as bytes."""
+        """Return the scales and the elements of a range in the message for a given number of elements, as bytes."""
         first, last, all_of_them = (-(-point // self._codec.block) for point in (begin, end, length))
         codes = message[4 * all_of_them :]
         points = self._codec.nbytes(begin) - 4 * first, self._codec.nbytes(end) - 4 * last

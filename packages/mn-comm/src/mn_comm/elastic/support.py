@@ -21,7 +21,7 @@ def problem_of(library: str, environ: Mapping[str, str] = os.environ) -> str | N
     """
     name = " ".join(library.splitlines()[0].split(",")[0].split())
     if not name.startswith("Open MPI"):
-        return f"elastic=True: expected Open MPI 5, which can go on without a rank that died; got {name:.40}: {_CURE}"
+        return f"elastic=True: expected Open MPI 5, which can continue after a rank has died; got {name:.40}: {_CURE}"
     if environ.get(ENABLED, "") not in ("1", "true"):
         return f"elastic=True: expected a job started with fault tolerance, but {ENABLED} is not 1: {_CURE}"
     return None

@@ -1,8 +1,8 @@
 """Chainer's snapshot files, written as Chainer writes them and read without unpickling anything.
 
 A snapshot is an .npz file. Chainer stores ``None`` (for an uninitialised parameter) as an array of shape ``()`` that
-contains a Python object, so its own loader has to allow pickles, and with them any code that somebody put into the
-file. Here, the opcodes of the pickle are read but never executed: only the pickle of ``None`` is accepted.
+contains a Python object, so its own loader has to allow pickles, and with them any code in the file. Here, the opcodes
+of the pickle are read but never executed: only the pickle of ``None`` is accepted.
 """
 
 from __future__ import annotations

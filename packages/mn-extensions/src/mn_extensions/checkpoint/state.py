@@ -93,7 +93,7 @@ class _Lenient(dict[str, "np.ndarray[Any, Any]"]):
 
 def _random_state() -> dict[str, np.ndarray[Any, Any]]:
     parts = np.random.get_state(legacy=False)
-    if parts["bit_generator"] != _GENERATOR:  # somebody called numpy.random.set_bit_generator: keep their generator
+    if parts["bit_generator"] != _GENERATOR:  # the program has replaced it: keep its generator
         return {}
     values = (parts["state"]["key"], parts["state"]["pos"], parts["has_gauss"], parts["gauss"])
     return {_RANDOM + name: np.asarray(value) for name, value in zip(_RANDOM_PARTS, values, strict=True)}

@@ -184,9 +184,9 @@ def check_survival(library: Library) -> Check:
     """Check whether a job can continue after a rank has died."""
     major = re.match(r"\d+", library.version)
     if library.vendor == "Open MPI" and major and int(major[0]) >= 5:
-        found = "training can go on without ranks that die: elastic=True, started by mpiexec --with-ft ulfm"
+        found = "training can continue without ranks that die: elastic=True, started by mpiexec --with-ft ulfm"
     else:
-        found = f"a rank that dies ends the job: only Open MPI 5 can go on without it, not {library}"
+        found = f"a rank that dies ends the job: only Open MPI 5 can continue without it, not {library}"
     return ok(GROUP, "lost ranks", found)
 
 

@@ -74,4 +74,4 @@ class Attempt:
         if self.failures:
             rank, _, summary = self.failures[0]
             return f"rank {rank}: {summary}"
-        return f"ranks ended without a message: {len(self.finished)} of {self.size} have come to the end of the script"
+        return f"ranks ended without a message: {len(self.finished)} of {self.size} have reached the end of the script"
