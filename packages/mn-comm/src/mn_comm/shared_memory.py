@@ -47,7 +47,7 @@ class SharedMemory:
             nbytes: How many bytes each rank needs.
 
         Raises:
-            OSError: As for :func:`share`.
+            OSError: See :func:`share`.
         """
         if not self._parts or self._parts[0].nbytes < nbytes:
             self._parts = []  # freed first: the new memory may need it

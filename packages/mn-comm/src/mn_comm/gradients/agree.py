@@ -186,7 +186,7 @@ class Agreement:
         """Exchange messages at the other ranks' check, without checking anything on this rank; collective.
 
         Args:
-            notes: As for :meth:`start`.
+            notes: See :meth:`start`.
             roll: The messages to the other ranks.
             until_quiet: Whether to repeat this until no rank has news, rather than do it once.
         """
