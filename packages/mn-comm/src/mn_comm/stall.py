@@ -151,7 +151,7 @@ class Monitor:
                     traceback.print_exc()
 
     def _stalled(self) -> list[tuple[Activity, int]]:
-        """Return the activity that has waited too long, and the start of its wait."""
+        """Return the activities that have waited too long, each with the start of its wait."""
         now = time.monotonic_ns()
         waits = [(activity, activity.wait) for activity in list(activities.values())]
         return [(activity, wait[2]) for activity, wait in waits if wait and now - wait[2] > self.limit * 1e9]

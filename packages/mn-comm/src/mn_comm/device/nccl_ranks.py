@@ -167,7 +167,7 @@ def _find_obstacle(ranks: Ranks) -> Exception | None:
 
 
 def _look() -> tuple[str | None, str]:
-    """Return the missing package, and the PCI address of this rank's device, which NCCL uses to identify it."""
+    """Return why NCCL is unavailable here, or ``None``; and the PCI address, by which NCCL knows the device."""
     try:
         nccl.require()
     except RuntimeError as error:

@@ -99,8 +99,8 @@ class Ownership:
     """Fills buckets so that all elements that a rank owns are adjacent; creating it is collective.
 
     A bucket consists of shares, one for each rank of a node that communicates with other nodes. A share consists of
-    ranges for all nodes, and a range of the elements that the ranks of this node own. Ranks that share no memory count
-    as one node each.
+    ranges, one for each node, with elements that the ranks of that node own. Ranks that share no memory count as one
+    node each.
 
     Args:
         strategy: How buckets are averaged.

@@ -289,7 +289,7 @@ class GradientReducer:
         return selection, self._signature_of(selection, owners), None
 
     def _signature_of(self, selection: Selection, owners: Owners | None) -> Signature:
-        """Return the signature that must be equal on all ranks; the same object while it does not change."""
+        """Return the signature: settings, then gradients; the same object as before if nothing has changed."""
         # For thousands of gradients, it is faster to compare each attribute for all of them than to create an entry for
         # each.
         config = self._config()

@@ -67,7 +67,7 @@ class _CannotRunError(Exception):
 
 
 def _agree_on_options(world: MPI.Intracomm, argv: list[str]) -> Options | int:
-    """Let rank 0 read the arguments, so that there is only one message; raise an exit status if they are wrong."""
+    """Let rank 0 read the arguments, so that there is only one message; return an exit status if they are wrong."""
     found: Options | int = 0
     if world.rank == 0:
         try:
