@@ -75,7 +75,7 @@ class Memory:
         arrays: The arrays by name; in the same memory as the portions: host memory or the device.
 
     Attributes:
-        now: The arrays after the last step; read-only.
+        now: The arrays after the last step; they must not be changed.
         new: Memory for the arrays after this step. Every exchange overwrites all of it.
     """
 
