@@ -7,8 +7,8 @@ import sys
 
 import pytest
 
-# Jobs print as they do for most people. With it, print() writes each of its arguments by itself, and the ranks cut
-# each other's lines in two.
+# Jobs print as they do for most users. With this variable, print() writes each of its arguments separately, and the
+# ranks cut each other's lines in two.
 os.environ.pop("PYTHONUNBUFFERED", None)
 
 
@@ -16,14 +16,14 @@ os.environ.pop("PYTHONUNBUFFERED", None)
 def launcher():
     found = shutil.which("mpiexec", path=os.path.dirname(sys.executable))
     if "Open MPI" not in subprocess.run([found, "--version"], capture_output=True, text=True).stdout:
-        pytest.skip("only Open MPI goes on without a rank that died")
+        pytest.skip("only Open MPI continues after a rank has died")
     return found
 
 
 @pytest.fixture
 def job(launcher, request, tmp_path):
-    """Run code on several ranks, of which some die; return the lines that it printed, sorted, and the status."""
-    # Of the package's tests: their stand-ins.
+    """Run code on several ranks, some of which die; return the lines of its output, sorted, and the status."""
+    # From the package's tests: their stand-ins.
     fakes = str(request.path.parents[1] / "fakes")
 
     def run(ranks, code, *args, options=("--with-ft", "ulfm"), status=0):

@@ -1,7 +1,7 @@
-"""The environments in which the packages are built, checked and tried; `tools/bootstrap.py` runs it.
+"""The environments in which the packages are built, checked and tested; `tools/bootstrap.py` runs it.
 
-`-s try` trains the digits model on two processes, `-s test` runs all tests; `-l` lists the rest. The tests see built
-wheels, each package's in an environment of its own, with nothing but what that package declares.
+`-s try` trains the digits model on two processes, `-s test` runs all tests; `-l` lists all sessions. The tests use
+built wheels, each package in a separate environment that contains only its declared dependencies.
 """
 
 import os
@@ -15,7 +15,7 @@ nox.needs_version = ">=2026.4"
 nox.options.default_venv_backend = "uv"
 nox.options.reuse_venv = "yes"
 nox.options.download_python = "never"
-# Nox makes a missing one an error in CI. There, a job that is for one interpreter says so itself.
+# In CI, nox treats a missing interpreter as an error. There, a job for one interpreter selects it.
 nox.options.error_on_missing_interpreters = False
 nox.options.sessions = ["test"]
 
@@ -33,31 +33,31 @@ SUITES = [*PACKAGES, "product"]
 GROUPS = {"mn-compat": ["test", "test-compat"], "product": ["test", "test-docs", "examples", "example-data", "clients"]}
 
 RUNNING = "{}.{}".format(*sys.version_info)
-# Those that are declared; each is tested where it is found.
+# The declared versions; those that are found are tested.
 PYTHONS = ["3.10", "3.11", "3.12", "3.13", "3.14", "3.15"]
-# Those of Debian sid, in which the session debian-sid tests.
+# The versions in Debian sid, with which the session debian-sid tests.
 SID_PYTHONS = ["3.14", "3.15"]
 if RUNNING not in PYTHONS:
     PYTHONS.append(RUNNING)
 
-# A variable of pyenv: `python3.12` then also runs where another version is the selected one.
+# A variable of pyenv: `python3.12` then also runs if another version is selected.
 PYENV = Path(os.environ.get("PYENV_ROOT", "~/.pyenv")).expanduser()
 if PYENV.is_dir():
     os.environ["PYENV_ROOT"] = str(PYENV)
     os.environ["PYENV_VERSION"] = ":".join(sorted(found.name for found in PYENV.glob("versions/3.[1-9][0-9]*")))
-# The tests are to see the wheels and nothing else.
+# The tests must use the wheels and nothing else.
 os.environ.pop("PYTHONPATH", None)
-# Without bytecode every rank of every job compiles Chainer again, which takes as long again as importing it.
+# Without bytecode, every rank of every job compiles Chainer again, which takes as long as importing it.
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 
 MPI_SETTINGS = {
-    # The ranks outnumber the cores of a small machine.
+    # There are more ranks than cores on a small machine.
     "OMP_NUM_THREADS": "1",
     "PRTE_MCA_rmaps_default_mapping_policy": ":oversubscribe",
-    # Open MPI refuses root, in a container too, unless told twice.
+    # Open MPI refuses to run as root, also in a container, unless both variables are set.
     "OMPI_ALLOW_RUN_AS_ROOT": "1",
     "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
-    # Its UCX component prints a line for each shared window that it cannot serve.
+    # Its UCX component prints a line for each shared window that it does not support.
     "OMPI_MCA_osc": "^ucx",
 }
 
@@ -85,7 +85,7 @@ def build(session: nox.Session) -> None:
 
 @nox.session(name="try", requires=["build"])
 def try_(session: nox.Session) -> None:
-    """Train the digits model on two processes; arguments after `--` go to the example."""
+    """Train the digits model on two processes; arguments after `--` are passed to the example."""
     install(session, with_mpi("chainermn-meta", "mpich"), *groups("examples"))
     example = ["python", "examples/mnist/train_mnist.py", "-x", "naive", "-o", "result/mnist"]
     session.run("mpiexec", "-n", "2", *example, *session.posargs, env=MPI_SETTINGS)
@@ -103,14 +103,14 @@ def lint(session: nox.Session) -> None:
 
 @nox.session(requires=["build"])
 def layers(session: nox.Session) -> None:
-    """Check who imports whom with import-linter."""
+    """Check with import-linter which package imports which."""
     install(session, *PACKAGES, *groups("layers"))
     session.run("lint-imports", "--no-cache")
 
 
 @nox.session(requires=["build"])
 def docs(session: nox.Session) -> None:
-    """Make the site of the documentation in result/docs/, with warnings as errors; test its search and its links."""
+    """Build the site of the documentation in result/docs/, with warnings as errors; test its search and its links."""
     install(session, with_mpi("chainermn-meta", "mpich"), *groups("docs"))
     site, trees = ROOT / "result" / "docs", Path(session.create_tmp()) / "doctrees"
     shutil.rmtree(site, ignore_errors=True)
@@ -129,12 +129,12 @@ def bench(session: nox.Session) -> None:
     for ranks in ("2", "4"):
         for name in ("averaging", "step", "shard"):
             session.run("mpiexec", "-n", ranks, "python", f"benchmarks/{name}.py", *kept, env=MPI_SETTINGS)
-    # Beside a process that keeps one of the cores busy, as data loaders and neighbors do.
+    # Beside a process that keeps one of the cores busy, like data loaders and other programs.
     busy = ["benchmarks/averaging.py", "--models", "deep,wide", "--busy", "1"]
     session.run("mpiexec", "-n", "2", "python", *busy, *kept, env=MPI_SETTINGS)
     session.run("mpiexec", "-n", "2", "python", "benchmarks/batch_normalization.py", env=MPI_SETTINGS)
     session.run("python", "benchmarks/scatter.py", env=MPI_SETTINGS)
-    # Several hosts on this machine, where it lets us make them.
+    # Several hosts on this machine, if they can be created.
     networks = [("2,2", ["benchmarks/averaging.py", "--models", "wire"]), ("1,1", ["benchmarks/overlap.py"])]
     for hosts, what in networks:
         cluster = ["python", "tools/cluster.py", "--hosts", hosts, "--rate", "1gbit", "--", "python"]
@@ -159,20 +159,20 @@ def bench_compression(session: nox.Session) -> None:
 
 @nox.session(name="release-check", requires=["build"])
 def release_check(session: nox.Session) -> None:
-    """Build what a release consists of into result/release/, check it, and install it where there is nothing else."""
+    """Build the files of a release into result/release/, check them, and install them in an empty environment."""
     folder = ROOT / "result" / "release"
     shutil.rmtree(folder, ignore_errors=True)
     install(session, *groups("build", "release"))
-    # Each wheel is built from its sdist, so that those are complete.
+    # Each wheel is built from its sdist, which shows that the sdists are complete.
     session.run("uv", "build", "--quiet", "--all-packages", "--no-build-isolation", f"--out-dir={folder}")
     folder.joinpath(".gitignore").unlink()  # uv's
     session.run("twine", "check", "--strict", *map(str, sorted(folder.iterdir())))
-    # PyPI has Chainer in source form only; beside the others, pip finds this wheel without building anything.
+    # PyPI has Chainer only as source; with this wheel beside the others, pip does not have to build anything.
     for wheel in DIST.glob("chainer-*.whl"):
         shutil.copy(wheel, folder)
     clean = Path(session.create_tmp()) / "clean"
     session.run("uv", "venv", "--quiet", "--clear", f"--python={session.python or sys.executable}", str(clean))
-    # Of the release itself nothing comes from the network; what it depends on does, in the pinned versions.
+    # No file of the release comes from the network; its dependencies do, in the pinned versions.
     pins = [line for line in CONSTRAINTS.read_text().splitlines() if " @ " not in line]
     ours = [f"{wheel.name.split('-')[0]} @ {wheel.as_uri()}" for wheel in sorted(folder.glob("*.whl"))]
     constraints = Path(session.create_tmp()) / "constraints.txt"
@@ -186,9 +186,9 @@ def release_check(session: nox.Session) -> None:
 
 @nox.session(requires=["build"])
 def coverage(session: nox.Session) -> None:
-    """Measure what the unit and MPI tests run, of all ranks together; names of packages after `--` choose some.
+    """Measure the coverage of the unit and MPI tests, of all ranks together; package names after `--` choose some.
 
-    The report is in result/coverage/. It is made on two ranks of MPICH.
+    The report is in result/coverage/. It is created on two ranks of MPICH.
     """
     suites = session.posargs or SUITES
     requirements = {name for suite in suites for name in GROUPS.get(suite, ["test"])}
@@ -212,21 +212,21 @@ def coverage(session: nox.Session) -> None:
 
 @nox.session(venv_backend="none")
 def bump(session: nox.Session) -> None:
-    """Give all packages a version, `-- 8.0.0b1`, or the project an address, `-- --repository URL`."""
+    """Give all packages a new version, `-- 8.0.0b1`, or the project a new address, `-- --repository URL`."""
     session.run(sys.executable, "tools/bump.py", *session.posargs)
     session.run("uv", "lock", "--quiet")
 
 
 @nox.session(venv_backend="none")
 def lock(session: nox.Session) -> None:
-    """Renew the pinned versions: uv.lock, and tools/requirements.txt for tools/bootstrap.py."""
+    """Update the pinned versions: uv.lock, and tools/requirements.txt for tools/bootstrap.py."""
     session.run("uv", "lock", "--upgrade")
     what = ["--only-group", "nox", "--no-emit-workspace", "--no-annotate", "--no-header"]
     session.run("uv", "export", "--quiet", "--frozen", *what, "-o", "tools/requirements.txt")
 
 
 def add_test_session(kind: str, suite: str, mpi: str, description: str, **options: str) -> None:
-    """Define a session that tests one package, or the product, on each of the interpreters."""
+    """Define a session that tests one package, or all packages together, on each of the interpreters."""
 
     def body(session: nox.Session) -> None:
         run_tests(session, suite, mpi, *(f"--{option}={value}" for option, value in options.items()))
@@ -265,18 +265,18 @@ def debian_sid(session: nox.Session) -> None:
 
 
 def test_in_place(session: nox.Session, enter: list[str], python: str) -> list[str]:
-    """Test all packages together on one of the Pythons of another place.
+    """Test all packages together with a Python of another system.
 
     Args:
         session: The session.
-        enter: The command that runs what follows it in that place.
+        enter: The command that runs its arguments in that system.
         python: The version.
 
     Returns:
-        What failed.
+        The failures.
     """
     folder = ROOT / ".nox" / "debian-sid" / python
-    # uv comes along: the tests of installations are ten times as fast with it.
+    # With uv, the tests of installations are ten times as fast.
     requirements = [with_mpi("chainermn-meta", "mpich"), *groups("test", "test-compat", "examples", "nox")]
     session.run(*enter, f"python{python}", "-m", "venv", "--clear", str(folder))
     here = [*enter, "env", f"PATH={folder}/bin:/usr/sbin:/usr/bin:/sbin:/bin"]
@@ -294,7 +294,7 @@ def test_in_place(session: nox.Session, enter: list[str], python: str) -> list[s
     for what, command in commands.items():
         try:
             session.run(*here, *command, env=MPI_SETTINGS)
-        except nox.command.CommandFailed:  # and on to the others
+        except nox.command.CommandFailed:  # continue with the others
             failed.append(what)
     return failed
 
@@ -311,7 +311,7 @@ def run_tests(session: nox.Session, suite: str, mpi: str, *options: str) -> None
 
 
 def install(session: nox.Session, *requirements: str) -> None:
-    """Make the environment hold these, in the pinned versions, and nothing else."""
+    """Install these packages into the environment, in the pinned versions, and nothing else."""
     session.install("--exact", f"--constraint={CONSTRAINTS}", *requirements)
 
 
@@ -321,7 +321,7 @@ def groups(*names: str) -> list[str]:
 
 
 def with_mpi(package: str, mpi: str) -> str:
-    """Return the requirement of a package, with an MPI library where it has that extra."""
+    """Return the requirement of a package, with an MPI library if the package has that extra."""
     return f"{package}[{mpi}]" if mpi in PACKAGES[package].get("optional-dependencies", {}) else package
 
 
@@ -351,5 +351,5 @@ for package in PACKAGES:
 
 @nox.session(venv_backend="none", requires=needed)
 def test(session: nox.Session) -> None:
-    """Run everything on this interpreter, and the unit tests on all others that are found."""
+    """Run all tests on this interpreter, and the unit tests on all others that are found."""
     session.log("all of it passed")

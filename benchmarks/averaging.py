@@ -1,21 +1,21 @@
-"""How long the averaging of gradients takes, beside what else could do it.
+"""The time of averaging gradients, compared with alternatives.
 
     mpiexec -n 2 python benchmarks/averaging.py [--models resnet50,small] [--busy 1]
     python tools/cluster.py --hosts 2,2 --rate 1gbit -- python benchmarks/averaging.py --models wire
 
-Every contestant gets the same fresh gradients. What is timed is what a training step waits for: from gradients in
-arrays of their own to averaged gradients in ``param.grad``. Contestants: our strategies; the ChainerMN inside Chainer's
-wheel (``naive``, the one of its communicators for gradients in host memory); ``MPI_Allreduce`` of one buffer, not even
-packed, and of each array in place; Gloo in buckets of 25 MB as PyTorch's DistributedDataParallel does it, if torch is
-installed; and, as the floor, one copy of the same bytes. With ``--busy``, other processes keep as many cores busy
-meanwhile, as a data loader might.
+Every contestant gets the same fresh gradients. It measures the time for which a training step waits: from gradients in
+arrays of their own to averaged gradients in ``param.grad``. The contestants are: our strategies; the ChainerMN inside
+Chainer's wheel (``naive``, its only communicator for gradients in host memory); ``MPI_Allreduce`` of one buffer,
+without packing, and of each array in place; Gloo in buckets of 25 MB, as in PyTorch's DistributedDataParallel, if torch
+is installed; and, as a lower bound, one copy of the same bytes. With ``--busy``, other processes keep this number of
+cores busy, as a data loader might.
 """
 
 from __future__ import annotations
 
 import os
 
-os.environ["CHAINERMN_IMPL"] = "bundled"  # ours is used by the name mn_comm
+os.environ["CHAINERMN_IMPL"] = "bundled"  # ours is imported under the name mn_comm
 
 import argparse
 from collections.abc import Callable
@@ -37,7 +37,7 @@ FLOOR = "memory copy"
 
 
 def main() -> None:
-    """Run all contestants on the models asked for."""
+    """Run all contestants on the requested models."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--models", default="resnet50,mlp,small,large", help=f"some of {', '.join(MODELS)}")
     parser.add_argument("--rounds", type=int, default=15)
@@ -83,7 +83,7 @@ def measure(shapes: list[tuple[int, ...]], nbytes: int, rounds: int) -> tuple[di
     fresh = [grad.copy() for grad in grads]
 
     def refresh(name: str = "") -> None:
-        # For everyone, since most average in place; the arrays stay, so that nobody pays for freeing them.
+        # For all contestants, because most average in place; the arrays are kept, so that freeing them is not timed.
         for param, grad, copy in zip(params, grads, fresh, strict=True):
             np.copyto(copy, grad)
             param.grad = copy

@@ -3,8 +3,8 @@
     mpiexec -n 2 python benchmarks/batch_normalization.py
 
 Each step is a forward and a backward pass. Chainer's link runs on all ranks at the same time, on a batch of the same
-size, so that both share the machine alike; the two alternate, and the barrier before each step is not timed. What ours
-takes more is its reductions: the time of these alone, with the same buffers, is printed beside it.
+size, so that both share the machine in the same way. The two alternate, and the barrier before each step is not timed.
+Our link takes longer because of its reductions; the table also shows the time of these alone, with the same buffers.
 """
 
 import argparse
@@ -18,7 +18,7 @@ import numpy as np
 
 
 def parse_arguments():
-    """Return what was asked for on the command line."""
+    """Return the command line's options."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--shape", type=int, nargs="+", default=[64, 256, 8, 8], help="of each rank's batch")
     parser.add_argument("--steps", type=int, default=30, help="steps to time, after five to warm up")
@@ -26,7 +26,7 @@ def parse_arguments():
 
 
 def time_step(comm, link, x, gy):
-    """Return the seconds that a forward and a backward pass take."""
+    """Return the seconds of a forward and a backward pass."""
     link.cleargrads()
     comm.mpi_comm.Barrier()
     begin = time.perf_counter()
@@ -37,7 +37,7 @@ def time_step(comm, link, x, gy):
 
 
 def time_reductions(comm, channels):
-    """Return the seconds that the two reductions of a step take alone."""
+    """Return the seconds of a step's two reductions alone."""
     forward, backward = np.zeros(1 + 2 * channels), np.zeros((2, channels))
     comm.mpi_comm.Barrier()
     begin = time.perf_counter()
@@ -62,7 +62,7 @@ def main():
             for column, value in zip(seconds, row, strict=True):
                 column.append(value)
     chainers, mine, reductions = (1e3 * statistics.median(column) for column in seconds)
-    # The slowest rank sets the pace.
+    # The slowest rank determines the time.
     chainers, mine, reductions = (
         max(values) for values in zip(*comm.allgather_obj((chainers, mine, reductions)), strict=True)
     )

@@ -1,10 +1,10 @@
-"""What the commit of an elastic communicator costs while nobody dies.
+"""The cost of a commit of an elastic communicator while no rank dies.
 
     mpiexec --with-ft ulfm -n 2 python benchmarks/commit.py [--json figures.jsonl]
 
-A commit is one vote of all ranks at the end of a step. Contestants, in turn: averages of one communicator that is
-elastic and of one that is not, over arrays of 4 KB and of 25 MB; and a vote alone, of ranks that have just met. The
-cost of a commit is the median of what a pair of averages differ by, the one with a vote and the one without.
+A commit is one vote of all ranks at the end of a step. The contestants, in turn, are: averages with an elastic and with
+an ordinary communicator, over arrays of 4 KB and of 25 MB; and a vote alone, of ranks that have just met. The cost of a
+commit is the median difference between two averages, one with a vote and one without.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ def main() -> None:
 
 
 def alone(run: Callable[[], object], rounds: int) -> float:
-    """Return the median seconds of something collective, over groups of ten."""
+    """Return the median seconds of a collective function, over groups of ten calls."""
     seconds = []
     for _ in range(rounds // 10):
         WORLD.Barrier()
@@ -64,9 +64,9 @@ def alone(run: Callable[[], object], rounds: int) -> float:
 def beside(
     elastic: mn_comm.Communicator, ordinary: mn_comm.Communicator, model: Any, rounds: int
 ) -> tuple[float, float]:
-    """Return the median seconds of an average without a vote, and of what one adds.
+    """Return the median seconds of an average without a vote, and of the time that a vote adds.
 
-    Both average in the same way: what :meth:`transact` is given is the ordinary communicator's average.
+    Both average in the same way: :meth:`transact` calls the ordinary communicator's average.
     """
     settle(ordinary, model, lambda: None)
 

@@ -1,4 +1,4 @@
-"""What the benchmarks share: timing between barriers, contestants in turn, tables, figures kept as lines of JSON."""
+"""Shared by the benchmarks: timing between barriers, contestants in turn, tables, saved figures."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from mpi4py import MPI
 __all__ = ["busy_processes", "interleave", "keep", "settle", "table", "timed"]
 
 WORLD = MPI.COMM_WORLD
-# By then each way that mn_comm.gradients.pace chooses from has been tried three times, where there is any doubt.
+# By then, each choice of mn_comm.gradients.pace has been tried three times, if there is any doubt.
 AVERAGES_TO_SETTLE = 30
-# It ends with its parent, however that ends.
+# It ends with its parent, however the parent ends.
 BURN = "import os, sys\nwhile os.getppid() == int(sys.argv[1]): sum(range(100_000))"
 
 
 def timed(run: Callable[[], object]) -> float:
-    """Return the seconds from a start at the same time on all ranks until all are done."""
+    """Return the seconds from a common start of all ranks until all of them have finished."""
     WORLD.Barrier()
     begin = time.perf_counter()
     run()
@@ -40,16 +40,16 @@ def interleave(
     prepare: Callable[[str], object] = lambda name: None,
     warm_up: int = 1,
 ) -> dict[str, float]:
-    """Run all contestants in turn, round after round, so that what else the machine does meets all alike.
+    """Run all contestants in turn, round after round, so that other load on the machine affects them equally.
 
     Args:
-        contestants: What to time, by name; each is collective.
-        rounds: How often.
+        contestants: The functions to time, by name; each is collective.
+        rounds: The number of rounds.
         prepare: Called with a contestant's name before each of its runs, outside the timing.
         warm_up: How many rounds to run before the timing begins.
 
     Returns:
-        The median seconds of each.
+        The median seconds of each contestant.
     """
     seconds: dict[str, list[float]] = {name: [] for name in contestants}
     for round_ in range(warm_up + rounds):
@@ -62,11 +62,11 @@ def interleave(
 
 
 def settle(comm: Any, model: Any, prepare: Callable[[], object]) -> None:
-    """Average gradients until a communicator knows how often its ranks had best meet, if it can choose; collective.
+    """Average gradients until a communicator has chosen how often its ranks meet, if it has a choice; collective.
 
     Args:
         comm: The communicator.
-        model: Whose gradients; the choice is made for each model.
+        model: The model with the gradients; the choice is made for each model.
         prepare: Called before each average.
     """
     if comm.size > 1 and comm.inter_size == 1 and comm.strategy not in ("naive", "flat"):
@@ -77,7 +77,7 @@ def settle(comm: Any, model: Any, prepare: Callable[[], object]) -> None:
 
 @contextmanager
 def busy_processes(number: int) -> Iterator[None]:
-    """Let processes that do nothing but burn a core run beside rank 0, on its host and with its priority."""
+    """Run processes that only keep a core busy beside rank 0, on its host and with its priority."""
     started: list[subprocess.Popen[bytes]] = []
     try:
         for _ in range(number if WORLD.rank == 0 else 0):
@@ -91,7 +91,7 @@ def busy_processes(number: int) -> Iterator[None]:
 
 
 def table(title: str, seconds: Mapping[str, float], bases: Mapping[str, float]) -> None:
-    """Print, on rank 0, the milliseconds of each contestant, and their ratios to some bases."""
+    """Print, on rank 0, the milliseconds of each contestant, and their ratios to some reference contestants."""
     if WORLD.rank:
         return
     print(f"\n{title}")
@@ -101,7 +101,7 @@ def table(title: str, seconds: Mapping[str, float], bases: Mapping[str, float]) 
 
 
 def keep(file: str, **figures: Any) -> None:
-    """Add figures to a file, on rank 0, as a line of JSON; do nothing if there is no file."""
+    """Append figures to a file, on rank 0, as a line of JSON; do nothing if no file is given."""
     if file and WORLD.rank == 0:
         with Path(file).open("a") as lines:
             lines.write(json.dumps({"ranks": WORLD.size, **figures}) + "\n")

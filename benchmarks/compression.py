@@ -1,11 +1,11 @@
-"""How long compressed averages take across two hosts, what they send, and PyTorch's PowerSGD beside ours.
+"""The time of compressed averages across two hosts, the bytes that they send, and PyTorch's PowerSGD beside ours.
 
     python tools/cluster.py --hosts 2,2 --rate 1gbit -- python benchmarks/compression.py [--json figures.jsonl]
 
-Every contestant gets the same fresh gradients: 64 MB in 16 matrices, or those of a ResNet-50, 102 MB. What is timed is
-what a training step waits for. The bytes on the wire are those that the kernel counts on the host's link
-while a contestant runs, beside what the compression says that it sends. PyTorch's own PowerSGD hook runs on Gloo, in
-buckets of 25 MB as in DistributedDataParallel, if torch is installed.
+Every contestant gets the same fresh gradients: 64 MB in 16 matrices, or those of a ResNet-50, 102 MB. It measures the
+time for which a training step waits. The bytes on the wire are counted by the kernel on the host's link while a
+contestant runs; the table also shows the bytes that the compression reports. PyTorch's own PowerSGD hook runs on Gloo,
+in buckets of 25 MB as in DistributedDataParallel, if torch is installed.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ CASES: dict[str, tuple[Sequence[tuple[int, ...]], dict[str, Any]]] = {
 
 
 def main() -> None:
-    """Run all contestants on the cases asked for."""
+    """Run all contestants on the requested cases."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--cases", default=",".join(CASES), help=f"some of {', '.join(CASES)}")
     parser.add_argument("--strategy", default="two_dimensional")
@@ -112,7 +112,7 @@ def measure(
             WORLD.Barrier()
             sent, cpu, begin = bytes_sent(), time.process_time(), time.perf_counter()
             run()
-            cpu = time.process_time() - cpu  # while it waits, MPI polls: an upper bound
+            cpu = time.process_time() - cpu  # MPI polls while it waits, so this is an upper bound
             WORLD.Barrier()
             elapsed = time.perf_counter() - begin
             if round_ >= args.warm_up:
@@ -123,7 +123,7 @@ def measure(
 
 
 def bytes_sent() -> int:
-    """Return how many bytes this host has sent, as the kernel counts them; 0 where there is no such link."""
+    """Return how many bytes this host has sent, as the kernel counts them; 0 if there is no such link."""
     return int(LINK.read_text()) if LINK.exists() else 0
 
 
@@ -141,7 +141,8 @@ def torch_power_sgd(params: Sequence[Any]) -> dict[str, Callable[[], None]]:
     hooks[-1].last = True
 
     def run() -> None:
-        # One after the other: its callbacks start more collectives, in another order on another rank, and Gloo hangs.
+        # One after the other: its callbacks start further collectives, in different orders on different ranks, and Gloo
+        # hangs.
         for bucket in hooks:
             bucket.empty(powerSGD_hook.powerSGD_hook(state, bucket.fill()).wait())
 
@@ -149,7 +150,7 @@ def torch_power_sgd(params: Sequence[Any]) -> dict[str, Callable[[], None]]:
 
 
 class _Bucket:
-    """What PyTorch's hook uses of one of its buckets."""
+    """The parts of a bucket that PyTorch's hook uses."""
 
     def __init__(self, index: int, group: Sequence[Any]) -> None:
         import torch
@@ -173,7 +174,7 @@ class _Bucket:
             begin += param.size
 
     def buffer(self) -> Any:
-        """Return all of it."""
+        """Return the whole buffer."""
         return self._flat
 
     def gradients(self) -> list[Any]:

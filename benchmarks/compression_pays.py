@@ -1,11 +1,10 @@
-"""Up to which speed of the link each compression is faster than none, from the figures that `compression.py` kept.
+"""The link speed below which each compression is faster than none, from the figures that `compression.py` saved.
 
     python benchmarks/compression_pays.py benchmarks/results/compression.jsonl
 
-The model is that of `cost.py`, without what does not change: a fixed time, for computation and latencies, and one that
-is inversely proportional to the speed of the link. Both are taken from the two fastest links that were measured, since
-they are where compression begins to pay or ceases to. On slower ones more of the computation hides behind the bytes
-that travel.
+The model is that of `cost.py`, reduced to a fixed time, for computation and latencies, and a time that is inversely
+proportional to the speed of the link. Both are computed from the two fastest links that were measured, because the
+limit is near them. On slower links, more of the computation is hidden behind the transfer.
 """
 
 from __future__ import annotations
@@ -40,14 +39,14 @@ def speed(network: str) -> float:
 
 
 def fit(seconds: Mapping[float, float]) -> tuple[float, float]:
-    """Return seconds, and seconds times Gbit/s, of which a step takes the one and, divided by the speed, the other."""
+    """Return seconds, and seconds times Gbit/s: a step takes the former plus the latter divided by the speed."""
     slow, fast = sorted(seconds)[-2:]
     travelling = max(0.0, (seconds[slow] - seconds[fast]) / (1 / slow - 1 / fast))
     return seconds[fast] - travelling / fast, travelling
 
 
 def show(model: str, fitted: dict[str, tuple[float, float]]) -> None:
-    """Print the model, and where each contestant crosses exact averages."""
+    """Print the model, and the speed at which each contestant is as fast as exact averages."""
     print(f"\n{model}: milliseconds of a step at W Gbit/s")
     fixed, sent = fitted[EXACT]
     for name, (own_fixed, own_sent) in fitted.items():

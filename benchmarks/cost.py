@@ -1,20 +1,22 @@
-"""What averaging gradients costs: a model of every strategy, linear in parameters that are fitted to measurements.
+"""The cost of averaging gradients: a model of every strategy, linear in parameters that are fitted to measurements.
 
-Time is latencies and bytes, each times a parameter: a message of s bytes takes alpha + s * beta (Hockney, 1994: The
-communication challenge for MPP). An allreduce of s bytes over p processes is a reduce-scatter by recursive halving and
-an all-gather by recursive doubling: 2 log2(p) messages, 2 (p - 1) / p * s bytes (Thakur, Rabenseifner and Gropp, 2005:
-Optimization of collective communication operations in MPICH, section 4.5); if p is no power of two, the processes
-beyond the last one hand their data to a neighbour first, and get the result from it in the end.
+The time consists of latencies and bytes, each multiplied by a parameter: a message of s bytes takes alpha + s * beta
+(Hockney, 1994: The communication challenge for MPP). An allreduce of s bytes over p processes is a reduce-scatter by
+recursive halving and an all-gather by recursive doubling: 2 log2(p) messages, 2 (p - 1) / p * s bytes (Thakur,
+Rabenseifner and Gropp, 2005: Optimization of collective communication operations in MPICH, section 4.5). If p is not a
+power of two, the processes above the largest power of two first send their data to a neighbor, and get the result from
+it at the end.
 
-Gradients travel in buckets, one after the other, and to their messages come copies and sums in memory. ``naive`` (a
-bucket for each gradient) and ``flat`` copy gradients into a bucket, have MPI add it up in place among all processes,
-divide it, and copy it back; so do the others on nodes of one process each. Elsewhere those add up in memory that the
-processes of a node share: each copies what others are to add up into its own, adds up one share of the bucket from all
-of theirs, and copies the sums of the others from there; in between they wait for each other at barriers. On several
-nodes the sums are averaged across these by MPI before. See :mod:`mn_comm.strategies`.
+Gradients are sent in buckets, one after the other; in addition to the messages, there are copies and sums in memory.
+``naive`` (one bucket for each gradient) and ``flat`` copy gradients to a bucket, let MPI add it up in place among all
+processes, divide it, and copy it back. On nodes with one process each, the other strategies do the same. Otherwise,
+they add up in memory that the processes of a node share: each process copies the parts that others add up to its own
+memory, adds up one share of the bucket from the memory of all, and copies the sums of the other shares from there. In
+between, they wait for each other at barriers. With several nodes, MPI averages the sums across nodes before the last
+copy. See :mod:`mn_comm.strategies`.
 
-Processes that outnumber the cores share them: what they compute takes as much longer, and whenever one waits for
-another it may have to wait for its turn as well.
+If there are more processes than cores, they share the cores: their computation takes correspondingly longer, and a
+process that waits for another one may also have to wait for a core.
 """
 
 from __future__ import annotations
@@ -54,26 +56,26 @@ PARAMETERS = {
     "wire": "seconds per byte on a node's link",
     "stall": "seconds more per byte of a long message between nodes, where its ends have to wait for their turns",
 }
-# Of the share of each process in a bucket on a single node: while each has a core, and where they outnumber the cores.
+# Of each process's share in a bucket on a single node: if each process has a core, and if there are more processes.
 SHARE_BYTES = 256 * 1024, 4 * 1024 * 1024
-# Of other buckets: in memory that processes share, and in their own.
+# Of other buckets: in memory that processes share, and in each process's own memory.
 SHARED_BUCKET_BYTES, OWN_BUCKET_BYTES = 16 * 1024 * 1024, 4 * 1024 * 1024
 SLOTS = 2  # of memory that processes share: buckets take turns
 CHECK_BYTES = 32  # of the check that all processes have the same gradients
-# MPICH fetches longer messages from their sender, which takes both ends to be running. Where there are more hosts than
-# cores, a pair was seen to send first one way and then the other: twice as long as both ways at once.
+# MPICH fetches longer messages from their sender, which requires both ends to be running. With more hosts than cores, a
+# pair was observed to send first in one direction and then in the other, which takes twice as long as both at once.
 LONG_BYTES = 4 * 1024 * 1024
-# Of the cache, to try.
+# Parts of the cache to try.
 CACHE_PARTS = [i / 20 for i in range(20, 0, -1)]
 
 
 @dataclass(frozen=True)
 class Machine:
-    """Where it was measured.
+    """The machine on which the points were measured.
 
     Args:
-        cores: How many there are, for all processes together.
-        cache_bytes: Of the last level of cache, for all together.
+        cores: The number of cores, for all processes together.
+        cache_bytes: The size of the last-level cache, for all processes together.
     """
 
     cores: int
@@ -82,12 +84,12 @@ class Machine:
 
 @dataclass(frozen=True)
 class Point:
-    """One thing to measure.
+    """A configuration to measure.
 
     Args:
         strategy: The communicator's name.
         hosts: How many processes each node has.
-        nbytes: Of all gradients together.
+        nbytes: The size of all gradients together.
         arrays: How many gradients there are.
     """
 
@@ -110,18 +112,18 @@ class Point:
 def allreduce_messages(ranks: int, nbytes: float) -> list[float]:
     """Return the bytes of each message, one after the other, in an allreduce."""
     exchanged = exchanges(ranks, nbytes)
-    beyond = ranks & (ranks - 1)  # a power of two
+    beyond = ranks & (ranks - 1)  # p is a power of two
     return [nbytes, *exchanged, nbytes] if beyond else exchanged
 
 
 def exchanges(ranks: int, nbytes: float) -> list[float]:
-    """Return the bytes of those messages of an allreduce that go both ways at the same time."""
+    """Return the bytes of those messages of an allreduce that are sent in both directions at the same time."""
     halves = [nbytes / 2**i for i in range(1, ranks.bit_length())]
     return halves + halves[::-1]
 
 
 def buckets(point: Point, machine: Machine) -> int:
-    """Return how many buckets the gradients travel in."""
+    """Return the number of buckets in which the gradients are sent."""
     if point.strategy == "naive":
         return point.arrays
     limit = SHARED_BUCKET_BYTES if point.shares_memory else OWN_BUCKET_BYTES
@@ -131,20 +133,21 @@ def buckets(point: Point, machine: Machine) -> int:
 
 
 def features(point: Point, machine: Machine) -> dict[str, float]:
-    """Return what each parameter is to be multiplied with, for the seconds of a call."""
+    """Return the factor of each parameter in the seconds of a call."""
     cost: Counter[str] = Counter(call=1, array=point.arrays)
     cost.update(_allreduce(point, machine, CHECK_BYTES))
     count = buckets(point, machine)
     bucket = point.nbytes / count
     for name, value in (_in_shared_memory if point.shares_memory else _by_messages)(point, machine, bucket).items():
         cost[name] += count * value
-    # Each gradient is read and written, and so is its place in a bucket; the former beside what it was computed from.
+    # Each gradient is read and written, and so is its place in a bucket; the gradient also has the data it was computed
+    # from.
     memory = bucket * min(count, SLOTS if point.shares_memory else 1)
     beyond = _beyond_cache(machine, 2 * point.ranks * point.nbytes) + _beyond_cache(machine, point.ranks * memory)
     cost["miss"] = 2 * point.nbytes * beyond
     crowd = max(1, point.ranks / machine.cores)
     for shared in ("call", "array", "copy", "add", "miss"):
-        cost[shared] *= math.ceil(crowd)  # done in a slice of time each: three processes on two cores take two
+        cost[shared] *= math.ceil(crowd)  # processes run in time slices: three processes on two cores take two
     for messages in ("shm", "far"):
         cost[messages] *= crowd
     if crowd > 1:
@@ -153,13 +156,13 @@ def features(point: Point, machine: Machine) -> dict[str, float]:
 
 
 def _allreduce(point: Point, machine: Machine, nbytes: float) -> Mapping[str, float]:
-    """Return the cost of MPI's allreduce among all: within each node, then across nodes, and back."""
+    """Return the cost of MPI's allreduce among all processes: within each node, then across nodes, and back."""
     inside = allreduce_messages(max(point.hosts), nbytes)
     across = allreduce_messages(len(point.hosts), nbytes)
     return {
         "sync": len(inside),
         "shm": sum(inside),
-        # Each process's array, and what it receives.
+        # Each process's array, and the data that it receives.
         "far": sum(inside) * _beyond_cache(machine, 2 * point.ranks * nbytes),
         "hop": len(across),
         "wire": sum(across),
@@ -168,21 +171,21 @@ def _allreduce(point: Point, machine: Machine, nbytes: float) -> Mapping[str, fl
 
 
 def _by_messages(point: Point, machine: Machine, nbytes: float) -> Mapping[str, float]:
-    """Return the cost of a bucket that MPI adds up among all: copied in, divided if there are several, copied out."""
+    """Return the cost of a bucket that MPI adds up: copied in, divided if there are several processes, copied out."""
     return {"copy": (4 if point.ranks == 1 else 6) * nbytes, **_allreduce(point, machine, nbytes)}
 
 
 def _in_shared_memory(point: Point, machine: Machine, nbytes: float) -> Mapping[str, float]:
-    """Return the cost of a bucket that the processes of a node add up, each its share of it."""
+    """Return the cost of a bucket that the processes of a node add up, each process its share."""
     inside, nodes = max(point.hosts), len(point.hosts)
     of_others = (inside - 1) / inside * nbytes
     if nodes == 1:
-        # The sum of the own share goes to the gradients at once, from the cache.
+        # The sum of a process's own share is written to the gradients immediately, from the cache.
         return {"sync": 2, "copy": 2 * of_others + 2 * of_others, "add": (1 + 2 / inside) * nbytes}
     owners = 1 if point.strategy == "hierarchical" else min(point.hosts)
     across = allreduce_messages(nodes, nbytes / owners)
     return {
-        "sync": 2 if owners == inside else 3,  # where not everyone owns what it added up, its owner waits for it
+        "sync": 2 if owners == inside else 3,  # if another process owns the sum, it waits for it
         "copy": 2 * of_others + 2 * nbytes / owners + 2 * nbytes,
         "add": (1 + 1 / inside) * nbytes,
         "hop": len(across),
@@ -193,24 +196,24 @@ def _in_shared_memory(point: Point, machine: Machine, nbytes: float) -> Mapping[
 
 
 def _beyond_cache(machine: Machine, nbytes: float) -> float:
-    """Return which part of so many bytes the cache does not hold."""
+    """Return the part of this number of bytes that the cache cannot hold."""
     return max(0, 1 - machine.cache_bytes / nbytes)
 
 
 def _stalled(point: Point, machine: Machine, nbytes: float) -> float:
-    """Return the bytes of those messages of an allreduce that are held up, if they have the link for themselves."""
+    """Return the bytes of those messages of an allreduce that are held up, if no other messages use the link."""
     if len(point.hosts) <= machine.cores:
         return 0
     return sum(each for each in exchanges(len(point.hosts), nbytes) if each >= LONG_BYTES)
 
 
 def predict(point: Point, machine: Machine, parameters: Mapping[str, float]) -> float:
-    """Return the seconds that a call takes."""
+    """Return the predicted seconds of a call."""
     return sum(parameters[name] * value for name, value in features(point, machine).items())
 
 
 def fit(points: Sequence[Point], seconds: Sequence[float], machine: Machine) -> dict[str, float]:
-    """Return the parameters, none of them negative, whose predictions have the least squared relative errors.
+    """Return the nonnegative parameters whose predictions have the smallest sum of squared relative errors.
 
     A parameter that no point depends on is 0.
     """
@@ -220,9 +223,9 @@ def fit(points: Sequence[Point], seconds: Sequence[float], machine: Machine) -> 
 
 
 def with_usable_cache(points: Sequence[Point], seconds: Sequence[float], machine: Machine) -> Machine:
-    """Return the machine with as much of its cache as lets the fit explain the times best.
+    """Return the machine with the cache size with which the fit explains the times best.
 
-    The rest is in use by others: programs, the system, and the neighbours of a virtual machine.
+    The rest is used by others: programs, the system, and other virtual machines.
     """
 
     def misfit(candidate: Machine) -> float:
@@ -252,7 +255,7 @@ def _non_negative_least_squares(matrix: np.ndarray, target: np.ndarray) -> list[
 
 
 def _back_inside(matrix: np.ndarray, target: np.ndarray, x: np.ndarray, used: np.ndarray) -> np.ndarray:
-    """Return the least squares in the columns in use, and put those out of use that would become negative."""
+    """Return the least squares in the active columns, and deactivate columns that would become negative."""
     while True:
         best = np.zeros_like(x)
         best[used] = np.linalg.lstsq(matrix[:, used], target, rcond=None)[0]

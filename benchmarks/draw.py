@@ -1,4 +1,4 @@
-"""Draw the figures that the benchmarks kept.
+"""Draw the figures that the benchmarks have saved.
 
     python benchmarks/draw.py FIGURES.jsonl FOLDER
 

@@ -1,7 +1,8 @@
-"""From the model to machines that are not here: how efficient training ResNet-50 is on up to 1,024 GPUs.
+"""From the model to other machines: the efficiency of training ResNet-50 on up to 1,024 GPUs.
 
-All of it is modelled, but for one figure: how much of a link's nominal rate MPI's messages use, which scaling.py
-measures. The networks' rates are nominal, their latencies of the usual order; the GPUs' speeds are published.
+All of it is modelled, except for one figure: the part of a link's nominal rate that MPI's messages use, which
+scaling.py measures. The networks' rates are nominal, their latencies are of the usual order, and the GPUs' speeds are
+published.
 """
 
 from __future__ import annotations
@@ -30,11 +31,11 @@ BACKWARD = 2 / 3  # of the computation
 
 @dataclass(frozen=True)
 class Network:
-    """What joins nodes.
+    """The network between nodes.
 
     Args:
-        name: What it is called.
-        rate: Bytes per second of a node's link, each way.
+        name: Its name.
+        rate: Bytes per second of a node's link, in each direction.
         latency: Seconds of a message.
     """
 
@@ -55,12 +56,12 @@ class Cluster:
     """Nodes of one kind.
 
     Args:
-        name: What a node has.
-        gpus: How many GPUs that is.
-        rate: Bytes per second of each GPU's link to the others of its node, each way.
-        compute: Seconds that a GPU computes for one mini-batch.
-        networks: What may join the nodes.
-        source: Where the seconds are from.
+        name: The GPUs of a node.
+        gpus: The number of GPUs of a node.
+        rate: Bytes per second of each GPU's link to the other GPUs of its node, in each direction.
+        compute: The seconds of computation of a GPU for one mini-batch.
+        networks: The possible networks between the nodes.
+        source: The source of these seconds.
     """
 
     name: str
@@ -95,7 +96,7 @@ CLUSTERS = (
 
 @dataclass(frozen=True)
 class Published:
-    """A result of others: on which of the clusters, with how many GPUs, how efficient, and what it is."""
+    """A published result: the cluster, the number of GPUs, the efficiency, and the source."""
 
     cluster: int
     workers: int
@@ -111,13 +112,13 @@ PUBLISHED = (
 
 
 def averaging(workers: int, nbytes: float, cluster: Cluster, network: Network, use: float) -> float:
-    """Return the seconds that averaging takes as ``two_dimensional`` does it.
+    """Return the seconds of an average by ``two_dimensional``.
 
     Args:
-        workers: How many GPUs, as many on each node as it has.
-        nbytes: Of gradients.
+        workers: The number of GPUs; each node has all of its GPUs.
+        nbytes: The size of the gradients.
         cluster: The nodes.
-        network: What joins them.
+        network: The network between them.
         use: The part of a link's rate that is used.
     """
     inside = min(workers, cluster.gpus)
@@ -128,12 +129,12 @@ def averaging(workers: int, nbytes: float, cluster: Cluster, network: Network, u
 
 
 def efficiency(workers: int, cluster: Cluster, network: Network, use: float, *, overlap: bool) -> float:
-    """Return how fast so many workers are, relative to as many times one, each with a mini-batch of its own."""
+    """Return the speed of this many workers relative to the ideal, with one mini-batch for each worker."""
     if not overlap:
         return cluster.compute / (cluster.compute + averaging(workers, GRADIENT_BYTES, cluster, network, use))
     each = averaging(workers, GRADIENT_BYTES / BUCKETS, cluster, network, use)
     backward = BACKWARD * cluster.compute
-    # The first bucket is ready when a part of the backward pass is done, the last one at its end.
+    # The first bucket is ready after a part of the backward pass, the last one at its end.
     end = max(backward + each, backward / BUCKETS + BUCKETS * each)
     return cluster.compute / (cluster.compute - backward + end)
 
@@ -141,7 +142,7 @@ def efficiency(workers: int, cluster: Cluster, network: Network, use: float, *, 
 def slow_network(use: float) -> tuple[float, float]:
     """Return how much slower 10 Gbit/s Ethernet is than FDR for 32 P100 on 4 nodes: as published, and as modelled.
 
-    ChainerMN 1.3 took 21.3 hours for 90 epochs on the one and 6.96 on the other, without overlap and in float32
+    ChainerMN 1.3 took 21.3 hours for 90 epochs on Ethernet and 6.96 on FDR, without overlap and in float32
     (chainer.org, 25 May 2018). Mini-batches were 64 images for 30 epochs, then 128; 96 on average over the steps.
     """
     hours = {GBE10: 21.3, FDR: 6.96}

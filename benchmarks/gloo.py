@@ -1,4 +1,4 @@
-"""The contestant that needs PyTorch: Gloo, used as DistributedDataParallel uses it."""
+"""The contestant that needs PyTorch: Gloo, used as in DistributedDataParallel."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ BUCKET_BYTES = 25 * 1024 * 1024
 
 
 def start_gloo() -> None:
-    """Have PyTorch use one thread, and its ranks meet, once; collective."""
+    """Make PyTorch use one thread, and connect its ranks, once; collective."""
     import torch
     import torch.distributed as dist
 

@@ -1,7 +1,7 @@
 """Gradients on a GPU: packing beside a copy of the same bytes, and strategies beside ``naive``.
 
-``python benchmarks/gpu.py`` for packing; ``mpiexec -n 2 python benchmarks/gpu.py`` for the averages as well, with
-``NCCL_MULTI_RANK_GPU_ENABLE=1`` if the ranks share a GPU. It has not run on one yet.
+Use ``python benchmarks/gpu.py`` for packing; use ``mpiexec -n 2 python benchmarks/gpu.py`` to measure averages as well,
+with ``NCCL_MULTI_RANK_GPU_ENABLE=1`` if the ranks share a GPU. It has not run on a GPU yet.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class Param:
 
 
 class Model:
-    """A model of parameters of these shapes."""
+    """A model with parameters of these shapes."""
 
     def __init__(self, shapes: list[tuple[int, ...]]) -> None:
         import cupy
@@ -43,7 +43,7 @@ class Model:
         return self.named
 
     def restore(self) -> None:
-        """Make the gradients what they were before they were averaged, as a backward pass would."""
+        """Restore the gradients from before averaging, as a backward pass would create them."""
         import cupy
 
         for _, param in self.named:
@@ -67,7 +67,7 @@ def main() -> None:
 
 
 def packing(shapes: list[tuple[int, ...]], rounds: int) -> None:
-    """Print the bandwidths of a copy on the device and of packing: bytes read and written in a second of the device."""
+    """Print the bandwidths of a copy on the device and of packing: bytes read and written per second of device time."""
     import cupy
 
     from mn_comm.config import Config
@@ -124,7 +124,7 @@ def on_the_device(run: Callable[[], object], rounds: int) -> float:
 
 
 def averaging(shapes: list[tuple[int, ...]], rounds: int) -> None:
-    """Print the times of averages, up to the end of what the device does."""
+    """Print the times of averages, until the device has finished."""
     import cupy
 
     model = Model(shapes)

@@ -1,10 +1,11 @@
-"""What a join costs where no rank is short of data: steps within it and outside, in turn.
+"""The cost of a join while all ranks have data: steps within a join and outside, in turn.
 
     mpiexec -n 2 python benchmarks/join.py [--models mlp,small] [--rounds 200]
 
-A step is the averaging of the gradients of a model and an update by SGD, without a forward and a backward pass: all
-that a join could slow down, and nothing that would hide it. With them it is the same time more on a longer step. The
-scheme ``plain, 0.1 ms more`` busies itself for that long in each step: what the measurement can tell apart.
+A step consists of averaging the gradients of a model and an update by SGD, without a forward and a backward pass:
+everything that a join could slow down, and nothing that would hide it. With the passes, the same time would be added to
+a longer step. The scheme ``plain, 0.1 ms more`` keeps busy for that long in each step, which shows the resolution of
+the measurement.
 """
 
 from __future__ import annotations
@@ -42,7 +43,7 @@ class Net(chainer.Link):
 
 
 def measure(shapes: list[tuple[int, ...]], options: dict[str, Any], rounds: int, control: bool) -> dict[bool, float]:
-    """Return the median seconds of a step of the slowest rank, outside of a join and within."""
+    """Return the median seconds of a step on the slowest rank, outside of a join and within."""
     comm = create_communicator("two_dimensional")
     optimizer = mn_optim.create_multi_node_optimizer(chainer.optimizers.SGD(lr=0.01), comm, **options)
     optimizer.setup(Net(shapes))
@@ -54,7 +55,7 @@ def measure(shapes: list[tuple[int, ...]], options: dict[str, Any], rounds: int,
                 if within and not control:
                     stack.enter_context(optimizer.join())
                 pause = CONTROL_SECONDS if within and control else 0
-                elapsed = [step(optimizer, grads, pause) for _ in range(10)]  # without entering and leaving
+                elapsed = [step(optimizer, grads, pause) for _ in range(10)]  # entering and leaving is not timed
             if round_ >= 4:
                 seconds[within] += WORLD.allreduce(np.array(elapsed), op=_greatest).tolist()
     comm.finalize()
@@ -62,7 +63,7 @@ def measure(shapes: list[tuple[int, ...]], options: dict[str, Any], rounds: int,
 
 
 def step(optimizer: Any, grads: dict[str, Any], pause: float) -> float:
-    """Return the seconds that a step takes this rank, if it busies itself for some seconds first."""
+    """Return the seconds of a step on this rank, if it keeps busy for some seconds first."""
     for name, param in optimizer.target.namedparams():
         param.grad = grads[name]
     WORLD.Barrier()

@@ -1,11 +1,11 @@
-"""What a straggler costs the others: steps they make in a second, beside a rank that is three times slower at times.
+"""The cost of a straggler: steps per second of the other ranks, beside a rank that is sometimes three times slower.
 
     mpiexec -n 4 python benchmarks/local_steps.py
 
-A step is 20 ms of computation, which leaves the core idle as a GPU's does, and an update of a small model. The last
-rank's computation takes three times as long in periods of one or two seconds, drawn at random, which are about half of
-the time. Each scheme runs for some seconds with and without the straggler, in turn; printed are the medians of the
-other ranks' steps in a second.
+A step consists of 20 ms of computation, which leaves the core idle as a GPU's computation does, and an update of a
+small model. The last rank's computation takes three times as long in random periods of one or two seconds, about half
+of the time. Each scheme runs for some seconds with and without the straggler, in turn. The table shows the medians of
+the other ranks' steps per second.
 """
 
 from __future__ import annotations
@@ -41,12 +41,12 @@ class Net(chainer.Link):
 
 
 def slow_periods(seed: int) -> list[float]:
-    """Return the seconds after a start at which the straggler becomes slow, normal, slow, and so on."""
+    """Return the times in seconds at which the straggler becomes slow, normal, slow, and so on."""
     return np.cumsum(np.random.RandomState(seed).uniform(1, 2, 100)).tolist()  # type: ignore[no-any-return]
 
 
 def train(options: dict[str, Any], comm: Any, seconds: float, has_straggler: bool, seed: int) -> float:
-    """Return how many steps a second this rank makes."""
+    """Return how many steps per second this rank takes."""
     optimizer = mn_optim.create_multi_node_optimizer(chainer.optimizers.SGD(lr=0.01), comm, **options).setup(Net())
     gradient = np.full((1024, 1024), comm.rank, np.float32)
     for _ in range(3):
@@ -69,7 +69,7 @@ def train(options: dict[str, Any], comm: Any, seconds: float, has_straggler: boo
 
 
 def is_over(options: dict[str, Any], begin: float, seconds: float) -> bool:
-    """Return whether the time is over: on all ranks at once where they average gradients in every step."""
+    """Return whether the time is over: on all ranks together if they average gradients in every step."""
     mine = time.perf_counter() - begin > seconds
     return mine if options else bool(WORLD.allreduce(mine, op=max))
 

@@ -24,7 +24,7 @@ def resnet50() -> list[tuple[int, ...]]:
 
 
 def _convolution(n_in: int, n_out: int, kernel: int) -> list[tuple[int, ...]]:
-    """Return the shapes of a convolution without bias and of the batch normalisation behind it."""
+    """Return the shapes of a convolution without bias and of the batch normalisation that follows it."""
     return [(n_out, n_in, kernel, kernel), (n_out,), (n_out,)]
 
 
@@ -34,9 +34,9 @@ def _linear(*widths: int) -> list[tuple[int, ...]]:
 
 
 def _transformer(words: int, width: int, layers: int) -> list[tuple[int, ...]]:
-    """Return the shapes of an encoder (Vaswani et al., arXiv:1706.03762), four times as wide between its layers."""
+    """Return the shapes of an encoder (Vaswani et al., arXiv:1706.03762), four times as wide within its layers."""
     normalisation: list[tuple[int, ...]] = [(width,), (width,)]
-    attention = _linear(width, width) * 4  # queries, keys, values, and what is made of them
+    attention = _linear(width, width) * 4  # queries, keys, values, and the output projection
     layer = attention + normalisation + _linear(width, 4 * width, width) + normalisation
     return [(words, width), *layer * layers]
 

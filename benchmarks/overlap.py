@@ -2,10 +2,10 @@
 
     python tools/cluster.py --hosts 1,1 --rate 1gbit -- python benchmarks/overlap.py
 
-A chain of linear layers, 16 MB of parameters, whose mini-batch is chosen so that its forward and backward pass take as
-long as the averaging of its gradients. Printed are the medians of the computation alone, the communication alone, a
-training step that does one after the other, one that overlaps them, and one that is double-buffered; and the last three
-relative to the longer of the first two.
+The model is a chain of linear layers with 16 MB of parameters. The mini-batch is chosen so that the forward and
+backward pass take as long as averaging the gradients. The table shows the medians of the computation alone, the
+communication alone, a training step that does one after the other, a step that overlaps them, and a double-buffered
+step; and the last three relative to the longer of the first two.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ def main() -> None:
     compute(np.ones((16, WIDTH), np.float32))
     x = batch_as_long_as(steps["communication alone"], compute)
     contestants = {name: lambda step=step: step(x) for name, step in steps.items()}
-    # The first update broadcasts, the second learns the order.
+    # The first update broadcasts parameters, the second learns the order.
     seconds = interleave(contestants, args.rounds, warm_up=3)
     longer = max(seconds["computation alone"], seconds["communication alone"])
     megabytes = WIDTH * WIDTH * LAYERS * 4 / 1e6

@@ -1,4 +1,4 @@
-"""What becomes of a training that sends less, or meets less often: its score, its time, and the bytes that it sent.
+"""The effect of sending less, or meeting less often, on training: its score, its time, and the bytes that it sent.
 
     python tools/cluster.py --hosts 2,2 --rate 100mbit -- python benchmarks/real_training.py
 
@@ -46,7 +46,7 @@ SCHEMES: dict[str, Callable[[int], dict[str, Any]]] = {
 
 
 def train(task: Task, scheme: str, comm: Any, epochs: int, seed: int, target: float) -> dict[str, float]:
-    """Train, and return score, seconds, seconds to the target, and megabytes that were sent."""
+    """Train, and return the score, the seconds, the seconds to the target, and the megabytes that were sent."""
     steps = task.size // (task.batch * comm.size) * epochs
     options = SCHEMES[scheme](steps)
     order = np.random.RandomState(seed).permutation(task.size)[comm.rank :: comm.size]
@@ -81,7 +81,7 @@ def train(task: Task, scheme: str, comm: Any, epochs: int, seed: int, target: fl
 
 
 def bytes_sent() -> int:
-    """Return how many bytes this host has sent since it is there, except to itself."""
+    """Return how many bytes this host has sent since it was created, except to itself."""
     files = Path("/sys/class/net").glob("*/statistics/tx_bytes")
     return sum(int(file.read_text()) for file in files if file.parts[-3] != "lo")
 

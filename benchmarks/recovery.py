@@ -1,4 +1,4 @@
-"""How long a training stands still when a rank ends, beside a restart of the same script.
+"""How long training is interrupted when a rank ends, compared with a restart of the same script.
 
     python benchmarks/recovery.py [--ranks 3] [--jobs 15] [--restarts 3] [--ends SIGKILL,exit] [--json figures.jsonl]
 
@@ -27,14 +27,14 @@ from typing import NoReturn
 
 import numpy as np
 
-UNITS = 500  # of both layers' sides: 250,000 parameters in float32 are a megabyte
+UNITS = 500  # of both layers: 250,000 parameters in float32 are a megabyte
 STEPS = 60
 PATIENCE_SECONDS = 60
 ENDS = ("SIGKILL", "SIGSEGV", "SIGTERM", "exception", "exit")
 
 
 def main() -> None:
-    """Run what the arguments ask for, and print what was found."""
+    """Run the requested jobs, and print the results."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--ranks", type=int, default=3)
     parser.add_argument("--jobs", type=int, default=15, help="how many ranks end in each way, each in a job of its own")
@@ -64,7 +64,7 @@ def main() -> None:
 
 
 def report(args: argparse.Namespace, found: dict[str, list[float]]) -> None:
-    """Print medians, and keep all figures."""
+    """Print medians, and save all figures."""
     for name, seconds in found.items():
         if seconds:
             median, most = 1000 * statistics.median(seconds), 1000 * max(seconds)
@@ -91,7 +91,7 @@ def restart(args: argparse.Namespace, seed: int) -> float:
 
 
 def finished(args: argparse.Namespace, seed: int, *more: str) -> list[dict[str, float | str]]:
-    """Run a job to its end, however that is, and return what its ranks have noted."""
+    """Run a job until it ends in any way, and return the notes of its ranks."""
     mpiexec = shutil.which("mpiexec", path=os.path.dirname(sys.executable)) or "mpiexec"
     environ = {**os.environ, "PRTE_MCA_rmaps_default_mapping_policy": ":oversubscribe", "OMP_NUM_THREADS": "1"}
     with tempfile.TemporaryDirectory() as folder:
@@ -133,7 +133,7 @@ def train(folder: Path, args: argparse.Namespace) -> None:
                 end_by_itself(args.end)
         optimizer.update(model, x, t)
         note("step", step=step, generation=comm.generation if args.elastic else 0)
-        if args.seed < 0:  # started again: the first step is all that is asked for
+        if args.seed < 0:  # after a restart, only the first step is needed
             break
     if args.seed >= 0 and rank == victim:
         threading.Event().wait(1)  # for its death

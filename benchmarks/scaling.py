@@ -1,19 +1,19 @@
-"""A scaling study: a model of what averaging costs, fitted here, checked here, and drawn for more workers than here.
+"""A scaling study: a model of the cost of averaging, fitted and checked here, and drawn for more workers.
 
     python benchmarks/scaling.py
 
-It starts jobs with MPICH's mpiexec: on this machine, and on several hosts made of it by tools/cluster.py, where that is
-possible. It fits the parameters of the model in cost.py to some of the measured points, predicts the others, and writes
-into benchmarks/results/:
+It starts jobs with MPICH's mpiexec on this machine and, if possible, on several hosts that tools/cluster.py creates on
+it. It fits the parameters of the model in cost.py to some of the measured points, predicts the others, and writes into
+benchmarks/results/:
 
     scaling.jsonl            every measured point
     scaling.md               parameters, predictions and errors, as tables
     scaling-model.png        what was measured against what the model says
     scaling-efficiency.png   what the model says of training ResNet-50 on up to 1,024 GPUs, with published results
 
-``--draw`` fits and draws the measured points again; ``--quick`` measures a few, not to be believed. The seconds of a
-point are the medians of some rounds; of several such medians, from jobs that took turns, the least: what else a machine
-does makes it slower, never faster.
+``--draw`` fits and draws the measured points again; ``--quick`` measures only a few, and its results are not reliable.
+The seconds of a point are the median of some rounds; of several such medians, from jobs that took turns, the smallest
+counts, because other load on the machine makes it slower, never faster.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ QUICK = {
 
 
 def main() -> int:
-    """Measure, unless only drawing was asked for; fit; write the tables and charts."""
+    """Measure, unless only drawing was requested; fit; write the tables and charts."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, default=HERE / "results", help="the folder for the results")
     parser.add_argument("--passes", type=int, default=3, help="how often each job is run")
@@ -88,7 +88,7 @@ def main() -> int:
 
 
 def measure(plan: dict, passes: int, rounds: int) -> list[dict]:
-    """Return every point of a plan, with the least of its medians, as it is kept."""
+    """Return every point of a plan, with the smallest of its medians, in the form in which it is saved."""
     found: dict[str, dict] = {}
     for number in range(passes):
         for hosts, (strategies, fitted, others) in plan.items():
@@ -102,7 +102,7 @@ def measure(plan: dict, passes: int, rounds: int) -> list[dict]:
 
 
 def run_job(hosts: tuple[int, ...], **options: object) -> list[dict]:
-    """Measure on some processes of each host; return nothing where there can be no such hosts."""
+    """Measure on some processes of each host; return nothing if there can be no such hosts."""
     command = [sys.executable, str(HERE / "scaling.py"), "--job", json.dumps({"hosts": hosts, **options})]
     if len(hosts) == 1:
         mpiexec = shutil.which("mpiexec", path=os.path.dirname(sys.executable)) or "mpiexec"
@@ -120,7 +120,7 @@ def run_job(hosts: tuple[int, ...], **options: object) -> list[dict]:
 
 
 def machine_line() -> dict:
-    """Return the first line of what is kept: where it was measured."""
+    """Return the first line of the file: the machine."""
     caches = Path("/sys/devices/system/cpu/cpu0/cache")
     sizes = [each.read_text().strip() for each in sorted(caches.glob("index*/size"))]
     units = {"K": 2**10, "M": 2**20}
@@ -130,12 +130,12 @@ def machine_line() -> dict:
 
 
 def as_point(line: dict) -> Point:
-    """Return the point that a line tells of."""
+    """Return the point that a line describes."""
     return Point(line["strategy"], tuple(line["hosts"]), line["nbytes"], line["arrays"])
 
 
 def as_machine(line: dict) -> Machine:
-    """Return the machine that the first line tells of."""
+    """Return the machine that the first line describes."""
     return Machine(**line["machine"])
 
 

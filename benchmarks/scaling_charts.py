@@ -22,7 +22,7 @@ GREY = "#9aa0a6"
 
 
 def draw_model(rows: Sequence[tuple[Point, dict, float]], file: Path) -> None:
-    """Draw what the model says against what was measured, of every point."""
+    """Draw predictions of the model against measurements, for every point."""
     figure, axes = plt.subplots(figsize=(7.5, 6.5), layout="constrained")
     seconds = [1e3 * line["seconds"] for _, line, _ in rows]
     ends = [0.7 * min(seconds), 1.4 * max(seconds)]
@@ -60,7 +60,7 @@ def _name(hosts: tuple[int, ...]) -> str:
 
 
 def draw_efficiency(use: float, file: Path) -> None:
-    """Draw how efficient the model says that training is, and what was published."""
+    """Draw the efficiency of training according to the model, and published results."""
     figure, panels = plt.subplots(1, len(extrapolate.CLUSTERS), figsize=(13, 6), sharey=True, layout="constrained")
     networks = list(dict.fromkeys(n for cluster in extrapolate.CLUSTERS for n in cluster.networks))
     colours = dict(zip(networks, COLOURS, strict=False))

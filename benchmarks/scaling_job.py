@@ -1,4 +1,4 @@
-"""What scaling.py runs on every process of a job: it times the strategies on gradients of several shapes."""
+"""The job that scaling.py runs on every process: it times the strategies on gradients of several shapes."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ WORLD = MPI.COMM_WORLD
 
 
 class Param:
-    """All that mn_comm asks of a parameter."""
+    """A minimal parameter for mn_comm."""
 
     def __init__(self, shape: tuple[int, ...]) -> None:
         self.data = np.zeros(shape, np.float32)
@@ -26,7 +26,7 @@ class Param:
 
 
 class Gradients:
-    """A model that is nothing but its gradients."""
+    """A model that consists only of gradients."""
 
     def __init__(self, shapes: Sequence[tuple[int, ...]]) -> None:
         self.params = [Param(shape) for shape in shapes]
@@ -39,7 +39,7 @@ class Gradients:
             yield f"/{i:04}", param
 
     def refresh(self, _name: str = "") -> None:
-        """Make the gradients what a backward pass would have made them: arrays of their own, just written."""
+        """Create gradients as a backward pass would: new arrays that have just been written."""
         for param, original in zip(self.params, self.original, strict=True):
             np.copyto(param.grad, original)
 
@@ -56,7 +56,7 @@ def run(hosts: list[int], strategies: list[str], shapes: list, rounds: int) -> N
 
 
 def shapes_of(shape: Any) -> list[tuple[int, ...]]:
-    """Return the shapes of the gradients: of a model, or of so many megabytes in so many arrays."""
+    """Return the shapes of the gradients: those of a model, or a number of megabytes in a number of arrays."""
     if isinstance(shape, str):
         from models import MODELS
 

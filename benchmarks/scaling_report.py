@@ -1,4 +1,4 @@
-"""What scaling.py writes: tables of the model's parameters and errors, and charts."""
+"""The output of scaling.py: tables of the model's parameters and errors, and charts."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from cost import Machine, Point
 __all__ = ["report"]
 
 ALLOWED = 0.25
-Row = tuple[Point, dict, float]  # a point, what is kept of it, what the model says
+Row = tuple[Point, dict, float]  # a point, its recorded values, and the prediction of the model
 
 
 def report(lines: list[dict], folder: Path) -> None:
-    """Fit the model to the points that are for fitting; write tables and charts of all."""
+    """Fit the model to the points for fitting; write tables and charts of all points."""
     first, *measured = lines
     whole = scaling.as_machine(first)
     points = [scaling.as_point(line) for line in measured]
@@ -60,7 +60,7 @@ def error(row: Row) -> float:
 
 
 def head(whole: Machine, machine: Machine, first: dict) -> list[str]:
-    """Return what the tables are about."""
+    """Return the introduction of the tables."""
     cache, usable = (each.cache_bytes / 2**20 for each in (whole, machine))
     return [
         "# Scaling: what was measured, and what is modelled",
@@ -80,7 +80,7 @@ def parameter_table(parameters: dict[str, float], use: float) -> list[str]:
 
 
 def error_tables(rows: list[Row]) -> list[str]:
-    """Return how well the model predicts, by where and how it was averaged, and for each point."""
+    """Return the model's errors, by communicator and hosts, and for each point."""
     held = [row for row in rows if not row[1]["fitted"]]
     if not held:
         return []
@@ -108,7 +108,7 @@ def error_tables(rows: list[Row]) -> list[str]:
 
 
 def within(rows: Iterable[Row]) -> int:
-    """Return how many predictions are near enough."""
+    """Return how many predictions are close enough."""
     return sum(abs(error(row)) <= ALLOWED for row in rows)
 
 
@@ -122,7 +122,7 @@ def summary(name: str, rows: Iterable[Row]) -> str:
 
 
 def far_tables(use: float) -> list[str]:
-    """Return what the model says of many GPUs."""
+    """Return the model's predictions for many GPUs."""
     text = ["", "## Modelled: ResNet-50 on many GPUs", ""]
     text += ["Efficiency of weak scaling, with overlap / without; 102 MB of gradients averaged by `two_dimensional`."]
     counts = (8, 32, 128, 512, 1024)

@@ -1,9 +1,9 @@
-"""How long scatter_dataset takes, and how much memory on all ranks together, beside the copy in Chainer's wheel.
+"""The time and memory of scatter_dataset on all ranks together, compared with the copy in Chainer's wheel.
 
     python benchmarks/scatter.py
 
-Both take turns, each time in a new job. Memory is what the highest resident size of each rank exceeds the one before
-the call by, added up over the ranks; the dataset itself, at rank 0, is there before.
+Both take turns, each time in a new job. Memory is the difference between the peak resident size of each rank and its
+size before the call, added up over the ranks; the dataset itself exists on rank 0 before.
 """
 
 import argparse
@@ -44,7 +44,7 @@ def resident():
 
 
 def peak():
-    """Return the most bytes of this process that were in memory."""
+    """Return the peak number of bytes of this process in memory."""
     with open("/proc/self/status") as file:
         return next(int(line.split()[1]) for line in file if line.startswith("VmHWM")) * 1024
 
@@ -58,11 +58,11 @@ def measure(case):
     comm.mpi_comm.Barrier()
     before = resident()
     with open("/proc/self/clear_refs", "w") as file:
-        file.write("5")  # forget the peak so far
+        file.write("5")  # reset the peak
     begin = time.perf_counter()
     mine = chainermn.scatter_dataset(dataset, comm, shuffle=case == "shuffled", seed=0)
     end = time.perf_counter()
-    # Ranks that have finished wait idly: on a small machine MPI's own waiting would slow the others down.
+    # Ranks that have finished wait idly: on a small machine, MPI's own waiting would slow down the others.
     request = comm.mpi_comm.Ibarrier()
     while not request.Test():
         time.sleep(0.001)
@@ -74,7 +74,7 @@ def measure(case):
 
 
 def job(case, ranks, implementation):
-    """Return seconds and bytes of one job, or why it failed."""
+    """Return the seconds and bytes of one job, or why it failed."""
     launcher = shutil.which("mpiexec", path=os.path.dirname(sys.executable)) or "mpiexec"
     environ = {**os.environ, "CHAINERMN_IMPL": implementation, "OMP_NUM_THREADS": "1"}
     command = [launcher, "-n", str(ranks), sys.executable, __file__, "--measure", case]

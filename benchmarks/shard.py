@@ -1,12 +1,12 @@
-"""What a step takes, and a rank keeps in memory, with the whole optimizer state on each rank, and with it sharded.
+"""The time of a step and the memory of a rank, with the whole optimizer state on each rank and with sharded state.
 
     mpiexec -n 4 python benchmarks/shard.py
 
-Adam with the parameters of a ResNet-50 (102 MB in 161 arrays), whose gradients are there already: a step is their
-average, the update, and, sharded, the gathering of the parameters. Each mean goes to the owner of the parameter alone,
-or, where a hook sees all gradients, to all ranks. Memory is what the process has more than before it
-made the model: in the optimizer's state, and at its peak in some steps, of which memory that ranks share counts by this
-rank's part of it.
+It uses Adam with the parameters of a ResNet-50 (102 MB in 161 arrays), whose gradients have been computed already. A
+step consists of averaging, the update and, with sharding, gathering the parameters. With sharding, each mean is sent
+only to the owner of the parameter or, if a hook sees all gradients, to all ranks. Memory is the difference from before
+the process created the model: in the optimizer's state, and at the peak of some steps. Memory that ranks share counts
+by this rank's part of it.
 """
 
 from __future__ import annotations
@@ -48,23 +48,23 @@ def make(comm: Any, kind: str, model: str, shard_state: bool, sees_all: bool) ->
 
 
 def compute(target: chainer.Link) -> None:
-    """Have gradients that take memory of their own, as after a backward pass."""
+    """Create gradients in memory of their own, as after a backward pass."""
     target.cleargrads()
     for param in target.params():
         param.grad = param.data * np.float32(0.01)
 
 
 def resident(what: str) -> int:
-    """Return a number of bytes that the kernel knows of this process."""
+    """Return a number of bytes that the kernel reports for this process."""
     found = re.search(rf"^{what}:\s+(\d+) kB", Path("/proc/self/status").read_text(), re.M)
     return int(found[1]) * 1024 if found else 0
 
 
 def use(comm: Any, *what: Any) -> tuple[int, int]:
-    """Return how many bytes the optimizer's state takes on this rank, and all that training takes, at its peak."""
+    """Return the size of the optimizer's state on this rank, and the peak memory of training, in bytes."""
     gc.collect()
-    ctypes.CDLL(None).malloc_trim(0)  # so that what was used before is not used again
-    Path("/proc/self/clear_refs").write_text("5")  # the peak is what it is now
+    ctypes.CDLL(None).malloc_trim(0)  # so that freed memory is not reused
+    Path("/proc/self/clear_refs").write_text("5")  # reset the peak to the current value
     before = resident("VmRSS") - resident("RssShmem")
     optimizer = make(comm, *what)
     rules = [param.update_rule for param in optimizer.target.params()]
@@ -87,7 +87,7 @@ def main() -> None:
     used = {name: np.max(comm.allgather_obj(use(comm, *what, *way)), 0) for name, way in WAYS.items()}
     optimizers = {name: make(comm, *what, *way) for name, way in WAYS.items()}
     for optimizer in optimizers.values():
-        for _ in range(AVERAGES_TO_SETTLE):  # each layout of gradients finds out by itself how often to meet
+        for _ in range(AVERAGES_TO_SETTLE):  # each layout of gradients determines separately how often ranks meet
             compute(optimizer.target)
             optimizer.update()
     steps = {name: optimizer.update for name, optimizer in optimizers.items()}

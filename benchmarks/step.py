@@ -1,16 +1,16 @@
-"""Whole training steps, and what the check costs that all ranks have the same gradients.
+"""Whole training steps, and the cost of the check that all ranks have the same gradients.
 
     mpiexec -n 2 python benchmarks/step.py
 
-The MLP of the MNIST example (784-1000-1000-10) with mini-batches of 100: a step on one process alone, with our
-communicators, and with the ChainerMN inside Chainer's wheel; and the check by itself.
+The MLP of the MNIST example (784-1000-1000-10) with mini-batches of 100. It measures a step on one process alone, with
+our communicators, and with the ChainerMN inside Chainer's wheel; and the check alone.
 """
 
 from __future__ import annotations
 
 import os
 
-os.environ["CHAINERMN_IMPL"] = "bundled"  # ours is used by the names mn_comm and mn_optim
+os.environ["CHAINERMN_IMPL"] = "bundled"  # ours is imported under the names mn_comm and mn_optim
 
 import argparse
 from collections.abc import Callable
@@ -75,7 +75,7 @@ def main() -> None:
         signature = signature_of(
             (name, like) for (name, _), like in zip(selection.params, selection.likes, strict=True)
         )
-        latest = latest if signature == latest else signature  # as a reducer does: the same object while it is equal
+        latest = latest if signature == latest else signature  # like a reducer: the same object every time
         agreement.check(latest)
 
     contestants["the check alone"] = check

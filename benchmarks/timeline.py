@@ -1,10 +1,10 @@
-"""What a timeline costs.
+"""The cost of a timeline.
 
     mpiexec -n 2 python benchmarks/timeline.py
 
-Training steps of the same network with an optimizer that records a timeline, and with one that does not, in turn. What
-is printed is the median of the ratios of neighbours, and beside it what the number of spans in a step and the time of
-one span let expect. ``none`` against ``none`` shows how far the ratio of equals is from 1 on this machine.
+It runs training steps of the same network, in turn, with an optimizer that records a timeline and with one that does
+not. It prints the median ratio of consecutive steps, and the ratio that is expected from the number of spans in a step
+and the time of one span. ``none`` against ``none`` shows how far the ratio of equal steps is from 1 on this machine.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ def main() -> None:
     for scheme, options in SCHEMES.items():
         steps = [
             make_step(comm, x, args, options, recording) for recording in (None, recorder, None)
-        ]  # the third shows what equals differ by
+        ]  # the third shows how much equal steps differ
         for step in steps * 3:
             step()  # broadcast, learn the order, fill the buffers
         seconds, spans = measure(steps, recorder, args.steps)
@@ -77,7 +77,7 @@ def main() -> None:
 def make_step(
     comm: object, x: np.ndarray, args: argparse.Namespace, options: dict, recording: Recorder | None
 ) -> Callable[[], None]:
-    """Return a training step that records, or does not."""
+    """Return a training step that records a timeline, or does not."""
     record(recording)
     net = Net(args.width, args.layers)
     optimizer = mn_optim.create_multi_node_optimizer(chainer.optimizers.SGD(0), comm, **options).setup(net)
@@ -90,7 +90,7 @@ def make_step(
 
 
 def measure(steps: list[Callable[[], None]], recorder: Recorder, pairs: int) -> tuple[list[list[float]], float]:
-    """Return the seconds of each step in each round, on the slowest rank, and how many spans a recording one has."""
+    """Return the seconds of each step per round, on the slowest rank, and the spans in a recording step."""
     recorder.events.clear()
     mine = np.empty((len(steps), pairs))
     for i in range(pairs):
@@ -102,12 +102,12 @@ def measure(steps: list[Callable[[], None]], recorder: Recorder, pairs: int) -> 
 
 
 def ratio(one: list[float], other: list[float]) -> float:
-    """Return the median ratio of neighbours."""
+    """Return the median ratio of consecutive steps."""
     return statistics.median(a / b for a, b in zip(one, other, strict=True))
 
 
 def span_seconds() -> float:
-    """Return how long it takes to record one span."""
+    """Return the time to record one span."""
     record(Recorder(most=10**7))
     best = float("inf")
     for _ in range(20):

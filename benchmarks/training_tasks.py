@@ -1,7 +1,7 @@
-"""What `real_training.py` learns: digits, pictures, and to translate numbers; each small enough for two cores.
+"""The tasks of `real_training.py`: digits, pictures, and translating numbers; each small enough for two cores.
 
-Nothing is downloaded: the digits come with scikit-learn, the photographs with it and scikit-image, and num2words spells
-the numbers.
+Nothing is downloaded: the digits come with scikit-learn, the photographs with scikit-learn and scikit-image, and
+num2words spells the numbers.
 """
 
 from __future__ import annotations
@@ -26,15 +26,15 @@ for _folder in ("seq2seq", "imagenet"):
 
 @dataclass(frozen=True)
 class Task:
-    """Something to learn.
+    """A task to learn.
 
     Args:
-        score_name: What is measured on the samples for testing, in points from 0 to 100.
-        size: How many samples there are to learn from.
-        batch: How many samples a rank takes in a step.
-        optimizer: Makes the optimizer; given whether compression has the momentum instead.
-        clip: The greatest norm of the averaged gradients; longer ones are shortened to it. 0 for any.
-        model: Makes the network from a seed.
+        score_name: The name of the score on the test samples, in points from 0 to 100.
+        size: The number of training samples.
+        batch: The number of samples of a rank's mini-batch.
+        optimizer: Creates the optimizer; its argument says whether the compression has the momentum instead.
+        clip: The maximum norm of the averaged gradients; longer ones are scaled down to it. 0 for no limit.
+        model: Creates the network from a seed.
         loss: Called with the network and the indices of samples.
         score: Called with the network.
     """
@@ -50,7 +50,7 @@ class Task:
 
 
 def digits(units: int) -> Task:
-    """Return the task to read scikit-learn's 1,797 digits, every sixth of which is for testing, with a perceptron."""
+    """Return the task of reading scikit-learn's 1,797 digits, one in six of which is for testing, with a perceptron."""
     from sklearn.datasets import load_digits
 
     found = load_digits()
@@ -68,7 +68,7 @@ def digits(units: int) -> Task:
 
 
 def pictures(side: int = 16) -> Task:
-    """Return the task to tell digits and cut-outs of photographs from one another with a small residual network."""
+    """Return the task of distinguishing digits and parts of photographs with a small residual network."""
     from make_pictures import samples
 
     found = [(np.asarray(image), label) for image, label in samples(None, 120, side)]
@@ -82,7 +82,7 @@ def pictures(side: int = 16) -> Task:
 
 
 def translation() -> Task:
-    """Return the task to translate English numbers to French ones, as in examples/seq2seq; the score is BLEU."""
+    """Return the task of translating English numbers to French, as in examples/seq2seq; the score is BLEU."""
     from bleu import bleu
     from corpus import get_corpus
     from seq2seq import Seq2Seq
@@ -112,7 +112,7 @@ class ResNet(chainer.Chain):
     """Three residual blocks with batch normalisation, 8 to 32 channels (He et al., 2015, arXiv 1512.03385).
 
     Args:
-        n_classes: How many.
+        n_classes: The number of classes.
         random: For the initial weights.
     """
 
@@ -136,7 +136,7 @@ class ResNet(chainer.Chain):
 
 
 class Block(chainer.Chain):
-    """Two convolutions, beside which the input goes on."""
+    """Two convolutions with a shortcut from input to output."""
 
     def __init__(self, n: int, m: int, stride: int, initial: Any) -> None:
         super().__init__()
@@ -148,7 +148,7 @@ class Block(chainer.Chain):
                 self.beside = L.Convolution2D(n, m, 1, stride, nobias=True, initialW=initial)
 
     def forward(self, x: chainer.Variable) -> chainer.Variable:
-        """Return the sum of both ways."""
+        """Return the sum of both branches."""
         h = self.norms[1](self.two(F.relu(self.norms[0](self.one(x)))))
         return F.relu(h + (self.beside(x) if hasattr(self, "beside") else x))
 

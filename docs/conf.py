@@ -1,4 +1,4 @@
-"""How Sphinx makes the site; `nox -s docs` runs it on the installed wheels, with warnings as errors."""
+"""The configuration of Sphinx; `nox -s docs` runs it on the installed wheels, with warnings as errors."""
 
 import mn_compat  # noqa: F401 - first: it makes Chainer importable
 
@@ -40,7 +40,7 @@ html_copy_source = False
 myst_heading_anchors = 3
 myst_enable_extensions = ["colon_fence", "deflist"]
 
-# What is copied is what can be typed: no prompts, and no output.
+# Copied text contains only what a reader types: no prompts, and no output.
 copybutton_prompt_text = r"\$ |>>> |\.\.\. "
 copybutton_prompt_is_regexp = True
 
@@ -54,8 +54,8 @@ napoleon_numpy_docstring = False
 napoleon_use_rtype = False
 napoleon_use_ivar = True
 
-# The inventories list those names only that this site mentions, so that it is made without a network, and the same
-# everywhere. A name that is missing is a warning: add it.
+# The inventories contain only names that this site mentions, so that it can be built without a network, with the same
+# result everywhere. A missing name causes a warning; then add it.
 INVENTORIES = Path(__file__).parent / "inventories"
 intersphinx_mapping = {
     "python": ("https://docs.python.org/3/", str(INVENTORIES / "python.inv")),
@@ -71,16 +71,16 @@ OURS = ("chainermn", "mn_comm", "mn_compat", "mn_data", "mn_extensions", "mn_mod
 def resolve_where_public(
     app: Sphinx, env: BuildEnvironment, node: pending_xref, content: nodes.TextElement
 ) -> nodes.Element | None:
-    """Link a name of ours to where its object is described, under whichever name that is.
+    """Link a name of ours to the description of its object, under whichever name it is described.
 
-    ``mn_data.scatter_dataset`` is described as ``chainermn.scatter_dataset``. What is described nowhere, such as a
-    class that only appears as a type, becomes plain text, if it exists.
+    ``mn_data.scatter_dataset`` is described as ``chainermn.scatter_dataset``. An existing name without a description,
+    such as a class that only appears as a type, becomes plain text.
 
     Args:
         app: The build.
-        env: Where the documented names are.
+        env: The environment with the documented names.
         node: The reference that was not found.
-        content: What is shown of it.
+        content: Its displayed content.
 
     Returns:
         The link or the text, or `None` if there is no such name.
@@ -98,14 +98,14 @@ def find(name: str) -> Any:
     """Return the object of ours that has a name, or `None`; of a name alone, the one that any module of ours has."""
     first, _, rest = name.partition(".")
     if not rest and first not in OURS:
-        # Imported for type checkers only, so that Sphinx does not know from where.
+        # These are imported only for type checkers, so Sphinx cannot determine their modules.
         ours = (module for key, module in sorted(sys.modules.items()) if key.partition(".")[0] in OURS)
         return next((vars(module)[name] for module in ours if name in vars(module)), None)
     return walk(name) if first in OURS else None
 
 
 def walk(name: str) -> Any:
-    """Return what a dotted name stands for; a function before a module of the same name."""
+    """Return the object of a dotted name; a function rather than a module of the same name."""
     first, *rest = name.split(".")
     found: Any = import_module(first)
     path = first

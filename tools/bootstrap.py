@@ -1,16 +1,16 @@
 """Set up nox and uv for this clone, then run nox: ``python3 tools/bootstrap.py -s SESSION``.
 
-Needs Python 3.10 or newer and a package index, nothing else: no pip, no ensurepip, no git, no root. The tools go to
+Needs Python 3.10 or newer and a package index, but neither pip, ensurepip, git nor root. The tools are installed to
 ``.tools/`` in the clone, in the versions and with the hashes of ``tools/requirements.txt``; a second run finds them
-there. All arguments go to nox, which runs in the clone's root.
+there. All arguments are passed to nox, which runs in the root of the clone.
 
-``PIP_INDEX_URL`` names another index than PyPI, ``PIP_CERT`` or ``SSL_CERT_FILE`` a file of certificates, and
-``HTTPS_PROXY`` a proxy; uv is told the same.
+``PIP_INDEX_URL`` names an index other than PyPI, ``PIP_CERT`` or ``SSL_CERT_FILE`` a file of certificates, and
+``HTTPS_PROXY`` a proxy; uv gets the same settings.
 """
 
 import sys
 
-# Python 3.6 has to be able to parse this file, so that it gets as far as saying that it is too old.
+# Python 3.6 has to be able to parse this file, so that it can print that it is too old.
 if sys.version_info < (3, 10):  # noqa: UP036
     sys.exit(f"bootstrap: this needs Python 3.10 or newer, and this is {sys.version.split()[0]}")
 
@@ -37,7 +37,7 @@ TIMEOUT = 60  # seconds, for each answer of the index
 
 
 def main() -> None:
-    """Set up the tools where they are missing or old, and become nox."""
+    """Set up the tools if they are missing or old, and run nox in place of this process."""
     wanted = _fingerprint()
     if not STAMP.is_file() or STAMP.read_text() != wanted or not PYTHON.exists():
         _set_up()
@@ -49,7 +49,7 @@ def main() -> None:
 
 
 def _fingerprint() -> str:
-    """Return what the tools depend on: this Python, this place, and the versions asked for."""
+    """Return the data that the tools depend on: this Python, this folder, and the required versions."""
     parts = [sys.version, os.path.realpath(sys.executable), str(ROOT), REQUIREMENTS.read_text()]
     return hashlib.sha256("\0".join(parts).encode()).hexdigest()
 
@@ -58,12 +58,12 @@ def _set_up() -> None:
     print(f"bootstrap: setting up {TOOLS}", file=sys.stderr, flush=True)
     shutil.rmtree(TOOLS, ignore_errors=True)
     try:
-        # Debian keeps ensurepip in a package of its own, so the environment comes without pip.
+        # Debian has ensurepip in a separate package, so the environment is created without pip.
         venv.create(TOOLS, symlinks=True, with_pip=False)
     except OSError as error:
         sys.exit(f"bootstrap: cannot make {TOOLS}: {error}")
     with tempfile.TemporaryDirectory() as scratch:
-        # A wheel of pip is a zip file that Python can run.
+        # Python can run a wheel of pip, which is a zip file.
         pip = _fetch_pip(Path(scratch))
         command = [sys.executable, f"{pip}/pip", "--python", str(PYTHON), "install", "--quiet"]
         options = ["--disable-pip-version-check", "--require-hashes", "--only-binary", ":all:"]
@@ -114,8 +114,8 @@ def _get(url: str) -> bytes:
 def _context() -> ssl.SSLContext:
     if _has_certificates():
         return ssl.create_default_context(cafile=os.environ.get("PIP_CERT"))
-    # A system without ca-certificates can check no server. What is fetched here is checked by its hash, which stands
-    # in the clone; pip and uv bring certificates of their own.
+    # A system without ca-certificates cannot verify servers. Downloads are verified here by their hashes, which are in
+    # the clone; pip and uv contain certificates of their own.
     return ssl._create_unverified_context()  # noqa: SLF001
 
 
@@ -130,7 +130,7 @@ def _index() -> str | None:
 
 
 def _tell_uv() -> None:
-    """Let uv know what pip and Python know: the index, the certificates; and a cache where there is no home."""
+    """Pass the settings of pip and Python to uv: the index, the certificates; and a cache if there is no home."""
     index, certificates = _index(), os.environ.get("PIP_CERT")
     if index:
         os.environ.setdefault("UV_DEFAULT_INDEX", index)

@@ -1,7 +1,7 @@
-"""Change what is written in many files and has to be the same in all: the version, or the repository's address.
+"""Change text that occurs in many files and must be the same in all: the version, or the repository's address.
 
 ``python tools/bump.py 8.0.0b1`` or ``python tools/bump.py --repository https://github.com/NAME/NAME``; the session
-`bump` of nox does so, and brings uv.lock up to date. What it changes is what Git knows, less what tells of the past.
+`bump` of nox does so, and updates uv.lock. It changes files that Git tracks, except those that describe the past.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ CHANGELOG = "CHANGELOG.md"
 
 
 def main(arguments: list[str], root: Path = ROOT) -> None:
-    """Change the version or the address, and say in which files."""
+    """Change the version or the address, and print the changed files."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     what = parser.add_mutually_exclusive_group(required=True)
     what.add_argument("version", nargs="?", help="the next one, as 8.0.0, 8.0.0a2, 8.0.0b1 or 8.0.0rc1")
@@ -42,24 +42,24 @@ def main(arguments: list[str], root: Path = ROOT) -> None:
 
 
 def written(project: str, key: str) -> str:
-    """Return what a key has in the text of pyproject.toml; Python 3.10 has no tomllib."""
+    """Return the value of a key in the text of pyproject.toml; Python 3.10 has no tomllib."""
     return re.findall(rf'^{key} = "(.+)"$', project, re.MULTILINE)[0]
 
 
 def of_git(root: Path) -> list[Path]:
-    """Return the files that Git knows, less uv.lock, which uv writes."""
+    """Return the files that Git tracks, except uv.lock, which uv writes."""
     listed = subprocess.run(["git", "ls-files", "-z"], cwd=root, capture_output=True, text=True, check=True).stdout
     return [root / name for name in listed.split("\0") if name and name != "uv.lock"]
 
 
 def replace(root: Path, old: str, new: str, files: list[Path]) -> Iterator[Path]:
-    """Exchange a text for another in some files, and yield those that had it."""
-    # Not a part of a longer version or address.
+    """Replace a text in some files, and yield the files that contained it."""
+    # Not as a part of a longer version or address.
     pattern = re.compile(rf"(?<![\w.]){re.escape(old)}(?![\w.-])")
     for path in files:
         try:
             text = path.read_text()
-        except (UnicodeDecodeError, FileNotFoundError):  # a picture; deleted and not committed yet
+        except (UnicodeDecodeError, FileNotFoundError):  # a picture; or deleted and not committed yet
             continue
         changed = pattern.sub(new, text)
         if changed != text:
@@ -68,7 +68,7 @@ def replace(root: Path, old: str, new: str, files: list[Path]) -> Iterator[Path]
 
 
 def date_changelog(root: Path, version: str) -> Path:
-    """Give what stands under "Unreleased" the version and today's date; return the name of the file."""
+    """Turn the section "Unreleased" into one with the version and today's date; return the name of the file."""
     path = root / CHANGELOG
     text = path.read_text()
     if text.count("## Unreleased\n") != 1:

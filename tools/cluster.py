@@ -1,10 +1,10 @@
-"""Two or more hosts on one machine, to run MPI jobs across them: for tests and benchmarks of what crosses a network.
+"""Two or more hosts on one machine, to run MPI jobs across them: for tests and benchmarks of network communication.
 
     python tools/cluster.py --hosts 2,2 --rate 1gbit -- python script.py
 
-Each host is a network namespace with a host name of its own, joined to the others by a bridge whose links are as fast
-as asked for (``tc tbf``). MPICH's ``mpiexec`` starts its processes there through a launch agent, and takes them for
-different machines. Needs root, and the commands ``ip``, ``tc`` and ``unshare`` (Debian: iproute2, util-linux).
+Each host is a network namespace with its own host name. A bridge connects the hosts, and its links have the given speed
+(``tc tbf``). MPICH's ``mpiexec`` starts its processes there through a launch agent, and treats the hosts as different
+machines. Needs root, and the commands ``ip``, ``tc`` and ``unshare`` (Debian: iproute2, util-linux).
 """
 
 from __future__ import annotations
@@ -65,8 +65,8 @@ def run(
 
     Args:
         ranks: How many ranks each host has.
-        command: The command; its Python's environment must hold MPICH.
-        rate: How fast each host's link is, as ``tc`` writes it; empty for no limit.
+        command: The command; its Python's environment must contain MPICH.
+        rate: The speed of each host's link, in the notation of ``tc``; empty for no limit.
         options: Passed to ``subprocess.run``.
 
     Returns:
@@ -86,7 +86,7 @@ def run(
 
 @contextlib.contextmanager
 def cluster(hosts: int, rate: str) -> Iterator[tuple[str, Path]]:
-    """Make hosts, and yield the prefix of their names and the launch agent; they are gone afterwards."""
+    """Create hosts, and yield the prefix of their names and the launch agent; the hosts are removed at the end."""
     prefix = f"mn{os.getpid()}"
     with contextlib.ExitStack() as undo, tempfile.TemporaryDirectory() as folder:
         agent = Path(folder) / "agent"
@@ -103,10 +103,10 @@ def cluster(hosts: int, rate: str) -> Iterator[tuple[str, Path]]:
 
 @contextlib.contextmanager
 def known_to_each_other(names: Mapping[str, Mapping[str, str]]) -> Iterator[None]:
-    """Let hosts look up names: ``ip netns exec`` puts these files in place of those of /etc.
+    """Let hosts resolve names: ``ip netns exec`` uses these files in place of those of /etc.
 
     Args:
-        names: For each host, by its network namespace, the addresses of the names that it knows.
+        names: For each host, by its network namespace, the addresses of the names that it can resolve.
     """
     folders = {Path("/etc/netns") / host: known for host, known in names.items()}
     try:
@@ -119,7 +119,7 @@ def known_to_each_other(names: Mapping[str, Mapping[str, str]]) -> Iterator[None
         for folder in folders:
             (folder / "hosts").unlink(missing_ok=True)
             folder.rmdir()
-        with contextlib.suppress(OSError):  # it was there before, or another job uses it
+        with contextlib.suppress(OSError):  # it existed before, or another job uses it
             Path("/etc/netns").rmdir()
 
 

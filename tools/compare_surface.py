@@ -1,11 +1,11 @@
-"""What differs between this ChainerMN and the one in Chainer's wheel, to somebody who imports and calls it.
+"""The differences between this ChainerMN and the one in Chainer's wheel, for scripts that import and call it.
 
     python tools/compare_surface.py            print every difference
     python tools/compare_surface.py --added    print the functions and classes that only ours has
 
-Both are imported by a process of its own (``CHAINERMN_IMPL``), which writes down what can be reached: modules, names,
-signatures with their defaults, attributes of classes, and those of the objects that the functions return. A difference
-is something of the old one that ours does not have, or has in another form.
+A separate process imports each of the two (``CHAINERMN_IMPL``), and lists everything that can be reached: modules,
+names, signatures with their defaults, attributes of classes, and those of the objects that functions return. A
+difference is something in the old one that ours does not have, or has in a different form.
 """
 
 from __future__ import annotations
@@ -26,19 +26,19 @@ from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 ROOT = "chainermn"
-# In the process that looks at one of the two.
+# In the process that inspects one of the two.
 IS_OLD = os.environ.get("CHAINERMN_IMPL") == "bundled"
-# What a module has merely imported is no part of what it offers; what lies below these is.
+# Names that a module has only imported do not belong to its surface; names in these packages do.
 OURS = ("chainermn", "mn_comm", "mn_data", "mn_extensions", "mn_modelpar", "mn_optim")
 Surface = dict[str, str]
 """What can be reached, by its dotted path, and in which form."""
 
 
 class Difference(NamedTuple):
-    """One thing in which the two differ.
+    """A difference between the two.
 
     Attributes:
-        path: Where it is.
+        path: The path of the name.
         old: Its form in Chainer's wheel.
         new: Its form here; "missing" if there is none.
     """
@@ -52,9 +52,9 @@ class Difference(NamedTuple):
 
 
 def differences(old: Surface, new: Surface) -> list[Difference]:
-    """Return what ours lacks or has in another form, sorted by path.
+    """Return the names that ours lacks or has in a different form, sorted by path.
 
-    What is inside something that is missing is not listed.
+    The contents of missing objects are not listed.
     """
     found: list[Difference] = []
     missing: tuple[str, ...] = ()
@@ -74,7 +74,7 @@ def surface_of(implementation: str) -> Surface:
     Args:
         implementation: ``"ours"`` or ``"bundled"``.
     """
-    # A folder of its own: the extensions write files.
+    # A separate folder, because the extensions write files.
     with tempfile.TemporaryDirectory() as folder:
         command = [sys.executable, os.path.abspath(__file__), "--dump"]
         environment = {**os.environ, "CHAINERMN_IMPL": implementation}
@@ -89,7 +89,7 @@ def look() -> Surface:
     """Return the surface of the implementation that ``import chainermn`` gives here."""
     warnings.simplefilter("ignore")
     package = importlib.import_module(ROOT)
-    objects = _objects()  # makes a communicator, which imports what needs MPI
+    objects = _objects()  # it creates a communicator, which imports modules that need MPI
     surface: Surface = {}
     names = [ROOT, *(entry.name for entry in pkgutil.walk_packages(package.__path__, f"{ROOT}."))]
     names = [name for name in names if not name.endswith("__main__")]
@@ -105,7 +105,7 @@ def look() -> Surface:
 
 
 def _is_reachable(package: types.ModuleType, name: str) -> bool:
-    """Return whether a module is found from the package by attributes, without an import of its own."""
+    """Return whether a module can be reached from the package by attributes, without importing it."""
     found: Any = package
     for part in name.split(".")[1:]:
         found = getattr(found, part, None)
@@ -125,7 +125,7 @@ def _module_names(module: types.ModuleType) -> Iterator[tuple[str, str]]:
 
 
 def _definition(module: types.ModuleType, path: str, value: Any) -> Iterator[tuple[str, str]]:
-    """Yield a class with what is in it, or a function; those of the old one only where they are defined."""
+    """Yield a class with its contents, or a function; those of the old one only in the module that defines them."""
     home = str(value.__module__)
     if home.partition(".")[0] not in OURS:
         return
@@ -135,13 +135,13 @@ def _definition(module: types.ModuleType, path: str, value: Any) -> Iterator[tup
     yield path, _form(value)
     if inspect.isclass(value):
         yield f"{path} is abstract in", " ".join(sorted(getattr(value, "__abstractmethods__", ())))
-        for name in vars(value) if IS_OLD else dir(value):  # what the old one inherits is listed where that is
+        for name in vars(value) if IS_OLD else dir(value):  # inherited names are listed with the base class
             if not name.startswith("__") or name == "__call__":
                 yield f"{path}.{name}", _form(inspect.getattr_static(value, name))
 
 
 def _attributes(value: Any) -> set[str]:
-    """Return the public attributes of an object, and of the one that it stands for."""
+    """Return the public attributes of an object, and those of the object that it represents."""
     found = {name for name in dir(value) if not name.startswith("_")}
     for name in found & {"actual_optimizer", "actual_iterator"}:
         found |= _attributes(getattr(value, name))
@@ -175,7 +175,7 @@ def _constant(value: Any) -> str:
 
 
 def _objects() -> dict[str, Callable[[], Any]]:
-    """Return what makes the objects whose attributes are looked at."""
+    """Return the functions that create the objects whose attributes are inspected."""
     import chainer
     import chainermn
     import numpy as np
@@ -226,13 +226,13 @@ def _objects() -> dict[str, Callable[[], Any]]:
 
 
 def main() -> None:
-    """Print the differences, or, of the implementation that is there, what the other process is asked for."""
+    """Print the differences or, in the process of one implementation, its part of the result."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--added", action="store_true", help="print the functions and classes that only ours has")
     parser.add_argument("--dump", action="store_true", help="print the surface of one of the two, as JSON")
     options = parser.parse_args()
     if options.dump:
-        # Not from the folder of this script, which is no part of the surface.
+        # Not from the folder of this script, which does not belong to the surface.
         sys.path[0] = ""
         print(json.dumps(look()))
         return

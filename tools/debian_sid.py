@@ -1,14 +1,14 @@
-"""Run a command in a Debian sid, whose Pythons are newer than those of this machine.
+"""Run a command in a Debian sid, which has newer Pythons than this machine.
 
     python tools/debian_sid.py --pythons 3.14,3.15 -- python3.15 --version
 
-``debootstrap`` makes the place, once, in ``.nox/debian-sid/root``; later runs find it there. This repository is at its
-own path inside, and is the working directory of the command. Everything that is mounted is mounted in a namespace of
-the command's own, and every process that it starts is in another one: both are gone when it ends, however it ends.
-So nothing that removes the place can reach the repository through it.
+``debootstrap`` creates it once in ``.nox/debian-sid/root``; later runs find it there. This repository has the same path
+inside, and is the working directory of the command. All mounts are made in a namespace of the command, and all its
+processes run in another namespace: both disappear when it ends, however it ends. So nothing that removes the folder can
+reach the repository through it.
 
-Needs root, and the commands ``debootstrap`` and ``unshare``. Ends with status 77 where it cannot make such a place;
-``--check`` only says why, and says nothing where it can.
+Needs root, and the commands ``debootstrap`` and ``unshare``. Ends with status 77 if it cannot create a Debian sid;
+``--check`` only prints the reason, or nothing if it can.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 PLACE = ROOT / ".nox" / "debian-sid" / "root"
 CANNOT = 77
-# A mount namespace starts with all its mounts private: none made in it shows outside.
+# In a new mount namespace, all mounts are private: none that is made in it is visible outside.
 APART = ["unshare", "--mount", "--pid", "--fork", "--kill-child"]
 ENTER = """
 set -e
@@ -40,13 +40,13 @@ mount --bind "$repository" "$root$repository"
 # The shell stays, as the first process of its namespace: it reaps those whose parents are gone.
 exec chroot "$root" sh -c 'cd "$0" && "$@"; exit $?' "$repository" "$@"
 """
-# What says how to reach a package index is passed on; these files are copied to the same path inside.
+# Variables for reaching a package index are passed on; these files are copied to the same path inside.
 CERTIFICATES = ("PIP_CERT", "SSL_CERT_FILE", "REQUESTS_CA_BUNDLE")
 NETWORK = ("/etc/resolv.conf", "/etc/hosts")
 
 
 def main() -> int:
-    """Make the place if it is not there, run the command in it, and return its exit status."""
+    """Create the Debian sid if it does not exist, run the command in it, and return its exit status."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--pythons", default="3.14,3.15", help="what a new place is to have; default %(default)s")
     parser.add_argument("--check", action="store_true", help="only say why there can be none here")
@@ -64,7 +64,7 @@ def main() -> int:
 
 
 def what_is_missing() -> str:
-    """Return why there can be no such place here, or an empty string."""
+    """Return why there can be no Debian sid here, or an empty string."""
     if os.geteuid() != 0:
         return "it needs root"
     for tool in ("unshare", "debootstrap"):
@@ -78,7 +78,7 @@ def make(place: Path, pythons: Sequence[str]) -> None:
     """Install a minimal Debian sid with these versions of Python into a folder.
 
     Args:
-        place: The folder; it is there only if all went well.
+        place: The folder; it exists only after everything has succeeded.
         pythons: Versions such as ``3.15``.
     """
     unfinished = place.with_name(f"{place.name}.unfinished")
@@ -93,12 +93,12 @@ def make(place: Path, pythons: Sequence[str]) -> None:
 
 
 def run(place: Path, command: Sequence[str]) -> int:
-    """Run a command in the place; return its exit status."""
+    """Run a command in the Debian sid; return its exit status."""
     certificates = {os.environ[name] for name in CERTIFICATES if os.environ.get(name)}
     for file in filter(os.path.isfile, (*NETWORK, *certificates)):
         copy = Path(f"{place}{os.path.abspath(file)}")
         copy.parent.mkdir(parents=True, exist_ok=True)
-        copy.unlink(missing_ok=True)  # it may be a link to somewhere else
+        copy.unlink(missing_ok=True)  # it may be a link
         shutil.copy(file, copy)
     foreign = ("VIRTUAL_ENV", "PYTHONPATH", "PYTHONHOME", "TMPDIR")
     environment = {name: value for name, value in os.environ.items() if name not in foreign}

@@ -1,11 +1,11 @@
-"""Kill ranks of elastic trainings at places that a seed chooses, and see whether the others go on rightly.
+"""Kill ranks of elastic trainings at places that depend on a seed, and check that the others continue correctly.
 
-``python tools/kills.py --jobs 100`` runs that many jobs of 2 to 4 ranks with Open MPI, whose ``mpiexec`` has to lie
-beside this Python, and prints a table: how many ranks were killed where, and how long it took from each kill until the
-next step was complete. It ends with status 1 if a job hung or failed, or ranks differed after any step.
+``python tools/kills.py --jobs 100`` runs 100 jobs of 2 to 4 ranks with Open MPI, whose ``mpiexec`` must be in the same
+folder as this Python, and prints a table: how many ranks were killed in which phase, and the time from each kill to the
+next complete step. It ends with status 1 if a job hung or failed, or if ranks differed after any step.
 
 A job trains a small network for some iterations, with an evaluator and a checkpointer. Each victim is killed before a
-wait for other ranks, counted from the beginning of a phase, or by a thread, some time after that.
+wait for other ranks, counted from the beginning of a phase, or by a thread some time after the beginning.
 """
 
 from __future__ import annotations
@@ -37,10 +37,10 @@ class Victim:
     """A rank that is killed.
 
     Attributes:
-        phase: During which phase: one of those above, or ``recovery``, after another was killed.
-        iteration: In which iteration at the earliest.
-        wait: Before which wait since the phase began.
-        seconds: If above 0, how long after the phase began instead.
+        phase: The phase: one of those above, or ``recovery``, after another rank was killed.
+        iteration: The first iteration in which it may be killed.
+        wait: The number of the wait, from the beginning of the phase, before which it is killed.
+        seconds: If above 0, the time after the beginning of the phase, which replaces ``wait``.
     """
 
     phase: str
@@ -51,7 +51,7 @@ class Victim:
 
 @dataclasses.dataclass(frozen=True)
 class Plan:
-    """One job, as a seed has it."""
+    """A job, as a seed determines it."""
 
     seed: int
     ranks: int
@@ -61,7 +61,7 @@ class Plan:
 
 
 def plan(seed: int) -> Plan:
-    """Return the job of a seed."""
+    """Return the job for a seed."""
     random = np.random.RandomState(seed)
     ranks = int(random.randint(2, 5))
     n_victims = int(random.randint(1, ranks)) if ranks > 2 else 1
@@ -82,11 +82,11 @@ def run(job: Plan, patience: float) -> tuple[str, list[dict[str, object]]]:
     """Run a job.
 
     Args:
-        job: What to run.
-        patience: After how many seconds it counts as hung.
+        job: The job.
+        patience: The number of seconds after which it counts as hung.
 
     Returns:
-        What is wrong, if anything, and what its ranks have noted.
+        The problem, if any, and the notes of its ranks.
     """
     mpiexec = shutil.which("mpiexec", path=os.path.dirname(sys.executable)) or "mpiexec"
     with tempfile.TemporaryDirectory() as folder:
@@ -115,7 +115,7 @@ def run(job: Plan, patience: float) -> tuple[str, list[dict[str, object]]]:
 
 
 def check(job: Plan, notes: list[dict[str, object]]) -> str:
-    """Return what is wrong with the steps that ranks have noted, if anything."""
+    """Return the problem with the steps in the notes, if any."""
     steps = [note for note in notes if "digest" in note]
     for iteration in range(ITERATIONS):
         digests = {note["digest"] for note in steps if note["iteration"] == iteration}
@@ -129,7 +129,7 @@ def check(job: Plan, notes: list[dict[str, object]]) -> str:
 
 
 def latencies(notes: list[dict[str, object]]) -> list[float]:
-    """Return, for each kill, the milliseconds until a step was complete that began to be without that rank."""
+    """Return, for each kill, the milliseconds to the completion of a step that began without that rank."""
     found = []
     for kill in (note for note in notes if "killed" in note):
         later = [n["time"] for n in notes if "digest" in n and n["rank"] != kill["rank"] and n["time"] > kill["time"]]  # type: ignore[operator]
@@ -139,7 +139,7 @@ def latencies(notes: list[dict[str, object]]) -> list[float]:
 
 
 def main() -> int:
-    """Run what the arguments ask for, and return the exit status."""
+    """Run the requested jobs, and return the exit status."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--jobs", type=int, default=12, help="how many jobs; default %(default)s")
     parser.add_argument("--first", type=int, default=0, help="the first seed")
@@ -164,7 +164,7 @@ def main() -> int:
 
 
 class Tally:
-    """What has become of the jobs so far."""
+    """The results of the jobs so far."""
 
     def __init__(self) -> None:
         self.jobs = 0
@@ -194,7 +194,7 @@ class Tally:
 
 
 def train(job: Plan, folder: Path) -> None:
-    """Train on one rank, and note every step."""
+    """Train on one rank, and record every step."""
     import chainer
     import chainer.functions as F
     import chainer.links as L
@@ -243,7 +243,7 @@ def train(job: Plan, folder: Path) -> None:
 
 
 def digest(optimizer: object, net: object) -> str:
-    """Return what is equal where parameters and the optimizer's state are."""
+    """Return a value that is equal if parameters and the optimizer's state are equal."""
     import hashlib
 
     hashed = hashlib.blake2b(str(optimizer.t).encode(), digest_size=8)  # type: ignore[attr-defined]
@@ -255,21 +255,21 @@ def digest(optimizer: object, net: object) -> str:
 
 
 class Notes:
-    """What a rank notes in a file of its own, at once."""
+    """The records of a rank, written immediately to a separate file."""
 
     def __init__(self, rank: int, folder: Path) -> None:
         self._rank = rank
         self._file = os.open(folder / f"rank-{rank}", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
 
     def write(self, **what: object) -> None:
-        """Note something, with the time."""
+        """Record something, with the time."""
         import time
 
         os.write(self._file, (json.dumps({"rank": self._rank, "time": time.monotonic(), **what}) + "\n").encode())
 
 
 class Killer:
-    """Kills this process at the place that is planned for it."""
+    """Kills this process at the planned place."""
 
     def __init__(self, victim: Victim | None, notes: Notes, variant: str) -> None:
         from mn_comm.watch import Activity
@@ -289,7 +289,7 @@ class Killer:
             self._begin()
 
     def disarm(self) -> None:
-        """End a phase: one that was to die in it dies now, if it has not yet."""
+        """End a phase: a victim of this phase dies now, if it is still alive."""
         if self._left is not None and self._victim is not None and not self._victim.seconds:
             self._kill("after")
 

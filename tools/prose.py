@@ -1,8 +1,8 @@
 """Check the prose of the project: ``python tools/prose.py``; the session ``lint`` runs it.
 
-Two checks. ``tools/prose-words.txt`` lists what this project does not write, and what it writes instead; it is looked
-for in the documentation, and in the docstrings, comments and messages of the code. proselint, where it is installed,
-reads the documentation.
+There are two checks. ``tools/prose-words.txt`` lists phrases that this project does not use, and their replacements;
+they are searched for in the documentation, and in the docstrings, comments and messages of the code. proselint, if it
+is installed, reads the documentation.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ ROOT = Path(__file__).resolve().parent.parent
 WORDS = ROOT / "tools" / "prose-words.txt"
 TEXTS = ["*.md", "docs/**/*.md", "packages/*/README.md", "examples/*.md", "benchmarks/results/*.md"]
 CODE = ["packages/*/src/**/*.py", "examples/**/*.py", "benchmarks/*.py", "tools/*.py", "docs/**/*.py", "*.py"]
-# proselint is about essays: these are not what it takes them for.
+# proselint is made for essays, and takes these for mistakes.
 NOT_OURS = {
     "typography.symbols.curly_quotes",  # they are code
     "typography.symbols.ellipsis",
@@ -32,7 +32,7 @@ NOT_OURS = {
 
 
 class Line(NamedTuple):
-    """A line of prose, and where it is."""
+    """A line of prose and its position."""
 
     file: Path
     number: int
@@ -40,7 +40,7 @@ class Line(NamedTuple):
 
 
 def main() -> int:
-    """Print what was found; return 1 if anything was."""
+    """Print the findings; return 1 if there are any."""
     lines = [*documentation(), *code()]
     rules = list(read_rules(WORDS.read_text()))
     found = [f"{place(line)}: {match[0]!r}: {instead}" for line in lines for match, instead in matches(line, rules)]
@@ -52,7 +52,7 @@ def main() -> int:
 
 
 def read_rules(text: str) -> Iterator[tuple[re.Pattern[str], str]]:
-    """Return the patterns of a list, each with what is written instead."""
+    """Return the patterns of a list, each with its replacement."""
     for line in text.splitlines():
         if line.strip() and not line.startswith("#"):
             pattern, _, instead = line.partition(" => ")
@@ -60,7 +60,7 @@ def read_rules(text: str) -> Iterator[tuple[re.Pattern[str], str]]:
 
 
 def matches(line: Line, rules: list[tuple[re.Pattern[str], str]]) -> Iterator[tuple[re.Match[str], str]]:
-    """Return what of a line is not to be written."""
+    """Return the parts of a line that match a rule."""
     for pattern, instead in rules:
         yield from ((match, instead) for match in pattern.finditer(line.text))
 
@@ -78,7 +78,7 @@ def documentation() -> Iterator[Line]:
 
 
 def without_code(text: str) -> str:
-    """Blank out fenced blocks and code in lines, so that what is left has its line numbers."""
+    """Replace fenced and inline code by blanks, so that the remaining text keeps its line numbers."""
     text = re.sub(r"^( *)(`{3,}).*?^ *\2`*$", lambda block: "\n" * block[0].count("\n"), text, flags=re.M | re.S)
     return re.sub(r"`[^`\n]+`", "code", text)
 
@@ -100,7 +100,7 @@ def comments(file: Path, source: str) -> Iterator[Line]:
 
 
 def strings(file: Path, source: str) -> Iterator[Line]:
-    """Return the strings of a source: docstrings, messages, and whatever else there is."""
+    """Return the strings of a source: docstrings, messages, and all others."""
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.Constant) and isinstance(node.value, str):
             for offset, text in enumerate(node.value.splitlines()):
@@ -108,13 +108,13 @@ def strings(file: Path, source: str) -> Iterator[Line]:
 
 
 def proselint() -> list[str]:
-    """Return what proselint says of the documentation, without what does not apply here."""
+    """Return the findings of proselint in the documentation, except those that do not apply here."""
     try:
         tools, config = importlib.import_module("proselint.tools"), importlib.import_module("proselint.config")
     except ImportError:
         return []
     options = {**config.default, "checks": {**config.default["checks"], **dict.fromkeys(NOT_OURS, False)}}
-    # All at once: it spends most of its time on beginning.
+    # All files at once: most of its time is spent on starting.
     lines = list(documentation())
     errors = tools.lint("\n".join(line.text for line in lines), config=options)
     errors = [(check, message, line) for check, message, line, *_ in errors if check not in NOT_OURS]

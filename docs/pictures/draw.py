@@ -9,7 +9,7 @@ __all__ = ["PICTURES"]
 
 COLOURS = ["blue", "orange", "green", "purple"]
 MEASURED = Path(__file__).parents[2] / "benchmarks" / "results" / "two-cores.jsonl"
-# What the benchmark calls them, and what the chart calls them.
+# The names in the benchmark, and the names in the chart.
 CONTESTANTS = {
     "memory copy": ("one memory copy, for comparison", "plain"),
     "ours, hierarchical": ("this package, hierarchical (the default)", "blue"),
@@ -21,7 +21,7 @@ CONTESTANTS = {
 
 
 def overview() -> Canvas:
-    """Data parallel training: every process has the model, and a part of the data."""
+    """Data-parallel training: every process has the model, and a part of the data."""
     title = "Each process computes gradients from its part of the data; their average updates every copy of the model."
     picture = Canvas("overview", title, 720, 372)
     picture.labelled(30, 12, 660, 34, "the data set", "panel", "bold")
@@ -45,7 +45,7 @@ def overview() -> Canvas:
 
 
 def step() -> Canvas:
-    """When the gradients travel within a step."""
+    """When gradients are sent within a step."""
     title = "Three timelines of training steps: averaging after, during, and one step behind the backward pass."
     picture = Canvas("step", title, 720, 410)
     _plain_steps(picture, 14)
@@ -142,7 +142,7 @@ def topology() -> Canvas:
 
 
 def delegate() -> Canvas:
-    """A model over two ranks, and the delegate variable that joins rank 0's two halves."""
+    """A model on two ranks, and the delegate variable that connects rank 0's two halves."""
     title = (
         "Rank 0 sends to rank 1 and receives its answer; the delegate variable joins rank 0's send to its recv, "
         "so that the backward pass goes all the way."
@@ -178,7 +178,7 @@ def _rank_lane(picture: Canvas, y: float, rank: int, colour: str, label: float) 
 
 
 def pseudo_connect() -> Canvas:
-    """A graph in two pieces, and what joins them."""
+    """A graph in two pieces, and their connection."""
     title = "Without pseudo_connect the backward pass from the loss does not reach send; with it, it does."
     picture = Canvas("pseudo-connect", title, 720, 356)
     _two_branches(picture, 12, "without: the backward pass never comes to send, and rank 1 gets no gradient", False)
@@ -218,7 +218,7 @@ def _two_branches(picture: Canvas, y: float, heading: str, joined: bool) -> None
 
 
 def network() -> Canvas:
-    """Which option when the network is the limit."""
+    """Which option to use when the network is the limit."""
     title = "A flow chart: from the cause of the wait to overlap, asynchronous, local steps, or a compression."
     choices = [
         (("Does a step wait more than a tenth", "of its time? (The timeline shows it.)"), "no", "yes"),
@@ -261,7 +261,7 @@ def network() -> Canvas:
 
 
 def averaging() -> Canvas:
-    """How long it takes to average the gradients of ResNet-50, beside other ways to do it."""
+    """The time of averaging the gradients of ResNet-50, compared with other ways to do it."""
     seconds = _seconds("resnet50", 2)
     title = "Milliseconds that several libraries take to average the gradients of ResNet-50 over two processes."
     picture = Canvas("averaging", title, 720, 70 + 34 * len(CONTESTANTS))
@@ -279,7 +279,7 @@ def averaging() -> Canvas:
 
 
 def _seconds(model: str, ranks: int) -> dict[str, float]:
-    """Return what each contestant took on one host with nothing else running."""
+    """Return each contestant's time on one idle host."""
     lines = [json.loads(line) for line in MEASURED.read_text().splitlines()]
     wanted = ("averaging", model, ranks, "", 0)
     keys = ("benchmark", "model", "ranks", "network", "busy")

@@ -1,4 +1,4 @@
-"""The picture of a timeline, out of real traces.
+"""The picture of a timeline, drawn from real traces.
 
     export CHAINERMN_TIMELINE
     for scheme in after overlap double; do
@@ -19,7 +19,7 @@ TITLES = {
     "overlap": "overlap=True: while the backward pass goes on",
     "double": "double_buffering=True: while the next step computes",
 }
-# Okabe and Ito's colours, which those who do not see all colours can tell apart.
+# Okabe and Ito's colours, which colour-blind people can distinguish.
 COLOURS = {
     "forward": "#56b4e9",
     "backward": "#0072b2",
@@ -62,7 +62,7 @@ def train(scheme: str) -> None:
 
 
 def draw(traces: list[str], picture: str) -> None:
-    """Draw the last steps of each trace, all to the same scale."""
+    """Draw the last steps of each trace, all at the same scale."""
     import matplotlib
 
     matplotlib.use("Agg")
@@ -106,7 +106,7 @@ def draw(traces: list[str], picture: str) -> None:
 
 
 def last_steps(trace: dict) -> tuple[dict[tuple[int, int], str], list[dict], float]:
-    """Return the rows and what they are called, the spans in the last steps, and when these begin."""
+    """Return the rows and their names, the spans in the last steps, and the beginnings of these steps."""
     names = {(e["pid"], e["tid"], e["name"]): e["args"].get("name") for e in trace["traceEvents"] if e["ph"] == "M"}
     rows = {
         (pid, tid): f"rank {pid}: {name}" for (pid, tid, kind), name in sorted(names.items()) if kind == "thread_name"
@@ -115,7 +115,7 @@ def last_steps(trace: dict) -> tuple[dict[tuple[int, int], str], list[dict], flo
     steps = steps_of(spans, 0)[-STEPS:]
     begin, end = steps[0]["ts"], steps[-1]["ts"] + steps[-1]["dur"]
     shown = [e for e in spans if e["name"] in COLOURS and e["ts"] + e["dur"] > begin and e["ts"] < end]
-    # What lies in another, such as a pack in a backward, is drawn on top of it.
+    # Spans within another one, such as a pack in a backward, are drawn on top of it.
     return rows, sorted(shown, key=lambda e: -e["dur"]), begin
 
 

@@ -1,4 +1,4 @@
-"""The pictures that the examples learn: CIFAR if Chainer has it in its cache, otherwise scikit-learn's digits."""
+"""The pictures for the examples: CIFAR if Chainer has it in its cache, otherwise scikit-learn's digits."""
 
 import os
 
@@ -7,7 +7,7 @@ import numpy as np
 
 
 def get_pictures(name="cifar10"):
-    """Return datasets of (picture, class) to learn from and to test with, and the number of classes.
+    """Return datasets of (picture, class) for training and for testing, and the number of classes.
 
     Args:
         name: ``cifar10`` or ``cifar100``.
@@ -24,7 +24,7 @@ def get_pictures(name="cifar10"):
 
 
 def digits():
-    """Return scikit-learn's digits as pictures; every sixth is for testing."""
+    """Return scikit-learn's digits as pictures; one in six is for testing."""
     from sklearn.datasets import load_digits
 
     found = load_digits()

@@ -31,7 +31,7 @@ class Block(chainer.Chain):
 
 
 class SmallVGG(chainer.Chain):
-    """Pairs of blocks, each followed by a pooling that halves the picture; then two layers."""
+    """Pairs of blocks, each followed by a pooling that halves the picture's size; then two layers."""
 
     def __init__(self, n_classes, width):
         super().__init__()
@@ -69,7 +69,7 @@ def main():
     device = chainer.get_device(comm.intra_rank if args.gpu else -1)
     device.use()
 
-    # Sent without the pictures of the other processes; the test parts share none, so that each counts once.
+    # The pictures of other processes are not sent; the test parts are disjoint, so that each picture counts once.
     train, test, n_classes = get_pictures(args.dataset) if comm.rank == 0 else (None, None, None)
     n_classes = comm.bcast_obj(n_classes)
     train = chainermn.scatter_dataset(train, comm, shuffle=True, seed=0)

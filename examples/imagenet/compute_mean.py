@@ -1,4 +1,4 @@
-"""Compute the mean of pictures, which train_imagenet.py takes away from each.
+"""Compute the mean of pictures, which train_imagenet.py subtracts from each.
 
 python compute_mean.py pictures/train.txt --root pictures
 """
@@ -10,7 +10,7 @@ import numpy as np
 
 
 def compute_mean(dataset):
-    """Return the mean of all pictures of a dataset, which are of one size."""
+    """Return the mean of all pictures of a dataset, which have the same size."""
     total = 0
     for picture, _ in dataset:
         total = total + picture.astype(np.float64)

@@ -1,4 +1,4 @@
-"""Make a folder of JPEG files, and lists of them, from pictures that come with scikit-learn and scikit-image.
+"""Create a folder of JPEG files, and lists of them, from pictures in scikit-learn and scikit-image.
 
     python make_pictures.py pictures
 
@@ -18,7 +18,7 @@ PHOTOGRAPHS = ("astronaut", "camera", "coffee", "chelsea", "rocket")
 
 
 def photographs():
-    """Yield pictures of shape (height, width, 3) as uint8, those that are there without a download."""
+    """Yield pictures of shape (height, width, 3) as uint8, without downloading any."""
     yield from load_sample_images().images
     for name in PHOTOGRAPHS:
         try:

@@ -13,7 +13,7 @@ class Network(chainer.Chain):
         return self.loss(self.scores(x), t)
 
     def loss(self, scores, t):
-        """Return the loss of some scores, and report it."""
+        """Return the loss of scores, and report it."""
         loss = F.softmax_cross_entropy(scores, t)
         chainer.report({"loss": loss, "accuracy": F.accuracy(scores, t)}, self)
         return loss
@@ -70,8 +70,8 @@ class NIN(Network):
 class GoogLeNet(Network):
     """GoogLeNet (Szegedy and others, 2014: Going deeper with convolutions, table 1), with its two side classifiers.
 
-    While it learns, 0.3 times the loss of each side classifier is added to the loss that is reported, which is that of
-    the main one; otherwise they are not computed.
+    During training, 0.3 times the loss of each side classifier is added to the reported loss, which is that of the main
+    classifier; otherwise they are not computed.
     """
 
     insize = 224
@@ -96,7 +96,7 @@ class GoogLeNet(Network):
             self.side4d = SideClassifier(n_classes)
 
     def forward(self, x, t):
-        """Return the loss, while it learns with the side classifiers' shares."""
+        """Return the loss; during training, with the shares of the side classifiers."""
         scores, after4a, after4d = self.trunk(x)
         loss = self.loss(scores, t)
         if chainer.config.train:
@@ -105,7 +105,7 @@ class GoogLeNet(Network):
         return loss
 
     def trunk(self, x):
-        """Return the scores of each class, and what the side classifiers work on."""
+        """Return the scores of each class, and the inputs of the side classifiers."""
         x = F.local_response_normalization(halved(F.relu(self.conv1(x))))
         x = F.relu(self.conv2(F.relu(self.conv2_reduce(x))))
         x = self.inc3b(self.inc3a(halved(F.local_response_normalization(x))))
@@ -116,7 +116,7 @@ class GoogLeNet(Network):
 
 
 class SideClassifier(chainer.Chain):
-    """What GoogLeNet has beside its trunk, so that its lower layers learn faster (section 5 of the paper)."""
+    """A classifier beside GoogLeNet's trunk, which makes its lower layers learn faster (section 5 of the paper)."""
 
     def __init__(self, n_classes):
         super().__init__()
@@ -176,7 +176,7 @@ def halved(x):
 
 
 class ResNet50(Network):
-    """ResNet-50 (He and others, 2015), as it is in Chainer, without the weights."""
+    """ResNet-50 (He and others, 2015) as in Chainer, without the weights."""
 
     insize = 224
 
@@ -184,7 +184,7 @@ class ResNet50(Network):
         super().__init__()
         with self.init_scope():
             self.base = L.ResNet50Layers(pretrained_model=None)
-        # It has the weights of 1,000 classes.
+        # It contains the weights of 1,000 classes.
         del self.base.fc6
         with self.base.init_scope():
             self.base.fc6 = L.Linear(None, n_classes)

@@ -4,13 +4,13 @@
     python compute_mean.py pictures/train.txt --root pictures
     mpiexec -n 2 python train_imagenet.py pictures/train.txt pictures/val.txt --root pictures --arch tiny --classes 20
 
-The lists hold a path and a class in each line. Only the lists travel; each process reads the files of its part, with
-worker processes of its own.
+Each line of the lists contains a path and a class. Only the lists are sent; each process reads the files of its part,
+with its own worker processes.
 
-With --recipe large it is the training by which ResNet-50 learned ImageNet in 15 minutes on 1,024 GPUs, 32 pictures on
+With --recipe large, it trains like the training of ResNet-50 on ImageNet in 15 minutes on 1,024 GPUs with 32 pictures
 each (Akiba, Suzuki and Fukuda, 2017, arXiv 1711.04325), with its epochs in proportion if there are not 90: RMSprop that
-becomes momentum SGD, a learning rate that starts slowly, and batch normalisation by the last statistics. If a process's
-pictures do not fit into its memory, --micro-batches cuts each mini-batch into parts.
+becomes momentum SGD, a learning rate that starts slowly, and batch normalisation with the last statistics. If a
+process's pictures do not fit into its memory, --micro-batches divides each mini-batch into parts.
 """
 
 import argparse
@@ -48,7 +48,7 @@ class Preprocessed(chainer.dataset.DatasetMixin):
 
 
 class TestModeEvaluator(extensions.Evaluator):
-    """An evaluator of one's own: it turns off what is for learning only, and reports the error as well."""
+    """An evaluator of your own: it turns off everything that is only for training, and reports the error as well."""
 
     def evaluate(self):
         """Return the means over this process's pictures."""
@@ -82,18 +82,18 @@ def parse_arguments():
 
 
 def use_large_batches(trainer, model, comm, batch_size, n_epochs):
-    """Have a trainer whose optimizer is RMSpropWarmup do all that the paper does.
+    """Set up a trainer whose optimizer is RMSpropWarmup with all methods of the paper.
 
     Args:
         trainer: The trainer.
         model: The model.
         comm: The ranks, which average the statistics of batch normalisations before an evaluation, anyway.
         batch_size: The pictures in each process's mini-batch.
-        n_epochs: How long it is to learn; the paper's schedule is for 90 epochs.
+        n_epochs: The length of the training; the paper's schedule is for 90 epochs.
     """
     optimizers.keep_last_statistics(model)
     for name, param in model.namedparams():
-        if name.endswith("/W"):  # neither biases nor what batch normalisation multiplies by
+        if name.endswith("/W"):  # neither biases nor the factors of batch normalisation
             param.update_rule.add_hook(chainer.optimizer_hooks.WeightDecay(1e-4))
     base = optimizers.linear_scaling(0.1, batch_size * comm.size)
     steps = [(epoch * n_epochs / 90, factor) for epoch, factor in optimizers.SLOW_START]
@@ -113,7 +113,7 @@ def main():
         chainer.serializers.load_npz(args.initmodel, model)
     model.to_device(device)
 
-    # The datasets hold paths: they are sent whole, as objects of a few kilobytes, and nothing is read at rank 0.
+    # The datasets contain paths: they are sent as a whole, as objects of a few kilobytes, and rank 0 reads no pictures.
     train = val = None
     if comm.rank == 0:
         mean = np.load(args.mean)
@@ -142,7 +142,7 @@ def main():
     losses, accuracies = (["main/" + name, "validation/main/" + name] for name in ("loss", "accuracy"))
     report = extensions.PrintReport(["epoch", "iteration", *losses, *accuracies, "validation/main/error"])
     plot = extensions.PlotReport(losses, trigger=every, filename="loss.png")
-    # The first and the last of them see every iteration, to write means at their own time.
+    # The first and the last of them are called in every iteration, to write means when they choose.
     for extension, trigger in ((extensions.LogReport(trigger=every), None), (report, every), (plot, None)):
         trainer.extend(chainermn.extensions.main_rank_only(extension, comm), trigger=trigger)
 

@@ -1,4 +1,4 @@
-"""The digits that the examples in this folder learn: MNIST where there is one, otherwise scikit-learn's."""
+"""The digits for the examples in this folder: MNIST if it is available, otherwise scikit-learn's."""
 
 import os
 
@@ -7,11 +7,11 @@ import numpy as np
 
 
 def get_digits(path=""):
-    """Return datasets of (pixels, digit) to learn from and to test with.
+    """Return datasets of (pixels, digit) for training and for testing.
 
     Args:
-        path: An .npz file with x_train, y_train, x_test and y_test; if empty, Chainer's cached MNIST is used where
-            there is one, and otherwise the digits that come with scikit-learn: nothing is downloaded.
+        path: An .npz file with x_train, y_train, x_test and y_test; if empty, Chainer's cached MNIST is used if it
+            exists, and otherwise scikit-learn's digits. Nothing is downloaded.
 
     Returns:
         Two TupleDatasets of float32 vectors between 0 and 1, and int32 digits.
@@ -24,7 +24,7 @@ def get_digits(path=""):
 
 
 def cached_mnist():
-    """Return where Chainer keeps MNIST after it was downloaded once."""
+    """Return the file in which Chainer keeps MNIST after it was downloaded once."""
     return os.path.join(chainer.dataset.get_dataset_root(), "pfnet/chainer/mnist/train.npz")
 
 
@@ -38,7 +38,7 @@ def from_npz(path):
 
 
 def from_scikit_learn():
-    """Return scikit-learn's 1,797 digits of 8 by 8 pixels, of which every sixth is for testing."""
+    """Return scikit-learn's 1,797 digits of 8 by 8 pixels, one in six of which is for testing."""
     from sklearn.datasets import load_digits
 
     digits = load_digits()

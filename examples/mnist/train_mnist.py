@@ -2,8 +2,8 @@
 
     mpiexec -n 2 python train_mnist.py
 
-The digits are those of MNIST if Chainer has them in its cache or ``--data`` names a file that holds them, and otherwise
-the 1,797 that come with scikit-learn.
+The digits are those of MNIST if Chainer has them in its cache or ``--data`` names a file with them; otherwise, they are
+the 1,797 digits in scikit-learn.
 """
 
 import argparse
@@ -18,7 +18,7 @@ from digits import get_digits
 
 
 class MLP(chainer.Chain):
-    """Three layers; the first adapts itself to the number of pixels."""
+    """Three layers; the first one adapts to the number of pixels."""
 
     def __init__(self, n_units, n_out):
         super().__init__()
@@ -58,7 +58,7 @@ def main():
     optimizer = chainermn.create_multi_node_optimizer(chainer.optimizers.Adam(), comm)
     optimizer.setup(model)
 
-    # One process reads the data; each gets its part.
+    # One process reads the data; each process gets its part.
     train, test = get_digits(args.data) if comm.rank == 0 else (None, None)
     if comm.rank == 0:
         print(f"{comm.size} processes, communicator {args.communicator}, {len(train)} images to learn from")
@@ -72,7 +72,7 @@ def main():
     evaluator = extensions.Evaluator(test_iter, model, device=device)
     trainer.extend(chainermn.create_multi_node_evaluator(evaluator, comm))
 
-    # What one process can do for all of them.
+    # Extensions that only one process needs.
     if comm.rank == 0:
         trainer.extend(extensions.snapshot(), trigger=(args.epoch, "epoch"))
         trainer.extend(extensions.LogReport())

@@ -1,9 +1,9 @@
-"""Train a multi-layer perceptron on hand-written digits, on several processes, and go on where it was killed.
+"""Train a multi-layer perceptron on hand-written digits, on several processes, and resume it after it was killed.
 
     mpiexec -n 2 python train_mnist_checkpoint.py --run-id first
 
-Kill it, and start it again with the same ``--run-id``: it goes on from the newest checkpoint that all processes have.
-When it ends well, the checkpoints are removed.
+Kill it, and start it again with the same ``--run-id``: it continues from the newest checkpoint that all processes have.
+When it ends normally, the checkpoints are removed.
 
 The digits are those of MNIST if Chainer has them in its cache or ``--data`` names a file that holds them, and otherwise
 the 1,797 that come with scikit-learn.

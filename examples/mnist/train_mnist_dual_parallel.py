@@ -33,7 +33,7 @@ def main():
     comm = chainermn.create_communicator(args.communicator)
     if comm.size % 2:
         raise SystemExit(f"expected an even number of processes, got {comm.size}")
-    # One model lives on a pair; the same half of every model lives on those of equal parity.
+    # A pair has one model; processes of equal parity have the same half of every model.
     pair = comm.split(comm.rank // 2, comm.rank)
     copies = comm.split(comm.rank % 2, comm.rank)
     device = chainer.get_device(comm.intra_rank if args.gpu else -1)
@@ -44,7 +44,7 @@ def main():
     optimizer = chainermn.create_multi_node_optimizer(chainer.optimizers.Adam(), copies)
     optimizer.setup(model)
 
-    # Each pair has its part of the images; its second process only needs to know how many there are.
+    # Each pair has its part of the images; its second process only needs their number.
     train, test = get_digits(args.data) if copies.rank == 0 else (None, None)
     train = chainermn.scatter_dataset(train, copies, shuffle=True, seed=0)
     test = chainermn.scatter_dataset(test, copies)

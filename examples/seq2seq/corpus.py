@@ -31,11 +31,11 @@ def spell(number, language):
 
 
 def get_corpus(size=3000, seed=0):
-    """Return English and French vocabularies, and pairs of sentences to learn from and to test with.
+    """Return English and French vocabularies, and pairs of sentences for training and for testing.
 
     Args:
-        size: How many numbers, drawn from 0 to 999,999; every tenth is for testing.
-        seed: That of the draw.
+        size: How many numbers, drawn from 0 to 999,999; one in ten is for testing.
+        seed: The seed of the draw.
 
     Returns:
         Two vocabularies, and two lists of pairs of int32 arrays.

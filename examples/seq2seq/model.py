@@ -14,12 +14,12 @@ def embed_all(embed, sentences):
 
 
 class Encoder(chainer.Chain):
-    """Reads sentences, and returns what the recurrent network returns.
+    """Reads sentences, and returns the result of the recurrent network.
 
     Args:
         n_words: The size of the vocabulary.
         n_units: Units in each layer.
-        rnn: An NStepLSTM, or one whose states travel to another process.
+        rnn: An NStepLSTM, or one whose states are sent to another process.
     """
 
     def __init__(self, n_words, n_units, rnn):
@@ -57,7 +57,7 @@ class Decoder(chainer.Chain):
         inputs = [F.concat([begin, sentence], axis=0) for sentence in sentences]
         targets = F.concat([F.concat([sentence, end], axis=0) for sentence in sentences], axis=0)
         outputs = self.rnn(*states, embed_all(self.embed, inputs))
-        # What comes after the two states is the list of outputs, whatever else the network returns.
+        # The list of outputs follows the two states, whatever else the network returns.
         scores = self.words(F.concat(outputs[2], axis=0))
         loss = F.sum(F.softmax_cross_entropy(scores, targets, reduce="no")) / len(sentences)
         chainer.report({"loss": loss}, self)
@@ -67,10 +67,10 @@ class Decoder(chainer.Chain):
         """Write the likeliest next word until the end, and return int32 arrays.
 
         Args:
-            n_sentences: How many to write.
+            n_sentences: How many sentences to write.
             start: Called with the embedded first words; returns states and outputs of the network that starts from the
                 encoder's states.
-            longest: Words after which to stop.
+            longest: The maximum number of words.
         """
         network = getattr(self.rnn, "actual_rnn", self.rnn)
         words = self.xp.full(n_sentences, BEGIN, np.int32)

@@ -2,7 +2,7 @@
 
     mpiexec -n 2 python seq2seq_mp1.py
 
-Process 0 reads English, and its hidden states travel to process 1, which writes French. Needs num2words.
+Process 0 reads English, and its hidden states are sent to process 1, which writes French. Needs num2words.
 """
 
 import chainer
@@ -18,7 +18,7 @@ from seq2seq import convert, make_parser
 
 
 class EncoderRank(chainer.Chain):
-    """What process 0 has."""
+    """The part of process 0."""
 
     def __init__(self, comm, n_layers, n_words, n_units):
         super().__init__()
@@ -34,7 +34,7 @@ class EncoderRank(chainer.Chain):
 
 
 class DecoderRank(chainer.Chain):
-    """What process 1 has."""
+    """The part of process 1."""
 
     def __init__(self, comm, n_layers, n_words, n_units):
         super().__init__()
@@ -47,7 +47,7 @@ class DecoderRank(chainer.Chain):
         return self.decoder(targets)
 
     def translate(self, n_sentences):
-        """Return the likeliest translations of what process 0 reads, word for word."""
+        """Return the likeliest translations of the sentences that process 0 reads, word for word."""
         return self.decoder.translate(n_sentences, self.decoder.rnn)
 
 
@@ -63,7 +63,7 @@ def main():
     kind, n_words = (EncoderRank, len(source)) if comm.rank == 0 else (DecoderRank, len(target))
     model = kind(comm, args.layer, n_words, args.unit)
     model.to_device(device)
-    # Each process optimises its half of the model.
+    # Each process optimizes its half of the model.
     optimizer = chainer.optimizers.Adam(5e-3)
     optimizer.setup(model)
     # The same order on both processes.

@@ -1,4 +1,4 @@
-"""Sharded updates on several hosts: how many bytes they send to each other, and that nothing else differs."""
+"""Sharded updates on several hosts: how many bytes they send to each other, and that there is no other difference."""
 
 import time
 from pathlib import Path
@@ -41,7 +41,7 @@ def test_an_update_sends_no_more_than_an_average(name):
         optimizer = mn_optim.create_multi_node_optimizer(actual, comm, shard_state=sharded).setup(model)
         train(comm, model, 3, optimizer)
         comm.barrier()
-        time.sleep(0.2)  # what MPI has still to say
+        time.sleep(0.2)  # remaining messages of MPI
         before = sent()
         comm.barrier()
         train(comm, model, 4, optimizer)
@@ -54,8 +54,8 @@ def test_an_update_sends_no_more_than_an_average(name):
     else:
         np.testing.assert_array_equal(parameters[True], parameters[False])
     assert bytes_sent[False].max() > 4 * 8_000_000
-    if name != "flat":  # among whose ranks some that share a host send to each other
-        # In the last round of gathering parameters, chunks of ranks that share a node travel whole, full or not.
+    if name != "flat":  # among whose ranks some on the same host send to each other
+        # In the last round of gathering parameters, chunks of ranks that share a node are sent whole, full or not.
         unused = 0 if len(set(comm.allgather_obj(comm.intra_size))) == 1 else 4 * 8_000_000 / comm.size
         assert (bytes_sent[True] < 1.05 * bytes_sent[False].max() + unused).all()
     comm.finalize()

@@ -1,4 +1,4 @@
-"""Every strategy on several hosts; tests/jobs/test_virtual_cluster.py starts it and says how many ranks each has."""
+"""Every strategy on several hosts; tests/jobs/test_virtual_cluster.py starts it, with a number of ranks for each."""
 
 import os
 import sys

@@ -1,4 +1,4 @@
-"""The scripts of the page on surviving failures, with a rank killed as the page says."""
+"""The scripts of the page on surviving failures, with a rank killed as described there."""
 
 import os
 import re

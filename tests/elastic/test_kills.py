@@ -1,4 +1,4 @@
-"""Ranks that are killed in the course of whole trainings."""
+"""Ranks that are killed during whole trainings."""
 
 import os
 import re

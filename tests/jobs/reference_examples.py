@@ -1,4 +1,4 @@
-"""Run the examples of the reference on the ranks of a job: those in docstrings, and those in the pages given.
+"""Run the examples of the reference on the ranks of a job: those in docstrings, and those in given pages.
 
 Every rank runs all of them, in the same order; one that fails ends the job.
 """
@@ -23,7 +23,7 @@ PACKAGES = ["mn_comm", "mn_data", "mn_extensions", "mn_modelpar", "mn_optim", "m
 
 
 def documented():
-    """Yield the name and the docstring of each public name, each once; mn_compat's, which change NumPy, come late."""
+    """Yield the name and docstring of each public name once; those of mn_compat, which change NumPy, come late."""
     seen = set()
     for module in map(import_module, PACKAGES):
         modules = [getattr(module, name) for name in module.__all__]
@@ -47,7 +47,7 @@ def texts(name, found, seen):
 
 
 def trainer_of(comm):
-    """Return a trainer, and its updater, as examples of extensions have them."""
+    """Return a trainer and its updater, as examples of extensions expect them."""
     optimizer = chainermn.create_multi_node_optimizer(chainer.optimizers.SGD(), comm)
     optimizer.setup(L.Classifier(L.Linear(3, 2)))
     data = chainer.datasets.TupleDataset(np.ones((4, 3), np.float32), np.zeros(4, np.int32))

@@ -11,11 +11,11 @@ import pytest
 ROOT = Path(__file__).parents[2]
 TESTS = sorted((ROOT / "tests/mpi/as_before").glob("test_*.py"))
 
-# It warns of being experimental, of an extension that is no longer deprecated, and of itself.
+# It warns that it is experimental, about an extension that is no longer deprecated, and about itself.
 IGNORED = ["ignore::FutureWarning", "ignore:Checkpointer is deprecated", "ignore:Link._device_id is left only"]
 OPTIONS = [*(f"-W{each}" for each in IGNORED), "-p", "no:cacheprovider"]
 
-# On each rank; prints where the chainermn is from that was tested.
+# On each rank; prints the location of the chainermn that was tested.
 RANK = """
 import sys
 import pytest
@@ -39,7 +39,7 @@ def test_the_old_software_passes(tests, tmp_path):
     job = subprocess.run(
         [launcher, "-n", "2", sys.executable, "-m", "mpi4py", script, *options, tests],
         cwd=tmp_path,
-        # Its iterators call int() on an array of one number.
+        # Its iterators call int() on an array with one element.
         env={**os.environ, "OMP_NUM_THREADS": "1", "CHAINERMN_IMPL": "bundled", "MN_COMPAT_RESTORE": "numpy_scalars"},
         capture_output=True,
         text=True,

@@ -1,4 +1,4 @@
-"""The chart of ``python -m mn_comm bench``, which needs matplotlib: only the examples bring that along."""
+"""The chart of ``python -m mn_comm bench``, which needs matplotlib: only the examples install it."""
 
 import subprocess
 import sys

@@ -1,4 +1,4 @@
-"""Trainings with compressed gradients that are killed, and go on as if they had not been."""
+"""Trainings with compressed gradients that are killed, and continue as if they had not been."""
 
 import os
 import re

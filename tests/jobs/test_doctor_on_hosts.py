@@ -1,4 +1,4 @@
-"""The doctor on several hosts, made on this machine if it lets us: reached, compared, and one rank on each."""
+"""The doctor on several virtual hosts, if they can be created: they are reached and compared, with one rank on each."""
 
 import importlib.util
 import json
@@ -24,7 +24,7 @@ class Cluster(NamedTuple):
 
 @pytest.fixture(scope="module")
 def cluster():
-    """Two hosts; tools/cluster.py is no package."""
+    """Two hosts; tools/cluster.py is not in a package."""
     spec = importlib.util.spec_from_file_location("cluster", ROOT / "tools/cluster.py")
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)

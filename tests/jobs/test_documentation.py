@@ -1,12 +1,12 @@
 """The code in the documentation, as a reader would run it.
 
-A comment before a block says what becomes of it:
+A comment before a block says how it is tested:
 
 ``<!-- script: NAME.py, ranks: 1 2 -->``
-    A block of Python begins a script, which goes on in the blocks after it. It is run on each number of ranks, and with
-    ``, fails`` at the end it has to fail. ``, alone`` in place of the ranks runs it without ``mpiexec``;
-    ``, needs: MODULE`` skips it where that module is not installed. A block of differences is two scripts: one before
-    them, for a single process, and one after.
+    A block of Python begins a script, which continues in the following blocks. It is run on each number of ranks; with
+    ``, fails`` at the end, it has to fail. ``, alone`` in place of the ranks runs it without ``mpiexec``; ``, needs:
+    MODULE`` skips it if that module is not installed. A block of differences consists of two scripts: one before the
+    change, for a single process, and one after it.
 ``<!-- run -->``
     The commands of a block are run, and have to succeed.
 ``<!-- on two machines, with: mpich -->``
@@ -14,8 +14,8 @@ A comment before a block says what becomes of it:
 ``<!-- not run: WHY -->``
     Nothing is run, for the reason given.
 
-A block of commands that starts a script of its page needs no comment. It shows what the script prints, with ``…`` for
-what may differ.
+A block of commands that starts a script of its page needs no comment. It shows the output of the script, with ``…`` for
+parts that may differ.
 """
 
 import os
@@ -64,7 +64,7 @@ def read(page):
         mark, text = block["mark"] or "", textwrap.dedent(block["text"])
         if block["kind"] in ("console", "bash"):
             assert not mark or OTHER.fullmatch(mark), mark
-            # A line that ends with a backslash goes on in the next one.
+            # A line that ends with a backslash continues in the next one.
             parts = re.split(r"^\$ ", text.replace("\\\n", ""), flags=re.M)[1:] or [text]
             commands += [Command(page, *split(part), mark) for part in parts]
         elif mark.startswith("not run: "):
@@ -111,7 +111,7 @@ def started_by(command):
 
 
 def prints(line, shown):
-    """Whether a line that the page shows, or one like it where it has an ellipsis, is what was printed."""
+    """Return whether a line of the page matches a printed line; an ellipsis in it matches anything."""
     return re.search(r"[ \t]+".join(".*".join(map(re.escape, w.split("…"))) for w in shown.split()), line)
 
 
@@ -122,7 +122,7 @@ def check(shown, printed):
 
 
 def run(command, folder):
-    """Run a command of a reader, whose PATH begins with this environment; return its status and what it printed."""
+    """Run a reader's command, with a PATH that begins with this environment; return its status and its output."""
     path = os.pathsep.join([os.path.dirname(sys.executable), os.environ["PATH"]])
     environ = {**os.environ, "PATH": path, "OMP_NUM_THREADS": "1"}
     job = subprocess.run(

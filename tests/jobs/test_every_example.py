@@ -1,6 +1,6 @@
-"""Every training script in examples/, for a few iterations on its default data: its loss falls, its pictures are there.
+"""Every training script in examples/, for a few iterations on its default data: its loss falls, its pictures exist.
 
-What else an example is to show is in the files beside this one.
+Other features of the examples are tested in the files beside this one.
 """
 
 import json
@@ -16,7 +16,7 @@ PNG = b"\x89PNG"
 
 @dataclass(frozen=True)
 class Run:
-    """How a script is started, and what it leaves in its folder."""
+    """How a script is started, and which files it leaves in its folder."""
 
     arguments: str
     ranks: int = 2
@@ -45,7 +45,7 @@ RUNS = {
     "seq2seq/seq2seq.py": Run("-e 3 --size 600 -u 32", losses=("main/decoder/loss",), needs="num2words"),
     "seq2seq/seq2seq_mp1.py": Run("-e 3 --size 600 -u 32", losses=("main/decoder/loss",), needs="num2words"),
 }
-# Scripts that make what another one reads; the test of that one runs them first.
+# Scripts that create the input of other scripts; the tests of these run them first.
 BEFORE = {
     "imagenet/train_imagenet.py": {
         "imagenet/make_pictures.py": "pictures --digits 300 --cuts 10",

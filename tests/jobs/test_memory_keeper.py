@@ -1,4 +1,4 @@
-"""Trainings that are started again, and go on from what the memory of their node has kept."""
+"""Trainings that are restarted, and continue from the state in the memory of their node."""
 
 import os
 import subprocess
@@ -48,7 +48,7 @@ print("end", resumed, updater.iteration, optimizer.t, len(log.log) if comm.rank 
 
 @pytest.fixture
 def train(tmp_path):
-    """Train under the supervisor, with a rank that dies at some iteration; return what its ranks print at the end."""
+    """Train under the supervisor, with a rank that dies in a given iteration; return the ranks' output at the end."""
 
     def run(kind, when):
         script = tmp_path / "training.py"

@@ -1,4 +1,4 @@
-"""Mistakes on one rank of three: the job ends by itself, or speaks, and its last lines name the culprit."""
+"""Mistakes on one of three ranks: the job ends by itself, or prints a message, and its last lines name the culprit."""
 
 import os
 import re
@@ -116,7 +116,7 @@ def test_the_job_ends_and_names_the_culprit(mistake, start):
     job = start(mistake)
     last = job.read_until()
     assert ended_by_itself(job), last
-    assert (job.process.returncode == 0) == (mistake == "full disk")  # that one goes on without the checkpoint
+    assert (job.process.returncode == 0) == (mistake == "full disk")  # that rank continues without the checkpoint
     for pattern in ENDS[mistake]:
         assert re.search(pattern, last), last
 
@@ -138,11 +138,11 @@ def test_ctrl_c(start):
     last = job.read_until()
     assert ended_by_itself(job), last
     assert job.process.returncode
-    if not is_open_mpi():  # whose launcher ends the ranks itself, and reads no more of what they say
+    if not is_open_mpi():  # its launcher ends the ranks itself, and does not read their further output
         assert "chainermn: interrupted on rank 0" in last
 
 
-# What the other library's launcher tells the processes that it starts.
+# Variables that the other library's launcher sets for the processes that it starts.
 OTHERS = {
     "MPICH": {"OMPI_COMM_WORLD_SIZE": "3", "OMPI_COMM_WORLD_RANK": "{rank}"},
     "Open MPI": {"PMI_SIZE": "3", "PMI_RANK": "{rank}"},

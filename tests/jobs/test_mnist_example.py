@@ -1,4 +1,4 @@
-"""The example, started as the README says."""
+"""The example, started as the README describes."""
 
 import json
 import re
@@ -15,7 +15,7 @@ def test_it_learns_the_digits(mpiexec, tmp_path, ranks):
     printed = mpiexec(ranks, SCRIPT, "-e", "20", "-b", str(60 // ranks), "-u", "200", "-o", "out")
     (accuracy,) = re.findall(r"validation accuracy: (.*)", printed)
     assert float(accuracy) > 0.95
-    assert printed.count("main/accuracy  validation/main/accuracy") == 1  # one table, of rank 0
+    assert printed.count("main/accuracy  validation/main/accuracy") == 1  # one table, from rank 0
     for picture in ("loss.png", "accuracy.png"):
         assert (tmp_path / "out" / picture).read_bytes().startswith(b"\x89PNG")
     log = json.loads((tmp_path / "out" / "log").read_text())

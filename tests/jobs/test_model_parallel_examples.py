@@ -1,4 +1,4 @@
-"""The examples of models that span processes, started as their texts say."""
+"""The examples of models that span processes, started as their texts describe."""
 
 import json
 import re

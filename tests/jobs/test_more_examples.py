@@ -1,4 +1,4 @@
-"""What the examples of checkpoints and of images can do besides learning."""
+"""Features of the examples of checkpoints and of images other than learning."""
 
 import json
 import re
@@ -13,7 +13,7 @@ def test_checkpoints(mpiexec, tmp_path):
     script = EXAMPLES / "mnist/train_mnist_checkpoint.py"
     arguments = ("-u", "20", "-e", "1", "-b", "100", "--interval", "3", "-i", "run.1")
     assert "starts from iteration 0" in mpiexec(2, script, *arguments)
-    assert not list((tmp_path / "result").glob("run.1.*"))  # it ended well
+    assert not list((tmp_path / "result").glob("run.1.*"))  # it ended normally
 
 
 def test_cifar(mpiexec, tmp_path):
@@ -35,7 +35,7 @@ def test_imagenet_with_large_batches(mpiexec, tmp_path):
     assert log[-1]["main/loss"] < 0.8 * log[0]["main/loss"]
 
 
-# Read from the text, since importing it takes Chainer.
+# Read from the text, because importing it requires Chainer.
 NETWORKS = re.findall(r'^    "(\w+)": \w+,$', (EXAMPLES / "imagenet/models.py").read_text(), re.MULTILINE)
 STEP = """
 import sys
@@ -75,4 +75,4 @@ def test_every_network_for_imagenet_takes_a_step(mpiexec, arch):
     found = re.findall(r"(\d+) of (\d+) changed", printed)
     assert len(found) == 2
     for changed, all_ in found:
-        assert int(changed) > 0.9 * int(all_)  # a ReLU may be silent for so few pictures
+        assert int(changed) > 0.9 * int(all_)  # a ReLU may be zero for so few pictures

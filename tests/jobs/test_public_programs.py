@@ -1,4 +1,4 @@
-"""Programs of others that use ChainerMN: what they need of it, run as it is or imitated, with both implementations."""
+"""Public programs that use ChainerMN: their requirements, run unchanged or imitated, with both implementations."""
 
 import json
 

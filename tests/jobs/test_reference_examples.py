@@ -1,4 +1,4 @@
-"""The examples of the reference, run on two ranks; and that everything that users call has one."""
+"""The examples of the reference, run on two ranks; and a check that every public name has one."""
 
 import re
 from pathlib import Path
@@ -10,7 +10,7 @@ import mn_comm
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = sorted((ROOT / "docs" / "api").glob("*.md"))
-# They do something that cannot be shown on two ranks, or are kept for old scripts.
+# These cannot be shown on two ranks, or are kept for old scripts.
 WITHOUT = {"DataSizeError", "get_epoch_trigger", "get_n_iterations_for_one_epoch", "add_hook_if_enabled", "get_device"}
 
 
@@ -35,7 +35,7 @@ def called_by_users():
 
 CALLED = dict(called_by_users())
 ENTRY = re.compile(r"^\.\. auto\w+:: (?:\S+\.)?(\w+)\n(.*?)(?=^\.\. auto|^```|\Z)", re.M | re.S)
-# Where the examples are not in the docstrings.
+# If the examples are not in the docstrings.
 SHOWN = {name for page in PAGES for name, text in ENTRY.findall(page.read_text()) if ">>>" in text}
 
 

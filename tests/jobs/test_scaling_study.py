@@ -1,4 +1,4 @@
-"""The scaling study, as quick as it goes: that it measures, fits, and writes all that it says it writes."""
+"""The scaling study in its quickest form: it measures, fits, and writes all files that it promises."""
 
 import json
 import os

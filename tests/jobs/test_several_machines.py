@@ -1,4 +1,4 @@
-"""The commands of docs/several-machines.md, on two hosts that are made on this machine if it lets us.
+"""The commands of docs/several-machines.md, on two virtual hosts, if they can be created.
 
 The names of the tests have "example" in them, so that the sessions `examples-mpich` and `examples-openmpi` run them
 with either library.
@@ -16,11 +16,11 @@ import pytest
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs/several-machines.md").read_text()
 MPIEXEC = os.path.join(os.path.dirname(sys.executable), "mpiexec")
-# Asked of the launcher: MPI, if it were initialised here, would leave variables for the jobs that the tests start.
+# The launcher is asked, because initialising MPI here would leave variables for the jobs that the tests start.
 VERSION = subprocess.run([MPIEXEC, "--version"], capture_output=True, text=True, check=True).stdout
 LIBRARY = "mpich" if "HYDRA" in VERSION else "openmpi"
 HOSTS = ["node1", "node2"]
-# In the place of ssh: options, the host, and the command to run there.
+# In place of ssh: options, the host, and the command to run there.
 SSH = """#!/bin/sh
 while [ "${1#-}" != "$1" ]; do shift; done
 host=$1; shift
@@ -59,7 +59,7 @@ def run(tmp_path_factory):
         namespaces = [f"{prefix}-{address}" for address in addresses.values()]
         path = os.pathsep.join([str(folder / "bin"), os.path.dirname(sys.executable), os.environ["PATH"]])
         environ = {**os.environ, **tool._one_network(), "PREFIX": prefix, "PATH": path, "HYDRA_IFACE": "eth0"}
-        # As the page says: with it, Open MPI starts all processes on the first host.
+        # As on the page: with it, Open MPI starts all processes on the first host.
         environ.pop("PRTE_MCA_rmaps_default_mapping_policy", None)
 
         def start(command):

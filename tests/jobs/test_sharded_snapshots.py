@@ -1,4 +1,4 @@
-"""A snapshot of state that was sharded on four ranks goes on wherever one of Chainer's does."""
+"""A snapshot of state that was sharded on four ranks can be used wherever one of Chainer's can."""
 
 import os
 import shutil

@@ -1,4 +1,4 @@
-"""What a script can import and call, here and in Chainer's wheel: the documentation tells every difference."""
+"""What scripts can import and call, here and in Chainer's wheel: the documentation lists every difference."""
 
 import re
 import subprocess

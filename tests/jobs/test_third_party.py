@@ -1,4 +1,4 @@
-"""A package of somebody else's that adds a communicator, built, installed apart from everything, and used."""
+"""A third party's package that adds a communicator: it is built, installed in a separate folder, and used."""
 
 import os
 import shutil
@@ -20,7 +20,7 @@ for _ in range(2):
 sys.stdout.write(f"{type(comm).__name__} {comm.rank} {model.W.data.ravel().tolist()}\\n")  # at once
 """
 
-# Averages twice as much, so that it can be told from any other.
+# The result is twice the mean, so that it differs from every other communicator's.
 MODULE = """
 import mn_comm
 

@@ -73,7 +73,7 @@ class Trace:
         }
 
     def inside(self, rank, outer):
-        """Return the names of what lies inside a span, on its thread, in the order in which they begin."""
+        """Return the names of the spans within a span, on its thread, in the order in which they begin."""
         found = [event for events in self.spans[rank].values() for event in events if event is not outer]
         return [
             event["name"]
@@ -99,7 +99,7 @@ def trace(tmp_path_factory):
 
 @pytest.mark.parametrize("kind", ["plain", "outside", "overlap", "double"])
 def test_clocks_agree(trace, kind):
-    """Nobody has averaged a bucket before the other has begun to."""
+    """No rank has averaged a bucket before the other rank has begun to."""
     one, other = trace(kind).spans
     assert len(one["communicate"]) == len(other["communicate"]) > 0
     for mine, theirs in zip(one["communicate"], other["communicate"], strict=True):
@@ -123,7 +123,7 @@ def test_steps(trace, kind):
 
 @pytest.mark.parametrize("kind", ["plain", "outside", "overlap", "double"])
 def test_spans_lie_within_one_another_or_apart(trace, kind):
-    """To the nanosecond: the viewers do not show spans of a thread that cross."""
+    """To the nanosecond: the viewers do not show overlapping spans of a thread."""
     rows = defaultdict(list)
     for rank, spans in enumerate(trace(kind).spans):
         for event in (event for events in spans.values() for event in events):
@@ -181,7 +181,7 @@ def test_double_buffering(trace, rank):
     found = trace("double")
     spans = found.spans[rank]
     assert {event["tid"] for event in spans["communicate"]} == {found.threads[rank, "communication thread"]}
-    # A step waits for what the step before has packed, and the last is waited for by nobody.
+    # A step waits for the gradients that the previous step has packed; nothing waits for those of the last step.
     assert [len(spans[name]) for name in ("pack", "communicate", "wait", "unpack")] == [4, 4, 3, 3]
     kinds = ("pack", "communicate", "wait", "unpack")
     for packed, done, waited, unpacked in zip(*(spans[kind] for kind in kinds), strict=False):

@@ -1,4 +1,4 @@
-"""What the script that counts the lines of an update prints."""
+"""The output of the script that counts the lines of an update."""
 
 import re
 import subprocess

@@ -1,4 +1,4 @@
-"""A script as users of the old software wrote it, step by step; not a line of it knows of this one."""
+"""A script as users of the old software wrote it, step by step, without a line that is specific to this project."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""Several hosts on this machine, if it lets us make them."""
+"""Several hosts on this machine, if they can be created."""
 
 import os
 import subprocess
@@ -35,7 +35,7 @@ comm.allreduce_obj(comm.rank)
 
 
 def test_an_end_without_a_word():
-    # UCX warned of messages that nobody received: those by which ranks tell each other that they have ended.
+    # UCX warned about messages that were not received: those by which ranks inform each other that they have ended.
     job = subprocess.run(
         [sys.executable, ROOT / "tools/cluster.py", "--hosts", "2,1", "--", sys.executable, "-c", END],
         capture_output=True,

@@ -1,4 +1,4 @@
-"""No collective call of any package waits without the stall monitor; one that is new has to be added to the walk."""
+"""No collective call of any package waits without the stall monitor; a new call has to be added to the list."""
 
 import importlib
 import inspect

@@ -1,6 +1,6 @@
 """Makes every collective call of the packages with rank 1 late, and prints those in which rank 0 waits unwatched.
 
-``watched_calls.py`` runs on two ranks; ``watched_calls.py names`` prints, without MPI, which calls it knows.
+``watched_calls.py`` runs on two ranks; ``watched_calls.py names`` prints, without MPI, the calls that it contains.
 test_watched.py runs it.
 """
 
@@ -17,7 +17,7 @@ from chainermn.iterators import create_multi_node_iterator, create_synchronized_
 
 import mn_comm
 
-LATEST = 8.0  # seconds for which rank 1 waits for rank 0's monitor to speak
+LATEST = 8.0  # seconds for which rank 1 waits until rank 0's monitor has printed a message
 ONES = np.ones(4, "f4")
 DATA = chainer.datasets.TupleDataset(np.ones((20, 4), "f4"), np.zeros(20, "i4"))
 SGD = chainer.optimizers.SGD
@@ -39,7 +39,7 @@ def optimizer(**options):
 
 
 def then(made, call):
-    """Return a call with something that all ranks have made."""
+    """Return a call that uses an object which all ranks have created."""
     return lambda: call(made)
 
 
@@ -60,7 +60,7 @@ def trainer(made=None):
 
 
 def with_trainer(extension):
-    """Return a call of an extension with a trainer, which all ranks have made."""
+    """Return a call of an extension with a trainer that all ranks have created."""
     made = trainer()
     made.observation = {"loss": 1.0}
     made._start_at = time.time()
@@ -117,8 +117,8 @@ def batch_normalization():
     return lambda: link(np.ones((2, 4), "f4"))
 
 
-# For each name what every rank does first, which returns the call that is watched. Rank 0 is the one that waits: it is
-# never the root that sends.
+# For each name, a function that every rank calls first, and that returns the watched call. Rank 0 waits in this call,
+# so it is never the root that sends.
 CALLS = {
     "create_communicator": lambda: then(world.Dup(), lambda made: mn_comm.create_communicator("hierarchical", made)),
     "Communicator.split": lambda: lambda: comm.split(0, comm.rank),
@@ -222,7 +222,7 @@ def updated(**options):
 
 
 def join(made):
-    """Come to the end of a joined loop."""
+    """Reach the end of a joined loop."""
     with made.join():
         pass
 
@@ -249,7 +249,7 @@ def receive_or_send():
 
 
 def try_out(name, call, number):
-    """Make a call, on rank 1 once rank 0's monitor has spoken; return how it was on rank 0."""
+    """Make a call, on rank 1 only after rank 0's monitor has printed a message; return how it was watched on rank 0."""
     heard = f"heard-{number}"
     world.Barrier()
     if world.rank == 0:

@@ -1,4 +1,4 @@
-"""Layers that communicate in the backward pass, while gradients travel beside it."""
+"""Layers that communicate in the backward pass, while gradients are sent at the same time."""
 
 import chainer
 import chainer.functions as F
@@ -31,11 +31,11 @@ def test_models_that_come_to_differ_raise_on_all_ranks(options):
     for _ in range(3):
         optimizer.update(model, x)
     if COMM.rank == COMM.size - 1:
-        model.l2.W.array = np.ones((500, 3), "f4")  # fills a bucket of its own, before the normalisation
+        model.l2.W.array = np.ones((500, 3), "f4")  # fills its own bucket, before the normalisation
         model.l2.b.array = np.ones(500, "f4")
     with pytest.raises(ValueError, match=r"first at /l2/W: shape \(2, 3\) .* on rank 0, shape \(500, 3\)"):
         optimizer.update(model, x)
-    # What was learned of the ranks' models before does not stand in the way of another try.
+    # Data that was learned about the ranks' models before does not prevent another try.
     model.l2.W.array, model.l2.b.array = np.ones((2, 3), "f4"), np.ones(2, "f4")
     for _ in range(3):
         optimizer.update(model, x)

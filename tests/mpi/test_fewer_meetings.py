@@ -69,7 +69,7 @@ def equal_everywhere(model):
 
 
 class EqualEverywhere(extensions.Evaluator):
-    """Looks whether all ranks evaluate the same parameters."""
+    """Checks whether all ranks evaluate the same parameters."""
 
     def evaluate(self):
         self.seen = parameters(self.get_target("main"))
@@ -91,10 +91,10 @@ def test_evaluators_see_and_the_end_leaves_equal_parameters(options, folder):
     equal_everywhere(model)
     assert optimizer.t == trainer.updater.iteration - 1
     meetings = [entry.get("meeting") for entry in log.log]
-    assert meetings[0] is None  # the sharing out of parameters
+    assert meetings[0] is None  # the distribution of parameters
     assert set(meetings[1:]) <= {0.0, 1.0}
     if options == OPTIONS[0]:
-        # Steps 2 to 4, then 5, at whose end they are evaluated; from there on anew.
+        # Steps 2 to 4, then 5, after which they are evaluated; then from the beginning.
         assert meetings[1:] == [0, 0, 1, 0, 0, 0, 1, 0, 0, 0, 0, 1, 0, 0][: len(meetings) - 1]
 
 
@@ -132,7 +132,7 @@ def test_a_killed_training_goes_on_bit_identically(options, at, folder):
         checkpointer = chainermn.create_multi_node_checkpointer("run", COMM, path=folder)
         trainer.extend(checkpointer, trigger=(at, "iteration"))
         loaded = checkpointer.maybe_load(trainer)
-        if stop == at:  # as if it was killed: its files stay
+        if stop == at:  # as if it had been killed: its files stay
             checkpointer.on_error(trainer, None, None)
         with warnings.catch_warnings():
             warnings.simplefilter("error")  # no snapshot of diverged ranks

@@ -1,4 +1,4 @@
-"""The promise of data parallelism: many processes with small batches compute what one computes with the large batch."""
+"""The promise of data parallelism: many processes with small batches compute the same as one with the large batch."""
 
 import chainer
 import chainer.functions as F
@@ -44,12 +44,12 @@ def train(dataset, batchsize, optimizer, model, out, evaluator=None, iterations=
 @pytest.mark.parametrize("make", [lambda: chainer.optimizers.SGD(0.5), chainer.optimizers.Adam])
 def test_the_final_loss_is_the_same(make, tmp_path):
     x, t = digits(BATCH * 5)
-    # The large batch holds, one after another, the small batches of the ranks.
+    # The large batch consists of the small batches of the ranks, one after another.
     small = BATCH // COMM.size
     order = np.concatenate(
         [np.arange(len(x)).reshape(COMM.size, -1, small)[rank, step] for step in range(5) for rank in range(COMM.size)]
     )
-    # The first update only shares the parameters of rank 0 out: it sees the first batch, but takes no step.
+    # The first update only distributes the parameters of rank 0: it uses the first batch, but takes no step.
     model, alone = L.Classifier(MLP()), L.Classifier(MLP())
     optimizer = chainermn.create_multi_node_optimizer(make(), COMM)
     part = chainermn.scatter_dataset(chainer.datasets.TupleDataset(x, t) if COMM.rank == 0 else None, COMM)

@@ -1,4 +1,4 @@
-"""Communicators that a script derives from ours: what is built on communicators uses their methods."""
+"""Communicators that a script derives from ours: code that takes a communicator uses their methods."""
 
 import chainer
 import chainermn
@@ -17,7 +17,7 @@ RANK, SIZE = WORLD.rank, WORLD.size
 
 
 class Plain(CommunicatorBase):
-    """Has what is abstract in ChainerMN 7.8.1, the numbers, and nothing else; there is no ``mpi_comm``."""
+    """Has the abstract methods of ChainerMN 7.8.1, the numbers, and nothing else; there is no ``mpi_comm``."""
 
     rank, size = RANK, SIZE
     intra_rank, intra_size, inter_rank, inter_size = RANK, SIZE, 0, 1
@@ -84,14 +84,14 @@ class Plain(CommunicatorBase):
 
 
 class OfVersion1(Plain):
-    """As ChainerMN 1 had it; not abstract either."""
+    """As in ChainerMN 1; not abstract either."""
 
     def allreduce_grad(self, model):
         Plain.multi_node_mean_grad(self, model)
 
 
 class JustVersion1(CommunicatorBase):
-    """All but the abstract method that ChainerMN 1 had under another name."""
+    """Has everything except the abstract method that ChainerMN 1 had under another name."""
 
     for _name in CommunicatorBase.__abstractmethods__ - {"multi_node_mean_grad"}:
         locals()[_name] = getattr(Plain, _name)
@@ -101,7 +101,7 @@ class JustVersion1(CommunicatorBase):
 
 
 class OneByOne(MpiCommunicatorBase):
-    """Averages arrays in a way of its own."""
+    """Averages arrays in its own way."""
 
     def __init__(self, mpi_comm):
         super().__init__(mpi_comm)
@@ -113,7 +113,7 @@ class OneByOne(MpiCommunicatorBase):
 
 
 class Own(MpiCommunicatorBase):
-    """Averages models in a way of its own, and has a setting."""
+    """Averages models in its own way, and has a setting."""
 
     def __init__(self, mpi_comm=WORLD):
         super().__init__(mpi_comm)
@@ -327,7 +327,7 @@ def test_allreduce_grad_of_version_1_over_mpi():
                 param.grad[...] = 5
 
     class Logged(NaiveCommunicator):
-        """Of another kind: it changes what an old name does that nothing calls, by way of the new one."""
+        """Overrides an old method that no code calls, and that calls the new one."""
 
         def allreduce_grad(self, model, zero_fill=False):
             super().allreduce_grad(model, zero_fill)

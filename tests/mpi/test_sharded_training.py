@@ -13,7 +13,7 @@ RANK, SIZE = COMM.rank, COMM.size
 
 
 class Net(chainer.Chain):
-    """A net whose forward pass communicates, so that ranks wait for one another before each update as well."""
+    """A net with communication in its forward pass, so that ranks wait for one another before each update as well."""
 
     def __init__(self):
         super().__init__()
@@ -43,7 +43,7 @@ def make_trainer(folder, n_iterations, **options):
 
 
 def arrays_of(trainer):
-    """Return the arrays of the models and the optimizers; other ranks are asked for those that they have."""
+    """Return the arrays of the models and the optimizers; other ranks are asked for their arrays."""
     return {
         name: np.array(value)
         for name, value in chainer.serializers.npz.serialize(trainer.updater).items()
@@ -65,7 +65,7 @@ def test_a_snapshot_of_one_rank_alone(folder, overlap):
         trainer.extend(extensions.snapshot(filename="at_{.updater.iteration}"), trigger=(2, "iteration"))
         trainer.extend(extensions.LogReport(trigger=(1, "iteration")))
     trainer.run()
-    if RANK == 0:  # the others have nothing more to do but to end
+    if RANK == 0:  # the others only have to end
         chainer.serializers.save_npz(f"{folder}/afterwards", trainer.updater.get_optimizer("main"))
     COMM.barrier()
     expected = make_trainer(folder, 8, overlap=overlap)
@@ -122,7 +122,7 @@ def test_checkpoints_hold_the_part_of_each_rank(folder):
     assert chainermn.create_multi_node_checkpointer("run", COMM, path=folder).maybe_load(resumed) == 3
     resumed.run()
     same(arrays_of(resumed), arrays_of(expected))
-    # Into one that runs already, too.
+    # Also into one that is already running.
     assert chainermn.create_multi_node_checkpointer("run", COMM, path=folder).maybe_load(trainer) == 3
     again = chainer.training.Trainer(trainer.updater, (9, "iteration"), folder)
     again.run()

@@ -1,4 +1,4 @@
-"""Trainings by Chainer's trainer whose ranks have unequal numbers of samples, with all that is collective in them."""
+"""Trainings with Chainer's trainer whose ranks have different numbers of samples, with all collective extensions."""
 
 import chainer
 import chainer.functions as F
@@ -120,7 +120,7 @@ def test_multi_node_batch_normalization_is_that_of_the_samples_there_are(tmp_pat
             single.cleargrads()
             logits = single.last(F.tanh(single.norm(single.first(x))))
             begin, loss = 0, 0
-            for batch in batches:  # every rank counts alike, whatever its batch has
+            for batch in batches:  # every rank has the same weight, whatever its batch contains
                 part = slice(begin, begin + len(batch))
                 loss += F.softmax_cross_entropy(logits[part], t[part]) / len(batches)
                 begin += len(batch)

@@ -1,4 +1,4 @@
-"""The reference of the site: every public name once, a summary first, and nothing of the inside."""
+"""The reference on the site: every public name once, a summary first, and no internals."""
 
 import os
 import re
@@ -33,7 +33,7 @@ def documented():
 
 
 def find(name):
-    """Return the object that has a name; a function before a module of that name, which it then hides."""
+    """Return the object with a name; a function rather than a module with the same name, which it hides."""
     first, *rest = name.split(".")
     found, path = import_module(first), first
     for part in rest:
@@ -71,7 +71,7 @@ def test_nothing_is_described_twice():
 
 def test_nothing_of_the_inside_is_described():
     public = {id(getattr(import_module(module), name)) for module in MODULES for name in import_module(module).__all__}
-    # What public functions return, and therefore users have in hand.
+    # Objects that public functions return, and that users therefore have.
     returned = {"MemoryKeeper", "MultiNodeCheckpointer", "MultiNodeSnapshot"}
     for name in DOCUMENTED:
         each = find(name)

@@ -1,4 +1,4 @@
-"""The site that `nox -s docs` has made: what its search finds, how far its pages are, and what its reference shows.
+"""The site that `nox -s docs` has built: its search, the distances between pages, and its reference.
 
 `SITE` in the environment is its folder.
 """
@@ -17,7 +17,7 @@ DOCS = Path(__file__).resolve().parents[2] / "docs"
 
 
 class Links(HTMLParser):
-    """Collects where a page leads, and what can be led to in it."""
+    """Collects the links and anchors of a page."""
 
     def __init__(self, page):
         super().__init__()
@@ -37,7 +37,7 @@ GENERATED = {"genindex.html", "py-modindex.html", "search.html"}
 
 
 def targets(name):
-    """Return the pages of the site that a page leads to."""
+    """Return the pages of the site to which a page links."""
     hrefs = [href.partition("#")[0] for href in PAGES[name].hrefs if not re.match(r"[a-z]+:", href)]
     return {os.path.normpath(os.path.join(os.path.dirname(name), href)) for href in hrefs if href}
 
@@ -60,7 +60,7 @@ def test_every_link_within_the_site_leads_somewhere():
 
 
 class Index:
-    """What the search page of the site finds, by the table that it loads."""
+    """The results of the site's search page, computed from the table that it loads."""
 
     def __init__(self):
         text = (SITE / "searchindex.js").read_text()

@@ -1,4 +1,4 @@
-"""The files that say how the workspace is laid out."""
+"""The files that define the layout of the workspace."""
 
 import sys
 from pathlib import Path

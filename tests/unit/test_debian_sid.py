@@ -1,4 +1,4 @@
-"""The place in which newer Pythons are tried: what is refused, what is mounted, and that nothing of it remains."""
+"""The Debian sid for newer Pythons: what is refused, what is mounted, and that nothing of it remains."""
 
 import importlib.util
 import os
@@ -12,7 +12,7 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 TOOL = ROOT / "tools" / "debian_sid.py"
-# It makes a place that has a shell and nothing else.
+# It creates a folder that contains only a shell.
 DEBOOTSTRAP = f"""#!/bin/sh
 for place; do :; done
 [ "$FAILS" ] && echo E: no mirror && exit 1

@@ -1,4 +1,4 @@
-"""What the documentation says of files, links, messages and variables, compared with what there is."""
+"""Files, links, messages and variables in the documentation, compared with the code."""
 
 import ast
 import re
@@ -72,7 +72,7 @@ def test_every_variable_is_described_and_exists():
 
 
 def raised():
-    """Return the texts of all exceptions and warnings of the packages, with an ellipsis for what is filled in."""
+    """Return the texts of all exceptions and warnings of the packages, with an ellipsis for inserted values."""
     for path in ROOT.glob("packages/*/src/**/*.py"):
         for node in ast.walk(ast.parse(path.read_text())):
             if isinstance(node, ast.Call) and node.args:
@@ -89,13 +89,13 @@ def texts(node):
 
 
 def documented():
-    """Return the messages of ours that have an entry; those on the page system.md are other libraries'."""
+    """Return our messages that have an entry; those on the page system.md come from other libraries."""
     pages = [page for page in (DOCS / "troubleshooting").glob("*.md") if page.stem != "system"]
     return [message for page in pages for message in re.findall(r"^###? `(.+)`$", page.read_text(), re.M)]
 
 
 def stands_for(pattern, text):
-    """Whether a pattern, in which an ellipsis stands for anything, begins like a text."""
+    """Return whether a pattern, in which an ellipsis matches anything, begins like a text."""
     return re.match(".*".join(map(re.escape, pattern.split("…"))), text, re.S)
 
 
@@ -137,7 +137,7 @@ def test_image_for_kubernetes_copies_what_there_is():
     copied = re.findall(r"^COPY (?:--\S+ )*(\S+) ", dockerfile, re.M)
     assert copied
     for source in copied:
-        assert source == "dist" or (ROOT / source).exists(), source  # dist holds what `build` makes
+        assert source == "dist" or (ROOT / source).exists(), source  # dist contains the results of `build`
 
 
 @pytest.mark.parametrize("path", sorted((DOCS / "slurm").glob("*.sbatch")), ids=name)

@@ -1,4 +1,4 @@
-"""What a release consists of, and what makes it: metadata, workflows, files that hold a version or an address."""
+"""The contents of a release, and its creation: metadata, workflows, files that contain a version or an address."""
 
 import importlib.util
 import json
@@ -64,7 +64,7 @@ def test_the_address_is_everywhere_the_same(root, urls):
     repository = urls["Repository"]
     assert yaml.safe_load((root / "CITATION.cff").read_text())["repository-code"] == repository
     assert repository in (root / "CONTRIBUTING.md").read_text()
-    # Any other repository of that name would be a forgotten one.
+    # Any other repository with that name would be one that was forgotten.
     for path in [*root.glob("*.md"), *root.glob("*.cff"), *root.glob(".github/**/*.yml"), *root.glob("docs/*.md")]:
         for address in re.findall(r"https://github\.com/[\w-]+/chainermn\b", path.read_text()):
             assert address == repository, path
@@ -86,7 +86,7 @@ def test_workflows_run_sessions_that_there_are(root, workflows):
 def test_workflows_are_well_formed(workflows):
     assert set(workflows) == {"ci", "docs", "release"}
     for name, workflow in workflows.items():
-        assert {"name", True, "permissions", "jobs"} <= set(workflow), name  # YAML takes "on" for true
+        assert {"name", True, "permissions", "jobs"} <= set(workflow), name  # YAML reads "on" as true
         for job in workflow["jobs"].values():
             needs = job.get("needs", [])
             assert {needs} if isinstance(needs, str) else set(needs) <= set(workflow["jobs"])
@@ -105,7 +105,7 @@ def test_ci_tests_all_packages_on_all_pythons(root, workflows, packages):
 def test_only_publishing_may_write(workflows):
     jobs = workflows["release"]["jobs"]
     assert workflows["release"]["permissions"] == {"contents": "read"}
-    assert jobs["pypi"]["permissions"] == {"id-token": "write"}  # trusted publishing: no token is kept anywhere
+    assert jobs["pypi"]["permissions"] == {"id-token": "write"}  # trusted publishing: no token is stored anywhere
     assert jobs["pypi"]["environment"] == "pypi"
     assert set(jobs["pypi"]["needs"]) == {"build", "install"}
     assert "secrets." not in json.dumps(workflows["release"])
@@ -179,7 +179,7 @@ def test_the_pages_have_commands_to_install_by(root):
         assert block.splitlines()[0] == "python3 -m venv .venv"
         assert re.search(
             "^pip install --upgrade pip$", block, re.MULTILINE
-        )  # that of Debian 12 has no --build-constraint
+        )  # the pip of Debian 12 has no --build-constraint
         assert "./packages/*" in block
     with pytest.raises(SystemExit, match="expected a block of commands"):
         tool.commands("# A page\n", "## Install it")

@@ -1,4 +1,4 @@
-"""The arithmetic of the scaling study in benchmarks/; the study itself is no test."""
+"""The arithmetic of the scaling study in benchmarks/; the study itself is not a test."""
 
 import dataclasses
 import importlib
@@ -88,7 +88,7 @@ def test_no_parameter_is_negative_even_if_that_would_fit_better(cost, machine):
     points = make_points(cost, [(1,), (2,)])
     found = cost.fit(points, [1e-3 + 1e-2 / (1 + point.nbytes / MEGABYTE) for point in points], machine)
     assert min(found.values()) >= 0
-    assert found["wire"] == found["hop"] == 0  # nothing went over a link
+    assert found["wire"] == found["hop"] == 0  # nothing was sent over a link
 
 
 def test_more_bytes_arrays_and_processes_never_take_less_time(cost, machine):

@@ -5,7 +5,7 @@ import re
 
 import pytest
 
-# Each may be missing, or slow to import; who needs one imports it where it is needed.
+# Each may be missing, or slow to import, so it is imported only where it is needed.
 IMPORTED_LATE = {"cupy", "cupyx", "nccl", "matplotlib", "scipy", "sklearn", "h5py"}
 
 
@@ -33,7 +33,7 @@ def test_tools_know_every_package(workspace, packages):
 def test_tests_lie_where_they_are_looked_for(root):
     for path in [*root.glob("packages/*/tests/**/test_*.py"), *root.glob("tests/**/test_*.py")]:
         part = path.relative_to(root).parts[path.relative_to(root).parts.index("tests") + 1]
-        # What lies in cluster is started by a test in jobs, and what lies in site by the session docs.
+        # Tests in cluster are started by a test in jobs, and tests in site by the session docs.
         assert part in {"unit", "mpi", "jobs", "elastic", "cluster", "site"}, path
 
 
@@ -44,7 +44,7 @@ def test_optional_and_slow_imports_are_late(root):
 
 
 def imported_at_once(module):
-    """Return the top-level names that a module imports when it is imported itself."""
+    """Return the top-level names that a module imports when it is imported."""
     names, open_nodes = set(), list(module.body)
     while open_nodes:
         node = open_nodes.pop()

@@ -10,17 +10,17 @@ sys.path.insert(0, str(Path(__file__).parents[2] / "mn-comm" / "tests" / "fakes"
 
 from shared_fixtures import fake_cupy  # noqa: F401
 
-# Under mpiexec every rank must try the same examples, in the same order, and none may stop to shrink one alone.
+# Under mpiexec, every rank must try the same examples in the same order, and none may stop to shrink one by itself.
 settings.register_profile("ranks", derandomize=True, database=None, deadline=None, max_examples=25)
 settings.load_profile("ranks")
 
-# The doctor of this package is tested on the same broken machines as that of mn-tools.
+# This package's doctor is tested on the same broken machines as the doctor of mn-tools.
 FAKES = Path(__file__).parents[2] / "mn-tools" / "tests" / "fakes" / "doctor_fakes.py"
 
 
 @pytest.fixture
 def machine(tmp_path, monkeypatch):
-    """A machine for the doctor to look at, to be broken."""
+    """A machine for the doctor to check, which tests can break."""
     spec = importlib.util.spec_from_file_location("doctor_fakes", FAKES)
     fakes = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(fakes)

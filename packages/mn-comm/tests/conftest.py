@@ -9,14 +9,14 @@ sys.path.insert(0, str(Path(__file__).parent / "fakes"))
 
 from shared_fixtures import comm, fake_cupy, name, world  # noqa: F401
 
-# Under mpiexec every rank must try the same examples, in the same order, and none may stop to shrink one alone.
+# Under mpiexec, every rank must try the same examples in the same order, and none may stop to shrink one by itself.
 settings.register_profile("ranks", derandomize=True, database=None, deadline=None, max_examples=25)
 settings.load_profile("ranks")
 
 
 @pytest.fixture
 def on_nodes(monkeypatch):
-    """Return a function that makes a communicator whose ranks seem to run on so many nodes, in turns or in blocks."""
+    """Return a function that creates a communicator whose ranks seem to run on several nodes, in turns or in blocks."""
     from mpi4py import MPI
 
     from mn_comm import create_communicator
@@ -27,9 +27,9 @@ def on_nodes(monkeypatch):
         rank, size = MPI.COMM_WORLD.rank, MPI.COMM_WORLD.size
         node = rank % count if in_turns else rank * count // size
         monkeypatch.setattr(MPI, "Get_processor_name", lambda: f"node{node}")
-        made.append(MPI.COMM_WORLD.Dup())  # where the ranks run is found out once for each
+        made.append(MPI.COMM_WORLD.Dup())  # each communicator determines once where its ranks run
         communicator = create_communicator(strategy, made[-1], **options)
-        if background:  # the thread that averages has a communicator of its own, and finds out for itself
+        if background:  # the thread that averages has its own communicator, which also determines this
             assert communicator._contexts.background[0].topology.inter_size == communicator.inter_size
         monkeypatch.undo()
         return communicator
@@ -41,7 +41,7 @@ def on_nodes(monkeypatch):
 
 @pytest.fixture
 def many_blocks(monkeypatch):
-    """Let even short gradients be cut into many blocks and buckets."""
+    """Cut even short gradients into many blocks and buckets."""
     from mn_comm.gradients import layout, pace
 
     monkeypatch.setattr(pace, "SHARE_BYTES", (48, 160))

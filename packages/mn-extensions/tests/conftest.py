@@ -1,5 +1,5 @@
 from hypothesis import settings
 
-# Under mpiexec every rank must try the same examples, in the same order, and none may stop to shrink one alone.
+# Under mpiexec, every rank must try the same examples in the same order, and none may stop to shrink one by itself.
 settings.register_profile("ranks", derandomize=True, database=None, deadline=None, max_examples=25)
 settings.load_profile("ranks")

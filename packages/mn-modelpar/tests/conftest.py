@@ -13,7 +13,7 @@ sys.path.insert(0, str(Path(__file__).parents[2] / "mn-comm" / "tests" / "fakes"
 
 from shared_fixtures import fake_cupy  # noqa: F401
 
-# Under mpiexec every rank must try the same examples, in the same order, and none may stop to shrink one alone.
+# Under mpiexec, every rank must try the same examples in the same order, and none may stop to shrink one by itself.
 settings.register_profile("ranks", derandomize=True, database=None, deadline=None, max_examples=25)
 settings.load_profile("ranks")
 
@@ -28,7 +28,7 @@ def comm():
 
 @pytest.fixture
 def check_slope(comm):
-    """Compare gradients with the slope of the loss along random directions, moved along on all ranks together."""
+    """Compare gradients with the slope of the loss along random directions, in which all ranks move together."""
 
     def check(loss, arrays, gradients, eps=1e-6, rtol=1e-6, atol=1e-7):
         """``loss`` is this rank's share of the loss, of arrays like ``arrays``; ``gradients`` are those of the sum."""

@@ -154,7 +154,7 @@ def test_objects_there_and_back(how, tag):
 
 
 class Model(chainer.Chain):
-    """With parameters of several dtypes, one that nothing initialised, and one that never has a gradient."""
+    """Has parameters of several dtypes, one that is never initialised, and one that never has a gradient."""
 
     def __init__(self, dtypes):
         super().__init__()

@@ -35,7 +35,7 @@ def folder():
 
 
 class Stub:
-    """What triggers and the aggregator ask of a trainer, and nothing else."""
+    """Only what triggers and the aggregator need of a trainer."""
 
     def __init__(self, per_epoch):
         self.observation = {}
@@ -99,7 +99,7 @@ def test_observations_come_to_the_aggregator_as_they_are(value):
 
 
 def communicator_that_is_a_mock(rank=0, size=1):
-    """It has the methods that the old extensions call, of ranks that all have the same."""
+    """It has the methods that the old extensions call, for ranks that all have the same data."""
     comm = mock.MagicMock(rank=rank, size=size)
     comm.gather_obj.side_effect = lambda obj, root=0: [obj] * size
     comm.bcast_obj.side_effect = lambda obj, root=0, **options: obj
@@ -137,7 +137,7 @@ def test_observations_in_a_trainer_with_a_mock_updater(folder):
 
 
 def fires_at(values, **options):
-    """Return after which of the values, a list for each rank, the trigger fires, as each rank sees it."""
+    """Return after which of the values, one list per rank, the trigger fires, for each rank."""
     trigger = MultiNodeEarlyStoppingTrigger(COMM, check_trigger=(1, "epoch"), verbose=False, **options)
     trainer = Stub(1)
     fired = []
@@ -423,7 +423,7 @@ def test_checkpoints_of_an_interrupted_training(folder, place):
     resumed.run()
     assert isinstance(checkpointer.get_stats(), str)
     assert resumed.updater.iteration == 6
-    assert names(where) == []  # a training that ended well leaves none
+    assert names(where) == []  # a training that ended normally leaves none
 
 
 @pytest.mark.parametrize("count", [1, 3, 9])

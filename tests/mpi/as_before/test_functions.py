@@ -28,7 +28,7 @@ def gathered(x, root):
     return ys[root] + 0 * sum(ys) if RANK == root else MF.pseudo_connect(ys, x)[0]
 
 
-# Each gives back its own argument, after having been to other ranks with it.
+# Each returns its own argument, after it has been sent to other ranks.
 THERE_AND_BACK = {
     "alltoall": lambda x, root: sum(MF.alltoall(COMM, MF.alltoall(COMM, [x] * SIZE))) / SIZE,
     "allgather": lambda x, root: sum(y * float(rank == RANK) for rank, y in enumerate(MF.allgather(COMM, x))),
@@ -67,7 +67,7 @@ def test_alltoall_of_many(kind, dtype):
 @pytest.mark.parametrize("kind", [np.asarray, chainer.Variable], ids=["array", "variable"])
 @pytest.mark.parametrize("shape", [(2,), (3, 2)])
 def test_one_array_for_all_ranks(shape, kind):
-    """Each rank gets its own along the first axis."""
+    """Each rank gets its own slice along the first axis."""
     given = [value(rank, (SIZE, *shape)) for rank in range(SIZE)]
     mine = kind(given[RANK])
     for rank, y in enumerate(tuple_of(MF.alltoall(COMM, mine))):

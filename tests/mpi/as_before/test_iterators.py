@@ -77,7 +77,7 @@ def test_two_at_the_same_time():
 
 
 class Saving(chainer.serializer.Serializer):
-    """Keeps what it is given."""
+    """Keeps the values that it gets."""
 
     def __init__(self, kept):
         self.kept = kept
@@ -91,7 +91,7 @@ class Saving(chainer.serializer.Serializer):
 
 
 class Loading(Saving):
-    """Gives back what was kept, of the type of what it is given, or fails."""
+    """Returns kept values, in the type of its argument, or fails."""
 
     def __call__(self, key, value):
         kept = self.kept[key]
@@ -104,7 +104,7 @@ class Loading(Saving):
 
 
 def goes_on(saved, loaded, steps):
-    """Save one iterator after so many steps, load it into another, and compare what comes next."""
+    """Save one iterator after a number of steps, load it into another, and compare the following batches."""
     for _ in range(steps):
         saved.next()
     kept = {}
@@ -115,7 +115,7 @@ def goes_on(saved, loaded, steps):
     assert standing(loaded) == standing(saved)
     left = -(-(N - saved.current_position) // 4)
     for _ in range(left):
-        # The order of the next epoch is drawn anew, so that only samples of this one are the same.
+        # The order of the next epoch is drawn again, so only samples of this epoch are the same.
         same = min(4, N - saved.current_position)
         assert plain(loaded.next())[:same] == plain(saved.next())[:same]
     assert standing(loaded)[:3] == standing(saved)[:3]
@@ -125,7 +125,7 @@ PLAIN = {"multi-node": make, "plain": lambda dataset, **options: SerialIterator(
 PAIRS = [("multi-node", "multi-node"), ("multi-node", "plain"), ("plain", "multi-node")]
 
 
-# The followers of the old one know the order of the first epoch only.
+# The followers of the old one know only the order of the first epoch.
 @pytest.mark.parametrize(("shuffle", "steps"), [(False, 0), (False, 3), (False, 5), (True, 0), (True, 1), (True, 2)])
 @pytest.mark.parametrize("dataset", ["floats", "pairs"])
 @pytest.mark.parametrize("pair", PAIRS, ids=" to ".join)
@@ -142,7 +142,7 @@ def synchronized(dataset="floats", kind="serial"):
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("dataset", DATASETS)
 def test_synchronized(dataset, kind):
-    np.random.seed(RANK)  # would be another order
+    np.random.seed(RANK)  # would be a different order
     iterator = synchronized(dataset, kind)
     seen = []
     for _ in range(5):

@@ -152,7 +152,7 @@ def test_every_rank_crosses_to_the_next():
     def parts(rank):
         sends = Layer(rank), None, (rank + 1) % SIZE
         receives = Layer(10 + rank), (rank - 1) % SIZE, None
-        # The old one waits in send until the receiver is there: not all ranks may begin with it.
+        # The old one waits in send until the receiver is ready, so not all ranks may begin with a send.
         return [receives, sends] if rank % 2 else [sends, receives]
 
     def together(links):
@@ -211,7 +211,7 @@ def test_twice_to_and_fro():
 
 
 class Recurrent(chainer.Chain):
-    """A part of a recurrent network that goes on on the next rank, and a loss of its own."""
+    """A part of a recurrent network that continues on the next rank, with its own loss."""
 
     def __init__(self, kind, rank_in, rank_out):
         super().__init__()

@@ -17,7 +17,7 @@ def gradients(model):
 
 
 def make(links, rule=mock.MagicMock):
-    """An optimizer whose update rules only note that they were asked to update."""
+    """An optimizer whose update rules only record that they were asked to update."""
     model = chainer.Chain(**{name: L.Linear(2 + i, 3) for i, name in enumerate(links)})
     for i, param in enumerate(model.params()):
         param.array[...] = RANK + i
@@ -74,7 +74,7 @@ def test_links_that_come_and_go():
         np.testing.assert_array_equal(other, model.c.W.array)
     took_a_step(optimizer, model, 2)
     optimizer.setup(model)
-    took_a_step(optimizer, model, 1)  # setup begins to count anew, and the parameters are known
+    took_a_step(optimizer, model, 1)  # setup restarts counting, and the parameters are known
     model.c.W.update_rule.update.assert_called_once_with(model.c.W)
     del model.a
     was_shared_out(optimizer, model, steps=1)

@@ -39,7 +39,7 @@ class MLP(chainer.Chain):
 
 
 def train(folder, model, train_data, test_data, epochs=4, updater=chainer.training.StandardUpdater):
-    """As every example has it; returns the evaluator, and its last result."""
+    """Train like every example; return the evaluator and its last result."""
     optimizer = chainermn.create_multi_node_optimizer(chainer.optimizers.Adam(0.01), COMM).setup(model)
     iterator = chainer.iterators.SerialIterator(train_data, 20)
     trainer = chainer.training.Trainer(updater(iterator, optimizer, device=-1), (epochs, "epoch"), out=folder)

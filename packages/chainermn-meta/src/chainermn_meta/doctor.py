@@ -78,7 +78,7 @@ def run(arguments: list[str]) -> int:
 
 
 def check(options: Options) -> Iterator[Check]:
-    """Look at Chainer as a script would find it."""
+    """Check Chainer as a script would find it."""
     outcome = run_python(chainer_probe.__name__, options.seconds)
     seen: dict[str, Any] = {}
     for record in outcome.records():

@@ -1,4 +1,4 @@
-"""NCCL by the methods of CuPy's binding, with stand-ins for CuPy and nccl4py."""
+"""NCCL through the methods of CuPy's binding, with stand-ins for CuPy and nccl4py."""
 
 import sys
 import types
@@ -66,7 +66,7 @@ def test_all_reduce(cupy, communicator, stream, op, expected, dtype, number):
     communicator.allReduce(send, recv, 3, number, op, stream)
     np.testing.assert_array_equal(result.get(), np.full(3, expected, dtype))
     np.testing.assert_array_equal(own[0].get(), np.full(3, RANK + 1, dtype))
-    communicator.allReduce(send, send, 2, number, op, stream)  # in place, and not all of it
+    communicator.allReduce(send, send, 2, number, op, stream)  # in place, and only a part of it
     np.testing.assert_array_equal(own[0].get(), np.array([expected, expected, RANK + 1], dtype))
 
 

@@ -1,4 +1,4 @@
-"""What communicators of scripts' own take from private modules of ChainerMN 7."""
+"""Names in private modules of ChainerMN 7 that scripts' own communicators use."""
 
 import sys
 
@@ -135,7 +135,7 @@ def test_what_mpi_is_given(cupy):
 
 
 class Fork(MpiCommunicatorBase):
-    """Averages by NCCL in memory of its own, as public forks of ``pure_nccl`` do."""
+    """Averages by NCCL in its own memory, as public forks of ``pure_nccl`` do."""
 
     def __init__(self, mpi_comm):
         super().__init__(mpi_comm)

@@ -1,4 +1,4 @@
-"""What the doctor says of Chainer, each part of it broken in turn."""
+"""The doctor's checks of Chainer, with each part broken in turn."""
 
 import subprocess
 import sys

@@ -1,4 +1,4 @@
-"""The names that scripts use, under the modules in which they expect them."""
+"""The names that scripts use, in the modules in which scripts expect them."""
 
 import importlib
 import os

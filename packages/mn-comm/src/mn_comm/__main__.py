@@ -1,6 +1,6 @@
 """``python -m mn_comm COMMAND``: the commands that installed packages offer.
 
-Those of mn-tools are doctor, bench, timeline and elastic. Each explains itself with ``--help``.
+Those of mn-tools are doctor, bench, timeline and elastic. Each has a ``--help`` option.
 """
 
 from __future__ import annotations

@@ -35,7 +35,7 @@ class Group(Protocol):
 
 
 class _ByMethods:
-    """The ranks of a communicator of which only the methods are known that every communicator has."""
+    """The ranks of a communicator of unknown type, used only through the methods that every communicator has."""
 
     def __init__(self, communicator: CommunicatorBase) -> None:
         self.allgather: Callable[[Any], list[Any]] = communicator.allgather_obj

@@ -21,7 +21,7 @@ def is_half(dtype: np.dtype[Any]) -> bool:
 
 
 def sum_dtype(dtype: np.dtype[Any]) -> np.dtype[Any]:
-    """Return the dtype in which values of ``dtype`` are added up: float32 for half precision, else their own.
+    """Return the dtype in which values of ``dtype`` are added up: float32 for half precision, otherwise ``dtype``.
 
     A sum of many half-precision values loses digits, and may overflow although the mean would not.
     """
@@ -35,7 +35,7 @@ def divide(array: _Array, divisor: float, out: _Array) -> None:
     """
     if divisor != 1:
         operation, number = _division(divisor, array.dtype)
-        operation(array, number, out, casting="unsafe")  # as NumPy calls the way between bfloat16 and float16
+        operation(array, number, out, casting="unsafe")  # what NumPy requires between bfloat16 and float16
     elif out is not array:
         out[...] = array
 
@@ -52,8 +52,8 @@ def add_up(summands: Sequence[_Array], total: _Array) -> None:
 
     Args:
         summands: One-dimensional arrays of equal length and dtype.
-        total: Where the sum goes, of their length and their :func:`sum_dtype`. It may be one of the first two summands,
-            but no other.
+        total: The array for the sum, of the same length and of their :func:`sum_dtype`. It may be one of the first two
+            summands, but no other.
     """
     if len(summands) == 1:
         total[...] = summands[0]

@@ -46,7 +46,7 @@ class CommunicatorBase(ABC):
 
     mpi_comm: MPI.Intracomm
     is_elastic: ClassVar[bool] = False
-    """Whether it goes on without ranks that die."""
+    """Whether it continues without ranks that die."""
 
     def __init_subclass__(cls, **kwds: Any) -> None:
         super().__init_subclass__(**kwds)
@@ -224,7 +224,7 @@ class CommunicatorBase(ABC):
 
         Args:
             data: At the root an array of any shape and any dtype without Python objects; ignored elsewhere.
-            max_buf_len: The most bytes to hand to MPI at once.
+            max_buf_len: The maximum number of bytes to pass to MPI at once.
             root: The rank that has the array.
 
         Returns:
@@ -394,7 +394,7 @@ class CommunicatorBase(ABC):
 
         Args:
             obj: At the root anything that can be pickled, of any size; ignored elsewhere.
-            max_buf_len: The most bytes to hand to MPI at once; ``None`` for the default.
+            max_buf_len: The maximum number of bytes to pass to MPI at once; ``None`` for the default.
             root: The rank that has the object.
 
         Returns:
@@ -575,7 +575,7 @@ class CommunicatorBase(ABC):
         Raises:
             NotImplementedError: This kind of communicator averages in a different way.
         """
-        raise NotImplementedError(f"{type(self).__name__} averages gradients in a way of its own")
+        raise NotImplementedError(f"{type(self).__name__} averages gradients in its own way")
 
     def broadcast_data(self, model: Model) -> None:
         """Call :meth:`bcast_data`; this is its old name."""

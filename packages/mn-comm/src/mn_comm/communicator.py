@@ -82,12 +82,12 @@ class Communicator(CommunicatorBase):
         self.mpi_comm = mpi_comm
 
     @property
-    def mpi_comm(self) -> MPI.Intracomm:  # assigning another one is collective
+    def mpi_comm(self) -> MPI.Intracomm:  # assigning a different one is collective
         return self._mpi_comm
 
     @mpi_comm.setter
     def mpi_comm(self, mpi_comm: MPI.Intracomm) -> None:
-        # Not earlier: these need MPI, which is initialised by the first communicator.
+        # Not at import: these need MPI, which is initialised by the first communicator.
         from mn_comm import spans
         from mn_comm.context import contexts_of
         from mn_comm.strategies import Strategy
@@ -99,7 +99,7 @@ class Communicator(CommunicatorBase):
         self._use(mpi_comm, contexts, Strategy(self.strategy, contexts.foreground))
 
     def _use(self, mpi_comm: MPI.Intracomm, contexts: Contexts, strategy: Strategy) -> None:
-        """Work on these ranks from now on; not collective."""
+        """Use these ranks from now on; not collective."""
         from mn_comm.ranks import Ranks
 
         context = contexts.foreground
@@ -144,7 +144,7 @@ class Communicator(CommunicatorBase):
 
     @property
     def batched_copy(self) -> bool:
-        """The setting of that name."""
+        """The setting ``batched_copy``."""
         return self._config.batched_copy
 
     @batched_copy.setter
@@ -153,7 +153,7 @@ class Communicator(CommunicatorBase):
 
     @property
     def allreduce_grad_dtype(self) -> np.dtype[Any] | None:
-        """The setting of that name."""
+        """The setting ``allreduce_grad_dtype``."""
         return self._config.allreduce_grad_dtype
 
     @allreduce_grad_dtype.setter
@@ -232,7 +232,7 @@ class Communicator(CommunicatorBase):
             A new array of the same shape and dtype, the same on every rank.
 
         Raises:
-            TypeError: A rank has no array, or one of a dtype that cannot be combined so (on every rank).
+            TypeError: A rank has no array, or one of a dtype that ``op`` cannot combine (on every rank).
             ValueError: The ranks differ in shape, dtype or ``op``, or there is no such ``op`` (on every rank).
         """
         return collectives.allreduce(self.ranks, x, op)
@@ -250,7 +250,7 @@ class Communicator(CommunicatorBase):
             At the root a new array of the same shape and dtype, elsewhere ``None``.
 
         Raises:
-            TypeError: A rank has no array, or one of a dtype that cannot be combined so (on every rank).
+            TypeError: A rank has no array, or one of a dtype that ``op`` cannot combine (on every rank).
             ValueError: The ranks differ in shape, dtype, ``op`` or ``root``, there is no such ``op``, or ``root`` is
                 out of range (on every rank).
 
@@ -275,9 +275,9 @@ class Communicator(CommunicatorBase):
             ``rank``.
 
         Raises:
-            TypeError: A rank has no array, or one of a dtype that cannot be combined so (on every rank).
-            ValueError: The ranks differ in shape, dtype or ``op``, there is no such ``op``, or the first axis cannot be
-                divided so (on every rank).
+            TypeError: A rank has no array, or one of a dtype that ``op`` cannot combine (on every rank).
+            ValueError: The ranks differ in shape, dtype or ``op``, there is no such ``op``, or the length of the first
+                axis is not a multiple of ``size`` (on every rank).
 
         Example:
             >>> comm.reduce_scatter(np.ones(4))
@@ -357,7 +357,7 @@ class Communicator(CommunicatorBase):
             recvbuf: An array of that shape and dtype.
         """
         own = recvbuf if sendbuf is None else sendbuf
-        total = self.allreduce(own.astype(np.float32) if is_half(own.dtype) else own)  # the sum of halves may overflow
+        total = self.allreduce(own.astype(np.float32) if is_half(own.dtype) else own)  # may overflow otherwise
         recvbuf[...] = total / self.size
 
     def _reducer_of(self, model: Model) -> GradientReducer:
@@ -365,7 +365,7 @@ class Communicator(CommunicatorBase):
             reducer = self._reducers.get(model)
             if reducer is None:
                 reducer = self._reducers[model] = self._make_reducer(self._strategy)
-        except TypeError:  # no weak references, or no hash
+        except TypeError:  # it cannot have weak references, or no hash
             if self._common_reducer is None:
                 self._common_reducer = self._make_reducer(self._strategy)
             reducer = self._common_reducer
@@ -584,7 +584,7 @@ def create_communicator(
             the host, and only means are sent between hosts; NCCL adds it up without conversion. (ChainerMN 7 accepted
             this argument only for ``pure_nccl``, and raised a ValueError for the others.)
         batched_copy: Whether gradients on a device are packed by one kernel for all of them.
-        elastic: Whether training goes on without ranks that die, see :class:`mn_comm.ElasticCommunicator`. It needs
+        elastic: Whether training continues without ranks that die, see :class:`mn_comm.ElasticCommunicator`. It needs
             Open MPI, started by ``mpiexec --with-ft ulfm``, and gradients in host memory.
 
     Returns:

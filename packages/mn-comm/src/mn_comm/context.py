@@ -131,7 +131,7 @@ class Contexts:
         return kept
 
     def abandon(self) -> None:
-        """End the thread, where all communicators were revoked: what it waits for fails; not collective."""
+        """End the thread when all communicators were revoked, so that its operations fail; not collective."""
         if self._background is not None:
             self._background[1].close()
 

@@ -22,9 +22,9 @@ from mn_comm.last_words import abort_when_read, say
 
 __all__ = ["at_exit", "end_by", "share_exit_status"]
 
-_GRACE_SECONDS = 1.0  # for other ranks that end as well, and are writing their messages
+_GRACE_SECONDS = 1.0  # time for other ranks that also end, and are writing their messages
 _LONGEST_TEXT = 500
-_TOOLS = (3, 4)  # the numbers that Python's documentation gives to no kind of tool
+_TOOLS = (3, 4)  # numbers that Python's documentation does not assign to any kind of tool
 
 _noted: list[object] = []
 _sharing: list[tuple[int, int]] = []  # this process's rank and number, once its status is shared
@@ -49,10 +49,10 @@ def share_exit_status(rank: int) -> None:
 
 
 def end_by(end: Callable[[str, int], object]) -> None:
-    """Have something else than the end of all ranks follow from a status other than 0.
+    """Replace the effect of a status other than 0, which is to end all ranks.
 
     Args:
-        end: Called with the reason, and the status that the process was to end with.
+        end: Called with the reason, and the exit status of the process.
     """
     global _end
     _end = end

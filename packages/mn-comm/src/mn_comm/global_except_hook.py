@@ -72,10 +72,10 @@ def add_hook_by_default() -> None:
 
 
 def end_by(end: Callable[[str, int], object]) -> None:
-    """Have an uncaught exception end this rank in another way than by ``MPI_Abort``; Ctrl-C still ends all ranks.
+    """Let an uncaught exception end this rank in another way than by ``MPI_Abort``; Ctrl-C still ends all ranks.
 
     Args:
-        end: Ends this process, given the reason and an exit status.
+        end: Ends this process; called with the reason and an exit status.
     """
     global _end
     _end = end
@@ -108,7 +108,7 @@ class _AbortAllRanks:
         self.is_asked_for = is_asked_for
 
     def __call__(self, kind: type[BaseException], value: BaseException, traceback: TracebackType | None) -> None:
-        if os.getpid() != self._process:  # a child of this rank, which is no rank
+        if os.getpid() != self._process:  # a child process, which is not a rank
             self._previous(kind, value, traceback)  # type: ignore[operator]
             return
         text = ""
@@ -136,7 +136,7 @@ class _AbortAllRanks:
 
 
 def _as_python_shows_it(kind: type[BaseException], value: BaseException, traceback: TracebackType | None) -> str:
-    """Return what Python's own hook writes, which it does in parts of lines."""
+    """Return the text that Python's own hook writes, because the hook writes it in pieces."""
     text = io.StringIO()
     with contextlib.redirect_stderr(text):
         sys.__excepthook__(kind, value, traceback)
@@ -144,7 +144,7 @@ def _as_python_shows_it(kind: type[BaseException], value: BaseException, traceba
 
 
 def _shown_by_trainer(value: BaseException, traceback: TracebackType | None) -> bool:
-    """Return whether Chainer's trainer has printed this traceback; it does not print those of causes."""
+    """Return whether Chainer's trainer has printed this traceback; it does not print the tracebacks of causes."""
     if value.__cause__ is not None or (value.__context__ is not None and not value.__suppress_context__):
         return False
     names = ["", ""]
@@ -160,12 +160,12 @@ def _shown_by_trainer(value: BaseException, traceback: TracebackType | None) -> 
 
 
 def _rank() -> int:
-    from mpi4py import MPI  # not earlier: a script may add the hook before it chooses how MPI is initialised
+    from mpi4py import MPI  # not at import: a script may add the hook before it chooses how MPI is initialised
 
     return MPI.COMM_WORLD.rank
 
 
 def _abort(reason: str, status: int = 1, details: str = "", text: str = "") -> None:
-    # All in one text: lines of other ranks would come in between.
+    # In one piece, so that the output of other ranks does not come in between.
     say(f"{text}\nchainermn: {reason} on rank {_rank()} ({socket.gethostname()}): ending all ranks\n")
     abort_when_read(status, ": ".join(filter(None, (reason, details.strip()[:_LONGEST_SUMMARY]))))

@@ -31,12 +31,12 @@ class Inquiry:
     """The messages of one process's monitor.
 
     Args:
-        patience: For how many seconds an answer is waited for.
+        patience: For how many seconds to wait for an answer.
 
     Attributes:
         joined: The private communicators on which it asks and answers.
-        finished: The ranks, as ``MPI_COMM_WORLD`` numbers them, that have come to the end of their program, and when
-            this was heard.
+        finished: The ranks, numbered as in ``MPI_COMM_WORLD``, that have reached the end of their program, and when
+            they reported it.
     """
 
     def __init__(self, patience: float) -> None:
@@ -49,10 +49,10 @@ class Inquiry:
         self._unanswered: dict[int, float] = {}
 
     def ask(self, ranks: Ranks | None, about: int | None = None) -> None:
-        """Ask the next rank what it is doing, unless it is the one that wants to know.
+        """Ask the next rank what it is doing, unless that rank is the one that asks.
 
         Args:
-            ranks: One of :attr:`joined`; if it is none of these, nothing is done.
+            ranks: One of :attr:`joined`; for any other ranks, nothing is done.
             about: The rank that wants to know; ``None`` for this one.
         """
         if ranks is None or not self._can_ask or not any(ranks == other for other in self.joined):
@@ -64,18 +64,18 @@ class Inquiry:
             self._unanswered.setdefault(_in_world(ranks, neighbor), time.monotonic())
 
     def answer(self, tell: Callable[[int], bool]) -> None:
-        """Answer what was asked, and hear what was answered.
+        """Answer questions that have arrived, and receive answers.
 
         Args:
-            tell: Says what this rank is doing, asked by the rank that it is called with, as ``MPI_COMM_WORLD`` numbers
-                them; returns whether the next rank is to be asked as well.
+            tell: Prints what this rank is doing. It is called with the rank that asks, as ``MPI_COMM_WORLD`` numbers
+                them, and returns whether to ask the next rank as well.
         """
         if not self._can_ask:
             return
         for ranks in list(self.joined):
             try:
                 self._answer_on(ranks, tell)
-            except MPI.Exception:  # it was revoked, as a rank was lost
+            except MPI.Exception:  # it was revoked because a rank was lost
                 self.joined.remove(ranks)
 
     def _answer_on(self, ranks: Ranks, tell: Callable[[int], bool]) -> None:
@@ -88,17 +88,17 @@ class Inquiry:
         self._hear_farewells(ranks)
 
     def silent(self) -> list[int]:
-        """Return once which ranks have not answered in time, as ``MPI_COMM_WORLD`` numbers them."""
+        """Return the ranks that have not answered in time, each only once, as ``MPI_COMM_WORLD`` numbers them."""
         late = [rank for rank, asked in self._unanswered.items() if time.monotonic() - asked > self._patience]
         for rank in late:
             del self._unanswered[rank]
         return late
 
     def say_farewell(self) -> None:
-        """Tell the neighbors that this rank takes part in nothing any more, and hear the same of them.
+        """Tell the neighbors that this rank takes part in nothing any more, and receive the same message from them.
 
-        Messages that nobody receives would have UCX write a warning about each of them. So a rank waits a moment for
-        its neighbors, as it would in ``MPI_Finalize``, and sends nothing to one that has waited long enough.
+        If a message is not received, UCX writes a warning about it. So a rank waits a moment for its neighbors, as it
+        would in ``MPI_Finalize``, and sends nothing to one that has waited long enough.
         """
         if self._can_ask and not MPI.Is_finalized():
             with contextlib.suppress(MPI.Exception):  # one of them has died
@@ -122,14 +122,14 @@ class Inquiry:
             self.finished.setdefault(_in_world(ranks, source), time.monotonic())
 
     def _send(self, ranks: Ranks, to: int, tag: int, about: int) -> None:
-        # Not waited for: who stalls, or ends, may never receive it.
+        # Do not wait for it: a rank that has stalled or ended may never receive it.
         self._sent.append(ranks.Isend(np.array([about], np.int64), to, tag))
 
     def _received(self, ranks: Ranks, tag: int) -> Iterator[tuple[int, int]]:
         status = MPI.Status()
         while ranks.Iprobe(MPI.ANY_SOURCE, tag, status):
             about = np.zeros(1, np.int64)
-            MPI.Intracomm.Recv(ranks, about, status.source, tag)  # not a wait: it is there
+            MPI.Intracomm.Recv(ranks, about, status.source, tag)  # not a wait: the message has arrived
             yield status.source, int(about[0])
 
 

@@ -31,7 +31,7 @@ _STOP = b"\0"
 class Interrupts:
     """A thread that waits for SIGINT.
 
-    Args:
+    end: A function that ends the job.
         end: Ends the job.
         patience: For how many seconds the main thread has to stay where it was.
     """
@@ -57,7 +57,7 @@ class Interrupts:
             self._runner = None
 
     def close(self) -> None:
-        """Give the descriptors back; the thread does not run, or is not in this process."""
+        """Close the descriptors; the thread must not be running, or must be in another process."""
         self._runner = None
         os.close(self._reading)
         os.close(self.writing)
@@ -72,7 +72,7 @@ class Interrupts:
     def _stays_in_mpi(self) -> bool:
         """Whether the main thread stays where it waits for other ranks."""
         if signal.getsignal(signal.SIGINT) is not signal.default_int_handler:
-            return False  # the script now has its own
+            return False  # the script has installed its own handler
         wait = self._wait()
         deadline = time.monotonic() + self._patience
         while wait is not None and self._wait() is wait:
@@ -92,15 +92,15 @@ _watching: Interrupts | None = None
 def watch_interrupts(end: Callable[[], object]) -> None:
     """From now on, let SIGINT end the job if it comes while the main thread waits for other ranks.
 
-    Where the program has a handler of its own for it, or reads the numbers of signals itself (as asyncio does), nothing
-    is done. A second call does nothing.
+    Does nothing if the program has its own handler for SIGINT, or reads signal numbers itself (as asyncio does). A
+    second call does nothing either.
 
     Args:
-        end: Ends it; called in a thread.
+        end: A function that ends the job; called in a thread.
     """
     global _watching
     if _watching is not None or threading.current_thread() is not threading.main_thread():
-        return  # only the main thread may ask for the numbers
+        return  # only the main thread may set the descriptor
     if signal.getsignal(signal.SIGINT) is not signal.default_int_handler:
         return
     interrupts = Interrupts(end)
@@ -130,7 +130,7 @@ def _start() -> None:
 
 
 def _forget() -> None:
-    """Leave the descriptors to the parent: a child of a rank is none."""
+    """Leave the descriptors to the parent: a child process is not a rank."""
     global _watching
     if _watching is not None:
         with contextlib.suppress(ValueError):  # not the main thread

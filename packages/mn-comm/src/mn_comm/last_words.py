@@ -46,9 +46,9 @@ _PAUSE_SECONDS = 0.01
 def speak_when_ended(within: Ranks) -> None:
     """From now on, have it said where this process was when SIGTERM or a fatal error ends it; collective within a node.
 
-    In a job of several processes the node's witness says it, in a line. Otherwise Python writes its stack to stderr.
-    Where the program has a handler of its own for SIGTERM, or faulthandler is enabled, that is left alone; one that it
-    installs later replaces this.
+    In a job of several processes, the node's witness prints one line. Otherwise, Python writes the stack to stderr. If
+    the program has its own handler for SIGTERM, or has enabled faulthandler, that stays as it is; a handler that the
+    program installs later replaces this one.
 
     Args:
         within: The ranks of the node.
@@ -60,10 +60,10 @@ def speak_when_ended(within: Ranks) -> None:
 
 
 def folders_of_libraries() -> tuple[str, ...]:
-    """Return the folders of these packages and of those below them, in which the user's script does not lie."""
+    """Return the folders of these packages and of their dependencies, in which the user's script cannot be."""
     found = []
     for name in _NOT_THE_SCRIPT:
-        with contextlib.suppress(ImportError, ValueError):  # not here, or a module that somebody has made
+        with contextlib.suppress(ImportError, ValueError):  # not installed, or made by a program
             spec = importlib.util.find_spec(name)
             found += [os.path.join(folder, "") for folder in (spec and spec.submodule_search_locations) or ()]
     return tuple(found)
@@ -72,7 +72,7 @@ def folders_of_libraries() -> tuple[str, ...]:
 @functools.cache
 def _write_stacks(reader: socket.socket | None) -> None:
     stacks = sys.__stderr__ if reader is None else reader
-    with contextlib.suppress(OSError, ValueError, RuntimeError):  # there is no file behind it
+    with contextlib.suppress(OSError, ValueError, RuntimeError):  # it has no file descriptor
         if reader is not None and not faulthandler.is_enabled():
             faulthandler.enable(reader, all_threads=False)
             os.register_at_fork(after_in_child=faulthandler.disable)
@@ -83,7 +83,7 @@ def _write_stacks(reader: socket.socket | None) -> None:
                 all_threads=False,
                 chain=True,
             )
-            # The workers of a pool are ended by SIGTERM every time, and nobody wants to hear of it.
+            # The workers of a pool are always ended by SIGTERM, so messages about it would only disturb.
             os.register_at_fork(after_in_child=functools.partial(faulthandler.unregister, signal.SIGTERM))
 
 
@@ -98,12 +98,12 @@ def abort_when_read(status: int = 1, summary: str = "") -> None:
     """End the job by ``MPI_Abort``, once the launcher has read what this rank wrote, or after two seconds.
 
     Args:
-        status: What the job ends with.
-        summary: Why, in a line.
+        status: The exit status of the job.
+        summary: The reason, in one line.
     """
-    from mpi4py import MPI  # not earlier: a script may add the hook before it chooses how MPI is initialised
+    from mpi4py import MPI  # not at import: a script may install the hook before it chooses how MPI is initialised
 
-    from mn_comm.supervised import report  # not earlier: it needs this module
+    from mn_comm.supervised import report  # not at import: that module imports this one
 
     flush_until_read()
     witness.has_spoken(summary)
@@ -114,7 +114,7 @@ def abort_when_read(status: int = 1, summary: str = "") -> None:
 def flush_until_read() -> None:
     """Wait until the launcher has read what this rank wrote, two seconds at most."""
     for stream in (sys.stderr, sys.stdout):
-        with contextlib.suppress(Exception):  # no stream, no file behind it, or closed: there is nothing to wait for
+        with contextlib.suppress(Exception):  # no stream, no file descriptor, or closed: there is nothing to wait for
             _wait_until_read(stream)
 
 

@@ -24,11 +24,11 @@ def check_launch(size: int, library: str | None = None, environ: Mapping[str, st
 
     Args:
         size: How many processes ``MPI_COMM_WORLD`` has.
-        library: What MPI says it is; by default the one that is loaded.
+        library: The MPI library's description of itself; by default, of the one that is loaded.
         environ: The environment.
 
     Raises:
-        RuntimeError: The launcher has started several, it is not the library's own, ``MPI_COMM_WORLD`` has one, and
+        RuntimeError: ``MPI_COMM_WORLD`` has one process, another library's launcher has started several, and
             ``CHAINERMN_ALLOW_SINGLETONS`` is not set.
     """
     if size != 1 or environ.get(_ALLOWED, "") not in ("", "0"):
@@ -36,7 +36,7 @@ def check_launch(size: int, library: str | None = None, environ: Mapping[str, st
     library = library or MPI.Get_library_version()
     its_own = _OF_OPEN_MPI if library.startswith("Open MPI") else _OF_MPICH
     if any(name in environ for name in its_own):
-        return  # it has understood them; others are those of a launcher further out
+        return  # it has understood these variables; others come from an outer launcher
     for name in _SIZES:
         started = environ.get(name, "")
         if started.isdecimal() and int(started) > 1:

@@ -23,7 +23,7 @@ _MOST_NAMED = 3
 
 @functools.cache
 def receive_leftovers_at_exit() -> None:
-    """Have the end of the program receive and name what was sent to this process in ``MPI_COMM_WORLD`` for nobody."""
+    """At the end of the program, receive and report messages on ``MPI_COMM_WORLD`` that were never received."""
     if MPI.COMM_WORLD.size > 1:
         atexit.register(_receive)
 

@@ -15,13 +15,13 @@ if TYPE_CHECKING:
 else:
 
     class _LazyMPI(types.ModuleType):
-        """Stands for ``mpi4py.MPI``, which is imported when one of its names is first asked for."""
+        """Acts as ``mpi4py.MPI``, which is imported when one of its names is first used."""
 
         def __getattr__(self, name: str) -> Any:
             from mpi4py import MPI
 
             value = getattr(MPI, name)
-            if name.isupper():  # constants, asked for in every step
+            if name.isupper():  # constants, used in every step
                 self.__dict__[name] = value
             return value
 

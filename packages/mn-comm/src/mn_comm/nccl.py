@@ -98,12 +98,12 @@ class NcclCommunicator:
 
     Args:
         size: How many ranks there are.
-        unique_id: From :func:`get_unique_id` on one of them.
-        rank: This one. Its device is CuPy's current one.
+        unique_id: The result of :func:`get_unique_id` on one of the ranks.
+        rank: The number of this rank. Its device is CuPy's current one.
 
     Raises:
         RuntimeError: NCCL or CuPy is missing.
-        Exception: What NCCL reports, as ``nccl4py`` raises it.
+        Exception: An error that NCCL reports, as ``nccl4py`` raises it.
     """
 
     def __init__(self, size: int, unique_id: bytes, rank: int) -> None:
@@ -123,7 +123,7 @@ class NcclCommunicator:
         self._core.allreduce(_checked(array), array, self._avg if mean else self._sum, stream=_stream())
 
     def reduce(self, array: Any, root: int, *, mean: bool = False) -> None:
-        """Overwrite the root's array with the sum or mean over all ranks; collective. The others' stay as they are."""
+        """Overwrite the root's array with the sum or mean over all ranks; collective. Other arrays stay."""
         self._core.reduce(_checked(array), array, self._avg if mean else self._sum, root, stream=_stream())
 
     def broadcast(self, array: Any, root: int) -> None:
@@ -162,12 +162,12 @@ class NcclCommunicator:
         return None if int(result) in (_SUCCESS, _IN_PROGRESS) else f"{result.name}: {self._core.get_last_error()}"
 
     def destroy(self) -> None:
-        """Finish what is under way and give everything back; collective. Twice is harmless."""
+        """Finish all operations, and free the communicator; collective. A second call does nothing."""
         _alive.discard(self)
         self._core.destroy()
 
     def abort(self) -> None:
-        """End what is under way, whatever the other ranks do, and give everything back. Twice is harmless."""
+        """End all operations, whatever the other ranks do, and free the communicator. A second call does nothing."""
         _alive.discard(self)
         self._core.abort()
 
@@ -181,13 +181,13 @@ _alive: weakref.WeakSet[NcclCommunicator] = weakref.WeakSet()
 
 @atexit.register
 def _abort_all() -> None:
-    """Abort what nobody has destroyed: to destroy would wait for other ranks, which may have failed."""
+    """Abort the remaining communicators: destroying them would wait for other ranks, which may have failed."""
     if not _alive:
         return
     if not hasattr(sys, "last_type"):  # set when an exception has ended the program
         import cupy
 
-        cupy.cuda.Device().synchronize()  # what this rank has asked for, others may be waiting for
+        cupy.cuda.Device().synchronize()  # other ranks may be waiting for operations that this rank has started
     for communicator in list(_alive):
         communicator.abort()
 
@@ -213,7 +213,7 @@ def _stream() -> int:
 
 
 def _checked(array: Any) -> Any:
-    """Return an array if it is C-contiguous: NCCL is given nothing but its address and length."""
+    """Return an array if it is C-contiguous: NCCL gets only its address and length."""
     if not array.flags.c_contiguous:
         raise ValueError(f"expected a C-contiguous array, got strides {array.strides} for shape {array.shape}")
     return array

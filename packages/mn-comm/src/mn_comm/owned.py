@@ -1,8 +1,9 @@
-"""Arrays of which every rank owns some: the others are given what the owner has, in the arrays that they have.
+"""Arrays that are owned by ranks: the owner's values are copied to all other ranks, into their existing arrays.
 
-All arrays of an owner, one after the other, are its stream. The streams of all ranks travel at the same time, in
-rounds: in each, every rank lays a chunk of its own where its node can see it, the nodes exchange what they have, and
-every rank takes from there what it has not. Where ranks share no memory, each is a node by itself.
+All arrays of an owner, one after the other, are its stream. The streams of all ranks are sent at the same time, in
+rounds. In each round, every rank writes a chunk of its own stream to memory that its node shares, the nodes exchange
+their chunks, and every rank reads the chunks of the others from there. Ranks that share no memory count as one node
+each.
 """
 
 from __future__ import annotations
@@ -31,13 +32,14 @@ _Bytes = np.ndarray[Any, np.dtype[np.uint8]]
 _Entry = tuple[str, tuple[int, ...], str, bool, int]
 """The name, shape and dtype of an array, whether it is on a device, and its owner."""
 
-# Of the chunks of all ranks together. Each round is a meeting of the ranks; larger ones are too large for the caches.
+# The size of the chunks of all ranks together. Ranks wait for each other in every round; larger chunks do not fit the
+# caches.
 _ROUND_BYTES = 8 * 1024 * 1024
 _LEAST_CHUNK_BYTES = 64 * 1024
 _MOST_CHUNK_BYTES = 4 * 1024 * 1024
 _HEAD = np.dtype([("plan", np.int64), ("has_failed", np.int64)])
 _HEAD_BYTES = 64  # a cache line
-# A chunk is overwritten two rounds later: by then all ranks have met in the one between.
+# A chunk is overwritten two rounds later: by then, all ranks have met in the round between.
 _SLOTS = 2
 _MOST_PLANS = 8
 _SHAPE, _DTYPE = attrgetter("shape"), attrgetter("dtype")
@@ -60,7 +62,7 @@ class _Piece(NamedTuple):
 
 
 class _Plan(NamedTuple):
-    """What travels in which round.
+    """What is sent in which round.
 
     Attributes:
         digest: The same on all ranks that have the same arrays and owners.
@@ -88,7 +90,7 @@ class OwnedArrays:
         self._plan = _Plan(0, [])
 
     def gather(self, named: Sequence[tuple[str, Any]], owners: Sequence[int], failure: Exception | None) -> None:
-        """Overwrite arrays with those of their owners; see :meth:`mn_comm.CommunicatorBase.all_gather_owned`."""
+        """Overwrite arrays with the values of their owners; see :meth:`mn_comm.CommunicatorBase.all_gather_owned`."""
         failure = failure or _find_read_only(named)
         if self._ranks.size > 1:
             has_failed = self._gather(named, owners, failure is not None)
@@ -104,7 +106,7 @@ class OwnedArrays:
         if self._room is None:
             self._room = _Room(self._strategy)
         self._use_plan(named, owners, self._room.chunk_bytes)
-        if self._room.exchanges_messages and self._ranks.differ(self._plan.digest):  # before messages of other lengths
+        if self._room.exchanges_messages and self._ranks.differ(self._plan.digest):  # or lengths would differ
             raise _explain(self._ranks.allgather(self._signature))
         on_device = [i for i, (_, array) in enumerate(named) if is_device_array(array)]
         targets = {i: _Target(named[i][1]) for i in sorted(set(range(len(named))).difference(on_device))}
@@ -143,7 +145,8 @@ class OwnedArrays:
         raise next(agreement.remote_error(rank, *each) for rank, each in enumerate(reports) if each is not None)
 
     def _use_plan(self, named: Sequence[tuple[str, Any]], owners: Sequence[int], chunk_bytes: int) -> None:
-        # Thousands of arrays are compared attribute by attribute, faster than by an entry for each.
+        # For thousands of arrays, it is faster to compare each attribute for all of them than to create an entry for
+        # each.
         names, arrays = [name for name, _ in named], [array for _, array in named]
         seen = (names, list(map(_SHAPE, arrays)), list(map(_DTYPE, arrays)), list(map(type, arrays)), list(owners))
         if seen == self._seen:
@@ -171,22 +174,23 @@ class _Target:
         self.bytes: _Bytes = self._contiguous.reshape(-1).view(np.uint8)
 
     def finish(self) -> None:
-        """Write them to the array, if they are elsewhere."""
+        """Write the received bytes to the array, if they are in a temporary one."""
         if self._contiguous is not self._array and self._array.flags.writeable:
             self._array[...] = self._contiguous
 
 
 class _Room:
-    """Memory for all ranks' chunks, in which the ranks of a node see the same; creating it is collective.
+    """Memory for all ranks' chunks, shared within each node; creating it is collective.
 
-    Each of a node's talkers exchanges the chunks of some of the node's ranks with its peers on the other nodes. These
-    lie side by side in the talker's part of the memory, node by node.
+    Each node has some ranks that communicate with other nodes, its talkers. A talker exchanges the chunks of some of
+    the node's ranks with its peers on the other nodes. These chunks are adjacent in the talker's part of the memory,
+    node by node.
 
     Args:
         strategy: How the communicator averages gradients.
 
     Attributes:
-        chunk_bytes: How long a chunk may be, with its head.
+        chunk_bytes: The maximum length of a chunk, with its header.
         exchanges_messages: Whether there are ranks that share no memory.
     """
 
@@ -207,7 +211,7 @@ class _Room:
         self._within = context.within if shares_memory else None
         self._across = context.across if shares_memory else context.ranks
         mine = places[context.topology.rank][1]
-        # What this rank exchanges: whose chunks, by node, and where they begin.
+        # What this rank exchanges: the ranks whose chunks it sends, by node, and where these chunks begin.
         self._group = groups[mine] if mine < len(groups) and self._across.size > 1 else []
         self._slots: list[list[_Bytes]] = []
         self._regions: list[_Bytes] = []
@@ -246,7 +250,7 @@ class _Room:
 
 
 def _head(chunk: _Bytes) -> _Array:
-    """Return what a rank says in the first round."""
+    """Return the header that a rank sends in the first round."""
     return chunk[: _HEAD.itemsize].view(_HEAD)
 
 

@@ -20,20 +20,20 @@ _Array = np.ndarray[Any, Any]
 
 def is_device_array(array: Any) -> bool:
     """Return whether an object is a CuPy array."""
-    if type(array) is np.ndarray:  # nearly always, and asked often
+    if type(array) is np.ndarray:  # nearly always true, and called often
         return False
     cupy = sys.modules.get("cupy")
     return cupy is not None and isinstance(array, cupy.ndarray)
 
 
 def array_module(array: Any) -> Any:
-    """Return the module of functions for such an array: ``cupy`` or ``numpy``."""
+    """Return the module of functions for an array: ``cupy`` or ``numpy``."""
     return sys.modules["cupy"] if is_device_array(array) else np
 
 
 @contextmanager
 def at_rest(array: Any) -> Iterator[None]:
-    """Within the block, nothing else is done with an array, on whatever stream it was used before or is after."""
+    """Within the block, no other operation runs on an array, whichever stream uses it before or after."""
     if not is_device_array(array):
         yield
         return
@@ -44,7 +44,7 @@ def at_rest(array: Any) -> Iterator[None]:
 
 
 def to_host(array: Any) -> _Array:
-    """Return the elements of a NumPy or CuPy array in C order in host memory, without a copy where that can be."""
+    """Return the elements of a NumPy or CuPy array in C order in host memory, without a copy if possible."""
     if is_device_array(array):
         from mn_comm.device import staging
 
@@ -53,7 +53,7 @@ def to_host(array: Any) -> _Array:
 
 
 def make_room(shape: tuple[int, ...], dtype: np.dtype[Any], on_device: bool) -> _Array:
-    """Return host memory in which to receive an array that :func:`deliver` then brings to its place."""
+    """Return host memory for receiving an array, which :func:`deliver` then copies to its place."""
     if on_device:
         from mn_comm.device import staging
 
@@ -62,7 +62,7 @@ def make_room(shape: tuple[int, ...], dtype: np.dtype[Any], on_device: bool) -> 
 
 
 def deliver(received: _Array, on_device: bool) -> Any:
-    """Return an array that has arrived: itself, or a CuPy array of its elements on the current device."""
+    """Return an array that has been received: the array itself, or a CuPy copy on the current device."""
     if on_device:
         from mn_comm.device import staging
 
@@ -71,7 +71,7 @@ def deliver(received: _Array, on_device: bool) -> Any:
 
 
 def zeros_beside(like: Any, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Any:
-    """Return an array of zeros that lies where another one does."""
+    """Return an array of zeros in the same kind of memory as another array."""
     if is_device_array(like):
         import cupy
 

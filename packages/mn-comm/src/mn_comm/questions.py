@@ -1,9 +1,9 @@
-"""Questions that a rank may ask another one at any time, whatever that is doing meanwhile.
+"""Questions that a rank may ask another rank at any time, whatever the other rank is doing.
 
-A thread of each rank looks now and then whether it was asked, and answers. It also sends what this rank asks, and
-receives the answers: so nothing is left half done where an exception, as by Ctrl-C, ends the waiting for one. What
-answers is kept as long as any rank has what asks: a script may have come to its end on this rank, and not on that. For
-the same reason a process waits, when it ends, until all others do, as MPI itself does.
+Each rank has a thread that checks regularly for questions, and answers them. This thread also sends the rank's own
+questions and receives the answers, so that communication is complete even if an exception, such as Ctrl-C, interrupts
+the wait for an answer. The answering object is kept as long as any rank may ask it: the script may have ended on this
+rank, but not on another. For the same reason, a process that ends waits until all others end, as MPI itself does.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 __all__ = ["Desk", "Questions"]
 
 _QUESTION, _ANSWER, _CLOSED = 1, 2, 3
-# More often while questions come, since a rank waits for each answer; each look costs a few microseconds.
+# More often while questions arrive, because a rank waits for each answer; each check takes a few microseconds.
 _LEAST_PAUSE_SECONDS = 50e-6
 _MOST_PAUSE_SECONDS = 20e-3
 
@@ -39,17 +39,17 @@ Answer = Callable[[Any], Any]
 
 
 class Desk:
-    """Answers the questions of other ranks in a thread, which starts with the first who can answer any.
+    """Answers the questions of other ranks in a thread, which starts when there is something that can answer.
 
-    For a fork of the process, which must not have threads, it ends; then it starts again.
+    The thread ends before a fork of the process, during which no threads must run, and starts again after it.
 
     Args:
-        ranks: The ranks, which nobody else communicates with.
+        ranks: The ranks, on a communicator that is used for nothing else.
     """
 
     def __init__(self, ranks: Ranks) -> None:
         self.ranks = ranks
-        self._rank, self._size = ranks.rank, ranks.size  # of what may be freed before the last who asks is gone
+        self._rank, self._size = ranks.rank, ranks.size  # they may be freed before the last rank that asks
         self._answers: dict[int, Answer] = {}
         self._closed: deque[int] = deque()
         self._remaining: dict[int, int] = {}
@@ -65,27 +65,27 @@ class Desk:
 
     @property
     def is_open(self) -> bool:
-        """Whether its thread runs."""
+        """Whether its thread is running."""
         return self._thread is not None
 
     def open(self, answer: Answer) -> int:
-        """Have questions answered from now on; collective, in the same order on every rank.
+        """Start to answer questions; collective, in the same order on every rank.
 
         Args:
             answer: Returns the answer to a question.
 
         Returns:
-            The number under which others ask.
+            The number that other ranks use to ask.
         """
         number = next(self._numbers)
         self._answers[number] = answer
         self._remaining[number] = self._size
         self.start()
-        self.ranks.Barrier()  # a rank that is asked must have come here
+        self.ranks.Barrier()  # all ranks must have come here before one is asked
         return number
 
     def close(self, number: int) -> None:
-        """Have the others told that this rank will not ask any more; when none will, nobody has to answer."""
+        """Tell the other ranks that this rank will not ask any more; when no rank will, answering ends."""
         if self._size > 1:
             self._closed.append(number)
         else:
@@ -95,20 +95,20 @@ class Desk:
         """Return another rank's answer; see :meth:`Questions.ask`."""
         asked = next(self._asked)
         answered: queue.SimpleQueue[tuple[bool, Any]] = queue.SimpleQueue()
-        content = pickle.dumps(question, pickle.HIGHEST_PROTOCOL)  # what cannot be is told here
+        content = pickle.dumps(question, pickle.HIGHEST_PROTOCOL)  # if it cannot be pickled, the error is raised here
         try:
             self._waiting[asked] = answered
             self._to_send.append((rank, _QUESTION, (number, asked, content)))
             self._wake.set()
             is_answer, value = activity().wait_for(answered.get, "answer", self.ranks)
         finally:
-            self._waiting.pop(asked, None)  # what comes later is dropped
+            self._waiting.pop(asked, None)  # answers that arrive later are dropped
         if not is_answer:
             raise remote_error(rank, *value)
         return pickle.loads(value)
 
     def start(self) -> None:
-        """Start the thread, if there is something to answer, and somebody to ask it."""
+        """Start the thread, if there is something to answer with, and another rank."""
         with no_fork:
             if self._answers and self._thread is None and self._size > 1:
                 self._closing.clear()
@@ -141,7 +141,7 @@ class Desk:
             pause = _LEAST_PAUSE_SECONDS if is_busy else min(2 * pause, _MOST_PAUSE_SECONDS)
 
     def _receive(self) -> bool:
-        """Receive all messages that have come; return whether there were any."""
+        """Receive all messages that have arrived; return whether there were any."""
         found = False
         for tag, take in ((_QUESTION, self._serve), (_ANSWER, self._hand_over), (_CLOSED, self._hear_of_end)):
             status = MPI.Status()
@@ -151,7 +151,7 @@ class Desk:
         return found
 
     def _send(self) -> None:
-        """Send what there is to send, and wait for none of it: another rank's thread may be doing the same."""
+        """Send all pending messages without waiting: another rank's thread may be doing the same."""
         while self._closed:
             number = self._closed.popleft()
             self._count_down(number)
@@ -171,7 +171,7 @@ class Desk:
         self._count_down(number)
 
     def _hand_over(self, rank: int, reply: tuple[int, bool, Any]) -> None:
-        """Give an answer to the thread that waits for it, unless that was interrupted."""
+        """Pass an answer to the thread that waits for it, unless that thread was interrupted."""
         asked, is_answer, value = reply
         waiting = self._waiting.get(asked)
         if waiting is not None:
@@ -181,7 +181,7 @@ class Desk:
         number, asked, content = message
         reply: tuple[int, bool, Any]
         try:
-            # Pickled here, so that what cannot be is told as any other failure.
+            # It is pickled here, so that a failure to pickle is reported like any other failure.
             answer = self._answers[number](pickle.loads(content))
             reply = asked, True, pickle.dumps(answer, pickle.HIGHEST_PROTOCOL)
         except Exception as error:
@@ -193,7 +193,7 @@ class Questions:
     """Asks other ranks, and answers them; see :meth:`mn_comm.CommunicatorBase.questions`.
 
     Args:
-        desk: What answers. Creating it is collective.
+        desk: Answers the questions. Creating it is collective.
         answer: Returns this rank's answer to a question.
     """
 
@@ -229,7 +229,7 @@ def _start_all() -> None:
 
 
 def _forget_all() -> None:
-    _desks.clear()  # a child of a rank is none
+    _desks.clear()  # a child process is not a rank
 
 
 def _end() -> None:
@@ -237,12 +237,12 @@ def _end() -> None:
     desks = [desk for desk in _desks if desk.is_open]
     if desks and not MPI.Is_finalized():
         waiting = [desk.ranks.Ibarrier() for desk in desks]
-        # The stall monitor has nothing to say of it: another rank may go on for long.
+        # The stall monitor must not report this wait: another rank may run for a long time.
         while not MPI.Request.Testall(waiting):
             time.sleep(_MOST_PAUSE_SECONDS)
     _stop_all()
 
 
-# What is asked must be answered before MPI ends, which happens after this.
+# Questions must be answered before MPI ends, which is finalized after this.
 at_exit(_end)
 around_forks(before=_stop_all, after_in_parent=_start_all, after_in_child=_forget_all)

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Ranks"]
 
-# Shorter pauses make more progress on a slow network, longer ones leave more of the core to the computation.
+# Shorter pauses make more progress on a slow network; longer pauses leave more of the core to the computation.
 _PAUSE_SECONDS = 50e-6
 _WITH_NONBLOCKING_FORM = (
     *("Barrier", "Bcast", "Allgather", "Allgatherv", "Alltoallv", "Reduce", "Reduce_scatter", "Reduce_scatter_block"),
@@ -70,7 +70,7 @@ class Ranks(MPI.Intracomm):
         activity().wait_for(_poll, what, self, (request,))
 
     def wait_all(self, requests: Sequence[MPI.Request]) -> None:
-        """Wait for the end of all of some nonblocking operations among these ranks."""
+        """Wait for the end of several nonblocking operations among these ranks."""
         activity().wait_for(MPI.Request.Waitall, "Waitall", self, (requests,))
 
     def allreduce_blocking(self, array: Any) -> None:
@@ -96,7 +96,7 @@ def _poll(request: MPI.Request) -> None:
 
 
 def _watched(name: str) -> Callable[..., Any]:
-    """Return a blocking method of MPI's that is watched."""
+    """Return a blocking method of MPI that is watched."""
     method = getattr(MPI.Intracomm, name)
 
     def call(self: Ranks, *args: Any, **kwargs: Any) -> Any:
@@ -106,7 +106,7 @@ def _watched(name: str) -> Callable[..., Any]:
 
 
 def _polled(name: str) -> Callable[..., Any]:
-    """Return a watched method that a thread which polls does by its nonblocking form."""
+    """Return a watched method that uses its nonblocking form if the thread polls."""
     blocking, nonblocking = getattr(MPI.Intracomm, name), getattr(MPI.Intracomm, f"I{name.lower()}")
 
     def call(self: Ranks, *args: Any, **kwargs: Any) -> Any:

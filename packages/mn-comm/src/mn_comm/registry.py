@@ -31,14 +31,15 @@ def kind_of(name: str, ours: Mapping[str, type[Communicator]], mpi_comm: MPI.Int
 
     Args:
         name: The name.
-        ours: Our classes by their names, which nobody else can take.
-        mpi_comm: The ranks that are going to communicate.
+        ours: The classes of this package by name; no other package can use these names.
+        mpi_comm: The ranks that will communicate.
 
     Raises:
-        ValueError: There is no such name (on this rank). Or several packages have it, or the class builds on a strategy
-            that there is not (on every rank).
+        ValueError: There is no such name (on this rank). Or several packages have it, or the class uses a strategy that
+            does not exist (on every rank).
         TypeError: The entry point refers to something other than a class of communicators (on every rank).
-        ImportError: It cannot be imported (on every rank; where it can, a RuntimeError that names the error).
+        ImportError: It cannot be imported (on every rank; ranks that can import it raise a RuntimeError that names the
+            error).
     """
     if name in ours:
         return ours[name]

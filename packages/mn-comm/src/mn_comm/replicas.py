@@ -23,7 +23,8 @@ class Owner(Protocol):
         ...
 
 
-# By the parameter's id, since parameters need not have a hash; with the parameter, to see that it is still that one.
+# By the parameter's id, because parameters may not be hashable; with the parameter, to check that it is still the same
+# one.
 _owners: dict[int, tuple[weakref.ref[Any], weakref.ref[Owner]]] = {}
 
 

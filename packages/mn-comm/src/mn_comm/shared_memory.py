@@ -25,7 +25,7 @@ __all__ = ["SharedMemory", "share"]
 _Bytes = np.ndarray[Any, np.dtype[np.uint8]]
 
 _TOKEN_BYTES = 16
-# Where Python can do without, a mapping does not keep a file descriptor to itself.
+# If Python supports it, a mapping does not keep a file descriptor.
 _UNTRACKED: dict[str, Any] = {"trackfd": False} if sys.version_info >= (3, 13) else {}
 
 
@@ -47,10 +47,10 @@ class SharedMemory:
             nbytes: How many bytes each rank needs.
 
         Raises:
-            OSError: As :func:`share`.
+            OSError: See :func:`share`.
         """
         if not self._parts or self._parts[0].nbytes < nbytes:
-            self._parts = []  # first: the memory may be needed for the new one
+            self._parts = []  # freed first: the new memory may need it
             self._parts = share(self._ranks, nbytes)
         return self._parts
 
@@ -60,7 +60,7 @@ def share(ranks: Ranks, nbytes: int) -> list[_Bytes]:
 
     Args:
         ranks: The ranks, all of one node.
-        nbytes: How many bytes each of them has.
+        nbytes: The size in bytes of each rank's memory.
 
     Returns:
         The memory of every rank, by rank, as one-dimensional arrays; it lives until the last array that uses it is
@@ -91,7 +91,7 @@ def _make(token: bytes, nbytes: int) -> int:
         raise OSError("this system has no memfd_create(2)")
     fd = os.memfd_create("mn_comm", os.MFD_CLOEXEC)
     try:
-        os.ftruncate(fd, nbytes + mmap.PAGESIZE)  # the last page has the token
+        os.ftruncate(fd, nbytes + mmap.PAGESIZE)  # the token is on the last page
         os.pwrite(fd, token, nbytes)
     except OSError:
         os.close(fd)
@@ -100,13 +100,13 @@ def _make(token: bytes, nbytes: int) -> int:
 
 
 def _open(place: tuple[int, int, bytes], length: int, ranks: Ranks) -> _Bytes:
-    """Map the file; the token tells it from one of another process of the same number."""
+    """Map the file; the token distinguishes it from a file of another process with the same process ID."""
     pid, fd, token = place
     opened = os.open(f"/proc/{pid}/fd/{fd}", os.O_RDWR | os.O_CLOEXEC)
     try:
         if os.pread(opened, _TOKEN_BYTES, length * ranks.size) != token:
             raise OSError(f"process {pid} is not the expected neighbor: the two processes cannot see each other")
-        # By its owner, so that the pages are of the memory near its core.
+        # Done by the owner, so that the pages are in memory near its core.
         if length:
             os.posix_fallocate(opened, length * ranks.rank, length)
         mapped = mmap.mmap(opened, length * ranks.size + mmap.PAGESIZE, **_UNTRACKED)

@@ -78,7 +78,7 @@ def start(ranks: Ranks) -> None:
     Args:
         ranks: The ranks of a communicator that is being created.
     """
-    # Not each rank by its own environment: Open MPI's launcher passes a variable to the ranks of its own host only.
+    # The ranks' own environments may differ: Open MPI's launcher passes a variable only to the ranks of its own host.
     file = ranks.bcast(os.environ.get(VARIABLE) if ranks.rank == 0 else None)
     if not file:
         return

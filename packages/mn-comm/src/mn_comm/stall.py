@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Monitor", "explain_stalls", "join", "leave"]
 
-# Nobody gets past these before all have come: calls of MPI's, and operations of ours.
+# No rank can complete these before all have called them: MPI calls, and operations of this package.
 _FOR_ALL = {
     *("Barrier", "Dup", "Split", "Allreduce", "Iallreduce", "Allgather", "Allgatherv", "Alltoallv"),
     *("Reduce_scatter", "Reduce_scatter_block", "allreduce", "allgather", "alltoall"),
@@ -108,7 +108,7 @@ class Monitor:
             self._runner = None
 
     def join(self, ranks: Ranks) -> None:
-        """Answer, from now on, what is asked on a private communicator."""
+        """From now on, answer questions on a private communicator."""
         with self._lock:
             if not any(ranks == other for other in self._inquiry.joined):
                 self._inquiry.joined.append(ranks)
@@ -119,7 +119,7 @@ class Monitor:
             self._inquiry.joined = [other for other in self._inquiry.joined if other != ranks]
 
     def poll(self) -> None:
-        """Look once for what has stalled, and for what others ask."""
+        """Check once for waits that have stalled, and for questions of other ranks."""
         with self._lock:
             for reference in polled:
                 look = reference()
@@ -141,28 +141,28 @@ class Monitor:
                 self._end(min(reasons))
 
     def _run(self) -> None:
-        # A program that forks again and again stops and starts this thread each time: the time of the next poll stays.
+        # A program that forks repeatedly stops and starts this thread each time, so the time of the next poll is kept.
         while not self._stop.wait(self._next_poll - time.monotonic()):
             self._next_poll = time.monotonic() + self.interval
             try:
                 self.poll()
-            except Exception:  # a script's own explanation, or a closed stderr: the next stall is to be heard of
+            except Exception:  # a script's explanation failed, or stderr is closed
                 with contextlib.suppress(Exception):
                     traceback.print_exc()
 
     def _stalled(self) -> list[tuple[Activity, int]]:
-        """Return who has waited too long, and since when."""
+        """Return the activities that have waited too long, each with the start of its wait."""
         now = time.monotonic_ns()
         waits = [(activity, activity.wait) for activity in list(activities.values())]
         return [(activity, wait[2]) for activity, wait in waits if wait and now - wait[2] > self.limit * 1e9]
 
     @property
     def _time_to_speak(self) -> float:
-        """After how many seconds all ranks have looked for questions."""
+        """The number of seconds after which all ranks have checked for questions."""
         return 3 * self.interval + 0.5
 
     def _why_hopeless(self, activity: Activity, since: int) -> str:
-        """Return why the job is to end, if a wait still lasts and was reported so long ago that all have spoken."""
+        """Return why the job must end, if a wait was reported so long ago that all ranks have answered."""
         reported_for, reported_at = self._reported.get(activity.thread, (0, 0.0))
         if reported_for != since or time.monotonic() - reported_at < self._time_to_speak:
             return ""
@@ -179,20 +179,20 @@ class Monitor:
             self._inquiry.ask(activity.wait[1])
 
     def _tell(self, asking: int) -> bool:
-        """Say what this rank is doing, asked by another; return whether the next is to be asked."""
-        if self._stalled():  # it asks by itself
+        """Print what this rank is doing, when another rank asks; return whether the next rank must be asked."""
+        if self._stalled():  # this rank asks by itself
             return False
         self._say(f", asked by rank {asking},")
         return True
 
     def say_farewell(self) -> None:
-        """Stop, and tell the others that this process takes part in nothing any more."""
+        """Stop, and tell the other ranks that this process does not take part in anything any more."""
         self.stop()
         with contextlib.suppress(MPI.Exception):
             self._inquiry.say_farewell()
 
     def _say(self, occasion: str) -> None:
-        """Write what this rank is doing, unless it has written just that already."""
+        """Print what this rank is doing, unless it has printed the same before."""
         doing = list(activities.values())
         said = [(activity.wait, activity.count) for activity in doing]
         if said == self._said:
@@ -213,14 +213,14 @@ class Monitor:
 
 
 def _needed(activity: Activity) -> list[Ranks]:
-    """Return the ranks of which a wait needs all."""
+    """Return the ranks all of which a wait needs."""
     waits = [(activity.wait[0], activity.wait[1])] if activity.wait is not None else []
     waits += [(call.function.__name__, _ranks_of(call)) for call in activity.calls]
     return [ranks for name, ranks in waits if name in _FOR_ALL and ranks is not None]
 
 
 def _ranks_of(call: Call) -> Ranks | None:
-    """Return the ranks of the communicator that an operation is a method of."""
+    """Return the ranks of the communicator to which an operation belongs."""
     return getattr(call.arguments[0] if call.arguments else None, "ranks", None)
 
 
@@ -253,7 +253,7 @@ def _describe_call(call: Call) -> str:
 
 
 def _place(thread: int) -> str:
-    """Return where in the script a thread is: the main thread's place for one that works for it."""
+    """Return the script's line that a thread is executing: for a worker, that of the main thread."""
     frames = _frames(thread)
     if not any(map(_is_script, frames)):
         frames = _frames(threading.main_thread().ident or 0)
@@ -261,7 +261,7 @@ def _place(thread: int) -> str:
     if not found:
         return "at an unknown place"
     frame = found[-1]
-    line = f": {frame.line}" if frame.line else ""  # there is none for python -c
+    line = f": {frame.line}" if frame.line else ""  # python -c has no file
     return f"at {frame.filename}:{frame.lineno} in {frame.name}{line}"
 
 
@@ -271,13 +271,13 @@ def _frames(thread: int) -> list[traceback.FrameSummary]:
 
 
 def _is_script(frame: traceback.FrameSummary) -> bool:
-    """Return whether a frame is neither of these packages nor of Python's library."""
+    """Return whether a frame belongs neither to these packages nor to Python's library."""
     is_library = os.path.dirname(frame.filename) == os.path.dirname(threading.__file__)
     return not is_library and not frame.filename.startswith(("<frozen", *folders_of_libraries()))
 
 
 def _other_messages(activity: Activity) -> list[str]:
-    """Say what has arrived under another tag than the one that a ``recv`` waits for."""
+    """Describe messages that have arrived with a different tag than the one that a ``recv`` waits for."""
     call = activity.calls[-1] if activity.calls else None
     if call is None or call.function.__name__ != "recv" or MPI.Query_thread() < MPI.THREAD_MULTIPLE:
         return []
@@ -321,8 +321,8 @@ def join(ranks: Ranks) -> None:
     if _monitor is None:
         _monitor = Monitor(limit, abort=_is_set("CHAINERMN_STALL_ABORT"), stacks=_is_set("CHAINERMN_STALL_STACKS"))
         _monitor.start()
-        # The thread must not be inside MPI when that is finalised. That happens after this; or before, if the script
-        # does it, and begins with what is attached to this communicator.
+        # The thread must not be inside MPI when MPI is finalised. This happens later; or earlier, if the script
+        # finalises MPI, which first frees the attributes of this communicator.
         atexit.register(_monitor.say_farewell)
         MPI.COMM_SELF.Set_attr(MPI.Comm.Create_keyval(delete_fn=lambda *_: _monitor.stop()), True)
         around_forks(before=_monitor.stop, after_in_parent=_monitor.start, after_in_child=_forget)

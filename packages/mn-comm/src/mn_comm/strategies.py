@@ -50,7 +50,7 @@ class Traits(NamedTuple):
         talkers: How many ranks of a node communicate with other nodes, each about its share: 1, or ``None`` for all; 0
             if nodes are ignored.
         one_node: Whether several nodes are refused.
-        one_bucket_each: Whether each gradient is averaged by itself.
+        one_bucket_each: Whether each gradient is averaged separately.
         communicates: Whether there is any communication.
         on_host: Whether it takes gradients in host memory.
         on_device: How gradients on devices are averaged: by ``"mpi"``, ``"nccl"`` among all ranks, ``"nodes"`` for NCCL
@@ -83,13 +83,13 @@ class Strategy:
     Args:
         name: One of :data:`TRAITS`.
         context: The ranks, and the communicators derived from them.
-        compressor: Averages across nodes, and among the ranks of a single one, in fewer bytes; ``None`` to do so
+        compressor: Averages across nodes, and among the ranks of a single node, in fewer bytes; ``None`` to average
             exactly.
 
     Attributes:
         traits: The properties of the strategy.
         size: How many ranks there are.
-        shares_memory: Whether new buckets are made in memory that the ranks of a node share.
+        shares_memory: Whether new buckets are allocated in memory that the ranks of a node share.
         talkers: How many ranks of each node own a share of a bucket, and exchange it with other nodes.
 
     Raises:
@@ -111,19 +111,19 @@ class Strategy:
                 from mn_comm import nccl
 
                 nccl.require()
-        # On nodes of one rank each there is nobody to share it with.
+        # If each node has only one rank, memory is not shared.
         self.shares_memory = self.traits.talkers != 0 and topology.most_intra_size > 1
         if compressor is not None and topology.inter_size == 1:
-            self.shares_memory = False  # all ranks exchange, as if each were a node
-        # On a single node nobody talks, and every rank keeps what it adds up.
+            self.shares_memory = False  # all ranks exchange data, as if each were a node
+        # On a single node, no rank communicates with other nodes, and every rank keeps the part that it adds up.
         self.talkers = (
             topology.least_intra_size if topology.inter_size == 1 else self.traits.talkers or topology.least_intra_size
         )
 
     @property
     def on_device(self) -> DeviceStrategy:
-        """The counterpart for buckets on devices; collective when first asked for, on the devices then current."""
-        # Not functools.cached_property: before Python 3.12 all objects share its lock, so that two threads which are in
+        """The counterpart for buckets on devices; collective when first used, on the current devices."""
+        # Not functools.cached_property: before Python 3.12, all objects share its lock, so two threads that call
         # collectives here would wait for each other across ranks.
         if self._on_device is None:
             if not self.context.may_use_devices:
@@ -136,11 +136,11 @@ class Strategy:
     def average(self, bucket: Bucket, divisor: int) -> None:
         """Overwrite a bucket, or the gradients that it holds, with their sum over all ranks, divided; collective.
 
-        Where gradients have owners, that is so of what this rank owns.
+        If gradients have owners, this applies to the elements that this rank owns.
 
         Args:
             bucket: Of the same length and dtype on every rank.
-            divisor: What the sum is divided by: the number of ranks, for the mean.
+            divisor: The divisor of the sum: the number of ranks, for the mean.
         """
         at_end = divisor if bucket.divides_at_end else 1
         if bucket.shares_memory and self.context.topology.inter_size == 1:
@@ -149,7 +149,7 @@ class Strategy:
                 self.all_gather(bucket, at_end, bucket.to_come)
         else:
             groups = self.context.topology.inter_size if bucket.shares_memory else self.size
-            # The mean over the groups follows: before, each is divided by as many as there are ranks for a group.
+            # The mean over the groups follows, so each sum is first divided by the number of ranks per group.
             self.reduce_scatter(bucket, divisor / groups if self.traits.communicates else 1)
             self.average_across(bucket)
             self.all_gather(bucket)
@@ -159,12 +159,12 @@ class Strategy:
 
         Args:
             bucket: Of the same length and dtype on every rank.
-            divisor: What the sum is divided by.
-            at_end: If the sum is final, what :meth:`all_gather` is going to divide it by: this rank's share is then
-                stored at once, while it is in the cache.
+            divisor: The divisor of the sum.
+            at_end: If the sum is final, the divisor that :meth:`all_gather` will use: this rank's share is then stored
+                immediately, while it is in the cache.
 
         Returns:
-            The share, a view of memory that the other ranks of the node see; empty on a rank that has none.
+            The share, a view of memory that the other ranks of the node can access; empty on a rank without a share.
         """
         bucket.put(bucket.others if bucket.shares_memory else bucket.blocks)
         if not bucket.shares_memory:
@@ -175,7 +175,7 @@ class Strategy:
         for block in bucket.own:
             summands = list(block.segments)
             summands[mine] = bucket.read(block)
-            # Another owner's memory holds the owner's summand.
+            # The other owner's own memory holds its summand.
             is_direct = block.owner == mine and divisor == 1 and not bucket.is_half
             total = block.sum if is_direct else block.total
             add_up(summands, total)
@@ -184,11 +184,11 @@ class Strategy:
             if at_end is not None and block.is_kept:
                 bucket.store((block,), at_end)
         if bucket.are_shares_added_up_together:
-            self.context.within.Barrier()  # others have written parts of the share
+            self.context.within.Barrier()  # other ranks have written parts of the share
         return bucket.share
 
     def average_across(self, bucket: Bucket) -> None:
-        """Average a bucket's share over the nodes, or all of it over all ranks where nodes play no role; collective."""
+        """Average a bucket's share over nodes or, without nodes, the whole bucket over all ranks; collective."""
         if bucket.shares_memory or self.traits.communicates:
             ranks = self.context.across if bucket.shares_memory else self.context.ranks
             if not bucket.ranges.owners:
@@ -202,7 +202,7 @@ class Strategy:
         Args:
             ranks: The ranks.
             share: The part, in host memory.
-            what: Which part of which bucket it is.
+            what: Identifies the part and its bucket.
         """
         if not share.size:
             return
@@ -212,24 +212,24 @@ class Strategy:
             self.compressor.average(Link(ranks), share, what)
 
     def all_gather(self, bucket: Bucket, divisor: int = 1, blocks: Sequence[Block] | None = None) -> None:
-        """Write a bucket whose shares are final to where its elements belong; collective within the node.
+        """Write a bucket whose shares are final to the target arrays; collective within the node.
 
         Args:
             bucket: After :meth:`reduce_scatter`.
-            divisor: What the elements are still to be divided by.
-            blocks: Those of its blocks that are not stored yet, if not all that this rank is to have.
+            divisor: The divisor by which the elements still have to be divided.
+            blocks: The blocks that are not stored yet; by default, all that this rank needs.
         """
         if bucket.shares_memory:
             self.context.within.Barrier()
         bucket.store(bucket.kept if blocks is None else blocks, divisor)
 
     def settle(self, bucket: Bucket) -> None:
-        """Wait until no rank reads another one's memory for a bucket any more; collective within the node."""
+        """Wait until no rank reads another rank's memory for a bucket; collective within the node."""
         if bucket.shares_memory:
             self.context.within.Barrier()
 
     def mean_of(self, array: _Array) -> _Array:
-        """Return the mean over all ranks of arrays in memory of their own; collective.
+        """Return the mean over all ranks of an array that is in no bucket; collective.
 
         Args:
             array: One-dimensional, of floats, of the same length and dtype on every rank.
@@ -240,13 +240,13 @@ class Strategy:
         return mean
 
     def allocate(self, nbytes: int, lasting: bool) -> list[_Array]:
-        """Return memory for buckets, that of every rank of the node by ``intra_rank`` where they share it; collective.
+        """Return memory for buckets: of all ranks of the node if they share it, or of this rank; collective.
 
-        Where they cannot, all ranks use messages from then on, and rank 0 warns.
+        If they cannot share memory, all ranks use messages from then on, and rank 0 warns.
 
         Args:
-            nbytes: How many bytes.
-            lasting: Whether it is wanted for longer than one average.
+            nbytes: The size in bytes.
+            lasting: Whether it is needed for more than one average.
         """
         if self.shares_memory:
             try:

@@ -26,8 +26,8 @@ class Topology:
         intra_size: How many processes run on this host.
         inter_rank: This host among all hosts, numbered in the order of their lowest ranks.
         inter_size: How many hosts there are.
-        least_intra_size: How many processes run on the host that has fewest.
-        most_intra_size: How many processes run on the host that has most.
+        least_intra_size: The smallest number of processes on a host.
+        most_intra_size: The largest number of processes on a host.
     """
 
     rank: int

@@ -33,8 +33,8 @@ class Call(NamedTuple):
 
     Attributes:
         function: The function.
-        arguments: What it was called with.
-        keywords: What it was called with by name.
+        arguments: Its positional arguments.
+        keywords: Its keyword arguments.
     """
 
     function: Callable[..., Any]
@@ -47,14 +47,14 @@ class Activity:
 
     Attributes:
         thread: The thread's number, as :func:`threading.get_ident` gives it.
-        calls: The operations that it is in, the outermost first.
+        calls: The operations that it is executing, the outermost first.
         finished: The names of the last operations that it has finished.
         count: How many it has finished.
-        purpose: Says in a few words what it waits for, if somebody does.
-        wait: The MPI call that it waits in, the ranks it waits for, and since when in nanoseconds of
-            the monotonic clock; ``None`` while it does not wait.
+        purpose: Returns a short description of what it waits for, if one is set.
+        wait: The MPI call in which it waits, the ranks it waits for, and the start in nanoseconds of the monotonic
+            clock; ``None`` while it does not wait.
         waited: How many nanoseconds it has waited for other ranks, all together.
-        polls: Whether it should wait with pauses, and leave its core to the computation that it runs beside.
+        polls: Whether it waits with pauses, and so leaves its core to a computation that runs at the same time.
     """
 
     __slots__ = ("calls", "count", "finished", "polls", "purpose", "thread", "wait", "waited")
@@ -72,14 +72,14 @@ class Activity:
     def wait_for(
         self, call: Callable[..., _R], what: str, ranks: Ranks | None, args: Any = (), kwargs: Any = _NONE
     ) -> _R:
-        """Call what waits for other ranks, and return its result.
+        """Call a function that waits for other ranks, and return its result.
 
         Args:
             call: The function.
             what: The name of the MPI operation.
-            ranks: Those that it waits for.
-            args: What it is called with.
-            kwargs: What it is called with by name.
+            ranks: The ranks that it waits for.
+            args: The function's positional arguments.
+            kwargs: The function's keyword arguments.
         """
         began = time.monotonic_ns()
         self.wait = (what, ranks, began)
@@ -144,8 +144,8 @@ def watched(mpi_comm: MPI.Intracomm) -> Ranks:
     """Return the same MPI communicator, with its waits watched by the stall monitor; not collective.
 
     Args:
-        mpi_comm: The communicator. Blocking operations, and the methods ``wait`` and ``wait_for`` of what is returned,
-            are watched.
+        mpi_comm: The communicator. Blocking operations are watched, and so are the methods ``wait`` and ``wait_for`` of
+            the returned objects.
     """
     from mn_comm.ranks import Ranks
 

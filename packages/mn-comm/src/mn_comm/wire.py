@@ -57,13 +57,13 @@ def check_sum(dtype: np.dtype[Any], operation: str) -> np.dtype[Any]:
 
 
 def mpi_datatype(dtype: np.dtype) -> MPI.Datatype | None:
-    """Return MPI's datatype for ``dtype``, or ``None`` where this MPI library has none.
+    """Return MPI's datatype for ``dtype``, or ``None`` if this MPI library has none.
 
     Args:
         dtype: A NumPy dtype in native byte order.
 
     Returns:
-        The datatype. Null handles are never returned: MPICH aborts the process when it is given one.
+        The datatype. Null handles are never returned, because MPICH aborts the process if it gets one.
     """
     from mpi4py.util import dtlib
 
@@ -96,14 +96,14 @@ def check_rank(rank: Any, size: int, name: str) -> int:
 
 
 def check_tag(tag: Any) -> int:
-    """Return ``tag`` as an int if MPI can carry it.
+    """Return ``tag`` as an int if MPI can use it.
 
     Raises:
         TypeError: It is not an integer.
         ValueError: It is negative, or larger than this MPI library allows.
     """
     number = as_index(tag, "tag")
-    limit = MPI.COMM_WORLD.Get_attr(MPI.TAG_UB) or 32767  # the least that the standard promises
+    limit = MPI.COMM_WORLD.Get_attr(MPI.TAG_UB) or 32767  # the smallest limit that the standard allows
     if not 0 <= number <= limit:
         raise ValueError(f"expected tag in 0..{limit}, got {number}")
     return number

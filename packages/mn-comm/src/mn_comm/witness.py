@@ -27,13 +27,13 @@ _is_asked = False
 
 
 def connect(within: Ranks, rank: int, size: int, folders: Sequence[str]) -> socket.socket | None:
-    """Connect this process with its node's witness, and start that if there is none; collective within the node.
+    """Connect this process to its node's witness, which is started if there is none; collective within the node.
 
     Args:
         within: The ranks of the node.
-        rank: Of this process, in ``MPI_COMM_WORLD``.
+        rank: The rank of this process in ``MPI_COMM_WORLD``.
         size: How many there are.
-        folders: Where the code lies that is not the script's.
+        folders: The folders of code that does not belong to the script.
 
     Returns:
         The connection, to write last words to; ``None`` if there is none.
@@ -59,10 +59,10 @@ def connect(within: Ranks, rank: int, size: int, folders: Sequence[str]) -> sock
 
 
 def has_spoken(summary: str) -> None:
-    """Tell the witness that this rank has said what was to be said, and is going to end the others.
+    """Tell the witness that this rank has printed its message, and is about to end the other ranks.
 
     Args:
-        summary: What it said, in a line: for Open MPI, which writes twenty lines of its own after it.
+        summary: The message in one line: for Open MPI, which writes twenty lines of its own after it.
     """
     from mn_comm.witness_process import SPOKEN
 
@@ -70,7 +70,7 @@ def has_spoken(summary: str) -> None:
 
 
 def _is_wanted() -> bool:
-    """Return what is asked for in the environment of the rank that would start the witness."""
+    """Return the setting in the environment of the rank that would start the witness."""
     return os.environ.get("CHAINERMN_WITNESS") != "0"
 
 
@@ -81,8 +81,8 @@ def _is_open_mpi() -> bool:
 
 
 def _start(expected: int, folders: Sequence[str]) -> str | None:
-    """Start a witness for some ranks of this node; return where they can reach it, or ``None``."""
-    import secrets  # not earlier: it takes a while to load
+    """Start a witness for some ranks of this node; return its address, or ``None``."""
+    import secrets  # not at import: loading it takes time
 
     from mn_comm import witness_process
 
@@ -96,7 +96,7 @@ def _start(expected: int, folders: Sequence[str]) -> str | None:
         nothing = [(os.POSIX_SPAWN_OPEN, number, os.devnull, os.O_RDWR, 0) for number in (0, 1)]
         command = [sys.executable, "-I", "-S", script, *options]
         process = os.posix_spawn(sys.executable, command, os.environ, file_actions=nothing)
-        if os.waitpid(process, 0)[1] == 0:  # it goes on in a child
+        if os.waitpid(process, 0)[1] == 0:  # the witness runs in a child process
             return address
     return None
 
@@ -119,7 +119,7 @@ def _say(what: bytes) -> None:
 
 
 def _forget() -> None:
-    """Leave the connection to the parent: a child of a rank is none."""
+    """Leave the connection to the parent: a child process is not a rank."""
     global _connection
     if _connection is not None:
         _connection.close()

@@ -1,7 +1,7 @@
 """A process on each node that reports which rank died first, and how; see :mod:`mn_comm.witness`.
 
-It imports nothing of this package: it is a script, started as ``python -I -S witness_process.py DESCRIPTOR RANKS HOST
-FOLDER...``, of which the folders hold what is not the user's script.
+It imports nothing from this package. It is a script, started as ``python -I -S witness_process.py DESCRIPTOR RANKS HOST
+FOLDER...``; the folders contain code that does not belong to the user's script.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from dataclasses import dataclass
 __all__ = ["FINISHED", "SPOKEN", "Rank", "describe_death", "describe_others"]
 
 FINISHED, SPOKEN = b"\1", b"\2"
-_DEATH_SECONDS = 0.2  # from the end of the connection until the process has a status
-_PAUSE_SECONDS = 0.0005  # some launchers collect the status at once
+_DEATH_SECONDS = 0.2  # between the end of the connection and the moment when the process has a status
+_PAUSE_SECONDS = 0.0005  # some launchers collect the status immediately
 _TOGETHER_SECONDS = 0.5  # the launcher ends the others after the first death
 _MOST_NAMED = 4
 _FRAME = re.compile(r'^  File "(.+)", line (\d+) in (.+)$', re.MULTILINE)
@@ -29,15 +29,15 @@ _FRAME = re.compile(r'^  File "(.+)", line (\d+) in (.+)$', re.MULTILINE)
 
 @dataclass
 class Rank:
-    """What is known of one rank.
+    """What is known about one rank.
 
     Attributes:
         rank: Its number in ``MPI_COMM_WORLD``.
         size: How many there are.
-        process: The number of its process.
+        process: Its process ID.
         words: What faulthandler wrote, if it did.
-        has_finished: Whether it has come to the end of its program.
-        summary: Why it has ended the job, if that is to be said again.
+        has_finished: Whether it has reached the end of its program.
+        summary: Why it has ended the job, if this is to be printed again.
     """
 
     rank: int
@@ -49,19 +49,19 @@ class Rank:
 
 
 def describe_death(rank: Rank, cause: str, host: str, folders: tuple[str, ...]) -> str:
-    """Return the line about one that died first.
+    """Return the line about a rank that died first.
 
     Args:
         rank: The rank.
-        cause: How it has ended.
+        cause: How it ended.
         host: The host.
-        folders: Where the code lies that is not the script's.
+        folders: The folders of code that does not belong to the script.
     """
     return f"{_name(rank, host)} {cause}{_place(rank.words, folders)}"
 
 
 def describe_others(others: Sequence[Rank], folders: tuple[str, ...]) -> str:
-    """Return the line about what those did that ended next, or nothing."""
+    """Return the line about the ranks that ended next, and what they were doing, or an empty string."""
     shown = [f"rank {rank.rank}{_place(rank.words, folders)}" for rank in others if rank.words]
     rest = f"; and {len(shown) - _MOST_NAMED} more" if len(shown) > _MOST_NAMED else ""
     return f"meanwhile: {'; '.join(shown[:_MOST_NAMED])}{rest}" if shown else ""
@@ -72,7 +72,7 @@ def _name(rank: Rank, host: str) -> str:
 
 
 def _place(words: str, folders: tuple[str, ...]) -> str:
-    """Return the line of the script in a stack of faulthandler's, and the operation of ours that it has called."""
+    """Return the script's line in a faulthandler stack, and the operation of this package that it called."""
     frames = _FRAME.findall(words)
     library = os.path.dirname(os.__file__) + os.sep
     installed = (f"{library}site-packages", f"{library}dist-packages")
@@ -87,7 +87,7 @@ def _place(words: str, folders: tuple[str, ...]) -> str:
 
 
 def _cause(rank: Rank) -> str:
-    """Return how a process has ended; empty if it lives."""
+    """Return how a process ended; empty if it is alive."""
     fatal = re.match(r"Fatal Python error: (.+)", rank.words)
     if fatal:
         return f"died of a fatal error ({fatal[1]})"
@@ -111,7 +111,7 @@ def _cause(rank: Rank) -> str:
 
 
 def _status(process: int) -> tuple[str, int]:
-    """Return the state of a process, and the status it ended with; an empty state if it is gone."""
+    """Return the state of a process and its exit status; an empty state if it is gone."""
     try:
         with open(f"/proc/{process}/stat") as file:
             fields = file.read().rpartition(")")[2].split()
@@ -121,13 +121,13 @@ def _status(process: int) -> tuple[str, int]:
 
 
 class _Witness:
-    """Listens to the ranks of a node until the last of them has gone.
+    """Listens to the ranks of a node until the last of them has ended.
 
     Args:
         listening: The socket that they connect to.
-        expected: How many do.
+        expected: The number of ranks that will connect.
         host: The name of the host.
-        folders: Where the code lies that is not the script's.
+        folders: The folders of code that does not belong to the script.
     """
 
     def __init__(self, listening: socket.socket, expected: int, host: str, folders: tuple[str, ...]) -> None:
@@ -140,14 +140,14 @@ class _Witness:
         self._selector.register(listening, selectors.EVENT_READ)
 
     def run(self) -> None:
-        """Report deaths until all have gone."""
+        """Report deaths until all ranks have ended."""
         while self._selector.get_map():
             gone = self._look(None)
             if any([self._report(rank) for rank in gone]):
                 _write(describe_others(self._next_to_go(), self._folders))
 
     def _report(self, rank: Rank) -> bool:
-        """Write about a rank that has gone, and return whether others are going to be ended because of it."""
+        """Write about a rank that has ended, and return whether other ranks will be ended because of it."""
         if rank.summary and not self._summarised:
             self._summarised = True
             _write(f"{_name(rank, self._host)} has ended the job: {rank.summary}")
@@ -166,7 +166,7 @@ class _Witness:
         return others
 
     def _look(self, timeout: float | None) -> list[Rank]:
-        """Wait until something happens, and return who has gone."""
+        """Wait until something happens, and return the ranks that have ended."""
         gone = []
         for key, _ in self._selector.select(timeout):
             if key.fileobj is self._listening:
@@ -196,7 +196,7 @@ class _Witness:
     def _accept(self) -> None:
         connection, _ = self._listening.accept()
         credentials = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
-        if struct.unpack("3i", credentials)[1] != os.getuid():  # the address can be seen by all
+        if struct.unpack("3i", credentials)[1] != os.getuid():  # all processes can see the address
             connection.close()
             return
         with connection.makefile("rb", buffering=0) as file:
@@ -214,15 +214,15 @@ def _write(line: str) -> None:
 
 
 def _close_all_but(kept: int) -> None:
-    """Give back what was inherited: a launcher may know that a rank is dead when nobody holds a descriptor of its."""
+    """Close inherited descriptors: a launcher may consider a rank dead when no process holds a descriptor of it."""
     os.closerange(3, kept)
     os.closerange(kept + 1, os.sysconf("SC_OPEN_MAX"))
 
 
 def _main(descriptor: str, expected: str, host: str, *folders: str) -> None:
-    if os.fork():  # the ranks have no child that they do not know of
+    if os.fork():  # so that the ranks have no child process that they did not start
         os._exit(0)
-    os.setsid()  # not ended with the ranks
+    os.setsid()  # so that it is not ended with the ranks
     _close_all_but(int(descriptor))
     for number in (signal.SIGINT, signal.SIGHUP, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)

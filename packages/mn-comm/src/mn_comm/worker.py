@@ -122,17 +122,17 @@ class Worker:
     def _run(self) -> None:
         doing = activity()
         doing.polls, doing.purpose = True, lambda: "gradients, in the background"
-        # An overflow is for those who look at the means; an exception here would leave the other ranks waiting.
+        # Whoever reads the means handles an overflow; an exception here would leave the other ranks waiting.
         np.seterr(all="ignore")
         while (task := self._tasks.get()) is not None:
             task()
-            del task  # it may hold arrays, and the next one may be long in coming
+            del task  # it may hold arrays, and the next task may come much later
             with self._lock:
                 self._unfinished -= 1
 
 
 _workers: weakref.WeakSet[Worker] = weakref.WeakSet()
-_ending: weakref.WeakSet[threading.Thread] = weakref.WeakSet()  # Python itself holds those that run
+_ending: weakref.WeakSet[threading.Thread] = weakref.WeakSet()  # Python itself keeps running threads alive
 
 
 def _rest_all() -> None:
@@ -141,14 +141,14 @@ def _rest_all() -> None:
 
 
 def close_all() -> None:
-    """Finish what was put to any worker, and end their threads."""
+    """Finish the tasks of all workers, and end their threads."""
     for worker in list(_workers):
         worker.close()
     for thread in list(_ending):
         thread.join()
 
 
-# What is under way must end before MPI does, which happens after this.
+# Tasks must end before MPI does, which is finalized after this.
 at_exit(close_all)
-# Since 3.12 Python warns of a fork while threads run, and rightly: the child would not have them.
+# Since 3.12, Python warns about a fork while threads run, for a good reason: the child does not have these threads.
 os.register_at_fork(before=_rest_all)

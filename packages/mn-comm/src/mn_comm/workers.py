@@ -14,7 +14,7 @@ __all__ = ["is_worker"]
 
 def is_worker() -> bool:
     """Return whether this process was started by multiprocessing; true also while it still imports the main script."""
-    # Its parent is known only after that; its name is set before.
+    # Its parent is known only afterwards; its name is set before.
     return multiprocessing.parent_process() is not None or multiprocessing.current_process().name != "MainProcess"
 
 

@@ -1,4 +1,4 @@
-"""Whatever ends a rank ends it alone, and the others go on at once."""
+"""Whatever ends a rank ends only this rank, and the others continue immediately."""
 
 import pytest
 
@@ -44,7 +44,7 @@ def test_the_others_go_on(job, how):
     times, printed = times_and_rest(job(3, CODE, how))
     assert printed == ["2", "2"]
     assert len(times) == 2
-    # Half a second where nothing else runs; here anything may.
+    # Half a second on an idle machine; here, other programs may run.
     assert max(times) < 20
     assert job.stderr.count("Traceback") == (how == "exception")
     said = {"exception": "ValueError: the end", "exit": "exit status 3 on rank 1", "SIGTERM": "SIGTERM on rank 1"}

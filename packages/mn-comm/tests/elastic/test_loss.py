@@ -1,4 +1,4 @@
-"""A rank dies, at every place where it can, and the others go on with the same communicator."""
+"""A rank dies at every possible place, and the others continue with the same communicator."""
 
 import pytest
 

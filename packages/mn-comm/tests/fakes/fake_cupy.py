@@ -1,8 +1,8 @@
-"""A stand-in for CuPy whose device memory is NumPy's: as much of it as mn_comm uses, and not a bit more.
+"""A stand-in for CuPy whose device memory is NumPy's: exactly the part of CuPy that mn_comm uses.
 
-What CuPy refuses is refused: an array does not turn into a NumPy array by itself, the two are not operands of one
-operation, copies between the two want equal shapes and dtypes, and pinned memory is not zeroed. The kernel is imitated,
-on the addresses that it is given.
+It refuses what CuPy refuses: an array is not converted to a NumPy array implicitly, an operation cannot have operands
+of both kinds, copies between them need equal shapes and dtypes, and pinned memory is not zeroed. The kernel is
+imitated, with the addresses that it gets.
 """
 
 import ctypes
@@ -14,10 +14,10 @@ import numpy as np
 
 int64, uint8 = np.int64, np.uint8
 DEVICES = 4
-calls = []  # the names of what would have gone to the driver, in order
-log = []  # of each also the thread, and the stream that was current
-launches = []  # the same of arithmetic, and whether it was on the current device
-syncs = []  # the names of what would have made the host wait for the device
+calls = []  # the names of the operations that the driver would have received, in order
+log = []  # for each also the thread, and the stream that was current
+launches = []  # the same for arithmetic, and whether it was on the current device
+syncs = []  # the names of the operations that would have made the host wait for the device
 
 
 def _call(name):
@@ -59,7 +59,7 @@ class Device:
 
 
 class Event:
-    done = True  # whatever was launched is finished at once
+    done = True  # launched operations complete immediately
 
     def synchronize(self):
         _call("Event.synchronize")
@@ -97,7 +97,7 @@ def get_current_stream():
 
 
 class Memory:
-    """So many bytes: new ones, or those at an address, which belong to somebody else."""
+    """A number of bytes: new ones, or those at an address, which belong to other code."""
 
     def __init__(self, size, ptr=None):
         self.bytes = np.empty(size, uint8) if ptr is None else _at(ptr, size)
@@ -184,7 +184,7 @@ class ndarray:
         assert self.flags.c_contiguous or self.flags.f_contiguous
         self._memory[...] = array
 
-    __array_ufunc__ = None  # a NumPy array is no operand
+    __array_ufunc__ = None  # a NumPy array is not accepted as an operand
 
     def __bool__(self):
         return bool(_to_host(self))
@@ -307,7 +307,7 @@ def ascontiguousarray(array):
 
 
 class RawKernel:
-    """Does what the kernels ``pack`` and ``unpack`` do, as their comment describes the table."""
+    """Does the work of the kernels ``pack`` and ``unpack``, as their comment describes the table."""
 
     names = types.MappingProxyType({"float": "f4", "double": "f8", "__half": "f2", "__nv_bfloat16": "bfloat16"})
 

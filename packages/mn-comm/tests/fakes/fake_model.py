@@ -1,4 +1,4 @@
-"""The least that counts as a model: what ``mn_comm`` asks of one."""
+"""The smallest object that ``mn_comm`` accepts as a model."""
 
 
 class Param:

@@ -1,6 +1,6 @@
 """A stand-in for nccl4py: the operations are done by MPI, on the memory of the stand-in for CuPy.
 
-It insists on what NCCL needs but does not check: C-contiguous arrays, and CuPy's current stream.
+It checks requirements that NCCL has but does not check: C-contiguous arrays, and CuPy's current stream.
 """
 
 import contextlib
@@ -56,7 +56,7 @@ def get_unique_id():
 
 @contextlib.contextmanager
 def group():
-    """Start what is sent at once, and wait for it at the end."""
+    """Start sends immediately, and wait for them at the end."""
     _sending.append([])
     yield
     MPI.Request.Waitall(_sending.pop())
@@ -105,7 +105,7 @@ class Communicator:
         summands = self.comm.allgather(self._take(name, array, stream))
         if op not in (SUM, AVG):
             return {PROD: np.prod, MAX: np.max, MIN: np.min}[op](summands, axis=0)
-        # As NCCL does, which divides first.
+        # Like NCCL, which divides first.
         divisor = array.dtype.type(len(summands) if op == AVG else 1)
         return np.sum([summand / divisor for summand in summands], axis=0, dtype=array.dtype)
 
@@ -119,7 +119,7 @@ class Communicator:
 
     def reduce_scatter(self, send, recv, op, *, stream=None):
         total = self._sum("reduce_scatter", send, op, stream).reshape(self.nranks, -1)
-        send._memory[...] = 77  # but for the share, it is lost
+        send._memory[...] = 77  # except for the share, its contents are lost
         recv._memory[...] = total[self.rank]
 
     def allgather(self, send, recv, *, stream=None):

@@ -1,8 +1,8 @@
 """A model of the protocol of docs/decisions/0012-votes.md, small enough to be explored completely.
 
-Three ranks make a family of communicators, train some steps, and end; any of them may die at any moment. Whatever MPI
-leaves open is a choice here: which ranks see a failure and which come through, in which order the ranks go on, and
-whether a vote counts one that died after it had voted. All choices are followed.
+Three ranks form a family of communicators, train for some steps, and end; any of them may die at any moment. Where MPI
+leaves the behaviour open, the model chooses: which ranks see a failure and which succeed, in which order the ranks
+continue, and whether a vote counts a rank that died after it had voted. All choices are explored.
 """
 
 from __future__ import annotations
@@ -10,20 +10,20 @@ from __future__ import annotations
 from typing import NamedTuple
 
 RANKS = (0, 1, 2)
-NODES = ({0, 1}, {2})  # who shares a node, and so a derived communicator
+NODES = ({0, 1}, {2})  # the ranks that share a node, and so a derived communicator
 BUILD = ("leave?", "derive", "vote")
 VOTES = ("leave?", "vote", "commit")
 STEP = ("within", "all", "within", "commit")
 
 
 class Family(NamedTuple):
-    """One generation: who belongs to it, how far each rank has come in it, and what has been decided."""
+    """One generation: its members, how far each rank has come in it, and the decisions."""
 
     members: frozenset
     position: tuple  # of each rank, in the program; -1 before it
-    votes: tuple  # of each rank, those that it has cast, in order
+    votes: tuple  # of each rank, its votes in order
     decisions: tuple
-    revoked: frozenset  # communicators: "base", and ("derived", rank) for what a rank would be interrupted on
+    revoked: frozenset  # communicators: "base", and ("derived", rank) for the one on which a rank would be interrupted
     derived: frozenset  # the ranks that have their derived communicator
 
 
@@ -31,13 +31,13 @@ class State(NamedTuple):
     """Everything: the families, what each rank does, and which steps it has applied, each with its family's number."""
 
     families: tuple
-    doing: tuple  # of each rank: (what, number of the family); what: run, failed, shrink, leave, dead, left
+    doing: tuple  # of each rank: (activity, number of the family); activity: run, failed, shrink, leave, dead, left
     applied: tuple
     deaths: int
 
 
 def start():
-    """Return the first state: a family that nobody has used yet."""
+    """Return the first state: a family that no rank has used yet."""
     return State((_family(frozenset(RANKS)),), (("run", 0),) * 3, ((),) * 3, 0)
 
 
@@ -50,14 +50,14 @@ def _put(values, index, value):
 
 
 class Model:
-    """The protocol, or a faulty one.
+    """The protocol, or a variant with an error.
 
     Args:
         steps: How many steps are trained.
-        deaths: How many ranks die at most.
+        deaths: How many ranks may die.
         votes_on_derived: Whether all ranks vote that they have a derived communicator before any of them uses it.
         votes_on_steps: Whether all ranks vote before a step is applied.
-        revokes: Whether a rank that fails revokes what it has.
+        revokes: Whether a rank that fails revokes its communicators.
     """
 
     def __init__(self, steps=1, deaths=2, *, votes_on_derived=True, votes_on_steps=True, revokes=True):
@@ -68,7 +68,7 @@ class Model:
         self.steps = steps
 
     def _program(self, state, rank, number):
-        """Return what a rank does in a family, after the steps that it has applied in those before."""
+        """Return the operations of a rank in a family, after the steps that it has applied in earlier families."""
         before = sum(1 for _, applied_in in state.applied[rank] if applied_in != number)
         build = BUILD if self.votes_on_derived else BUILD[:2]
         return (*build, *STEP * (self.steps - before), "end")
@@ -96,7 +96,7 @@ class Model:
         return state._replace(families=_put(state.families, number, family))
 
     def _enter(self, state, rank, number):
-        """Go on to the next operation; a vote is cast at once."""
+        """Continue with the next operation; a vote is cast immediately."""
         family = state.families[number]
         position = family.position[rank] + 1
         family = family._replace(position=_put(family.position, rank, position))
@@ -152,7 +152,7 @@ class Model:
         return state._replace(applied=_put(state.applied, rank, (*done, (len(done), number))))
 
     def _fail(self, state, rank, number):
-        """Revoke what this rank has, and be about to vote against."""
+        """Revoke this rank's communicators, and prepare to vote against."""
         family = state.families[number]
         revoked = set(family.revoked)
         if self.revokes:
@@ -164,7 +164,7 @@ class Model:
         return state._replace(doing=_put(state.doing, rank, ("failed", number)))
 
     def _read(self, state, rank, number, operation):
-        """See what a vote has come to."""
+        """Read the result of a vote."""
         family = state.families[number]
         index = len(family.votes[rank]) - 1
         if index >= len(family.decisions):
@@ -177,7 +177,7 @@ class Model:
             yield state._replace(doing=_put(state.doing, rank, ("shrink", number)))
 
     def _failed(self, state, rank, number):
-        """Wait for the end of the vote, then shrink; one that has come to its end votes against first."""
+        """Wait for the end of the vote, then shrink; a rank that has reached its end votes against first."""
         family = state.families[number]
         is_ending = self._operation(state, rank, number) == "end"
         expected = self._votes_before_end(state, rank, number) + 1 if is_ending else len(family.votes[rank])
@@ -193,7 +193,7 @@ class Model:
         return ()
 
     def _shrink_all(self, state, number):
-        """Make the next family once all that are alive want it."""
+        """Create the next family as soon as all ranks that are alive want it."""
         family = state.families[number]
         alive = self._alive(state, family)
         if not alive or any(state.doing[rank] != ("shrink", number) for rank in alive):
@@ -207,7 +207,7 @@ class Model:
         yield state._replace(doing=doing)
 
     def _leave(self, state, rank, number):
-        """Tell the others that this rank ends, and end when they know."""
+        """Tell the other ranks that this rank ends, and end when they know."""
         family = state.families[number]
         if not family.votes[rank]:
             yield self._set(state, number, family._replace(votes=_put(family.votes, rank, (1,))))
@@ -215,7 +215,7 @@ class Model:
             yield state._replace(doing=_put(state.doing, rank, ("left", number)))
 
     def _decide(self, state, number):
-        """End the vote that is under way; the outcome is the same for all, whatever it is."""
+        """End the current vote; the result is the same for all ranks, whatever it is."""
         family = state.families[number]
         index = len(family.decisions)
         alive = self._alive(state, family)
@@ -229,10 +229,10 @@ class Model:
             yield self._set(state, number, family._replace(decisions=(*family.decisions, outcome)))
 
     def explore(self):
-        """Follow all choices.
+        """Explore all choices.
 
         Returns:
-            How many states there are, and what is wrong with some of them, each once.
+            The number of states, and the problems in them, each once.
         """
         first = start()
         seen, waiting, wrong = {first}, [first], set()

@@ -1,4 +1,4 @@
-"""Fixtures of this package and of those that are tested with its stand-ins."""
+"""Fixtures of this package, and of the packages that are tested with its stand-ins."""
 
 import functools
 import importlib.util
@@ -45,10 +45,10 @@ def fake_cupy():
         kernels._kernel.cache_clear()
         yield cupy
         kernels._kernel.cache_clear()
-        nccl._alive.clear()  # their module is about to go
+        nccl._alive.clear()  # their module will be removed
 
 
-@functools.cache  # what was made by them may be kept with MPI_COMM_WORLD, beyond a module of tests
+@functools.cache  # objects that use them may be stored with MPI_COMM_WORLD, longer than one test module
 def _load(name):
     path = Path(__file__).parent / f"{name}.py"
     spec = importlib.util.spec_from_file_location(name, path)

@@ -9,7 +9,7 @@ import sys
 
 import pytest
 
-# The victim is killed by a thread of rank 0, once the main thread has come to wait in the operation.
+# A thread of rank 0 kills the victim as soon as its main thread waits in the operation.
 KILL = """
 import os, signal, sys, threading
 import numpy as np
@@ -76,7 +76,7 @@ def run(ranks, script, *args):
 def test_a_rank_that_is_killed_ends_the_others(ranks):
     job = run(ranks, KILL, "1", "SIGKILL")
     assert job.returncode != 0
-    # How it died, only the launcher knows if it is quick to ask for the status.
+    # If the launcher asks for the status early, only the launcher knows how the rank died.
     how = "(was killed by SIGKILL|died of a signal, or called os._exit)"
     assert re.search(rf"\[chainermn\] rank 1 of {ranks} \(.+\) {how}", job.stderr), job.stderr
 
@@ -107,6 +107,6 @@ def test_a_handler_of_the_program_is_left_alone():
 
 
 def test_without_a_file_behind_stderr():
-    # Without the launcher, which may forget what was written before the end.
+    # Without the launcher, which may drop output that was written before the end.
     job = subprocess.run([sys.executable, "-c", NO_STDERR], capture_output=True, text=True, timeout=30)
     assert (job.returncode, job.stdout, job.stderr) == (-signal.SIGTERM, "created\n", "")

@@ -1,4 +1,4 @@
-"""What is longer than 2**31 bytes or elements, which old MPI interfaces cannot count."""
+"""Data longer than 2**31 bytes or elements, which old MPI interfaces cannot count."""
 
 import os
 import shutil

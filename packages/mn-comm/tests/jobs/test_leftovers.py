@@ -1,4 +1,4 @@
-"""A message that nobody receives does not keep another rank from coming to its end, and is named."""
+"""A message that is never received is reported, and does not keep another rank from reaching its end."""
 
 import os
 import shutil
@@ -9,7 +9,7 @@ import pytest
 
 MPIEXEC = shutil.which("mpiexec", path=os.path.dirname(sys.executable))
 
-# Rank 0 is still at work when rank 1 ends. If that ends as it should, it waits for rank 0 in MPI_Finalize.
+# Rank 0 is still working when rank 1 ends. If rank 1 ends correctly, it waits for rank 0 in MPI_Finalize.
 SCRIPT = """
 import os, select, sys
 import numpy as np

@@ -1,4 +1,4 @@
-"""What all ranks say when one waits too long; the thread must hinder neither forks nor the end of the process."""
+"""The messages of all ranks when one waits too long; the thread must not hinder forks or the end of the process."""
 
 import os
 import re
@@ -133,7 +133,7 @@ if comm.rank:
 
 def test_a_rank_that_ends_early_ends_nothing_that_goes_on_without_it():
     job = run(3, LATE, CHAINERMN_STALL_SECONDS="1")
-    # Launchers pass on what ranks write in pieces.
+    # Launchers forward the ranks' output in pieces.
     assert (job.returncode, sorted(job.stdout)) == (0, sorted("done\ndone\n")), job.stderr
     assert "rank 2 of 3" in job.stderr
 

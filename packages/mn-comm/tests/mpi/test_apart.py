@@ -1,4 +1,4 @@
-"""What is averaged beside gradients: apart from them, and in its own dtype; and who is asked before it is."""
+"""Averaging of data other than gradients: separately, and in its own dtype; and communicators that refuse to."""
 
 import numpy as np
 import pytest
@@ -46,7 +46,7 @@ def test_other_threads_may_communicate_meanwhile(name):
 
 
 def test_thousands_of_them():
-    """An MPI library has some thousands of communicators: those of a reducer that is gone are used again."""
+    """An MPI library supports a few thousand communicators: those of a reducer that no longer exists are reused."""
     comm = create_communicator("flat")
     kept = comm.gradient_reducer(apart=True)
     gone = [comm.gradient_reducer(apart=True)]
@@ -63,7 +63,7 @@ def test_thousands_of_them():
                 np.testing.assert_array_equal(model.params["p"].grad, MEAN + step)
         gone = [reducer]
         if step % 50 == 0:
-            gone.append(gone)  # a circle, which only the garbage collector finds
+            gone.append(gone)  # a reference cycle, which only the garbage collector finds
         del reducer
     assert len(comm._contexts._others) <= before + 2
 

@@ -1,4 +1,4 @@
-"""What is wrong on one rank raises on every rank, and the communicator goes on working afterwards."""
+"""Wrong input on one rank raises on every rank, and the communicator still works afterwards."""
 
 import numpy as np
 import pytest

@@ -17,9 +17,9 @@ shapes = hnp.array_shapes(min_dims=0, max_dims=3, min_side=0, max_side=5)
 
 
 def make(shape, dtype, rank):
-    """An array that is different on, and can be computed for, every rank."""
+    """Return an array that is different on every rank, and that every rank can compute for each rank."""
     size = int(np.prod(shape))
-    # Sums over four ranks fit into int8: what happens when they do not, each MPI library decides for itself.
+    # Sums over four ranks fit into int8; how overflows are handled depends on the MPI library.
     bits = np.random.RandomState(rank).randint(0, 30, (size,))
     dtype = np.dtype(dtype)
     if dtype.names:
@@ -46,7 +46,7 @@ def test_bcast(shape, dtype, root):
 
 @given(shape=shapes, dtype=st.sampled_from(ANYTHING), root=st.integers(0, SIZE - 1))
 def test_gather(shape, dtype, root):
-    # Each rank's shape is another one.
+    # Each rank's array has a different shape.
     gathered = COMM.gather(make((RANK, *shape), dtype, RANK), root=root)
     if root != RANK:
         assert gathered is None
@@ -95,7 +95,7 @@ OPERATIONS = {"sum": np.add, "prod": np.multiply, "max": np.maximum, "min": np.m
 
 
 def combined(op, shape, dtype):
-    """What the ranks' arrays come to, with 1, 2 or 3 as elements: products over four ranks fit into int8."""
+    """Return the combination of the ranks' arrays, with elements 1, 2 or 3: products over four ranks fit into int8."""
     arrays = [few(shape, dtype, rank) for rank in range(SIZE)]
     return np.asarray(OPERATIONS[op].reduce(arrays, axis=0, dtype=np.dtype(dtype)))
 
@@ -181,7 +181,7 @@ def test_received_arrays_are_the_receivers_own():
 
 
 def test_long_arrays_travel_in_pieces(monkeypatch):
-    # The limit is lowered instead of the arrays being made longer than 2**30 bytes; tests/jobs has one that is.
+    # The limit is lowered, rather than using arrays longer than 2**30 bytes; tests/jobs has one of these.
     monkeypatch.setattr(pieces, "PIECE_BYTES", 24)
     test = np.arange(50.0) + RANK
     same(COMM.bcast(test, root=SIZE - 1), np.arange(50.0) + SIZE - 1)

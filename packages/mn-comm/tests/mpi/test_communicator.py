@@ -25,7 +25,7 @@ def test_mpi_comm_is_the_one_that_was_given(world):
     comm = create_communicator("naive", own)
     assert comm.mpi_comm is own
     comm.finalize()
-    own.Barrier()  # still there: it is the caller's
+    own.Barrier()  # still valid: it belongs to the caller
     own.Free()
 
 
@@ -67,7 +67,7 @@ def test_numpy_integers_are_integers(comm, key):
 
 
 def test_many_communicators_one_after_another(world):
-    # MPICH has about 2,000 contexts: finalize() must give them back.
+    # MPICH supports about 2,000 contexts: finalize() must free them.
     comm = create_communicator("hierarchical")
     for _ in range(700):
         part = comm.split(0, world.rank)
@@ -83,7 +83,7 @@ def test_a_split_that_was_freed_is_made_again_and_keys_of_equal_order_give_the_s
     one.mpi_comm.Free()
     again = comm.split(0, comm.rank)
     assert again.allreduce(np.ones(1))[0] == comm.size
-    for i in range(3000):  # an MPI library has only some thousand communicators
+    for i in range(3000):  # an MPI library supports only a few thousand communicators
         comm.split(0, comm.rank * (i + 1))
 
 

@@ -1,4 +1,4 @@
-"""Compressed averages on every strategy, on one node and across several, at once and in the background."""
+"""Compressed averages with every strategy, on one node and across several, immediately and in the background."""
 
 import warnings
 
@@ -26,7 +26,7 @@ BY_REPR = pytest.mark.parametrize("how", ALL, ids=repr)
 
 
 def gradients(rank, step=0, dtype="f4", shapes=SHAPES):
-    """Gradients that stay nearly what they are; those of one rank resemble matrices of rank two."""
+    """Gradients that change little between steps; those of one rank are similar to matrices of rank two."""
     random = np.random.RandomState(rank)
     found = []
     for shape in shapes:
@@ -159,7 +159,7 @@ def test_a_reducer_goes_on_where_another_one_was(how, background, on_nodes):
     again = other.state()
     assert again.keys() == state.keys()
     actual = [average(other, gradients(RANK, step), background) for step in range(3, 6)]
-    one.load_state(state)  # into the same one, in the middle
+    one.load_state(state)  # into the same reducer, in the middle
     repeated = [average(one, gradients(RANK, step), background) for step in range(3, 6)]
     for means in zip(expected, actual, repeated, strict=True):
         for arrays in zip(*means, strict=True):
@@ -250,7 +250,7 @@ def test_an_abandoned_reduction_leaves_what_was_remembered(how):
 
 @pytest.mark.parametrize("how", ALL, ids=repr)
 def test_an_exception_in_the_middle_leaves_what_was_remembered(how, monkeypatch):
-    """Every rank raises after the first of some buckets."""
+    """Every rank raises after the first of several buckets."""
     comm = create_communicator("flat")
     large = [(900, 700), (1200, 700)]
     reducer, reference = (comm.gradient_reducer(compression=how, bucket_bytes=3_000_000) for _ in range(2))

@@ -25,7 +25,7 @@ def cupy(fake_cupy):
     """CuPy's stand-in, with another device for each rank."""
     fake_cupy.cuda.Device(RANK % fake_cupy.DEVICES).use()
     yield fake_cupy
-    gc.collect()  # what is pinned is given back to it, not to nobody
+    gc.collect()  # return pinned memory to it while it exists
 
 
 def gradients(step, dtype):
@@ -50,7 +50,7 @@ def average(reducer, arrays, background):
 @pytest.mark.parametrize("name", ["flat", "hierarchical", "two_dimensional", "non_cuda_aware", "pure_nccl"])
 @pytest.mark.parametrize("how", ALL, ids=repr)
 def test_on_one_node(cupy, how, name, dtype, background):
-    """All ranks exchange: what comes is what arrays in host memory would have come to, and as much is sent."""
+    """All ranks exchange data: the result and the number of bytes are those of arrays in host memory."""
     comm, host = create_communicator(name), create_communicator("flat")
     options = {"compression": how, "background": background, "bucket_bytes": 1 << 20}
     on_device, on_host = (each.gradient_reducer(**options) for each in (comm, host))
@@ -94,7 +94,7 @@ UNCOMPRESSED = 4 * 300 * 400
 
 
 class Watched:
-    """What the stand-ins were asked for within a block, on this rank."""
+    """The calls of the stand-ins within a block, on this rank."""
 
     def __init__(self, cupy):
         self._lists = {"copies": cupy.log, "nccl": sys.modules["nccl"].core.log, "launches": cupy.launches}
@@ -111,7 +111,7 @@ class Watched:
 
 @pytest.fixture
 def moved(cupy, monkeypatch):
-    """Return a list of how many bytes each copy between host and device has; of this rank."""
+    """Return a list with the bytes of each copy between host and device, on this rank."""
     found = []
     for name in ("get", "set"):
         original = getattr(cupy.ndarray, name)
@@ -137,13 +137,13 @@ def ready(comm, cupy, how, background=False, shape=LARGE, **options):
 @pytest.mark.parametrize("how", [Int8(), Int8(rounding="stochastic"), OneBit()], ids=repr)
 @pytest.mark.parametrize("name", ["two_dimensional", "pure_nccl"])
 def test_by_nccl_nothing_is_copied_and_nobody_waits(cupy, moved, name, how, background):
-    """Codes go from device to device; everything is put on one stream, by the thread of the program."""
+    """Codes are sent from device to device; the program's thread puts everything on one stream."""
     comm = create_communicator(name)
     reducer, grads = ready(comm, cupy, how, background)
     moved.clear()
     with Watched(cupy) as watched:
         average(reducer, grads, background)
-    assert not [each for each in moved if each > 1000]  # but for the table of addresses
+    assert not [each for each in moved if each > 1000]  # except for the table of addresses
     assert not watched.syncs
     assert {name for name, *_ in watched.nccl} == {"send", "recv"}
     assert {thread for _, thread, _ in watched.nccl} == {"MainThread"}
@@ -153,7 +153,7 @@ def test_by_nccl_nothing_is_copied_and_nobody_waits(cupy, moved, name, how, back
     assert (streams == {cupy.get_current_stream()}) != background
     assert {thread for _, thread, *_ in watched.launches} == {"MainThread"}
     assert all(is_on_current for *_, is_on_current in watched.launches)
-    # However large the bucket is: to quantise it twice, and a few for each other rank.
+    # For a bucket of any size: launches to quantise it twice, and a few for each other rank.
     assert len(watched.launches) < 110 + 12 * SIZE
     comm.finalize()
 
@@ -169,7 +169,7 @@ def test_staged_only_codes_leave_the_device(cupy, moved, how, background):
         average(reducer, grads, background)
     sent = reducer.compression_report.bytes_sent
     assert sent < 0.55 * UNCOMPRESSED * (SIZE - 1)
-    # As much is received; there are also some small tables.
+    # The same number of bytes is received; there are also some small tables.
     assert sent < sum(moved) < 2.2 * sent + 10_000
     assert not watched.nccl
     thread = {thread for _, thread, *_ in watched.launches}
@@ -211,7 +211,7 @@ def test_only_what_crosses_nodes_is_compressed(cupy, on_nodes, name, background)
 @pytest.mark.parametrize("dtype", ["f2", "bfloat16", "f8"])
 @pytest.mark.parametrize("how", [*ALL, Int8(rounding="stochastic")], ids=repr)
 def test_other_dtypes(cupy, how, dtype):
-    """Halves are packed as float32, and come back as what they were; the mean of many steps is the mean."""
+    """Half precision is packed as float32 and converted back; the mean over many steps is the mean."""
     dtype = np.dtype(pytest.importorskip("ml_dtypes").bfloat16 if dtype == "bfloat16" else dtype)
     comm = create_communicator("pure_nccl")
     reducer = comm.gradient_reducer(compression=how)
@@ -257,7 +257,7 @@ def test_what_is_not_finite_reaches_all_and_is_not_remembered(cupy, name, how, b
 @pytest.mark.parametrize("how", [*ALL, Int8(rounding="stochastic"), TopK(0.2, momentum=0.5)], ids=repr)
 @pytest.mark.parametrize("name", ["flat", "two_dimensional"])
 def test_a_snapshot_goes_on_with_the_same_bits(cupy, name, how, background):
-    """Errors are kept on the device, saved as arrays in host memory, and taken from there."""
+    """Errors are kept on the device, saved as arrays in host memory, and loaded from these."""
     comm = create_communicator(name)
     first, second = (comm.gradient_reducer(compression=how, background=background) for _ in range(2))
 
@@ -313,7 +313,7 @@ def test_ranks_that_share_a_device_are_told_or_do_without_nccl(cupy):
 @pytest.mark.parametrize("how", [*ALL, Int8(block=16)], ids=repr)
 @pytest.mark.parametrize("name", ["flat", "pure_nccl"])
 def test_one_reduction_under_way_while_the_next_begins(cupy, name, how):
-    """As in double buffering: what the first has left is what the second begins with."""
+    """As in double buffering: the second begins with the errors that the first has left."""
     comm, host = create_communicator(name), create_communicator("flat")
     options = {"compression": how, "background": True, "bucket_bytes": 4000, "sets": 2}
     found = []
@@ -354,7 +354,7 @@ def test_some_gradients_on_the_device_and_some_in_host_memory(cupy, name, how):
 
 
 class Doubled(Compression):
-    """Somebody's own compression, which knows NumPy only."""
+    """A third party's compression, which supports only NumPy."""
 
     def __repr__(self):
         return "Doubled()"

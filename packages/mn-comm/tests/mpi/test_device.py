@@ -1,4 +1,4 @@
-"""Arrays on devices, with stand-ins for CuPy and NCCL: which way they take, and that they arrive."""
+"""Arrays on devices, with stand-ins for CuPy and NCCL: how they are transferred, and that they arrive."""
 
 import gc
 import os
@@ -144,7 +144,7 @@ def test_one_launch_for_all_parameters_or_one_each(cupy, make, batched, launches
         del cupy.calls[:]
         comm.multi_node_mean_grad(model)
         counts.append([cupy.calls.count(name) for name in ("pack", "unpack", "set")])
-    # Beside the buffer, a table for each launch, once: the gradients stay where they are.
+    # Apart from the buffer, each launch needs a table, once: the gradients are not copied.
     staged = int(SIZE > 1)
     assert counts == [[launches, launches, staged + launches], [launches, launches, staged]]
 
@@ -229,7 +229,7 @@ def test_ranks_that_share_a_device(cupy, make, monkeypatch):
                 ValueError, match=r"got ranks 0 and 1 both on 0000:00:00.0 .*NCCL_MULTI_RANK_GPU_ENABLE=1"
             ):
                 comm.multi_node_mean_grad(model)
-        # The others do without NCCL; one rank says so.
+        # The others work without NCCL; one rank warns.
         other = make("hierarchical")
         if RANK == 0:
             with pytest.warns(UserWarning, match="averaged through host memory: expected a GPU for each rank"):
@@ -269,7 +269,7 @@ def test_mpi_that_is_cuda_aware(cupy, make, monkeypatch):
     del cupy.calls[:]
     model.params["a"].grad = on_device(cupy, np.full(3, RANK, "f4"))
     comm.multi_node_mean_grad(model)
-    assert cupy.calls.count("get") == (SIZE > 1)  # MPI cannot add up halves
+    assert cupy.calls.count("get") == (SIZE > 1)  # MPI cannot add up half precision
     assert ("Stream.synchronize" in cupy.calls) == (SIZE > 1)
     np.testing.assert_allclose(model.params["a"].grad.get(), MEAN)
     np.testing.assert_allclose(model.params["b"].grad.get(), np.ones(2))
@@ -313,7 +313,7 @@ def test_in_the_background(cupy, make, name, sets):
 @pytest.mark.parametrize("count", [1, 2])
 @pytest.mark.parametrize("name", ["pure_nccl", "hierarchical", "two_dimensional"])
 def test_nccl_is_called_by_the_main_thread_on_a_stream_beside(cupy, on_nodes, name, count):
-    """So two communicators are never given work in different orders on different ranks."""
+    """So two communicators never launch work in different orders on different ranks."""
     import sys
 
     log = sys.modules["nccl"].core.log
@@ -331,9 +331,9 @@ def test_nccl_is_called_by_the_main_thread_on_a_stream_beside(cupy, on_nodes, na
         assert launched == ["allreduce"] * 3 == [what for what, *_ in log]
     else:
         assert len(launched) >= 3
-        assert not {"allgather", "broadcast"} & set(launched)  # these follow when the worker has done its part
+        assert not {"allgather", "broadcast"} & set(launched)  # these follow when the worker has finished its part
         assert {thread for what, thread, _ in cupy.log if what in ("get", "set")} <= {"mn_comm", "MainThread"}
-    # What the side stream does begins when the gradients are packed, and is waited for before they are unpacked.
+    # The side stream starts when the gradients are packed, and the current stream waits for it before unpacking.
     names = [what for what, *_ in cupy.log]
     assert names.index("pack") < names.index("wait_event") < names.index("unpack")
     assert "Stream.synchronize" not in [what for what, thread, _ in cupy.log if thread == "MainThread"]
@@ -378,7 +378,7 @@ def test_a_lost_peer_becomes_an_exception_that_names_the_operation(cupy, on_node
     model = Model(a=Param(None, on_device(cupy, np.full(3, RANK, "f4"))))
     comm.multi_node_mean_grad(model)
     monkeypatch.setattr(cupy.Event, "done", False)
-    comm.multi_node_mean_grad(model)  # was given to the device; there nobody has come to an end yet
+    comm.multi_node_mean_grad(model)  # was launched on the device; no operation has finished there yet
     monkeypatch.setattr(core.Communicator, "state", core.Result.RemoteError)
     del core.calls[:]
     for _ in range(2):
@@ -450,7 +450,7 @@ def test_collectives(cupy, comms, name, shape, dtype, layout):
     total = np.asarray(sum(of(rank) for rank in range(SIZE)), dtype)
     same(cupy, comm.allreduce(mine), total)
     product = np.asarray(np.prod([of(rank) for rank in range(SIZE)], axis=0), dtype)
-    if np.dtype(dtype).itemsize > 2:  # which the products do not fit into
+    if np.dtype(dtype).itemsize > 2:  # the products overflow it
         same(cupy, comm.allreduce(mine, op="prod"), product)
         reduced = comm.reduce(mine, op="prod", root=root)
         if root == RANK:
@@ -528,7 +528,7 @@ def test_host_memory_is_pinned_for_as_long_as_it_is_used(cupy, make):
 
 @pytest.mark.parametrize("name", NAMES)
 def test_apart(cupy, make, name):
-    """In a thread of the caller's, in arrays' own dtype, while this thread averages as well."""
+    """In a thread of the caller, in the arrays' own dtype, while this thread averages as well."""
     comm = make(name)
     apart = comm.gradient_reducer(apart=True, own_dtype=True)
     worker = Worker()

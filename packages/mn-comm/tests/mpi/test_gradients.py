@@ -110,7 +110,7 @@ def test_parameters_that_share_an_array_on_one_rank_only(name, many_blocks):
 
 @pytest.mark.parametrize("name", NAMES)
 def test_a_small_gradient_that_is_a_view_of_a_large_one_on_one_rank_only(name):
-    """As after ``F.concat([b, zeros])`` was added to a large W: they were in buckets of different kinds."""
+    """As after ``F.concat([b, zeros])`` was added to a large W: they were in different kinds of buckets."""
     large = np.full(300_000, 1.0 + RANK, "f4")
     small = large[:3] if RANK == 0 else np.full(3, 1.0 + RANK, "f4") + 100
     model = model_of(small, large)
@@ -146,7 +146,7 @@ def test_gradients_that_change_places_between_two_averages(name):
 
 @pytest.mark.parametrize("name", NAMES)
 def test_any_number_of_sets_of_gradients(name):
-    """More than are remembered, in turns, with other gradients missing in each."""
+    """More than are kept, in turns, with different gradients missing in each."""
     params = [Param(np.zeros(3, "f4")) for _ in range(10)]
     model = Model(**{f"p{i}": param for i, param in enumerate(params)})
     for step in range(30):
@@ -162,7 +162,7 @@ def test_any_number_of_sets_of_gradients(name):
 
 @pytest.mark.parametrize("name", NAMES)
 def test_buckets_are_kept_for_sets_of_gradients_that_take_turns(name, monkeypatch):
-    """As those of a generator and of a discriminator do."""
+    """Like those of a generator and of a discriminator."""
     made = []
     monkeypatch.setattr(layout.Layout, "_make_buckets", _noting(made, layout.Layout._make_buckets))
     params = [Param(np.zeros(3, "f4")) for _ in range(4)]
@@ -300,7 +300,7 @@ def test_ranks_that_differ_all_raise_and_can_go_on(name, first, other, message):
     model = Model(a=Param(np.zeros(3), first if RANK == 0 else other), b=Param(np.zeros(3), np.ones(3)))
     with pytest.raises(ValueError, match=message):
         comm.multi_node_mean_grad(model)
-    # The same model, now the same on every rank.
+    # The same model, which is now the same on every rank.
     model.params["a"].grad = np.full(3, float(RANK))
     comm.multi_node_mean_grad(model)
     np.testing.assert_allclose(model.params["a"].grad, MEAN)
@@ -363,7 +363,7 @@ def test_dummy_leaves_the_gradients_as_they_are():
 
 @pytest.mark.parametrize("name", NAMES)
 def test_one_rank_goes_on_with_another_model_of_the_same_kind(name):
-    """So that it has to make buckets which the other ranks have made before."""
+    """So it has to create buckets that the other ranks have created before."""
     comm = create_communicator(name)
     models = [model_of(gradient(0), gradient(1)) for _ in range(2)]
     for step in range(6):

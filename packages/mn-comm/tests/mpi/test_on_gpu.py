@@ -1,7 +1,7 @@
 """Ranks with real devices, or two that share one: each strategy against the mean, and the collectives.
 
 For two ranks on one GPU: ``NCCL_MULTI_RANK_GPU_ENABLE=1 mpiexec -n 2 python -m mpi4py -m pytest -x -m gpu``. Without
-that variable, what needs NCCL there is skipped.
+that variable, tests that need NCCL are skipped there.
 """
 
 import os
@@ -28,7 +28,7 @@ SHARING = os.environ.get("NCCL_MULTI_RANK_GPU_ENABLE", "") not in ("", "0")
 
 @pytest.fixture(scope="module")
 def devices():
-    """Choose this rank's device; returns how many there are."""
+    """Choose this rank's device; return how many there are."""
     import cupy
 
     count = cupy.cuda.runtime.getDeviceCount()
@@ -109,7 +109,7 @@ def test_on_another_stream_and_in_the_background(make, name):
     "how", [Int8(), OneBit(), TopK(0.1), TopK(0.1, momentum=0.5), PowerSGD(rank=2, start_iter=1)], ids=repr
 )
 def test_compression_as_on_the_host(make, how, name, dtype, background):
-    """All ranks have the same bits; and those of the host, but for the order in which a device adds up."""
+    """All ranks have the same bits; they also equal those of the host, except for the device's order of addition."""
     import cupy
 
     def average(reducer, arrays):

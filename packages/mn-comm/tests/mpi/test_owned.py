@@ -1,4 +1,4 @@
-"""Arrays that ranks own are given to all others, and what goes wrong on one rank is heard of on all."""
+"""Arrays of one rank are sent to all others, and a failure on one rank is reported on all."""
 
 import numpy as np
 import pytest
@@ -27,12 +27,12 @@ def comms():
 
 @pytest.fixture
 def small_chunks(monkeypatch):
-    """Have several rounds for little data."""
+    """Use several rounds even for little data."""
     monkeypatch.setattr(owned, "_ROUND_BYTES", 0)
 
 
 def arrays(seed, owners, layout=lambda array: array):
-    """Return arrays that the ranks own, with what each rank has before, and what all should have then."""
+    """Return arrays that the ranks own, with their contents on each rank before, and on all ranks afterwards."""
     random = np.random.RandomState(seed)
     expected = [np.asarray(random.uniform(-99, 99, s)).astype(d) for s, d in zip(SHAPES, DTYPES, strict=True)]
     pairs = zip(expected, owners, strict=True)
@@ -105,7 +105,7 @@ def test_any_sizes_and_owners(comms, chosen):
 
 
 def failed(comm):
-    """See that all ranks raise what one of them has met, and have the arrays all the same."""
+    """Check that all ranks raise the exception of one rank, and still have the arrays."""
     array = np.full(3, RANK)
     failure = ZeroDivisionError("that was zero") if RANK == SIZE - 1 else None
     with pytest.raises(ZeroDivisionError if RANK == SIZE - 1 else RuntimeError, match="that was zero"):
@@ -114,7 +114,7 @@ def failed(comm):
 
 
 def differ(comm):
-    """See that all ranks raise where they have different arrays, and can go on."""
+    """Check that all ranks raise if they have different arrays, and can continue."""
     if SIZE == 1:
         return
     with pytest.raises(
@@ -145,7 +145,7 @@ def test_an_array_that_must_not_be_written_to(comms):
 
 def test_communicators_that_cannot():
     class Other(CommunicatorBase):
-        """Has nothing of its own."""
+        """Has no attributes of its own."""
 
     Other.__abstractmethods__ = frozenset()
     with pytest.raises(NotImplementedError, match="Other cannot gather arrays that some ranks own"):

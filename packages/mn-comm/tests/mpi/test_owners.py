@@ -1,4 +1,4 @@
-"""Means that are given to the rank that owns them, and to no other: the same as where all ranks have all.
+"""Means that are sent only to the rank that owns them: equal to those that all ranks get without owners.
 
 Up to two summands between nodes, and in half precision, they have the same bits; otherwise, MPI adds in its own order.
 """
@@ -29,7 +29,7 @@ def gradient(seed, shape, dtype, rank=RANK):
 
 
 def model_of(dtype, step=0):
-    # Halves among the others: buckets of two dtypes.
+    # Half precision among others: buckets of two dtypes.
     dtypes = [dtype if i != 6 else "f8" for i in range(len(SHAPES))]
     grads = [gradient(i + step, shape, dtypes[i]) for i, shape in enumerate(SHAPES)]
     grads[0] = np.asfortranarray(grads[0])
@@ -118,7 +118,7 @@ def test_a_mean_does_not_depend_on_where_it_lies_or_who_has_it(length, dtype):
     summands = [gradient(3, length, dtype, rank) for rank in range(SIZE)]
     everywhere = summands[RANK].copy()
     mean_in_place(ranks, everywhere)
-    order_is_own = dtype == "f2" or SIZE <= 2  # otherwise it is MPI's
+    order_is_own = dtype == "f2" or SIZE <= 2  # otherwise MPI's order applies
     np.testing.assert_allclose(everywhere, np.mean(np.float64(summands), 0), atol=2e-3 if dtype == "f2" else 1e-6)
     assert set(WORLD.allgather(everywhere.tobytes())) == {everywhere.tobytes()}
     backwards = summands[RANK][::-1].copy()

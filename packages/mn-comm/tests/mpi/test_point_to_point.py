@@ -11,7 +11,7 @@ pytestmark = pytest.mark.skipif(SIZE < 2, reason="needs two ranks")
 
 
 def exchange(data, tag=0):
-    """Send from rank 0 to the last rank; return what came there."""
+    """Send from rank 0 to the last rank; return the received data."""
     if RANK == 0:
         COMM.send(data, SIZE - 1, tag)
     elif RANK == SIZE - 1:

@@ -1,4 +1,4 @@
-"""Questions to other ranks, which answer while their programs do something else, or nothing any more."""
+"""Questions to other ranks, which answer while their programs do something else, or have ended."""
 
 import gc
 import multiprocessing
@@ -46,7 +46,7 @@ def test_all_ask_all_at_once():
 
 
 class Impatient(queue.SimpleQueue):
-    """What the thread that asks waits at, when Ctrl-C comes."""
+    """The object at which the asking thread waits when Ctrl-C arrives."""
 
     def get(self):
         raise KeyboardInterrupt
@@ -77,7 +77,7 @@ def test_ctrl_c_while_an_answer_is_waited_for(monkeypatch, question):
 
 
 def test_long_questions_and_answers_cross():
-    """No rank's thread waits for another one to receive, which may be sending as well."""
+    """No rank's thread waits for another rank to receive, because that rank may be sending as well."""
     questions = COMM.questions(lambda question: question[::-1])
     for _ in range(5):
         for rank in OTHERS:
@@ -202,7 +202,7 @@ def test_a_fork_has_no_such_thread():
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # these threads are the test's own, and Python warns of them
 def test_threads_that_fork_at_once():
-    """What has ended for one fork must not begin again before another, nor end twice."""
+    """A thread that has ended for one fork must not start again before another fork, or end twice."""
     questions = COMM.questions(str)
 
     def fork():
@@ -218,7 +218,7 @@ def test_threads_that_fork_at_once():
                 assert questions.ask(rank, 1) == "1"
     for each in forks:
         each.result()
-    assert len(threads()) == (1 if OTHERS else 0)  # nobody asks a single rank
+    assert len(threads()) == (1 if OTHERS else 0)  # with a single rank, no other rank can ask
     COMM.barrier()
 
 

@@ -1,4 +1,4 @@
-"""Averages that are under way while the program goes on: whatever happens on one rank, the others hear of it."""
+"""Averaging in the background: whatever happens on one rank, the others are informed."""
 
 import os
 import threading
@@ -50,7 +50,7 @@ def test_buckets_leave_as_they_become_ready_and_means_arrive_in_place(comm):
         for name in order[:-1]:
             reduction.ready(name)
         assert not reduction.has_left
-        for i, array in enumerate(arrays):  # nobody has written to them: the backward pass may still read them
+        for i, array in enumerate(arrays):  # they have not been written to: the backward pass may still read them
             np.testing.assert_array_equal(array, np.full_like(array, RANK + i + step))
         reduction.ready(order[-1])
         assert reduction.has_left
@@ -88,7 +88,7 @@ def test_gradients_that_are_missing_or_changed_when_the_means_arrive(comm):
 
 
 def test_what_an_exception_left_behind_does_not_get_into_the_next_mean(comm):
-    """On all ranks, after a different number of buckets has left."""
+    """On all ranks, after different numbers of buckets have been sent."""
     reducer = comm.gradient_reducer(background=True, bucket_bytes=250)
     model = model_of(count=8, length=20_000)
     for step in range(6):
@@ -98,7 +98,7 @@ def test_what_an_exception_left_behind_does_not_get_into_the_next_mean(comm):
             reduction.ready(f"/{name}")
         if step % 2:
             reduction.abandon()
-        del reduction  # or the script just forgets it
+        del reduction  # or the script drops it
         fill(model, step)
         reduction = reducer.start(model)
         reduction.ready_all()
@@ -130,7 +130,7 @@ def test_a_rank_that_abandons_its_backward_pass_is_named_to_the_others(comm):
 
 @several
 def test_ranks_that_differ_raise_when_they_wait_not_before(comm):
-    """Not in the middle of the backward pass, in which other communication may be going on."""
+    """Not in the middle of the backward pass, in which there may be other communication."""
     reducer = comm.gradient_reducer(background=True, bucket_bytes=250)
     model = model_of()
     for step in range(2):
@@ -164,7 +164,7 @@ def test_one_slab_for_each_reducer(comm):
 
 
 def test_any_number_of_reducers_and_communicators():
-    """An MPI library has only some thousand communicators, and a process some hundred files."""
+    """An MPI library supports only a few thousand communicators, and a process a few hundred files."""
     threads = threading.active_count()
     for i in range(3000):
         comm = create_communicator("hierarchical")
@@ -255,7 +255,7 @@ def test_buckets_that_share_memory_go_on_doing_so_when_others_cannot(name, optio
 
 
 def test_a_mean_that_could_not_be_had_does_not_get_into_the_next_one(comm):
-    """A hook's future raises on every rank while later buckets are still under way."""
+    """A hook's future raises on every rank while later buckets are still being averaged."""
     fails = [False]
 
     def hook(bucket):

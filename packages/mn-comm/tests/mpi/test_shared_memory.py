@@ -1,4 +1,4 @@
-"""Memory shared within a node, and what happens where it cannot be had."""
+"""Memory shared within a node, and what happens if it is not available."""
 
 import os
 import pathlib
@@ -46,7 +46,7 @@ def test_every_rank_sees_what_the_others_write():
 def test_no_file_is_left_open():
     before = len(os.listdir("/proc/self/fd"))
     segments = share(RANKS, 4096)
-    # Before Python 3.13 a mapping keeps a file of its own open; there is one for all ranks.
+    # Before Python 3.13, a mapping keeps its own file descriptor open; there is one for all ranks.
     assert len(os.listdir("/proc/self/fd")) - before == (0 if sys.version_info >= (3, 13) else 1)
     del segments
     assert len(os.listdir("/proc/self/fd")) == before
@@ -57,7 +57,7 @@ def test_nothing_has_a_name():
     maps = pathlib.Path("/proc/self/maps").read_text().splitlines()
     mapped = [line for line in maps if "mn_comm" in line]
     assert mapped
-    # What the kernel calls an anonymous file; a file in /dev/shm would be called by its path.
+    # The kernel's name for an anonymous file; a file in /dev/shm would appear with its path.
     assert all(line.endswith("/memfd:mn_comm (deleted)") for line in mapped)
     del segments
 
@@ -73,7 +73,7 @@ def test_an_error_on_one_rank_is_one_on_all(monkeypatch):
 
 
 def test_a_neighbour_that_cannot_be_seen(monkeypatch):
-    monkeypatch.setattr(os, "getpid", lambda: 2**22 + 1)  # above the highest there can be
+    monkeypatch.setattr(os, "getpid", lambda: 2**22 + 1)  # above the maximum
     with pytest.raises(OSError, match="No such file"):
         share(RANKS, 4096)
 
@@ -93,7 +93,7 @@ def refuse_to_open(path, *args, real=os.open, **kwargs):
 
 @pytest.mark.parametrize("name", ["hierarchical", "two_dimensional", "single_node"])
 def test_one_rank_that_may_not_see_its_neighbors_memory_means_one_warning_and_messages_for_all(name, monkeypatch):
-    """It runs as another user, or in a container of its own, or /proc is hardened."""
+    """It runs as another user, or in a separate container, or /proc is hardened."""
     comm = create_communicator(name, WORLD.Dup())
     if RANK == SIZE - 1:
         monkeypatch.setattr(os, "open", refuse_to_open)

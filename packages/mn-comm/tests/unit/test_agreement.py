@@ -12,7 +12,7 @@ def test_digest_fits_twice_into_an_int64_and_depends_on_everything():
 
 
 def test_digest_does_not_depend_on_the_process():
-    # Python's own hash() of a str does: PYTHONHASHSEED differs from rank to rank.
+    # Python's own hash() of a str would not: PYTHONHASHSEED differs between ranks.
     assert agreement.digest(("a",)) == 1568075525093275129
 
 

@@ -1,4 +1,4 @@
-"""The codecs, without MPI: ranks that exchange are threads with queues between them."""
+"""The codecs, without MPI: ranks are threads that exchange data through queues."""
 
 import queue
 import threading
@@ -27,7 +27,7 @@ ALL = [
 ]
 CODECS = [(Int8Codec, 1), (Int8Codec, 8), (Int8Codec, 256), (OneBitCodec, 8), (OneBitCodec, 1024)]
 ROWS = {Int8Codec: Int8Rows, OneBitCodec: OneBitRows}
-# What devices do, tried on NumPy: not the same module of functions as that of arrays in host memory, but the same ones.
+# The operations for devices, tried on NumPy: a different module object with the same functions as for host arrays.
 DEVICES = types.SimpleNamespace(**vars(np))
 BOTH = pytest.mark.parametrize("xp", [np, DEVICES], ids=["host", "device"])
 values = st.lists(st.floats(width=32, allow_nan=False, allow_infinity=False), min_size=1, max_size=600)
@@ -42,7 +42,7 @@ class Request:
 
 
 class ThreadRanks:
-    """One of some ranks that are threads: as much of MPI as an exchange uses."""
+    """One of several ranks that are threads, with the parts of MPI that an exchange uses."""
 
     def __init__(self, rank, mail):
         self.rank, self.size, self._mail = rank, len(mail), mail
@@ -68,7 +68,7 @@ class ThreadRanks:
 
 
 def exchange(how, summands, steps, change=lambda exchanges: None, shape=None, xp=np):
-    """Average arrays of some ranks for some steps; return the means of each step, of each rank, and the exchanges."""
+    """Average arrays of several ranks for some steps; return the means for each step and rank, and the exchanges."""
     size, length = len(summands), summands[0].size
     piece = Piece(0, length, shape or (length,), 0)
     exchanges = [how.exchange(Portion(length, [piece], rank, size, xp)) for rank in range(size)]
@@ -177,7 +177,7 @@ def test_what_is_not_finite_arrives_and_is_not_remembered(codec, block, numbers)
         codec.decode(message, decoded)
         said = np.empty_like(decoded)
         codec.encode(original.copy(), message, None, said)
-    assert said.tobytes() == decoded.tobytes()  # to the last bit: of zeros and of NaN, too
+    assert said.tobytes() == decoded.tobytes()  # to the last bit, also for zeros and NaN
     assert np.isfinite(error).all()
     bad = ~np.isfinite(original)
     assert not np.isfinite(decoded[bad]).any()
@@ -189,7 +189,7 @@ def test_what_is_not_finite_arrives_and_is_not_remembered(codec, block, numbers)
 @pytest.mark.parametrize(("codec", "block"), CODECS)
 @given(st.lists(st.floats(width=32), min_size=1, max_size=600))
 def test_rows_are_quantised_to_the_same_bits(codec, block, numbers):
-    """What a device is going to do, beside what the host does: messages, errors, and what is made of them."""
+    """The operations for devices against those for the host: messages, errors, and decoded values."""
     host, device = codec(block), ROWS[codec](block, DEVICES)
     original = np.array(numbers, np.float32)
     assert host.nbytes(original.size) == device.nbytes(original.size)
@@ -200,7 +200,7 @@ def test_rows_are_quantised_to_the_same_bits(codec, block, numbers):
             message = np.empty(each.nbytes(original.size), np.uint8)
             each.encode(error, message, None)
             each.decode(message, decoded)
-            # The sign and payload of a NaN are nobody's business.
+            # The sign and payload of a NaN do not matter.
             decoded[np.isnan(decoded)] = np.nan
             found.append((error.tobytes(), decoded.tobytes(), *([message.tobytes()] if codec is Int8Codec else [])))
     assert found[0] == found[1]
@@ -250,9 +250,9 @@ def test_other_dtypes(how, dtype):
     assert np.linalg.norm(mean - expected) < tolerance * np.linalg.norm(expected)
 
 
-# What error feedback leaves after T steps is what is remembered, divided by T; that is a few times the gradient, and
-# for TopK some 1 / ratio times: with 0.01 an element travels twice in 200 steps, unless the ratio warms up, which takes
-# thousands of steps in its paper.
+# The error that remains after T steps is the omitted part, divided by T. This part is a few times the gradient, and
+# about 1 / ratio times the gradient for TopK: with 0.01, an element is sent twice in 200 steps, unless the ratio warms
+# up, which takes thousands of steps in the paper.
 FED_BACK = [
     *(Int8(), Int8(block=16, rounding="stochastic"), OneBit(block=64), OneBit(), TopK(0.5)),
     *(TopK(0.4, warm_up=10), TopK(0.01, warm_up=1000), PowerSGD(rank=8, start_iter=0, min_compression_rate=1)),
@@ -284,7 +284,7 @@ def test_error_feedback_makes_the_mean_of_200_steps_exact(how, xp):
 
 @pytest.mark.parametrize("how", [Int8(block=2048), OneBit(), TopK(0.5), PowerSGD(rank=8, start_iter=0)], ids=repr)
 def test_without_error_feedback_it_is_not(how):
-    """A test of the test above."""
+    """This tests the test above."""
     assert error_after(how, 200, forget) > (0.002 if isinstance(how, Int8) else 0.05)
     assert error_after(how, 200) < error_after(how, 200, forget) / 5
 
@@ -306,7 +306,7 @@ def test_a_step_that_is_not_committed_leaves_nothing(how, monkeypatch):
 
 
 class _WithSteps:
-    """A compression that is told of other steps than the exchange counts."""
+    """A compression that sees different steps from those that the exchange counts."""
 
     def __init__(self, how, steps):
         self.how, self.steps = how, steps
@@ -408,7 +408,7 @@ def test_the_ratio_falls_while_it_warms_up():
 def test_momentum_correction_and_clipping():
     gradient = np.full(10, 3, "f4")
     means, _ = exchange(TopK(1, momentum=0.5), [gradient, gradient], 3)
-    np.testing.assert_allclose([outs[0][0] for outs in means], [3, 3, 3])  # what has travelled has no velocity
+    np.testing.assert_allclose([outs[0][0] for outs in means], [3, 3, 3])  # an element that was sent has no velocity
     gradient = np.array([0, 3, 4], "f4")
     means, _ = exchange(TopK(1, clip=5), [gradient, gradient], 1)
     np.testing.assert_allclose(means[0][0], gradient / np.sqrt(2), rtol=1e-6)

@@ -1,4 +1,4 @@
-"""The kernels, without a device: compiled for one by NVRTC, and run as a C++ compiler makes it, thread by thread."""
+"""The kernels, without a device: compiled for a device by NVRTC, and run thread by thread as compiled C++ code."""
 
 import ctypes
 import itertools
@@ -64,7 +64,7 @@ def test_every_element_goes_to_its_place_and_back(compiled, grad, wire, sizes):
     grads = [random.uniform(-1, 1, size).astype(grad) for size in sizes]
     missing = len(sizes) // 2 if len(sizes) > 1 else None
     begins = np.cumsum([0, *sizes])
-    packed = np.full(begins[-1] + 3, 7, wire)  # nothing may be written behind the end
+    packed = np.full(begins[-1] + 3, 7, wire)  # nothing may be written after the end
     blocks = -(-int(begins[-1]) // 2048)
 
     def launch(name, arrays):

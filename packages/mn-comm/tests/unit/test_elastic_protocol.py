@@ -1,4 +1,4 @@
-"""The protocol by which elastic communicators go on, in all interleavings of three ranks and two deaths."""
+"""The protocol of elastic communicators, in all interleavings of three ranks and two deaths."""
 
 import pytest
 from model_of_votes import Model
@@ -7,7 +7,7 @@ from model_of_votes import Model
 def test_no_interleaving_hangs_or_lets_ranks_differ():
     count, wrong = Model().explore()
     assert wrong == set()
-    assert count > 10_000  # it is not that nothing happens
+    assert count > 10_000  # the exploration is not trivial
 
 
 def test_two_steps_and_one_death():

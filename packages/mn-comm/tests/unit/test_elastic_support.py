@@ -1,4 +1,4 @@
-"""Which jobs can go on without a rank that died."""
+"""Which jobs can continue after a rank has died."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""Which ends of a program end the other ranks, on every version of Python."""
+"""Which ways to end a program end the other ranks, on every version of Python."""
 
 import subprocess
 import sys

@@ -1,4 +1,4 @@
-"""What the hook writes about an exception."""
+"""The output of the hook for an exception."""
 
 import sys
 
@@ -17,7 +17,7 @@ class Recorder:
 
 
 def test_a_traceback_is_written_as_one_text(monkeypatch):
-    # In parts, as Python writes it, its lines were cut in two by those of another rank.
+    # When it was written in pieces, as Python does, the output of another rank cut its lines in two.
     recorder = Recorder()
     monkeypatch.setattr(sys, "stderr", recorder)
     monkeypatch.setattr(global_except_hook, "_rank", lambda: 3)

@@ -1,4 +1,4 @@
-"""Selecting, filling buckets, cutting them, and finding out where means may be written; all without communication."""
+"""Selecting gradients, filling and cutting buckets, and whether arrays can hold means; all without communication."""
 
 import itertools
 from bisect import bisect_right
@@ -33,7 +33,7 @@ def test_select_takes_initialised_parameters_without_a_gradient_if_asked_for():
 
 
 class Uninitialised:
-    """As Chainer's parameter before it is initialised and before its gradient was cleared."""
+    """Like Chainer's parameter before it is initialised and before its gradient was cleared."""
 
     data = None
 
@@ -109,7 +109,7 @@ def test_dtypes_do_not_share_a_bucket_and_order_is_kept():
 
 
 def ownership_of(specs, nodes, me, talkers, owners):
-    """Return who owns which gradient among ranks that run on these nodes, as one of them sees it."""
+    """Return the owners of gradients among ranks that run on these nodes, as one of the ranks sees them."""
     nodes = [list(dict.fromkeys(nodes)).index(node) for node in nodes]
     places = [(node, nodes[:rank].count(node)) for rank, node in enumerate(nodes)]
     topology = SimpleNamespace(
@@ -162,7 +162,7 @@ def test_buckets_hold_what_has_an_owner_where_it_gets_there(specs, nodes, talker
 
 
 def check_destinations(ranges, me, places, parts, specs, owners):
-    """See that what a rank exchanges ends on the node, or at the rank, that owns it."""
+    """Check that the data that a rank exchanges ends on the node, or rank, that owns it."""
     n_nodes = len({node for node, _ in places})
     shares_memory = len(places) > n_nodes
     talker = places[me][1] if shares_memory else 0
@@ -308,7 +308,7 @@ def test_where_waiting_dominates_the_larger_shares_are_tried_and_kept_if_they_ar
     assert used[0] == small
     assert used.index(large) < 12
     assert used[-25:].count(large) >= 23
-    # When the cores are free again, small shares are back soon.
+    # When the cores are free again, small shares are soon used again.
     used = run(pace, lambda share: 1.0 if share == small else 2.0, times=150)
     assert used[-20:].count(small) == 20
 

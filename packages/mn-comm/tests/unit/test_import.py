@@ -1,4 +1,4 @@
-"""What importing the package brings along: little beyond NumPy and mpi4py."""
+"""What importing the package imports: little beyond NumPy and mpi4py."""
 
 import subprocess
 import sys
@@ -33,7 +33,7 @@ def test_mpi_starts_with_the_first_communicator():
 
 def test_every_public_name_is_there():
     assert all(hasattr(mn_comm, name) for name in mn_comm.__all__)
-    # All but a class of MPI's, which would start it.
+    # All except a class of MPI, which would start MPI.
     assert {*mn_comm.__all__, "Ranks"} == set(mn_comm._HOME_OF)
     assert set(mn_comm.__all__) <= set(dir(mn_comm))
 

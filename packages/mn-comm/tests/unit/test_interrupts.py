@@ -1,4 +1,4 @@
-"""SIGINT while the main thread waits, or seems to: nothing here waits for MPI."""
+"""SIGINT while the main thread waits, or seems to: these tests do not wait for MPI."""
 
 import asyncio
 import os
@@ -12,7 +12,7 @@ from mn_comm.interrupts import Interrupts, watch_interrupts
 
 
 class Stand:
-    """A main thread that waits, or not."""
+    """A main thread that waits, or does not."""
 
     wait = None
 
@@ -22,7 +22,7 @@ def main(monkeypatch):
     stand = Stand()
     monkeypatch.setattr(interrupts, "activities", {threading.main_thread().ident: stand})
     monkeypatch.setattr(interrupts, "_PAUSE_SECONDS", 0.001)
-    there = signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell has background jobs ignore it
+    there = signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell makes background jobs ignore it
     yield stand
     signal.signal(signal.SIGINT, there)
 
@@ -46,7 +46,7 @@ def press(watching, number=signal.SIGINT):
 
 
 def is_read(watching):
-    """Return when everything that was pressed before is dealt with."""
+    """Return when all earlier signals have been handled."""
     watching.stop()
     watching.start()
 
@@ -64,7 +64,7 @@ def test_a_main_thread_that_does_something_else(watching, ended):
 
 
 def test_a_main_thread_that_comes_out(monkeypatch, main, watching, ended):
-    """And waits again: each time it is looked at, it is in another operation."""
+    """It then waits again: at each check, it is in a different operation."""
 
     class Busy:
         @property
@@ -97,7 +97,7 @@ def test_a_handler_of_the_script_decides(main, watching, ended, monkeypatch):
 
 @pytest.fixture
 def as_new(monkeypatch):
-    """Undo what watching has installed."""
+    """Undo the changes that watching has made."""
     monkeypatch.setattr(interrupts, "_watching", None)
     there = signal.signal(signal.SIGINT, signal.default_int_handler)
     descriptor = signal.set_wakeup_fd(-1)
@@ -150,7 +150,7 @@ def test_scripts_that_are_left_alone(as_new):
     assert interrupts._watching is None
 
 
-@pytest.mark.filterwarnings("ignore:.*multi-threaded:DeprecationWarning")  # the thread is that of pytest's time-out
+@pytest.mark.filterwarnings("ignore:.*multi-threaded:DeprecationWarning")  # the thread of pytest's time-out
 def test_a_child_is_no_rank(as_new):
     watch_interrupts(pytest.fail)
     child = os.fork()

@@ -1,4 +1,4 @@
-"""The keeper of a node, with a supervisor and ranks that the tests play."""
+"""The keeper of a node, with a supervisor and ranks that the tests imitate."""
 
 import json
 import os
@@ -19,7 +19,7 @@ JOIN = {"op": "join", "attempt": 1, "rank": 3, "size": 4}
 
 
 class Supervisor:
-    """What a keeper takes for one."""
+    """An object that a keeper accepts as its supervisor."""
 
     def __init__(self):
         self.listening = socket.create_server(("127.0.0.1", 0))
@@ -38,7 +38,7 @@ class Supervisor:
         self.connection.sendall(json.dumps(message).encode() + b"\n")
 
     def hear(self, op):
-        """Return the next message of a kind, and let the keeper know that somebody is there meanwhile."""
+        """Return the next message of a kind; until then, send the keeper signs of life."""
         while True:
             *lines, self._came = self._came.split(b"\n")
             for number, line in enumerate(lines):
@@ -57,7 +57,7 @@ class Supervisor:
 
 @pytest.fixture
 def supervisor(monkeypatch):
-    """A supervisor, with a keeper that this process is connected with."""
+    """A supervisor, with a keeper to which this process is connected."""
     made = Supervisor()
     monkeypatch.setenv(link.VARIABLE, str(made))
     link.connection.cache_clear()
@@ -79,7 +79,7 @@ time.sleep(60)
 
 
 def a_rank(*messages):
-    """Start a process that tells the keeper something, and may be killed by it."""
+    """Start a process that sends the keeper a message, and that the keeper may kill."""
     said = map(json.dumps, [JOIN, *messages])
     child = subprocess.Popen([sys.executable, "-c", CHILD, *said], stdout=subprocess.PIPE, text=True)
     assert child.stdout.readline() == "joined\n"
@@ -101,7 +101,7 @@ def test_it_says_who_it_is_and_passes_on_what_ranks_say(supervisor):
 
 def test_it_notices_that_a_rank_has_gone_and_ends_one_when_told(supervisor):
     child = a_rank()
-    supervisor.say(op="end", attempt=2)  # not the one that it is in
+    supervisor.say(op="end", attempt=2)  # not the attempt that it belongs to
     supervisor.hear("beat")
     assert child.poll() is None
     supervisor.say(op="end", attempt=1)

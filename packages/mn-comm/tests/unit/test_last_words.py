@@ -1,4 +1,4 @@
-"""A rank that ends the job waits until its last words are read."""
+"""A rank that ends the job waits until its last output has been read."""
 
 import contextlib
 import os
@@ -18,7 +18,7 @@ def pipe():
 
 @pytest.fixture
 def end_job(monkeypatch):
-    """Return how often this process ended the job; it lives on."""
+    """Return how often this process has ended the job, without ending it."""
     mpi = pytest.importorskip("mpi4py.MPI", exc_type=(ImportError, RuntimeError))
     ended = []
 

@@ -29,7 +29,7 @@ RIGHT = [
     (MPICH, {"PMI_SIZE": "1", "PMI_RANK": "0", "OMPI_COMM_WORLD_SIZE": "2"}),  # mpiexec -n 1 in another one's job
     (OPEN_MPI, {"OMPI_COMM_WORLD_SIZE": "1", "PMIX_RANK": "0", "PMI_SIZE": "2"}),
     (MPICH, {"PMI_SIZE": "1", "PMI_RANK": "0", "SLURM_STEP_NUM_TASKS": "4"}),
-    (MPICH, {"PMI_SIZE": "2"}),  # what is left of a job, where MPI was told to start anew
+    (MPICH, {"PMI_SIZE": "2"}),  # remaining variables of a job, if MPI was told to start separately
     (OPEN_MPI, {"PMI_SIZE": ""}),
     (OPEN_MPI, {"SLURM_NTASKS": "4"}),  # an allocation, without a launcher
 ]

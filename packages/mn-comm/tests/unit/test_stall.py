@@ -11,7 +11,7 @@ from mn_comm.stall import Monitor
 
 
 class Fake:
-    """A communicator whose operations take as long as the test likes."""
+    """A communicator whose operations take as long as the test requires."""
 
     def __init__(self):
         self.entered, self.release = threading.Event(), threading.Event()
@@ -55,7 +55,7 @@ def test_an_operation_that_stalls_is_described_once(monitor):
     (text,) = monitor.said
     assert "s in bcast(data=<float32 array of shape (2, 3)>, root=0), at " in text
     assert "test_stall.py" in text
-    assert "self.release.wait(10)" in text  # the innermost line that is not of these packages
+    assert "self.release.wait(10)" in text  # the innermost line that does not belong to these packages
     assert text.count("\n") == 1
     comm.release.set()
     thread.join()
@@ -166,7 +166,7 @@ def test_watching_costs_next_to_nothing(monitor):
 
 @pytest.mark.skipif(not hasattr(os, "fork") or sys.platform == "darwin", reason="needs fork")
 def test_the_thread_pauses_while_the_process_forks():
-    before = set(threading.enumerate())  # perhaps there is another monitor
+    before = set(threading.enumerate())  # there may be another monitor
     monitor = Monitor(60, abort=False)
     for _ in range(2):
         monitor.start()

@@ -1,4 +1,4 @@
-"""The process that says which rank died first; these play its ranks without MPI."""
+"""The process that reports which rank died first; these tests imitate its ranks without MPI."""
 
 import os
 import socket
@@ -43,7 +43,7 @@ def test_only_some_of_the_others_are_named():
     assert describe_others(others[-1:], FOLDERS) == ""
 
 
-# What a rank says, and how it ends.
+# The output of a rank, and how it ends.
 PLAYED = """
 import os, signal, socket, sys
 connection = socket.socket(socket.AF_UNIX)
@@ -76,7 +76,7 @@ def test_how_a_rank_has_ended(ends, capfd):
     ]
     for rank in ranks:
         assert rank.stdout.readline() == "here\n"
-    # Not collected before it is looked at.
+    # Its status is not collected before it is checked.
     ranks[1].stdin.write("end\n")
     ranks[1].stdin.flush()
     wanted = f"[chainermn] rank 1 of 2 ({socket.gethostname()}, process {ranks[1].pid}) {CAUSES[ends]}\n"

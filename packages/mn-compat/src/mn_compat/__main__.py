@@ -39,7 +39,7 @@ def run_script(arguments: list[str]) -> int:
         sys.stderr.write(f"{sys.executable}: can't open file {os.path.abspath(script)!r}: no such file\n")
         return 2
     sys.argv[:] = arguments
-    # python -P and PYTHONSAFEPATH put no folder there, so there is none to exchange. Python 3.10 has neither.
+    # With python -P and PYTHONSAFEPATH, the path has no such folder to replace. Python 3.10 has neither.
     if not getattr(sys.flags, "safe_path", False):
         sys.path[0] = os.path.dirname(os.path.realpath(script))
     runpy.run_path(script, run_name="__main__")

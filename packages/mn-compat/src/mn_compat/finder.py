@@ -24,7 +24,7 @@ class ChainerFinder:
     """
 
     def __init__(self) -> None:
-        # Both are made when Chainer is first asked for: reading the tables costs a few milliseconds.
+        # Both are created when Chainer is first imported: reading the tables takes a few milliseconds.
         self._release: Release | None = None
         self._table: Table | None = None
 
@@ -34,7 +34,7 @@ class ChainerFinder:
         """Return the spec of a module that this finder handles, None for any other.
 
         Raises:
-            ImportError: The environment or the installed Chainer is not as it must be.
+            ImportError: A setting in the environment or the installed Chainer is not supported.
         """
         if not fullname.startswith("chainer"):
             return None
@@ -55,7 +55,7 @@ class ChainerFinder:
         if not substitutions:
             return ()
         if self._release is None:
-            # The package was found by somebody else's finder; its folder tells which release it is.
+            # Another finder has found the package; its folder tells which release it is.
             self._meet(_imported_release())
         return substitutions if self._release is not None and self._release.supported else ()
 

@@ -16,7 +16,7 @@ def requested() -> str:
     """Return "", "ours" or "bundled", as the environment asks.
 
     Raises:
-        ImportError: The variable holds anything else.
+        ImportError: The variable has any other value.
     """
     value = os.environ.get(VARIABLE, "")
     if value not in ("", "ours", "bundled"):
@@ -37,7 +37,7 @@ def our_init() -> str | None:
 
 
 def find_chainermn() -> ModuleSpec | None:
-    """Return the spec of our ``chainermn``, or None to leave the name to whoever comes next.
+    """Return the spec of our ``chainermn``, or None to leave the name to the next finder.
 
     Raises:
         ImportError: The environment asks for an implementation that is not installed or not known.

@@ -6,7 +6,7 @@ import os
 from importlib.machinery import PathFinder
 from typing import NamedTuple
 
-# 7.8.1.post1 is the code of 7.8.1 under another number.
+# 7.8.1.post1 has the same code as 7.8.1.
 SUPPORTED = ("7.8.1", "7.8.1.post1")
 
 
@@ -15,7 +15,7 @@ class Release(NamedTuple):
 
     Attributes:
         directory: The folder of the package ``chainer``.
-        version: What its ``_version.py`` says, or "unknown".
+        version: The version in its ``_version.py``, or "unknown".
     """
 
     directory: str
@@ -37,7 +37,7 @@ def find_release() -> Release | None:
 
 
 def read_version(directory: str) -> str:
-    """Return the version in a Chainer folder: its text is enough, ``importlib.metadata`` takes 20 ms to import."""
+    """Return the version in a Chainer folder, from its text: importing ``importlib.metadata`` takes 20 ms."""
     try:
         with open(os.path.join(directory, "_version.py"), encoding="utf-8") as file:
             lines = file.readlines()

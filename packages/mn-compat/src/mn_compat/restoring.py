@@ -57,7 +57,7 @@ class Restorer:
         self.wanted: list[Restoration] = []
 
     def add(self, restoration: Restoration) -> None:
-        """Restore this, now or when its module is imported."""
+        """Add a restoration, which is applied now or when its module is imported."""
         if restoration in self.wanted:
             return
         module = sys.modules.get(restoration.module)
@@ -74,7 +74,7 @@ class Restorer:
     def find_spec(
         self, fullname: str, path: Sequence[str] | None = None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
-        """Return the spec of a module in which there is something to restore, None for any other."""
+        """Return the spec of a module that needs a restoration, None for any other module."""
         if all(fullname != restoration.module for restoration in self.wanted):
             return None
         spec = self._find(fullname, path, target)
@@ -92,7 +92,7 @@ class Restorer:
 
 
 class RestoringLoader(Loader):
-    """Loads a module with its own loader, which it leaves in its place, and changes it afterwards."""
+    """Loads a module with its own loader, to which ``__loader__`` still refers, and changes the module afterwards."""
 
     def __init__(self, loader: Loader, restorer: Restorer) -> None:
         self._loader = loader
@@ -103,7 +103,7 @@ class RestoringLoader(Loader):
         return self._loader.create_module(spec)
 
     def exec_module(self, module: ModuleType) -> None:
-        """Run the module, then restore what it no longer has."""
+        """Run the module, then restore the names that it no longer has."""
         module.__loader__ = self._loader
         if module.__spec__ is not None:
             module.__spec__.loader = self._loader

@@ -8,7 +8,7 @@ import pytest
 import mn_compat  # noqa: F401 - where no .pth file was run, this activates it for the tests in this process
 
 HERE = Path(__file__).parent
-# What these say about the tests' own process is not meant for its children.
+# These variables are for the tests' own process, not for its children.
 NOT_PASSED_ON = ("PYTHONDONTWRITEBYTECODE", "PYTHONWARNINGS", "MN_COMPAT_SKIP", "MN_COMPAT_RESTORE", "CHAINERMN_IMPL")
 
 

@@ -1,4 +1,4 @@
-"""What the finder does to an import, and to which."""
+"""How the finder changes an import, and which imports it changes."""
 
 import inspect
 import linecache
@@ -76,7 +76,7 @@ def test_source_is_found_at_the_right_line():
     from chainer.reporter import Summary
     from chainer.testing import helper
 
-    # Both lie behind a substitution in their file.
+    # Both are behind a substitution in their file.
     assert inspect.getsource(Summary.compute_mean).lstrip().startswith("def compute_mean(self):")
     assert inspect.getsource(helper.without_requires).startswith("def without_requires(")
 
@@ -103,7 +103,7 @@ def test_a_traceback_shows_the_line_that_raised():
 def test_both_supported_releases_are_patched(python, tmp_path, version):
     path = write_chainer(tmp_path, version, reporter="import chainerx\n\nvalue = value.as_grad_stopped()\n")
     process = python("-c", "import chainer.reporter", path=[path], check=False)
-    # The file is not Chainer's, but it is taken for that, and looked into.
+    # The file is not Chainer's, but it is treated as such, and read.
     assert "SubstitutionError" in process.stderr
 
 
@@ -148,7 +148,7 @@ def test_a_module_without_source_is_an_import_error(python, tmp_path):
 
 
 def test_chainer_loaded_before_activation_is_an_error(python):
-    # Unpatched, Chainer's import fails on the way; the modules loaded by then stay in sys.modules.
+    # Without patches, Chainer's import fails halfway; the modules loaded until then stay in sys.modules.
     process = python(
         "-c",
         "import sys\n"

@@ -1,4 +1,4 @@
-"""Every fix has a probe that passes with it and, on a stack that has the fault, fails without it."""
+"""Every fix has a probe that passes with the fix and, with libraries that have the problem, fails without it."""
 
 import importlib.util
 import json
@@ -39,7 +39,7 @@ def outcomes(python, names, folders, **variables):
 
 @pytest.fixture(scope="module")
 def patched(python):
-    """The outcome of every probe on the patched Chainer; those that share their fakes share an interpreter."""
+    """The outcome of every probe on the patched Chainer; probes that share their fakes share an interpreter."""
     groups = defaultdict(list)
     for name in NAMES:
         groups[fakes(name)].append(name)

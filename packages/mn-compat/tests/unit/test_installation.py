@@ -1,7 +1,7 @@
-"""Real installations into fresh virtual environments, with uv where it is there, and with pip.
+"""Real installations into new virtual environments, with uv if it is available, and with pip.
 
-Chainer comes from a wheel that is put together from the files installed here, and what it depends on is linked
-into a folder for PYTHONPATH: so nothing is built but our own package, and nothing is downloaded but what that needs.
+Chainer comes from a wheel that is assembled from the files installed here, and its dependencies are linked into a
+folder for PYTHONPATH. So only our own package is built, and only its build requirements are downloaded.
 """
 
 import base64
@@ -62,7 +62,7 @@ class Pip:
     name = "pip"
 
     def __init__(self, executable, folder):
-        # Debian's Python has no ensurepip, which venv would need.
+        # Debian's Python has no ensurepip, which venv needs.
         if executable:
             run(executable, "venv", "--quiet", "--seed", "--python", sys.executable, folder)
         else:
@@ -80,7 +80,7 @@ def uv():
 
 @pytest.fixture(scope="module")
 def chainer_wheel(tmp_path_factory):
-    """Chainer's wheel again, from the files that it installed into this environment."""
+    """Chainer's wheel, assembled again from the files that it installed into this environment."""
     chainer = distribution("chainer")
     wheel = tmp_path_factory.mktemp("wheels") / f"chainer-{chainer.version}-py3-none-any.whl"
     with zipfile.ZipFile(wheel, "w") as archive:
@@ -110,7 +110,7 @@ def our_wheel(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def dependencies(tmp_path_factory):
-    """A folder with links to everything installed here but Chainer and our packages."""
+    """A folder with links to everything installed here except Chainer and our packages."""
     folder = tmp_path_factory.mktemp("dependencies")
     for entry in sys.path:
         if not entry.endswith("site-packages"):
@@ -124,7 +124,7 @@ def dependencies(tmp_path_factory):
 
 @pytest.fixture
 def environment(request, tmp_path):
-    """A fresh virtual environment and the tool that installs into it: uv, else pip, unless the test says which."""
+    """A new virtual environment and the tool that installs into it: uv or else pip, unless the test chooses one."""
     tool = getattr(request, "param", Uv if uv() else Pip)
     if tool is Uv and not uv():
         pytest.skip("uv is not installed")
@@ -141,7 +141,7 @@ def site_packages(environment):
 
 
 def intact(folder):
-    """Return whether every file of the bundled chainermn is as Chainer's wheel has it."""
+    """Return whether every file of the bundled chainermn is the same as in Chainer's wheel."""
     files = [file for file in distribution("chainer").files if file.parts[0] == "chainermn" and file.hash]
     assert files
     return all(
@@ -158,7 +158,7 @@ def add_our_chainermn(folder):
     return package / "__init__.py"
 
 
-# pip takes ten times as long as uv; two of the four combinations show that it does the same.
+# pip takes ten times as long as uv; two of the four combinations show that it behaves in the same way.
 @pytest.mark.parametrize(
     ("environment", "editable", "first"),
     [
@@ -198,7 +198,7 @@ def test_an_installation_takes_effect_and_goes_without_a_trace(
 def test_the_lines_of_the_pth_file_run_twice_put_one_gate(environment, our_wheel):
     environment("install", our_wheel)
     folder = site_packages(environment)
-    # What site does in a virtual environment, once more for good measure.
+    # What site does in a virtual environment, once more to be sure.
     code = (
         "import site, sys; site.addsitedir(sys.argv[1])\n"
         "print([type(finder).__name__ for finder in sys.meta_path if 'Gate' in repr(finder)])"
@@ -209,7 +209,7 @@ def test_the_lines_of_the_pth_file_run_twice_put_one_gate(environment, our_wheel
 def test_a_target_folder_on_pythonpath(environment, dependencies, chainer_wheel, our_wheel, tmp_path):
     environment("install", "--target", tmp_path / "target", chainer_wheel, our_wheel)
     path = f"{tmp_path / 'target'}{os.pathsep}{dependencies}"
-    # No .pth file is run there: Chainer is found, and is not patched.
+    # .pth files are not run there: Chainer is found, and is not patched.
     code = "import sys; print([f for f in sys.meta_path if 'mn_compat' in repr(f)])"
     assert run(environment.python, "-c", code, path=path).stdout.strip() == "[]"
     code = "import mn_compat, chainer; print(mn_compat.status().active)"

@@ -1,4 +1,4 @@
-"""Who gets the name ``chainermn``."""
+"""Which package gets the name ``chainermn``."""
 
 import sys
 from importlib.machinery import SourceFileLoader

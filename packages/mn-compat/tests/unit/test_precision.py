@@ -1,4 +1,4 @@
-"""The scalars that Chainer sums and scales by (root cause: NumPy 2's promotion)."""
+"""Scalars with which Chainer sums and scales (root cause: NumPy 2's promotion)."""
 
 import chainer
 import numpy as np
@@ -9,14 +9,14 @@ from hypothesis.extra import numpy as hnp
 
 from mn_compat.helpers.precision import double, widened
 
-# A machine under load may take long over one example.
+# On a busy machine, one example may take long.
 unhurried = settings(deadline=None)
 
 FLOATS = st.sampled_from([np.float16, np.float32, np.float64])
 
 
 def batches(dtype):
-    # Wide enough that a square of a float16 overflows in float16.
+    # Wide enough that the square of a float16 overflows in float16.
     return hnp.arrays(dtype, st.integers(1, 50), elements=st.floats(-1000, 1000, width=np.dtype(dtype).itemsize * 8))
 
 

@@ -1,4 +1,4 @@
-"""Children of ``multiprocessing``: they start an interpreter of their own and must find Chainer patched."""
+"""Children of ``multiprocessing``: they start their own interpreter and must find Chainer patched."""
 
 import pytest
 

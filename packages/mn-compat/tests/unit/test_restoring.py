@@ -1,4 +1,4 @@
-"""What other libraries are given back where it is asked for."""
+"""Names of other libraries that are restored on request."""
 
 import importlib.util
 import re
@@ -14,7 +14,7 @@ from mn_compat.restorations import RESTORATIONS, chosen
 NAMES = [restoration.name for restoration in RESTORATIONS]
 STARTUP = Path(__file__).parents[2] / "startup" / "_mn_compat_startup.py"
 
-# As they are today, in short.
+# In their current form, shortened.
 LIBRARIES = {
     "PIL/__init__.py": "",
     "PIL/Image.py": "import enum\nclass Resampling(enum.IntEnum):\n    LANCZOS = 1\n",
@@ -22,7 +22,7 @@ LIBRARIES = {
     "def load(stream, Loader): return stream, Loader\n"
     "def load_all(stream, Loader): return [(stream, Loader)]\n",
 }
-# What a program does, line by line after the import, and the error that it ends with where nothing is restored.
+# A program's lines after the import, and its error without the restoration.
 USES = {
     "numpy_names": (
         "import numpy as np",
@@ -61,7 +61,7 @@ USES = {
 
 @pytest.fixture
 def program(python, tmp_path):
-    """A function that runs lines of Python in an environment with libraries of today, and returns the process."""
+    """A function that runs lines of Python in an environment with current libraries, and returns the process."""
     for name, text in LIBRARIES.items():
         path = tmp_path / "libraries" / name
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -75,7 +75,7 @@ def program(python, tmp_path):
 
 @pytest.fixture
 def uses(request):
-    """The lines of a program, and its error, where what it uses is not there."""
+    """The lines of a program, and its error if the names that it uses do not exist."""
     name = request.param
     if name == "numpy_scalars" and numpy.lib.NumpyVersion(numpy.__version__) < "2.4.0":
         pytest.skip("this NumPy converts arrays of one element")
@@ -105,7 +105,7 @@ def test_the_function_restores_before_and_after_the_import(program, uses):
     name, (imports, *lines), _ = uses
     restore = f"import mn_compat; mn_compat.restore({name!r}); mn_compat.restore({name!r})"
     program(restore, imports, *lines)
-    if name != "pkg_resources":  # there is none to be imported before
+    if name != "pkg_resources":  # there is nothing to import before
         program(imports, restore, *lines)
 
 

@@ -1,4 +1,4 @@
-"""``python -m mn_compat``, for where no ``.pth`` file is run."""
+"""``python -m mn_compat``, for cases in which ``.pth`` files are not run."""
 
 import sys
 from pathlib import Path
@@ -7,7 +7,7 @@ import pytest
 
 import mn_compat
 
-# What PYTHONPATH would hold after ``pip install --target``: where mn_compat lies, and where its dependencies do.
+# The PYTHONPATH after ``pip install --target``: the folders of mn_compat and of its dependencies.
 PATH = [Path(mn_compat.__file__).parents[1], *(entry for entry in sys.path if entry.endswith("site-packages"))]
 
 SCRIPT = """

@@ -1,4 +1,4 @@
-"""The start-up module: what every start of the interpreter pays for."""
+"""The start-up module: its cost at every start of the interpreter."""
 
 import importlib.util
 import pkgutil
@@ -69,7 +69,7 @@ def test_it_imports_nothing(python):
 
 
 def test_it_takes_less_than_half_a_millisecond(python):
-    # The best of many: what the machine does besides is not the module's cost.
+    # The best of many: other load on the machine is not the module's cost.
     code = (
         "import sys, time; sys.path.insert(0, sys.argv[1]); best = 1\n"
         "for _ in range(50):\n"

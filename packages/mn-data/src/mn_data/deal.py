@@ -1,4 +1,4 @@
-"""Which samples are dealt next: a stream of epochs, each in an order of its own, and what was given back."""
+"""Which samples are dealt next: a stream of epochs, each in its own order, and samples that were given back."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ _Positions = np.ndarray[Any, np.dtype[np.int64]]
 
 
 class Deal:
-    """Deals the samples of a dataset, each once an epoch, whoever asks and however many.
+    """Deals the samples of a dataset, each once per epoch, in portions of any size.
 
-    It is independent of ranks: all of them ask for the same, and get it. A *position* counts samples from the first of
-    the first epoch.
+    It is independent of ranks: all ranks make the same calls, and get the same results. A *position* counts samples
+    from the first sample of the first epoch.
 
     Args:
         length: How many samples there are, above 0.
-        seed: What the orders follow from; ``None`` for the order of the dataset.
+        seed: The seed for the orders; ``None`` for the order of the dataset.
 
     Attributes:
         returned: Positions that were given back; they are dealt next.
@@ -31,12 +31,12 @@ class Deal:
         self.seed = seed
         self.returned: _Positions = np.zeros(0, np.int64)
         self._next = 0
-        # Two: a batch may lie across the end of an epoch.
+        # Two epochs, because a batch may extend across the end of an epoch.
         self._order = functools.lru_cache(maxsize=2)(self._make_order)
 
     @property
     def dealt(self) -> int:
-        """How many samples have been dealt and not given back."""
+        """How many samples have been dealt and not been given back."""
         return self._next - len(self.returned)
 
     def draw(self, count: int) -> _Positions:
@@ -47,24 +47,24 @@ class Deal:
         return drawn
 
     def peek(self, count: int) -> _Positions:
-        """Return what :meth:`draw` would."""
+        """Return the result that :meth:`draw` would return."""
         again = self.returned[:count]
         return np.concatenate([again, np.arange(self._next, self._next + count - len(again))])
 
     def give_back(self, positions: _Positions) -> None:
-        """Have samples dealt again, as they were lost on the way."""
+        """Deal samples again, because they were lost."""
         self.returned = np.sort(np.concatenate([self.returned, positions]))
 
     def indices(self, positions: _Positions) -> list[int]:
-        """Return which samples of the dataset lie at some positions."""
+        """Return the indices in the dataset of the samples at some positions."""
         return [int(self._order(epoch)[place]) for epoch, place in zip(*divmod(positions, self.length), strict=True)]
 
     def state(self, under_way: _Positions) -> tuple[int, _Positions]:
-        """Return what to go on with, as if what is under way had been given back."""
+        """Return the state to continue from, as if all unused samples had been given back."""
         return self._next, np.sort(np.concatenate([self.returned, under_way]))
 
     def load(self, next_position: int, returned: _Positions) -> None:
-        """Go on with what :meth:`state` returned."""
+        """Continue from a state that :meth:`state` returned."""
         self._next, self.returned = next_position, returned
 
     def _make_order(self, epoch: int) -> np.ndarray[Any, Any]:

@@ -1,4 +1,4 @@
-"""An iterator that deals every sample exactly once an epoch, however many ranks there are from one step to the next."""
+"""An iterator that deals every sample exactly once per epoch, even if the number of ranks changes between steps."""
 
 from __future__ import annotations
 
@@ -23,28 +23,29 @@ _Positions = np.ndarray[Any, np.dtype[np.int64]]
 class ElasticIterator(Iterator):  # type: ignore[misc]  # Chainer has no types
     """Gives each rank its part of every global mini-batch; for training.
 
-    All ranks deal from the same order, which follows from the seed and the epoch. What a rank had been dealt and takes
-    into its grave before the step was taken is dealt again, to those who are left. So each sample is used exactly once
-    an epoch, at any number of ranks: a step of a multi-node optimizer on the same communicator is what counts as used.
-    A batch may reach into the next epoch, so that no rank ever has none.
+    All ranks use the same order, which depends on the seed and the epoch. If a rank is lost before a step is taken, the
+    samples that were dealt to it are dealt again to the remaining ranks. So each sample is used exactly once per epoch,
+    with any number of ranks: a sample counts as used when a multi-node optimizer on the same communicator has taken a
+    step. A batch may extend into the next epoch, so that no rank ever has an empty one.
 
-    It works with any communicator; if that is not elastic, what was dealt counts as used. Creating it is collective;
-    :meth:`next` is not, but every rank must call it in each step.
+    It works with any communicator; if the communicator is not elastic, dealt samples count as used. Creating it is
+    collective; :meth:`next` is not, but every rank must call it in each step.
 
     Args:
-        dataset: The same on every rank: each has all of it, or can read any sample by its index.
-        batch_size: How many samples a rank gets in each step, or, with ``global_batch``, all together.
+        dataset: The same on every rank: each rank holds all of it, or can read any sample by its index.
+        batch_size: How many samples a rank gets in each step or, with ``global_batch``, all ranks together.
         comm: The ranks.
-        shuffle: Whether each epoch has an order of its own.
-        seed: What the orders follow from; by default a number that rank 0 draws.
-        global_batch: Whether the global mini-batch keeps its size when ranks are lost, rather than that of each rank.
-        n_processes: How many processes read samples ahead of time; 0 to read them when they are asked for.
-        n_prefetch: How many mini-batches ahead.
+        shuffle: Whether each epoch has a different random order.
+        seed: The seed for the orders; by default a number that rank 0 draws.
+        global_batch: Whether the global mini-batch keeps its size when ranks are lost, rather than each rank's part of
+            it.
+        n_processes: How many processes read samples ahead of time; 0 to read samples when they are needed.
+        n_prefetch: How many mini-batches to read ahead.
 
     Raises:
-        ValueError: On every rank: the dataset is empty, ``batch_size`` is below 1, a global one below the number of
-            ranks, or the ranks differ in one of these.
-        TypeError: A number is no integer (on every rank).
+        ValueError: On every rank: the dataset is empty, ``batch_size`` is below 1 or, as a global size, below the
+            number of ranks, or the ranks differ in one of these.
+        TypeError: An argument is not an integer (on every rank).
     """
 
     def __init__(
@@ -59,7 +60,7 @@ class ElasticIterator(Iterator):  # type: ignore[misc]  # Chainer has no types
         n_processes: int = 0,
         n_prefetch: int = 1,
     ) -> None:
-        self._loader = Loader(dataset, n_processes)  # first: finalize() is called even if the rest fails
+        self._loader = Loader(dataset, n_processes)  # first: finalize() is called even if __init__ fails later
 
         def agree() -> int | None:
             with raise_on_all(comm):
@@ -100,7 +101,7 @@ class ElasticIterator(Iterator):  # type: ignore[misc]  # Chainer has no types
     next = __next__
 
     def commit(self) -> None:
-        """Take all that was dealt to be used. The steps of a multi-node optimizer on the communicator do so."""
+        """Count all dealt samples as used. The steps of a multi-node optimizer on the communicator call this."""
         self._under_way.clear()
 
     @property
@@ -110,30 +111,30 @@ class ElasticIterator(Iterator):  # type: ignore[misc]  # Chainer has no types
 
     @property
     def is_new_epoch(self) -> bool:
-        """Whether the last mini-batch has completed one."""
+        """Whether the last mini-batch has completed an epoch."""
         return self.epoch > self._before // self._deal.length
 
     @property
     def epoch_detail(self) -> float:
-        """How many epochs, with the fraction of the one that is under way."""
+        """The number of epochs, including the fraction of the current one."""
         return self._deal.dealt / self._deal.length
 
     @property
     def previous_epoch_detail(self) -> float | None:
-        """What that was before the last mini-batch; ``None`` before the first."""
+        """The value of ``epoch_detail`` before the last mini-batch; ``None`` before the first mini-batch."""
         return self._before / self._deal.length if self._has_begun else None
 
     @property
     def repeat(self) -> bool:
-        """Whether epoch follows upon epoch; always."""
+        """Whether the iterator continues after an epoch; always true."""
         return True
 
     def serialize(self, serializer: Any) -> None:
-        """Save or load where all ranks stand, the same on each; also to go on with another number of them."""
+        """Save or load the position of all ranks, the same on each rank; a different number of ranks can load it."""
         if isinstance(serializer, chainer.Serializer):
             next_position, returned = self._deal.state(self._flat_under_way())
             serializer("next_position", next_position)
-            # Not an array: how many there are differs from state to state.
+            # Not an array, because their number differs from state to state.
             serializer("returned", ",".join(map(str, returned)))
             serializer("seed", -1 if self._deal.seed is None else self._deal.seed)
             serializer("length", self._deal.length)
@@ -149,7 +150,7 @@ class ElasticIterator(Iterator):  # type: ignore[misc]  # Chainer has no types
         self._under_way.clear()
 
     def finalize(self) -> None:
-        """End the processes that read."""
+        """End the processes that read samples."""
         self._loader.close()
 
     def _sizes(self) -> list[int]:
@@ -169,7 +170,7 @@ class ElasticIterator(Iterator):  # type: ignore[misc]  # Chainer has no types
         return np.concatenate([np.zeros(0, np.int64), *(part for parts in self._under_way for part in parts)])
 
     def take_over(self, change: Change) -> None:
-        """Give back what lost ranks had been dealt since the last step. An elastic communicator does so."""
+        """Give back the samples dealt to lost ranks since the last step. An elastic communicator calls this."""
         for parts in self._under_way:
             for lost in change.lost:
                 self._deal.give_back(parts[lost])

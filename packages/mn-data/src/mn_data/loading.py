@@ -1,4 +1,4 @@
-"""Reading samples: at once, or ahead of time in processes of their own."""
+"""Reading samples: when they are needed, or ahead of time in separate processes."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class Loader:
 
     Args:
         dataset: The dataset.
-        n_processes: How many processes read; 0 to read in this one.
+        n_processes: How many processes read; 0 to read in this process.
     """
 
     def __init__(self, dataset: Any, n_processes: int) -> None:
@@ -44,13 +44,13 @@ class Loader:
         return samples
 
     def expect(self, batches: Sequence[Sequence[int]]) -> None:
-        """Read ahead what is probably asked for next, and forget what was before."""
+        """Read ahead samples that will probably be requested next, and discard earlier ones."""
         if self._n_processes:
             known = self._ahead
             self._ahead = {tuple(each): known.get(tuple(each)) or self._start(each) for each in batches}
 
     def close(self) -> None:
-        """End the processes; the next :meth:`load` starts others."""
+        """End the processes; the next :meth:`load` starts new ones."""
         self._ahead.clear()
         if self._pool is not None:
             self._pool.terminate()
@@ -67,8 +67,8 @@ def _begin(dataset: Any) -> None:
     global _dataset
     _dataset = dataset
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the rank ends them
-    with contextlib.suppress(OSError, AttributeError):  # there is no prctl but on Linux
-        # A rank that is killed ends nobody; they would keep the launcher waiting for their output.
+    with contextlib.suppress(OSError, AttributeError):  # prctl exists only on Linux
+        # A rank that is killed cannot end them, and the launcher would wait for their output.
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
 
 

@@ -1,4 +1,4 @@
-"""What becomes of data when a rank is lost that alone had it."""
+"""What happens to data that only one rank had, when that rank is lost."""
 
 from __future__ import annotations
 
@@ -22,25 +22,25 @@ def refuse_elastic(communicator: CommunicatorBase) -> None:
 
 
 def tell_of_lost_parts(communicator: CommunicatorBase, length: int, force_equal_length: bool) -> None:
-    """Have rank 0 warn which samples are gone, whenever a rank is lost.
+    """Let rank 0 warn which samples are gone, whenever a rank is lost.
 
-    Args:
+    communicator: The ranks; nothing is done if they are not elastic.
         communicator: The ranks; nothing is done unless they are elastic.
-        length: How many samples were shared out among them.
-        force_equal_length: Whether in parts of equal length, as in :func:`mn_data.scatter_dataset`.
+        length: How many samples were divided among them.
+        force_equal_length: Whether parts have equal lengths, as in :func:`mn_data.scatter_dataset`.
     """
     if not is_elastic(communicator):
         return
     size = communicator.size
-    owners = list(range(size))  # whose part each rank of the present generation has
+    owners = list(range(size))  # whose part each rank of the current generation has
 
     def tell(change: Change) -> None:
         for lost in change.lost:
             begin, end = part(length, size, owners[lost], force_equal_length)
             if change.rank == 0 and begin < end:
                 logger.warning(
-                    "samples %d to %d of %d, as scatter_dataset has shared them out, were lost with rank %d: the "
-                    "training goes on without them (mn_data.ElasticIterator loses none)",
+                    "samples %d to %d of %d, in the order of scatter_dataset, were lost with rank %d: "
+                    "training continues without them (mn_data.ElasticIterator loses none)",
                     *(begin, min(end, length) - 1, length, lost),
                 )
         owners[:] = [owners[old] for old in change.survivors]

@@ -207,7 +207,7 @@ class _Follower(Iterator):  # type: ignore[misc]  # Chainer has no types
 def _serialize(serializer: Any, name: str, value: Any) -> Any:
     try:
         return serializer(name, value)
-    except KeyError:  # in the file of another iterator: what that did not save, the next batch tells
+    except KeyError:  # in another iterator's file: the next batch supplies missing values
         return value
 
 

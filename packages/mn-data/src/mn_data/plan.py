@@ -11,7 +11,7 @@ def part(n_total_samples: int, size: int, rank: int, force_equal_length: bool) -
     Args:
         n_total_samples: How many samples there are.
         size: How many ranks share them.
-        rank: The rank whose part is asked for.
+        rank: The rank whose part is requested.
         force_equal_length: Whether all parts have the same length, ``ceil(n_total_samples / size)``, so that
             neighbouring parts may share samples. Otherwise they are disjoint, and the first ``n_total_samples % size``
             parts have one sample more.

@@ -52,7 +52,7 @@ def scatter_dataset(
         shuffle: Whether samples are put into a random order first.
         seed: The seed for that order; with the same seed, each rank gets the same samples again. ``None`` for a
             different order every time.
-        max_buf_len: The most bytes passed to MPI at once.
+        max_buf_len: The maximum number of bytes passed to MPI at once.
         force_equal_length: Whether all parts have the same length, so that neighbouring parts may share a sample.
             Otherwise the parts are disjoint, and their lengths differ by at most one.
 

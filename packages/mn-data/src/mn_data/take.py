@@ -56,7 +56,7 @@ class Column:
 
     Attributes:
         values: An array, a list or a tuple.
-        positions: Where in ``values`` the samples are.
+        positions: The positions of the samples in ``values``.
     """
 
     values: Any
@@ -117,7 +117,7 @@ def columns_of(dataset: Any, positions: Positions | None = None) -> Iterator[Col
 
     Args:
         dataset: The dataset.
-        positions: The samples wanted, each at least 0 and below ``len(dataset)``; by default all.
+        positions: The requested samples, each at least 0 and below ``len(dataset)``; by default all.
 
     Yields:
         One column after another.
@@ -169,7 +169,7 @@ def take(dataset: Any, indices: Positions) -> Any:
 
 
 def _positions_of(dataset: datasets.SubDataset) -> Positions:
-    """Return the positions that the samples of a SubDataset have in the dataset it is a part of."""
+    """Return the positions of a SubDataset's samples in the dataset that it is a part of."""
     positions = range(dataset._start, dataset._finish)
     order = dataset._order
     return positions if order is None else np.asarray(order, dtype=np.intp)[_slice(positions)]

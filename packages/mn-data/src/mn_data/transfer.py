@@ -43,9 +43,9 @@ def send_array(
     Args:
         ranks: The ranks; this one is the root.
         parts: Each rank's rows.
-        layout: What a row is.
-        max_buf_len: The most bytes passed to MPI at once.
-        advance: Told how many bytes were moved.
+        layout: The dtype and shape of a row.
+        max_buf_len: The maximum number of bytes passed to MPI at once.
+        advance: Called with the number of bytes that were moved.
 
     Returns:
         This rank's rows, in a new array.
@@ -81,8 +81,8 @@ def send_objects(ranks: Ranks, parts: Sequence[Column], max_buf_len: int, advanc
     Args:
         ranks: The ranks; this one is the root.
         parts: Each rank's objects.
-        max_buf_len: The most bytes handed to MPI at once.
-        advance: Told how many bytes were moved.
+        max_buf_len: The maximum number of bytes passed to MPI at once.
+        advance: Called with the number of bytes that were moved.
 
     Returns:
         This rank's objects.
@@ -94,7 +94,7 @@ def send_objects(ranks: Ranks, parts: Sequence[Column], max_buf_len: int, advanc
     with raise_on_all(ranks):
         verdict = _FAILURE
         try:
-            # In turn, so that all ranks have something to unpickle.
+            # The ranks in turn, so that each always has something to unpickle.
             in_turn = zip_longest(*(_pickled(parts[dest], dest) for dest in others))
             for dest, pickled in filter(None, chain.from_iterable(in_turn)):
                 _send_pickled(ranks, pickled, dest, max_buf_len)
@@ -107,7 +107,7 @@ def send_objects(ranks: Ranks, parts: Sequence[Column], max_buf_len: int, advanc
 
 
 def recv_objects(ranks: Ranks, max_buf_len: int, root: int, advance: Advance) -> list[Any]:
-    """Receive the objects that the root sends by :func:`send_objects`; collective, raises what that raises."""
+    """Receive the objects that the root sends by :func:`send_objects`; collective, and raises the same exceptions."""
     received: list[Any] = []
     with raise_on_all(ranks):
         try:

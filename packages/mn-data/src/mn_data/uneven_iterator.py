@@ -116,7 +116,7 @@ class _UnevenIterator(Wrapper):
         return float(self.epoch + self._step / (self._n_steps or self._longest))
 
     def reset(self) -> None:
-        """Go back to the beginning; to be called on every rank."""
+        """Go back to the beginning; must be called on every rank."""
         self.actual_iterator.reset()
         self.epoch, self.is_new_epoch, self.previous_epoch_detail = 0, False, None
         self._has_ended, self._step, self._n_steps = False, 0, self._longest
@@ -145,10 +145,10 @@ class _UnevenIterator(Wrapper):
 
 
 def _end_after_each_epoch(iterator: Any) -> bool:
-    """Have one of Chainer's iterators end after an epoch. Return whether it had repeated."""
+    """Make an iterator of Chainer end after an epoch. Return whether it was set to repeat."""
     if not getattr(iterator, "repeat", False):
-        return not hasattr(iterator, "repeat")  # one that does not know of repeating is to be reset again and again
-    if hasattr(iterator, "_repeat"):  # repeat is a property of those, without a setter
+        return not hasattr(iterator, "repeat")  # an iterator without this attribute must be reset after each epoch
+    if hasattr(iterator, "_repeat"):  # repeat is a property without a setter
         iterator._repeat = False  # noqa: SLF001
     else:
         iterator.repeat = False

@@ -1,4 +1,4 @@
-"""Every sample is used exactly once an epoch, although ranks die."""
+"""Every sample is used exactly once per epoch, although ranks die."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""Data of which each rank has a part, when a rank is lost."""
+"""Data that is divided among the ranks, when a rank is lost."""
 
 CODE = """
 import os, signal, sys
@@ -25,6 +25,6 @@ print([float(each) for each in part], flush=True)
 
 def test_the_part_that_is_lost_is_named(job):
     assert job(4, CODE) == ["[0.0, 1.0, 2.0]", "[6.0, 7.0, 8.0]"]
-    # The second victim is rank 2 of those who were left, whose part is still the one that it got as rank 3.
-    assert "samples 3 to 5 of 12, as scatter_dataset has shared them out, were lost with rank 1" in job.stderr
-    assert "samples 9 to 11 of 12, as scatter_dataset has shared them out, were lost with rank 2" in job.stderr
+    # The second victim is rank 2 of the remaining ranks, which still has the part that it got as rank 3.
+    assert "samples 3 to 5 of 12, in the order of scatter_dataset, were lost with rank 1" in job.stderr
+    assert "samples 9 to 11 of 12, in the order of scatter_dataset, were lost with rank 2" in job.stderr

@@ -1,4 +1,4 @@
-"""Iterators whose samples are made by worker processes, which import the script again."""
+"""Iterators whose samples are created by worker processes, which import the script again."""
 
 import os
 import shutil

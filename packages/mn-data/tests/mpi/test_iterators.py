@@ -63,7 +63,7 @@ def test_all_ranks_get_the_batches_of_one(dataset, master):
 
 
 class DaliLike:
-    """An iterator that knows nothing of Chainer's."""
+    """An iterator that is independent of Chainer's."""
 
     def __init__(self):
         self.epoch = self.n = 0
@@ -139,7 +139,7 @@ def test_chainers_iterators_go_on_from_the_snapshot_of_any_rank(shuffle, n_batch
     chainer.serializers.load_npz(file, plain)
     assert plain.epoch == n_batches * 6 // 20
     for i, batch in enumerate(expected):
-        left = 20 - plain.current_position  # the last batch begins the next epoch, in an order still to be drawn
+        left = 20 - plain.current_position  # the last batch begins the next epoch, whose order has not been drawn yet
         assert plain.next()[:left] == batch[:left], i
     assert plain.epoch == iterator.epoch
     assert plain.previous_epoch_detail == iterator.previous_epoch_detail
@@ -157,7 +157,7 @@ def test_a_follower_goes_on_from_the_snapshot_of_a_plain_iterator():
     np.testing.assert_array_equal(state.target["order"], COMM.bcast_obj(plain._state.order))
     first = COMM.bcast_obj(plain.next()[:2])
     np.testing.assert_array_equal(iterator.next()[:2], first)
-    # After the batch the master's order is shared again: it was changed in place.
+    # After the batch, the master's order is sent again, because it was changed in place.
     state = chainer.serializers.DictionarySerializer()
     iterator.serialize(state)
     np.testing.assert_array_equal(state.target["order"], COMM.bcast_obj(state.target["order"]))

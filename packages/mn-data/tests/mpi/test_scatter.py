@@ -16,7 +16,7 @@ T = np.arange(23, dtype="i4")
 
 
 class Made(chainer.dataset.DatasetMixin):
-    """Samples that are made when asked for."""
+    """Samples that are created when they are requested."""
 
     def __len__(self):
         return 23

@@ -1,4 +1,4 @@
-"""Iterators that are kept in step although ranks have unequal numbers of samples."""
+"""Iterators that are kept in step although ranks have different numbers of samples."""
 
 import math
 from itertools import chain
@@ -81,7 +81,7 @@ def test_it_goes_on_where_it_was(kind, n_before):
 
 
 def test_it_ends_the_epoch_with_other_numbers_of_samples():
-    """As if it was saved by ranks that had four times as many."""
+    """As if it had been saved by ranks with four times as many."""
     before = create_uneven_iterator(SerialIterator(list(range(16 + 8 * RANK)), 2, shuffle=False), COMM)
     for _ in range(before._longest // 4):
         next(before)

@@ -1,4 +1,4 @@
-"""Every sample once an epoch, whoever is dealt how many, and whatever is given back."""
+"""Every sample once per epoch, however many are dealt at a time, and whatever is given back."""
 
 from collections import Counter
 

@@ -52,7 +52,7 @@ class AllreducePersistent(Extension):  # type: ignore[misc]  # Chainer has no ty
                 rank).
         """
         found = list(_floating(self.model))
-        # Written only when all are known: after a loss they are averaged again.
+        # They are written only when all are known: after a loss, they are averaged again.
         for (_, link, name), mean in zip(found, transact(self.comm, partial(self._means, found)), strict=True):
             _set(link, name, mean)
 
@@ -64,7 +64,7 @@ class AllreducePersistent(Extension):  # type: ignore[misc]  # Chainer has no ty
 
 def _set(link: chainer.Link, name: str, mean: Any) -> None:
     value = getattr(link, name)
-    if isinstance(value, (float, np.generic)):  # which cannot be written to
+    if isinstance(value, (float, np.generic)):  # such arrays are read-only
         setattr(link, name, type(value)(mean))
     else:
         value[...] = cuda.get_array_module(value).asarray(mean)

@@ -183,7 +183,7 @@ def _by_batch(evaluator: Evaluator) -> Weighted:
 
 
 def batches_of(iterator: Any) -> Iterator[Any]:
-    """Yield the mini-batches of one pass, of which there are none if the dataset is empty.
+    """Yield the mini-batches of one pass; there are none if the dataset is empty.
 
     Chainer's iterators divide by the length of their dataset.
     """

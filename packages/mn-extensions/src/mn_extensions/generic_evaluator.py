@@ -29,7 +29,7 @@ class GenericMultiNodeEvaluator(Extension):  # type: ignore[misc]  # Chainer has
         device: Where ``converter`` puts the mini-batches.
         converter: Converts a mini-batch to the arguments of :meth:`calc_local`.
         root: The rank that combines the results.
-        progress_hook: Called at the root after each of its mini-batches, with it.
+        progress_hook: Called on the root with each of its mini-batches, after it was evaluated.
 
     Raises:
         ValueError: ``root`` is out of range.

@@ -1,4 +1,4 @@
-"""An extension that keeps the training's state in the memory of each node, for the next attempt of a supervised job."""
+"""An extension that saves the training's state in each node's memory, for the next attempt of a supervised job."""
 
 from __future__ import annotations
 
@@ -21,25 +21,25 @@ __all__ = ["MemoryKeeper", "create_memory_keeper"]
 logger = logging.getLogger(__name__)
 
 _State = dict[str, "np.ndarray[Any, Any]"]
-_NONE = "none:"  # before the name of what is None
+_NONE = "none:"  # before the name of a value that is None
 
 
 def create_memory_keeper(comm: CommunicatorBase) -> MemoryKeeper:
-    """Create an extension that keeps the training's state in memory, for a restart; collective.
+    """Create an extension that saves the training's state in memory, for a restart; collective.
 
-    Where ``chainermn elastic`` runs the job and starts it again, ``maybe_load`` goes on from what was kept last, with
-    any number of ranks: the memory of a single node is enough. In any other job it keeps and loads nothing.
+    If ``chainermn elastic`` runs the job and restarts it, ``maybe_load`` continues from the state that was saved last,
+    with any number of ranks: the memory of a single node is enough. In any other job, it saves and loads nothing.
 
-    One copy of the state is held on each node, and a second one while it is written. It is taken to be the same on all
-    ranks, as with data parallelism: parameters, optimizers, the trainer. What only rank 0 has, such as the log, is kept
-    as well. A shuffled part of a dataset, as :func:`mn_data.scatter_dataset` deals it, goes on at the same place in
-    another order; :class:`mn_data.ElasticIterator` goes on exactly. Random numbers start again.
+    Each node holds one copy of the state, and a second one while it is written. The state is assumed to be the same on
+    all ranks, as with data parallelism: parameters, optimizers, the trainer. State that only rank 0 has, such as the
+    log, is saved as well. A shuffled part of a dataset from :func:`mn_data.scatter_dataset` continues at the same place
+    in a different order; :class:`mn_data.ElasticIterator` continues exactly. Random number generators start again.
 
     Args:
         comm: The ranks that train together.
 
     Returns:
-        The extension. How often it keeps the state is up to its trigger: by default every 100 iterations.
+        The extension. Its trigger determines how often it saves the state: by default every 100 iterations.
 
     Example:
         >>> keeper = chainermn.extensions.create_memory_keeper(comm)
@@ -52,25 +52,25 @@ def create_memory_keeper(comm: CommunicatorBase) -> MemoryKeeper:
 class MemoryKeeper(Extension):  # type: ignore[misc]  # Chainer has no types
     """See :func:`mn_extensions.create_memory_keeper`."""
 
-    priority = -100  # after all others, as checkpoints
+    priority = -100  # after all others, like checkpoints
     trigger = (100, "iteration")
 
     def __init__(self, comm: CommunicatorBase) -> None:
         self.comm = comm
         self._memory = NodeMemory()
-        # On all ranks or on none, as it is collective.
+        # On all ranks or on none, because it is collective.
         self._is_there = all(transact(comm, lambda: comm.allgather_obj(self._memory.is_there)))
 
     def __call__(self, trainer: Any) -> None:
-        """Keep the trainer's state; collective."""
+        """Save the trainer's state; collective."""
         self.keep(trainer, trainer.updater.iteration)
 
     def keep(self, target: Any, iteration: int) -> None:
-        """Keep a state in place of the one before; collective.
+        """Save a state, which replaces the previous one; collective.
 
         Args:
             target: A trainer, or anything else that Chainer can serialize.
-            iteration: The number to keep it under, the same on every rank.
+            iteration: The number of the state, the same on every rank.
 
         Raises:
             TypeError: The state holds Python objects (on every rank).
@@ -85,28 +85,28 @@ class MemoryKeeper(Extension):  # type: ignore[misc]  # Chainer has no types
         with raise_on_all(self.comm):
             if is_first or self.comm.rank == 0:
                 state = _state_of(target)
-        # Extensions differ between ranks: rank 0 has a log, for example. Arrays of the model do not travel.
+        # Extensions differ between ranks: rank 0 has a log, for example. Arrays of the model are not sent.
         of_trainer = [name for name in state if hasattr(target, "updater") and not name.startswith("updater/")]
         of_rank_0 = self.comm.bcast_obj({name: state[name] for name in of_trainer})
         if is_first:
             try:
                 self._memory.put(iteration, state | of_rank_0)
-            except OSError as error:  # older state is still there
+            except OSError as error:  # the older state still exists
                 logger.warning("the state of iteration %d is not kept in memory: %s", iteration, error)
 
     def maybe_load(self, target: Any, optimizer: Any = None) -> int | None:
         """Load the newest state that the memory of a node holds, if there is one; collective.
 
         Args:
-            target: What was kept: a trainer, before it runs, or something else.
-            optimizer: A multi-node optimizer whose next update takes a step, rather than share out the parameters of
-                rank 0; by default those of the trainer.
+            target: The object whose state was saved: a trainer before it runs, or something else.
+            optimizer: A multi-node optimizer whose next update takes a step, rather than distribute the parameters of
+                rank 0; by default the optimizers of the trainer.
 
         Returns:
             The iteration that was loaded, or ``None`` if there is none.
 
         Raises:
-            ValueError: It is of another model (on every rank); then nothing was loaded.
+            ValueError: The state belongs to a different model (on every rank); then nothing was loaded.
         """
         if not self._is_there:
             return None
@@ -140,7 +140,7 @@ def _state_of(target: Any) -> _State:
 
 
 def _loadable(state: Mapping[str, np.ndarray[Any, Any]]) -> _State:
-    """Return a state as Chainer's deserializers look for it."""
+    """Return a state in the form that Chainer's deserializers read."""
     return {
         name.removeprefix(_NONE): np.asarray(None) if name.startswith(_NONE) else value for name, value in state.items()
     }

@@ -103,7 +103,7 @@ class MultiNodeSnapshot(Extension):  # type: ignore[misc]  # Chainer has no type
         )
 
     def _renumber(self, change: Change) -> None:
-        """Go on with the ranks that are left of the group, the lowest of which saves now."""
+        """Continue with the remaining ranks of the group, the lowest of which now saves."""
         numbers = {old: new for new, old in enumerate(change.survivors)}
         self.replica_set = {numbers[old] for old in self.replica_set if old in numbers}
         self.master = min(self.replica_set)
@@ -152,7 +152,7 @@ class MultiNodeSnapshot(Extension):  # type: ignore[misc]  # Chainer has no type
             if not problems:
                 self._spread(state, target)
                 return
-            with raise_on_all(self.comm):  # where warnings are errors, all ranks raise
+            with raise_on_all(self.comm):  # if warnings are errors, all ranks raise
                 if self.comm.rank == 0:
                     warnings.warn(f"{'; '.join(problems)}: trying the previous snapshot", RuntimeWarning, stacklevel=5)
 
@@ -174,7 +174,7 @@ class MultiNodeSnapshot(Extension):  # type: ignore[misc]  # Chainer has no type
 
     def _spread(self, state: State | None, target: Any) -> None:
         """Load a group's state on all of its ranks; collective."""
-        if is_elastic(self.comm):  # which has no parts
+        if is_elastic(self.comm):  # it has no parts
             state = self.comm.allgather_obj(state)[self.master]
         else:
             group = self.comm.split(self.master, self.comm.rank)

@@ -1,4 +1,4 @@
-"""A rank dies while the ranks evaluate, aggregate or save together: the others do it again among themselves."""
+"""A rank dies while the ranks evaluate, aggregate or save together: the remaining ranks repeat it among themselves."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""What this package and the ChainerMN in Chainer's wheel give a script, compared."""
+"""Results of this package and of the ChainerMN in Chainer's wheel in a script, compared."""
 
 import os
 import shutil
@@ -101,7 +101,7 @@ print(resumed, trainer.updater.get_optimizer("main").target[0].W.array.tolist(),
 
 
 def told(script, implementation, folder):
-    """Return what each rank writes down, with an implementation."""
+    """Return what each rank writes, with one implementation."""
     launcher = shutil.which("mpiexec", path=os.path.dirname(sys.executable))
     command = [launcher, "-n", str(RANKS), sys.executable, "-c", BEGINNING + script, implementation]
     environ = {**os.environ, "CHAINERMN_IMPL": implementation}

@@ -1,6 +1,6 @@
-"""Trainings of which one rank after another is killed at a random moment, and started again each time.
+"""Trainings in which one rank after another is killed at a random moment, each followed by a restart.
 
-A few kills by default; as many as CHAINERMN_TEST_KILLS says otherwise.
+There are a few kills by default; CHAINERMN_TEST_KILLS sets another number.
 """
 
 import os
@@ -16,7 +16,7 @@ from mn_extensions.checkpoint.manifest import iterations_of
 
 RANKS = 2
 KILLS = int(os.environ.get("CHAINERMN_TEST_KILLS", "4"))
-ITERATIONS = 60 * KILLS  # it must not end before it was killed so often
+ITERATIONS = 60 * KILLS  # it must not end before it has been killed this often
 SEEDS = range(1000, 1000 + KILLS)
 
 SCRIPT = """
@@ -112,7 +112,7 @@ def test_every_restart_goes_on_from_the_newest_complete_generation(tmp_path):
     for seed in SEEDS:
         random = np.random.RandomState(seed)
         newest = max(iterations_of(os.listdir(killed / "result"), "killed.often", "manifest"), default=0)
-        # Up to some iterations later, and anywhere within one.
+        # Some iterations later, at any moment within an iteration.
         job = run(killed, random.randint(RANKS), 1 + random.randint(5), random.rand() * 0.02)
         assert resumed_at(job) == newest
         assert "damaged" not in job.stderr
@@ -126,5 +126,5 @@ def test_every_restart_goes_on_from_the_newest_complete_generation(tmp_path):
         with np.load(whole / f"final.{rank}.npz") as expected, np.load(killed / f"final.{rank}.npz") as found:
             for name in expected.files:
                 np.testing.assert_array_equal(found[name], expected[name])
-    assert os.listdir(killed / "result") == []  # it ended well
+    assert os.listdir(killed / "result") == []  # it ended normally
     print(f"{KILLS} kills; the last restart went on from iteration {newest}")

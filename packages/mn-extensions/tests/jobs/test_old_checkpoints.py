@@ -128,7 +128,7 @@ def of_the_old_one(tmp_path_factory):
 
 @pytest.fixture
 def old(of_the_old_one, tmp_path):
-    """A folder with the old checkpoints, to do with as one likes."""
+    """A folder with the old checkpoints, which the test may change."""
     return Path(shutil.copytree(of_the_old_one, tmp_path / "copy"))
 
 
@@ -140,7 +140,7 @@ def test_the_training_goes_on_as_it_did(old, of_the_old_one, tmp_path):
     assert lines(job, "resumed") == lines(expected, "resumed")
     assert lines(job, "ended") == lines(expected, "ended")
     assert (job.returncode, job.stderr) == (0, "")
-    assert files(old) == files(of_the_old_one)  # it ended well: its own files are removed
+    assert files(old) == files(of_the_old_one)  # it ended normally: its own files are removed
 
 
 def test_own_files_are_collected_and_old_ones_are_not(old, of_the_old_one):
@@ -162,7 +162,7 @@ def test_the_newest_iteration_that_every_rank_has(old, tmp_path, rank):
     job = run(old, "ours", LAST + 1, "loads")
     assert expected[0] == LAST - 1
     assert lines(job, "resumed") == expected
-    # The next checkpoint would take the place of one that is there.
+    # The next checkpoint would replace an existing one.
     in_the_way = f"run.{1 - rank}.{LAST}"
     assert f"not all ranks can load them: {in_the_way};" in job.stderr
     assert job.returncode != 0
@@ -173,7 +173,7 @@ def test_the_newest_iteration_that_every_rank_has(old, tmp_path, rank):
 
 
 def test_an_extension_under_another_name(tmp_path):
-    """The old one named the files after it; the run has its own name now."""
+    """The old one named the files after it; now the run has its own name."""
     run(tmp_path, "bundled", LAST, "dies", "renamed")
     renamed = {f"renamed.{rank}.{i}" for rank in range(RANKS) for i in range(1, LAST + 1)}
     assert set(os.listdir(tmp_path / "result")) - {"log"} == renamed
@@ -209,7 +209,7 @@ class Trap:
 
 
 def trap(path):
-    """Put a pickle that runs a command in the place of a None."""
+    """Replace a None by a pickle that runs a command."""
     with np.load(path, allow_pickle=True) as archive:
         arrays = dict(archive)
     (name,) = [name for name, array in arrays.items() if array.dtype == object and name.endswith("/nothing")]
@@ -232,7 +232,7 @@ def test_a_file_that_cannot_be_read_is_passed_over(old, damage):
 
 
 def test_none_is_in_the_files(old):
-    """Otherwise the tests above would not see one read."""
+    """Otherwise, the tests above would not notice that one is read."""
     with zipfile.ZipFile(old / "result" / "run.0.1") as archive:
         assert b"'|O'" in archive.read("updater/model:main/predictor/nothing.npy")
 

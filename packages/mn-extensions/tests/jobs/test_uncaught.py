@@ -1,4 +1,4 @@
-"""Exceptions that nobody catches: on one rank of several, with the hook and without."""
+"""Uncaught exceptions on one rank of several, with the hook and without."""
 
 import os
 import re
@@ -87,7 +87,7 @@ def test_all_ranks_end_and_the_traceback_is_shown_once(where, show, tmp_path):
     (raised,) = re.findall(r"raising at ([0-9.]+)", job.stderr)[:1]
     assert ended - float(raised) < 5
     assert job.returncode != 0
-    # A worker's exception travels with the text of its traceback there.
+    # The exception of a worker is sent with the text of its traceback.
     assert job.stderr.count("ValueError: boom !") == (2 if where == "worker" else 1)
     assert job.stderr.count(", in boom") == 1
     assert len(re.findall(r"chainermn: uncaught exception on rank 1 \(.+\)", job.stderr)) == 1
@@ -155,7 +155,7 @@ while True:
 
 
 def press(code, folder):
-    """Press Ctrl-C when a script on two ranks says so; return the job, what it wrote, and the seconds since then."""
+    """Press Ctrl-C when a script on two ranks requests it; return the job, its output, and the seconds since then."""
     launcher = shutil.which("mpiexec", path=os.path.dirname(sys.executable))
     job = subprocess.Popen(
         [launcher, "-n", "2", sys.executable, "-c", PRESSED + code],
@@ -164,7 +164,7 @@ def press(code, folder):
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
-        start_new_session=True,  # as a terminal does, which sends it to all processes of a group
+        start_new_session=True,  # like a terminal, which sends it to all processes of a group
     )
     try:
         assert job.stdout.readline() == "now\n"

@@ -39,7 +39,7 @@ def nothing_is_left_over():
 
 
 class Optimizer(chainer.optimizers.Adam):
-    """A multi-node optimizer as the checkpointer sees it."""
+    """A multi-node optimizer with the interface that the checkpointer uses."""
 
     communicator = COMM
     is_synchronized = False
@@ -60,7 +60,7 @@ class MLP(chainer.Chain):
 
 
 def training(folder, iterations=6, model=None, **kwds):
-    """Return a trainer whose every iteration draws random numbers, and saves."""
+    """Return a trainer that draws random numbers and saves in every iteration."""
     random = np.random.RandomState(RANK)
     dataset = chainer.datasets.TupleDataset(random.rand(10, 3).astype("f4"), random.randint(0, 2, 10).astype("i4"))
     optimizer = Optimizer().setup(model or MLP())
@@ -249,13 +249,13 @@ def test_a_harmed_generation_is_passed_over(folder, how, owner):
         assert checkpointer.maybe_load(model) == 1
     assert (model.W.data == 1).all()
     messages = [str(each.message) for each in caught]
-    if RANK == 0 and not (how == "delete" and owner == "manifest"):  # that is an incomplete generation like any other
+    if RANK == 0 and not (how == "delete" and owner == "manifest"):  # this is an incomplete generation like any other
         assert len(messages) == 1
         assert str(folder / f"run.{owner}.2") in messages[0]
         assert caught[0].filename == __file__
     else:
         assert messages == []
-    # The harmed one is written again, and the two unharmed ones are the newest.
+    # The damaged one is written again, and the two intact ones are the newest.
     model.W.data[...] = 5
     checkpointer.save(model, 2)
     last = create_multi_node_checkpointer("run", COMM, path=folder)
@@ -292,7 +292,7 @@ def test_what_a_killed_process_left_is_removed(folder):
 
 
 def save_as_ever(folder, model, value, iteration):
-    """Save as the ChainerMN in Chainer does."""
+    """Save in the same way as the ChainerMN in Chainer."""
     model.W.data[...] = value
     chainer.serializers.save_npz(str(folder / f"run.{RANK}.{iteration}"), model)
     COMM.mpi_comm.Barrier()
@@ -351,7 +351,7 @@ def test_a_file_in_the_way_on_one_rank(folder):
 
 
 def test_a_folder_in_place_of_a_file(folder):
-    """Whatever fails on one rank alone, no rank waits."""
+    """No rank waits, whatever fails on only one rank."""
     checkpointer = create_multi_node_checkpointer("run", COMM, 1, 1, path=folder)
     model = L.Linear(2, 3)
     checkpointer.save(model, 1)
@@ -461,7 +461,7 @@ def test_saving_without_a_folder():
 
 @pytest.fixture
 def small_disk(folder):
-    """On the last rank a disk of 1 MB; a large one for the others."""
+    """A disk of 1 MB on the last rank, and a large one on the others."""
     path = folder / "small"
     mounted = None
     if RANK == SIZE - 1:
@@ -503,7 +503,7 @@ def test_stats(folder):
     (timing,) = checkpointer.stats.timings
     assert before <= timing["b"] <= time.time()
     assert 0 < timing["d"] < 60
-    checkpointer.stats.end()  # nothing is under way
+    checkpointer.stats.end()  # nothing is running
     assert len(checkpointer.stats.timings) == 1
 
 

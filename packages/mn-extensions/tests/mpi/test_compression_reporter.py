@@ -21,7 +21,7 @@ def test_it_reports_what_was_sent_and_the_norms():
         model.b = chainer.Parameter(np.zeros(3, "f2"))
         model.c = chainer.Parameter()
     model.a.grad = np.full((2, 2), 2, "f4")
-    model.b.grad = np.array([300, 0, 0], "f2")  # its square does not fit into float16
+    model.b.grad = np.array([300, 0, 0], "f2")  # its square overflows float16
     optimizer = types.SimpleNamespace(target=model, compression_report=CompressionReport(1000, 0.25, 7.0))
     for which in ("main", optimizer):
         observation, reporter = {}, chainer.Reporter()

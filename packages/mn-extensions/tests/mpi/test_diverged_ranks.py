@@ -1,4 +1,4 @@
-"""Evaluators and snapshots see to it that ranks whose parameters differ come together before."""
+"""Evaluators and snapshots synchronise ranks whose parameters differ before they begin."""
 
 import chainer
 import numpy as np
@@ -32,7 +32,7 @@ class Model(chainer.Link):
 
 
 class Optimizer(chainer.optimizers.SGD):
-    """One that makes all parameters the mean of those of all ranks."""
+    """An optimizer that replaces all parameters by their mean over all ranks."""
 
     meetings = 0
 

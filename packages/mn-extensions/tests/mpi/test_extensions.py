@@ -111,7 +111,7 @@ def test_an_error_of_the_aggregator_raises_on_all_ranks(folder):
 
 @pytest.mark.filterwarnings("ignore:x_aggregated is not in observation")
 def test_early_stopping_stops_all_ranks_at_once(folder):
-    # Each rank alone would go on: some rank always gets better.
+    # Each rank alone would continue: some rank always improves.
     values = [100.0 * SIZE - i * (SIZE if RANK == 0 else 0) + i * (SIZE if RANK == SIZE - 1 else 0) for i in range(99)]
     trigger = MultiNodeEarlyStoppingTrigger(
         COMM, check_trigger=(1, "iteration"), monitor="x", patience=3, max_trigger=(30, "iteration")
@@ -263,7 +263,7 @@ def test_nothing_to_load(folder):
 @pytest.mark.skipif(SIZE < 2, reason="needs two sizes")
 @pytest.mark.parametrize("grows", [True, False])
 def test_another_number_of_ranks(folder, grows):
-    # With as many ranks as there are now, or fewer, and then the other way round; each has parts of another length.
+    # With the current number of ranks or fewer, and then the other way round; parts have different lengths.
     if grows:
         half = COMM.split(min(RANK, 1) if SIZE == 2 else RANK // 2, RANK)
         if RANK < half.size:

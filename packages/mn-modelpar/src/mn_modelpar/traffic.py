@@ -46,7 +46,7 @@ class Record:
     Args:
         operation: The name of the function.
         detail: Peer and tag, or root, in words.
-        may_be_cut_off: Whether it is not a mistake if its backward method never runs.
+        may_be_cut_off: Whether it may happen, without a mistake, that its backward method never runs.
     """
 
     def __init__(self, operation: str, detail: str = "", may_be_cut_off: bool = True) -> None:
@@ -121,9 +121,9 @@ class Lane:
     """The values that are sent between this rank and another one under one tag, in either direction."""
 
     def __init__(self) -> None:
-        self.sent: dict[int, MessageRecord] = {}  # those that have a gradient
+        self.sent: dict[int, MessageRecord] = {}  # values that have a gradient
         self.arrived: dict[int, deque[list[_Array] | None]] = defaultdict(deque)  # that no backward has asked for yet
-        self.unwanted: set[int] = set()  # of those to be received
+        self.unwanted: set[int] = set()  # values to be received
 
     def expect(self, record: MessageRecord) -> None:
         """Expect the answer to a value; there may be several, one for each backward pass."""
@@ -303,7 +303,7 @@ class Traffic:
             return
         record = lane.sent.get(word.number)
         if record is None:
-            return  # forgotten long ago
+            return  # it was dropped long ago
         if word.kind == GRADIENT and word.specs != record.specs:
             raise RuntimeError(
                 f"the gradient of {record}: expected {describe(record.specs)}, got {describe(word.specs)} from rank "

@@ -1,4 +1,4 @@
-"""A model that spans ranks cannot go on without one of them."""
+"""A model that spans ranks cannot continue without one of them."""
 
 CODE = """
 import chainer

@@ -1,4 +1,4 @@
-"""The classic mistakes: each is named, with the culprit; where somebody must wait, the job ends in the stall time."""
+"""Common mistakes: each is reported with the culprit; if a rank has to wait, the job ends within the stall time."""
 
 import re
 
@@ -94,7 +94,7 @@ def culprit(script, mark="culprit"):
 )
 @pytest.mark.parametrize("size", [3, 300_000], ids=["short", "long"])
 def test_a_forgotten_delegate_is_named_once_and_keeps_nobody_waiting(mpiexec, script, messages, size):
-    # At the end, too: MPICH does not like to stop with long messages on their way.
+    # Also at the end: MPICH may fail if long messages have not been received when it stops.
     head = HEAD.replace("np.ones((2, 3)", f"np.ones((2, {size})")
     status, _, errors = mpiexec(2, head + script, CHAINERMN_STALL_SECONDS="20", CHAINERMN_STALL_ABORT="1")
     assert status == 0, errors

@@ -39,7 +39,7 @@ def links(dtype, size=3, **options):
     )
 
 
-@pytest.mark.parametrize("rows", [rows for rows in ROWS if any(rows[:SIZE])])  # Chainer's fails without any
+@pytest.mark.parametrize("rows", [rows for rows in ROWS if any(rows[:SIZE])])  # Chainer's link fails on an empty batch
 @pytest.mark.parametrize(("shape", "size"), [((3, 2, 2), 3), ((3,), 3), ((3, 2, 2), (3, 2, 2))])
 @pytest.mark.filterwarnings("ignore:A batch with no more than one sample")
 def test_it_is_chainers_on_all_batches_concatenated(rows, shape, size, check_slope):
@@ -283,7 +283,7 @@ def test_models_are_saved_and_loaded(tmp_path):
 
 def test_the_backend_nccl_is_accepted_with_pure_nccl():
     class PureNccl(PureNcclCommunicator):
-        strategy = "naive"  # NCCL itself needs a device; gradients are no part of this
+        strategy = "naive"  # NCCL itself needs a device; gradients are not tested here
 
     x = np.arange(6, dtype=np.float32).reshape(2, 3) + RANK
     made = [

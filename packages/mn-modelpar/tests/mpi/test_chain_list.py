@@ -18,7 +18,7 @@ needs = {n: pytest.mark.skipif(SIZE < n, reason=f"needs {n} ranks") for n in (2,
 
 
 class Dense(chainer.Chain):
-    """A layer that adds up what it is given and returns one output, or a tuple of several."""
+    """A layer that adds up its inputs and returns one output, or a tuple of several."""
 
     def __init__(self, seed, outputs=1, used=True):
         super().__init__()
@@ -44,7 +44,7 @@ X = np.random.RandomState(7).randn(3, 4)
 
 
 def run(layout):
-    """Run a model laid out over ranks: ``{rank: [(link, rank_in, rank_out), ...]}``; return what each rank computed."""
+    """Run a model on several ranks: ``{rank: [(link, rank_in, rank_out), ...]}``; return the result of each rank."""
     if RANK not in layout:
         return None, None, []
     model = MultiNodeChainList(COMM)
@@ -235,7 +235,7 @@ def test_a_diamond_over_four_ranks_that_crosses_itself():
 
 @needs[2]
 def test_integers_as_the_input_of_a_later_link():
-    # No gradient comes back through them; the backward pass must reach the earlier link all the same.
+    # No gradient is passed back through them; the backward pass must still reach the earlier link.
     class Words(chainer.Chain):
         def __init__(self):
             super().__init__(embed=L.EmbedID(5, 4, initialW=np.ones((5, 4))))
@@ -316,7 +316,7 @@ Pair = namedtuple("Pair", "y more")
 
 
 class Returns(chainer.Chain):
-    """A layer whose output is dressed up."""
+    """A layer that wraps its output."""
 
     def __init__(self, seed, dress):
         super().__init__(layer=Dense(seed))
@@ -347,7 +347,7 @@ def model_of(*parts):
 )
 def test_an_output_of_dicts_and_arrays(dress, undress):
     if RANK == 0:
-        # The output of the model comes first, so it is joined to what is sent later.
+        # The output of the model comes first, so it is joined to the values that are sent later.
         model = model_of((Returns(0, dress), None, None), (Dense(1), None, 1))
         out = model(X)
         F.sum(undress(out) ** 2).backward()
@@ -369,7 +369,7 @@ def test_a_model_that_returns_arrays_alone():
 @needs[2]
 @pytest.mark.parametrize("dress", [lambda y: y.array, lambda y: (np.arange(3), y.array), lambda y: (y.array, y)])
 def test_arrays_are_sent_as_they_are(dress):
-    # No gradient comes back for arrays; what lies before them is reached all the same, and nobody waits.
+    # Arrays get no gradient, but links before them are still reached, and no rank waits.
     if RANK == 0:
         model = model_of((Dense(0), None, 1), (Returns(1, dress), 1, 1), (Dense(2), 1, None))
         F.sum(model(X) ** 2).backward()
@@ -398,7 +398,7 @@ def test_a_dict_cannot_be_sent_and_the_receiver_hears_of_it():
 
 
 class Doubled(MultiNodeChainList):
-    """As scripts for the old software say it, where ``__call__`` ran the links."""
+    """As in scripts for the old software, where ``__call__`` ran the links."""
 
     def forward(self, x):
         return 2 * super().__call__(x)

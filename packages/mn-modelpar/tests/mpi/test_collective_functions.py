@@ -12,7 +12,7 @@ LAST = SIZE - 1
 
 
 def one(shape=(2, 3)):
-    """Inputs of every rank: one array on each."""
+    """Return inputs of every rank: one array on each."""
     return [[np.random.RandomState(rank).randn(*shape)] for rank in range(SIZE)]
 
 
@@ -28,7 +28,7 @@ def several_at(root):
     return [inputs if rank == root else [] for rank, inputs in enumerate(several())]
 
 
-# Name, inputs of every rank, what this rank calls, and what all ranks together compute.
+# Name, inputs of every rank, the call of this rank, and the result of all ranks together.
 CASES = [
     ("bcast", one_at(0), lambda xs: [MF.bcast(COMM, *(xs or [None]))], lambda all_: [all_[0]] * SIZE),
     (
@@ -65,7 +65,7 @@ cases = pytest.mark.parametrize(
 
 
 def loss_of(ys, rank):
-    """A share of the loss that treats every output on every rank differently."""
+    """Return a share of the loss that weights every output on every rank differently."""
     return sum(F.sum((rank + i + 2.0) * y * y * y) for i, y in enumerate(ys))
 
 
@@ -86,7 +86,7 @@ def test_values_and_gradients_are_those_of_one_process(inputs, call, reference, 
 
 @pytest.mark.parametrize(
     ("inputs", "call"),
-    [case[1:3] for case in CASES if all(case[1])],  # a rank without inputs has nothing to start the second pass from
+    [case[1:3] for case in CASES if all(case[1])],  # a rank without inputs has no start for the second pass
     ids=[case[0] for case in CASES if all(case[1])],
 )
 def test_a_second_backward_pass(inputs, call, check_slope):
@@ -138,7 +138,7 @@ def test_integers_do_not_travel_backward(inputs, call, reference):
     xs = [chainer.Variable((10 * x).astype("i4")) for x in inputs[RANK]]
     ys = call(xs)
     with pytest.raises(TypeError, match=r"expected floats in the backward of \w+\(.*\) called at .*test_coll.*int32"):
-        # The empty output is what other ranks start from.
+        # Other ranks start from the empty output.
         ys[0].creator_node.backward((0,), (None,) * len(ys[0].creator_node.outputs))
 
 

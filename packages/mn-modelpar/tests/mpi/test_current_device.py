@@ -1,4 +1,4 @@
-"""Where arrays are put that come from a GPU, with the stand-in for CuPy: on the current one."""
+"""Where arrays from a GPU are put, with the stand-in for CuPy: on the current GPU."""
 
 import types
 

@@ -1,4 +1,4 @@
-"""What a backward pass leaves out is a warning that names it, and nobody waits; what is left out on purpose is none."""
+"""If a backward pass omits something, a warning names it, and no rank waits; intended omissions cause no warning."""
 
 import warnings
 
@@ -18,21 +18,21 @@ pytestmark = pytest.mark.skipif(SIZE < 2, reason="needs two ranks")
 
 @pytest.fixture
 def two():
-    """A communicator of two ranks, of its own for each test, or None on the others."""
-    # Not split() of ours: that gives the same MPI communicator again, with what was warned of there.
+    """A new communicator of two ranks for each test, or None on the other ranks."""
+    # Our split() would return the same MPI communicator again, with its record of warnings.
     comm = create_communicator("naive", WORLD.mpi_comm.Split(0 if RANK < 2 else 1, RANK))
     return comm if RANK < 2 else None
 
 
 def there_and_back(comm, x, connected=True):
-    """On rank 0 send and receive; on rank 1 the reverse. Return what the backward pass starts from."""
+    """Send and receive on rank 0, the reverse on rank 1. Return the start of the backward pass."""
     if comm.rank == 0:
         delegate = MF.send(x, comm, 1)
         return F.sum(MF.recv(comm, 1, delegate if connected else None))
     return MF.send(2 * MF.recv(comm, 0), comm, 0)
 
 
-SIZES = pytest.mark.parametrize("size", [3, 1_000_000])  # the second is too large to leave without being received
+SIZES = pytest.mark.parametrize("size", [3, 1_000_000])  # the second is too large to be sent without being received
 
 
 @SIZES
@@ -48,8 +48,8 @@ def test_no_delegate_variable_on_the_second_recv(two, size):
             start.backward()
         assert caught[0].filename == __file__  # and the line is that of the call
     else:
-        start.backward()  # and waits for nobody
-    # Nor do the passes that come later, and no gradient is taken for one of theirs.
+        start.backward()  # and does not wait
+    # Later passes do not wait either, and do not use a gradient of this pass.
     x.cleargrad()
     there_and_back(two, x).backward()
     if RANK == 0:
@@ -72,7 +72,7 @@ def test_a_delegate_variable_that_is_not_returned(two, size):
         return
     if RANK == 0:
         x = chainer.Variable(np.ones(size))
-        # The other rank cannot reach what came back, and says so: nobody waits.
+        # The other rank cannot reach the returned value, and reports this: no rank waits.
         with pytest.warns(
             RuntimeWarning, match=r"gradient of send\(rank=1, tag=0\) .* assumed to be zero: .* of rank 1"
         ):
@@ -95,7 +95,7 @@ def test_a_delegate_variable_that_is_not_returned(two, size):
 
 
 def test_a_mask_that_the_receiver_uses_as_an_array(two):
-    # The old software trains here: neither side's backward pass reaches the mask.
+    # The old software trains in this case: neither side's backward pass reaches the mask.
     if two is None:
         return
     x, w = (chainer.Variable(np.full(3, 2.0)) for _ in range(2))

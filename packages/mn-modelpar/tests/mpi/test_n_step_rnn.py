@@ -59,7 +59,7 @@ def test_hidden_states_travel_from_rank_to_rank(name):
 @pytest.mark.skipif(SIZE < 2, reason="needs two ranks")
 @pytest.mark.parametrize("name", ["NStepLSTM", "NStepGRU"])
 def test_each_state_is_a_message(name):
-    # As counterparts are written by hand, with the old software: one recv or send for each state.
+    # Like counterparts written by hand, with the old software: one recv or send for each state.
     rnn = network(name, 0)
     shape = (2, 3, 4)  # layers, sequences, units
     with chainer.using_config("dtype", np.float64):

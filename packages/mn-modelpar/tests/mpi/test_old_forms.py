@@ -1,4 +1,4 @@
-"""The forms of calls that only old scripts have: function objects, and the argument ``device`` of ChainerMN 1."""
+"""Calls in forms that only old scripts use: function objects, and the argument ``device`` of ChainerMN 1."""
 
 import chainer
 import chainer.functions as F
@@ -99,7 +99,7 @@ def test_the_number_of_a_gpu_is_asked_for_from_chainer(monkeypatch):
     MF.alltoall(COMM, [mine()] * SIZE, 2)
     if SIZE > 1:
         delegate = MF.send(mine(), COMM, (RANK + 1) % SIZE)
-        received = MF.recv(COMM, (RANK - 1) % SIZE, delegate, 0, 1)  # the device was in the place of force_tuple
+        received = MF.recv(COMM, (RANK - 1) % SIZE, delegate, 0, 1)  # the device was at the position of force_tuple
         assert isinstance(received, chainer.Variable)
         F.sum(received).backward()
         assert asked == ["@cupy:3", "@cupy:2", "@cupy:1"]

@@ -148,7 +148,7 @@ def test_integers_travel_forward_and_nothing_backward():
         np.testing.assert_array_equal(received.array, [0, 1, 2])
         received.grad = np.ones(3, int)
         received.backward()
-        np.testing.assert_array_equal(begin.grad, [0])  # what comes before is reached
+        np.testing.assert_array_equal(begin.grad, [0])  # the link before it is reached
 
 
 @needs_two
@@ -168,7 +168,7 @@ def test_integers_beside_floats():
 @pytest.mark.parametrize("reached", [True, False])
 @pytest.mark.parametrize("used", [True, False])
 def test_an_array_that_needs_no_gradient_expects_none(size, reached, used):
-    # A mask: whatever the receiver does with it, the sender neither waits nor has anything to read afterwards.
+    # A mask: whatever the receiver does with it, the sender neither waits nor has to read anything afterwards.
     if RANK == 0:
         delegate = MF.send(np.ones(size), COMM, LAST)
         if reached:
@@ -201,7 +201,7 @@ def test_two_backward_passes_through_the_same_message():
 
 @needs_two
 def test_a_gradient_that_is_averaged_in_place_while_it_travels():
-    # y + w has one array for the gradients of both; what the owner of w does to it is none of the sender's business.
+    # y + w has one array for the gradients of both; changes by the owner of w must not affect the sender.
     size = 2_000_000
     if RANK == 0:
         x = chainer.Variable(np.ones(size))
@@ -231,7 +231,7 @@ def test_a_gradient_of_another_shape_names_both_sides():
 
 @needs_two
 def test_a_value_received_by_other_means():
-    comm = COMM.split(0, -RANK)  # messages are left over here
+    comm = COMM.split(0, -RANK)  # messages remain here
     if comm.rank == 0:
         MF.send(chainer.Variable(value(0)), comm, 1)
         delegate = MF.send(chainer.Variable(value(1, (4,))), comm, 1)

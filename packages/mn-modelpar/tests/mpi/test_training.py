@@ -1,4 +1,4 @@
-"""Models that span ranks learn as the same models in one process do, step by step."""
+"""Models that span ranks learn in the same way as in one process, step by step."""
 
 import chainer
 import chainer.functions as F

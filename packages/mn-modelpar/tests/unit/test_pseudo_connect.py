@@ -70,7 +70,7 @@ def test_several_values_are_a_tuple():
     assert isinstance(connected, tuple)
     F.sum(connected[1] * 5).backward()
     np.testing.assert_array_equal(z.grad, [5, 5])
-    np.testing.assert_array_equal(y.grad, [0])  # not used, and reached all the same
+    np.testing.assert_array_equal(y.grad, [0])  # not used, but still reached
     np.testing.assert_array_equal(x.grad, [0])
 
 

@@ -1,7 +1,7 @@
-"""A step that is taken on all ranks or on none, and begun again after a rank was lost; see decision 0012.
+"""A step that is taken on all ranks or on none, and repeated after a rank was lost; see decision 0012.
 
-Gradients are averaged, all ranks agree that they have come through, and only then is anything applied. What a forward
-pass changes by itself is put back before it is done again.
+Gradients are averaged, all ranks agree that they have succeeded, and only then is anything applied. Everything that a
+forward pass changes as a side effect is restored before the pass is repeated.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ __all__ = ["Defer", "Forward", "commit", "refuse_elastic", "restart_after_losses
 Forward = Callable[[], chainer.Variable]
 """Computes the loss."""
 Defer = Callable[[Callable[[], None]], None]
-"""Takes note of what is to be done once all ranks have agreed."""
+"""Records what is to be done once all ranks have agreed."""
 
 
 class Attempt(Protocol):
     """Computes and averages gradients; collective."""
 
     def __call__(self, step: Callable[[], None], defer: Defer) -> None:
-        """Defer the step, if there are means to take it with."""
+        """Register the step to be taken later, if there are means."""
         ...
 
 
@@ -41,22 +41,22 @@ def commit(
     can_repeat: bool,
     has_part: bool,
 ) -> Callable[[], None]:
-    """Compute and average gradients until all ranks have come through; collective.
+    """Compute and average gradients until all ranks have succeeded; collective.
 
     Args:
         communicator: An elastic communicator.
         model: The model.
-        attempt: Computes and averages, and defers the step.
+        attempt: Computes and averages, and registers the step.
         step: The actual optimizer's step.
-        restore: Puts the multi-node optimizer back to where it was, before another attempt.
+        restore: Restores the state of the multi-node optimizer before another attempt.
         can_repeat: Whether the gradients can be computed again.
-        has_part: Whether the model has parts of gradients already, to which the attempt adds.
+        has_part: Whether the model already has accumulated gradients, to which the attempt adds.
 
     Returns:
-        What takes the step now; it does nothing if there are no means to take it with.
+        A function that takes the step; it does nothing if there are no means.
 
     Raises:
-        RankLost: A rank was lost, and the gradients cannot be computed again (on every rank that is left).
+        RankLost: A rank was lost, and the gradients cannot be computed again (on every remaining rank).
     """
     before = _Before(model, has_part) if can_repeat else None
     deferred: list[Callable[[], None]] = []
@@ -88,7 +88,7 @@ def commit(
 
 
 def refuse_elastic(communicator: CommunicatorBase, what: str) -> None:
-    """Raise ValueError, on every rank, for what cannot be begun again in the middle of a step."""
+    """Raise ValueError, on every rank, for options that do not allow a step to be repeated."""
     if is_elastic(communicator):
         raise ValueError(
             f"expected {what} with a communicator made by create_communicator(…, elastic=False), got an elastic one: "
@@ -97,10 +97,10 @@ def refuse_elastic(communicator: CommunicatorBase, what: str) -> None:
 
 
 def restart_after_losses(communicator: CommunicatorBase, scheme: Any) -> None:
-    """Have a scheme forget what was under way whenever a rank is lost, in a step or between two.
+    """Let a scheme discard pending averages whenever a rank is lost, in a step or between two steps.
 
     Args:
-        communicator: The communicator; nothing is done unless it is elastic.
+        communicator: The communicator; nothing is done if it is not elastic.
         scheme: The scheme. No reference to it is kept.
     """
     if not is_elastic(communicator):
@@ -116,14 +116,14 @@ def restart_after_losses(communicator: CommunicatorBase, scheme: Any) -> None:
 
 
 class _Before:
-    """What a forward and backward pass change by themselves, as it was before.
+    """The state that a forward and backward pass change as a side effect, before the pass.
 
-    That is NumPy's global random state, persistent values of the model (a batch normalisation's running mean), and
-    gradients that are being added up.
+    This is NumPy's global random state, persistent values of the model (a batch normalisation's running mean), and
+    accumulated gradients.
 
     Args:
         model: The model.
-        has_part: Whether gradients are being added up.
+        has_part: Whether gradients are being accumulated.
     """
 
     def __init__(self, model: chainer.Link, has_part: bool) -> None:
@@ -136,7 +136,7 @@ class _Before:
         self._grads = [(param, _copy(param.grad)) for param in model.params()] if has_part else []
 
     def put_back(self) -> None:
-        """Make all of it what it was; may be called several times."""
+        """Restore this state; may be called several times."""
         np.random.set_state(self._random)
         for link, name, value in self._persistent:
             _put(link, name, value)
@@ -151,6 +151,6 @@ def _copy(value: Any) -> Any:
 def _put(link: chainer.Link, name: str, value: Any) -> None:
     found = getattr(link, name)
     if isinstance(found, np.ndarray) and isinstance(value, np.ndarray) and found.shape == value.shape:
-        found[...] = value  # the same array: somebody may hold it
+        found[...] = value  # the same array: other code may refer to it
     else:
         setattr(link, name, _copy(value))

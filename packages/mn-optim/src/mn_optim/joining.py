@@ -262,7 +262,7 @@ def _reports_dropped() -> Any:
 
 @contextmanager
 def _persistents_kept(model: chainer.Link) -> Iterator[None]:
-    """Keep the running means of links that do not communicate, and so do not know that a sample does not count."""
+    """Keep the running means of links that do not communicate, which do not know that a sample does not count."""
     shared = {id(link) for _, link in communicating_links(model)}
     kept = [
         (link, name, getattr(link, name).copy())

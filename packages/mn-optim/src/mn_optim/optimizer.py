@@ -123,7 +123,7 @@ def create_multi_node_optimizer(
     if overlap and double_buffering:
         raise ValueError("expected one of overlap and double_buffering, got both")
     if overlap and not zero_fill:
-        # When the first gradients are sent, it is not known yet which other ones there will be.
+        # When the first gradients are sent, it is not known yet which other gradients will follow.
         raise ValueError("expected zero_fill=True with overlap, got False")
     scheme: Scheme
     reducer = None
@@ -277,7 +277,8 @@ class MultiNodeOptimizer:
             if self._attendance is not None:
                 self._attendance.begin(model, lossfun, args, kwds, self._accumulates)
             forward = None if lossfun is None else partial(lossfun, *args, **kwds)
-            # The arguments go on to the actual optimizer, as in ChainerMN 7: one of a script's own may want them.
+            # The arguments are passed to the actual optimizer, as in ChainerMN 7: a script's own optimizer may use
+            # them.
             step = partial(self.actual_optimizer.update, None, *args, **kwds)
             if self._commits and not self._accumulates:
                 self._commit(model, forward, step)
@@ -285,7 +286,7 @@ class MultiNodeOptimizer:
                 self._average_and_step(model, forward, step)
 
     def _commit(self, model: chainer.Link, forward: Forward | None, step: Callable[[], None]) -> None:
-        """Average, have all ranks agree, then take the step; after a loss begin again, if there is a loss function."""
+        """Average, wait until all ranks agree, then take the step; repeat this after a loss, if possible."""
         has_part, seen = self._has_part, self.target_params
 
         def restore() -> None:

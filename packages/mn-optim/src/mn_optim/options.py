@@ -24,10 +24,10 @@ class LocalSGD:
     Args:
         steps: How many steps a rank takes between two meetings.
         average_state: Whether the optimizer's state (momentum, Adam's moments) is averaged as well.
-        start_after: How many exact steps, with gradients averaged in each, come first.
+        start_after: The number of exact steps at the beginning, with gradients averaged in each.
 
     Raises:
-        TypeError: A number is no integer.
+        TypeError: An argument is not an integer.
         ValueError: ``steps`` is below 1, or ``start_after`` below 0.
     """
 
@@ -59,10 +59,10 @@ class DiLoCo:
     Args:
         steps: How many steps a rank takes between two meetings.
         outer: The outer optimizer, not set up; it is copied. By default Nesterov's, with the paper's numbers.
-        start_after: How many exact steps, with gradients averaged in each, come first.
+        start_after: The number of exact steps at the beginning, with gradients averaged in each.
 
     Raises:
-        TypeError: A number is no integer, or ``outer`` no optimizer of Chainer's.
+        TypeError: An argument is not an integer, or ``outer`` is not an optimizer of Chainer.
         ValueError: ``steps`` is below 1, or ``start_after`` below 0.
     """
 
@@ -90,7 +90,7 @@ class StreamingDiLoCo:
     combined with the rank's own parameters.
 
     Args:
-        steps: How many steps lie between two meetings of the same fragment.
+        steps: The number of steps between two meetings of the same fragment.
         outer: The outer optimizer, not set up; each fragment has a copy. By default Nesterov's, with the paper's
             numbers.
         fragments: The number of fragments, of about equal size, into which the model is divided; parameters are not
@@ -99,10 +99,10 @@ class StreamingDiLoCo:
         alpha: The share of the common parameters in a rank's new parameters. With 1, it takes the common parameters,
             and loses the changes that it made during the delay. The paper's factor is the complement, the share of the
             rank's own parameters.
-        start_after: How many exact steps, with gradients averaged in each, come first.
+        start_after: The number of exact steps at the beginning, with gradients averaged in each.
 
     Raises:
-        TypeError: A number is no integer, or ``outer`` no optimizer of Chainer's.
+        TypeError: An argument is not an integer, or ``outer`` is not an optimizer of Chainer.
         ValueError: ``steps`` is below 1, ``start_after`` below 0, ``fragments`` not in 1..steps, ``delay`` not in
             0..steps-1, or ``alpha`` outside (0, 1].
     """
@@ -140,10 +140,10 @@ class Asynchronous:
     it sent. Bagua calls this asynchronous model average; Lian et al. 2017, arXiv 1710.06952, analyse its pairwise form.
 
     Args:
-        warmup_steps: How many exact steps, with gradients averaged in each, come first.
+        warmup_steps: The number of exact steps at the beginning, with gradients averaged in each.
         max_staleness: A rank that has taken this many steps since it last sent its parameters waits for their mean.
             This limits how far ranks drift apart when the network is slow; no rank waits for a slow rank.
-        interval: How many seconds lie between the end of an average and the start of the next.
+        interval: The number of seconds between the end of an average and the start of the next.
 
     Raises:
         TypeError: An argument is not a number.

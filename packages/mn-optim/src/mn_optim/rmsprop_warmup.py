@@ -24,7 +24,7 @@ class RMSpropWarmup(optimizer.GradientMethod):  # type: ignore[misc]  # Chainer 
         alpha_rmsprop: The share of RMSprop.
         momentum: How much of the velocity is kept in a step.
         decay: How much of the mean of squared gradients is kept.
-        eps: Added to its root.
+        eps: Added to the root of this mean.
     """
 
     lr = optimizer.HyperparameterProxy("lr")
@@ -57,7 +57,7 @@ class RMSpropWarmup(optimizer.GradientMethod):  # type: ignore[misc]  # Chainer 
 
 
 class RMSpropWarmupRule(optimizer.UpdateRule):  # type: ignore[misc]
-    """How :class:`RMSpropWarmup` changes one parameter: state ``v`` is the velocity, ``m`` the mean of squares."""
+    """How :class:`RMSpropWarmup` changes one parameter: ``v`` is the velocity, ``m`` the mean of squared gradients."""
 
     def init_state(self, param: chainer.Parameter) -> None:
         """Initialise the state with zeros."""

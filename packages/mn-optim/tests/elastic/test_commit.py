@@ -82,8 +82,8 @@ def test_whenever_a_rank_dies_the_others_take_the_same_steps(job, options, wait)
     printed = job(3, START + TRAIN, "two_dimensional", options, "3", str(wait))
     lost = re.findall(r"^lost (.+) of \d, \d go on \(\d+ ms\)$", job.stderr, re.M)
     assert lost.count("rank 1") == 1 and set(lost) <= {"rank 1", "no rank"}, job.stderr
-    # With double buffering there is one step fewer from the start; and the one that was under way is dropped. MPI may
-    # also fail when no rank is lost: that is another recovery, which drops another one if it is in another step.
+    # With double buffering, there is one step fewer from the start, and the step that was being averaged is dropped.
+    # MPI may also fail when no rank is lost; then another recovery drops another step, if it is in a different one.
     fewest = 4 - len(lost) if "double" in options else 5
     assert printed in [[f"2 {steps}"] * 2 for steps in range(fewest, 4 if "double" in options else 6)], job.stderr
     assert ("are dropped" in job.stderr) == ("double" in options)

@@ -1,4 +1,4 @@
-"""Ranks that leave a training with local or asynchronous steps, in every way there is: nobody waits in silence."""
+"""Ranks that leave a training with local or asynchronous steps in every possible way: no rank waits silently."""
 
 import os
 import re

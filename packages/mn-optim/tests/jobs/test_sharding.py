@@ -1,4 +1,4 @@
-"""Ranks that are asked for their state when their script has ended, or when it has failed."""
+"""Ranks that are asked for their state after their script has ended or failed."""
 
 import os
 import shutil
@@ -35,7 +35,7 @@ def save(optimizer):
 comm = create_communicator("flat")
 """
 SCRIPTS = {
-    # Where a script has functions, its objects go before the process does.
+    # In a script with functions, objects are deleted before the process ends.
     "in a function": """
 def main():
     optimizer = make(comm)
@@ -45,7 +45,7 @@ def main():
 main()
 gc.collect()
 """,
-    # Which rank waits for which others first depends on the order, which differs.
+    # The order determines which rank waits for which others first, and the order varies.
     "in several groups": """
 groups = [comm.split(comm.rank % 2, comm.rank), comm, comm.split(0, -comm.rank)]
 optimizers = {i: make(groups[i]) for i in range(3)}

@@ -1,4 +1,4 @@
-"""A rank that makes a step less than the others, while gradients travel beside the computation."""
+"""A rank that takes one step less than the others, while gradients are sent during the computation."""
 
 import os
 import re
@@ -44,7 +44,7 @@ def test_a_step_less_is_not_waited_for_in_silence(options, then):
     assert re.search(
         r"^\[chainermn\] rank 0 of 2 \(\S+\) has waited for \S+ s in Iallreduce for gradients, ", job.stderr, re.M
     ), job.stderr
-    # Where both wait, both are about to end the job.
+    # If both wait, both are about to end the job.
     ends = r"0 ends the job: rank 1 has reached the end of its program"
     ends = ends if then == "end" else r"[01] ends the job: CHAINERMN_STALL_ABORT is set"
     assert re.search(f"rank {ends}", job.stderr), job.stderr

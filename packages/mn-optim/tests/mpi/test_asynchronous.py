@@ -1,4 +1,4 @@
-"""Means of the parameters in the background, with ranks at speeds of their own."""
+"""Means of the parameters in the background, with ranks at different speeds."""
 
 import io
 import threading
@@ -19,7 +19,7 @@ RANK, SIZE = COMM.rank, COMM.size
 
 
 class Net(chainer.Link):
-    """A parameter that is pulled to a target, and one that has no gradient."""
+    """A parameter that is pulled to a target, and one without a gradient."""
 
     def __init__(self, value=0):
         super().__init__()
@@ -63,7 +63,7 @@ def test_all_come_to_what_is_best_for_all(name, interval):
 
 
 def test_nothing_that_was_learned_is_lost():
-    """A mean moves ranks together, and leaves their sum as it is: all steps of all ranks are in the result."""
+    """Averaging moves ranks together without changing their sum: the result contains all steps of all ranks."""
     optimizer = make(Asynchronous(interval=0))
     n = 50 + 70 * RANK
     for _ in range(n):
@@ -76,7 +76,7 @@ def test_nothing_that_was_learned_is_lost():
 
 
 def test_a_rank_that_stops_does_not_stop_the_others():
-    """Rank 0 takes no further step until the others have taken all of theirs."""
+    """Rank 0 takes no more steps until the others have taken all of theirs."""
     optimizer = make(Asynchronous(interval=0, max_staleness=5))
     pull(optimizer, RANK)
     if RANK == 0:
@@ -195,7 +195,7 @@ def test_models_that_come_to_differ_raise_on_all_ranks():
 
 
 def test_a_parameter_that_changes_its_shape_raises_on_all_ranks():
-    """On one rank, while a difference is still to be added to it: the others are not left in a round."""
+    """It happens on one rank, while a difference is still to be added: the others are not left waiting in a round."""
     optimizer = make(Asynchronous(max_staleness=1, interval=0))
     for _ in range(3):
         pull(optimizer, RANK)
@@ -210,7 +210,7 @@ def test_a_parameter_that_changes_its_shape_raises_on_all_ranks():
 
 
 def test_several_models_beside_each_other_and_beside_overlap():
-    """Their rounds are in another order on every rank."""
+    """Their rounds have a different order on every rank."""
     optimizers = [make(Asynchronous(interval=0)) for _ in range(3)]
     overlapped = create_multi_node_optimizer(chainer.optimizers.SGD(), COMM, overlap=True).setup(Net())
     overlapped.assume_synchronized()
@@ -227,7 +227,7 @@ def test_several_models_beside_each_other_and_beside_overlap():
 
 
 def test_hundreds_of_them_are_made_and_dropped():
-    """Half of them in the midst of a round. Neither threads nor MPI communicators are left."""
+    """Half of them in the middle of a round. Neither threads nor MPI communicators remain."""
     threads = None
     for i in range(100):
         optimizer = make(Asynchronous(interval=0))

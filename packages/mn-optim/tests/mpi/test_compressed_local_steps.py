@@ -92,7 +92,7 @@ def test_all_ranks_hold_the_same_bits_after_every_meeting(kind, local_steps):
 @pytest.mark.parametrize("alpha", [None, 0.5])
 @pytest.mark.parametrize("kind", [Int8(), OneBit(block=8), TopK(0.2), PowerSGD(2, 1, 1.2)], ids=repr)
 def test_what_a_meeting_leaves_out_comes_later(kind, alpha):
-    """With steps of equal size, what is behind exact meetings does not grow with the number of meetings."""
+    """With steps of equal size, the distance from exact meetings does not grow with the number of meetings."""
     outer = chainer.optimizers.SGD(lr=0.7)
     local_steps = LocalSGD(2) if alpha is None else StreamingDiLoCo(3, outer, fragments=2, delay=1, alpha=alpha)
     exact, compressed = (make(local_steps, how) for how in (None, kind))
@@ -111,7 +111,7 @@ def test_what_a_meeting_leaves_out_comes_later(kind, alpha):
 @several
 @pytest.mark.parametrize("delay", [0, 1])
 def test_what_stays_with_a_rank_does_no_harm(delay):
-    """With alpha below 1, a part of what was not sent is still in the rank's own parameters at the next meeting."""
+    """With alpha below 1, part of what was not sent is still in the rank's own parameters at the next meeting."""
     outer = chainer.optimizers.SGD(lr=1)
     optimizer = make(StreamingDiLoCo(2, outer, fragments=1, delay=delay, alpha=0.5), TopK(0.1))
     once = gradients(0)
@@ -128,7 +128,7 @@ def test_what_stays_with_a_rank_does_no_harm(delay):
 
 @several
 def test_a_rank_that_went_nowhere_does_not_count():
-    """Nor do its errors count more often for that."""
+    """Its errors do not count more often either."""
     ends = {}
     for how in (None, Int8()):
         optimizer = make(LocalSGD(2), how)
@@ -155,14 +155,14 @@ def saved(target):
 @BY_STEPS
 @pytest.mark.parametrize("kind", KINDS[::2], ids=lambda kind: type(kind).__name__)
 def test_kill_and_resume(kind, local_steps):
-    """In the middle, with fragments under way: bit-identical to the run that was not killed."""
+    """In the middle, with fragments being exchanged: bit-identical to the run that was not killed."""
     at = 5
     lasting = make(local_steps, kind, chainer.optimizers.MomentumSGD(0.1))
     for step in range(at):
         advance(lasting, gradients(step))
     files = saved(lasting), saved(lasting.target)
     resumed = make(local_steps, kind, chainer.optimizers.MomentumSGD(0.1), model=Net(seed=RANK + 7))
-    advance(resumed, gradients(77))  # a running optimizer: what it had is replaced
+    advance(resumed, gradients(77))  # a running optimizer: its state is replaced
     for file, target in zip(files, (resumed, resumed.target), strict=True):
         chainer.serializers.load_npz(file, target)
     resumed.assume_synchronized()
@@ -181,7 +181,7 @@ def test_kill_and_resume(kind, local_steps):
 @several
 @pytest.mark.filterwarnings("ignore:the parameters of rank")
 def test_what_was_not_sent_is_in_the_snapshot():
-    """A test of the test above: without it, what follows is something else."""
+    """This tests the test above: without the state, the results differ."""
     lasting = make(LocalSGD(2), OneBit(block=64))
     for step in range(4):
         advance(lasting, gradients(step))

@@ -1,4 +1,4 @@
-"""Training with compressed gradients: every kind, at each of the times at which gradients are averaged."""
+"""Training with compressed gradients: every compression, with each scheme of averaging."""
 
 import io
 import warnings
@@ -113,7 +113,7 @@ def test_a_snapshot_goes_on_bit_by_bit(how, scheme, form):
     for iteration in range(5, 9):
         again.update(other, *batch(iteration))
     assert bits(other) == bits(model)
-    if SIZE > 1:  # a test of this test: without what was remembered it is not so
+    if SIZE > 1:  # this tests the test: without the kept data, the result differs
         forgetful, third = make(how, scheme)
         load(saved[0], forgetful.actual_optimizer, form)
         load(saved[1], third, form)
@@ -181,7 +181,7 @@ def test_a_nan_on_one_rank_skips_the_step_on_all(how, scheme):
 
 @BY_HOW
 def test_another_loss_scale_changes_nothing(how):
-    """What was not sent yet is in units of the scale."""
+    """The omitted part is in units of the scale."""
     scaled, model = make(how, {}, chainer.optimizers.SGD(0.05))
     plain, other = make(how, {}, chainer.optimizers.SGD(0.05))
     for iteration in range(8):

@@ -1,4 +1,4 @@
-"""Ranks that have data for unequal numbers of updates: join(), in a loop of one's own."""
+"""Ranks that have data for different numbers of updates: join(), in a loop of the script."""
 
 import chainer
 import chainer.functions as F
@@ -33,7 +33,7 @@ LOOSE = {
 
 
 class Net(chainer.Chain):
-    """A net whose first parameters are made when it first sees data."""
+    """A net whose first parameters are created when it first gets data."""
 
     def __init__(self):
         super().__init__()
@@ -76,7 +76,7 @@ def train(counts, options, over="present", name="two_dimensional", actual=None):
 
 
 def alone(counts, over="present", delay=0, actual=None):
-    """Train in one process by the same batches; the first shares out parameters in the place of a step."""
+    """Train in one process with the same batches; the first update distributes parameters and takes no step."""
     counts = counts[:SIZE]
     optimizer = (actual or chainer.optimizers.MomentumSGD(0.1)).setup(Net())
     model = optimizer.target
@@ -147,7 +147,7 @@ def test_ranks_that_meet_less_often_join(scheme, counts):
 
 
 def test_local_steps_are_the_mean_of_those_who_went_on():
-    """With one step between meetings and SGD, local steps are exact ones."""
+    """With one step between meetings and SGD, local steps equal exact ones."""
     optimizer = train(COUNTS[0], {"local_steps": 1}, actual=chainer.optimizers.SGD(0.1))
     close(parameters(optimizer.target), alone(COUNTS[0], actual=chainer.optimizers.SGD(0.1)))
 
@@ -177,18 +177,18 @@ def test_double_buffering_loses_no_gradient_between_joins():
                 optimizer.update(optimizer.target, *batch(RANK, 10 * epoch + i))
         for i in range(each[0]):
             expected.append([(rank, 10 * epoch + i) for rank in range(SIZE) if each[rank] > i])
-    for step in expected[1:-1]:  # the first shares out, the last is still under way
+    for step in expected[1:-1]:  # the first distributes parameters, the last is still being averaged
         single.target.cleargrads()
         for rank, i in step:
             (single.target(*batch(rank, i)) / len(step)).backward()
         single.update()
-    # The gradients of step k are those of the parameters before step k - 1 was taken: compare the number only.
+    # The gradients of step k belong to the parameters before step k - 1 was taken: compare only the number.
     assert optimizer.t == single.t
 
 
 @pytest.mark.parametrize("scheme", EXACT)
 def test_hyperparameters_may_change_in_the_loop(scheme):
-    """A rank that has left it would take other steps with those that it had then."""
+    """A rank that has left it would use the values that it had then."""
     optimizer = create_multi_node_optimizer(chainer.optimizers.MomentumSGD(0.1), COMM, **EXACT[scheme]).setup(Net())
     with optimizer.join():
         for i in range(COUNTS[0][RANK]):
@@ -240,7 +240,7 @@ def test_rank_that_leaves_by_an_exception_tells_all(scheme, moment):
                 optimizer.update(
                     fail if (i, RANK, moment) == (3, culprit, "forward") else optimizer.target, *batch(RANK, i)
                 )
-    with optimizer.join():  # all are out
+    with optimizer.join():  # all have left
         pass
 
 
@@ -315,7 +315,7 @@ def test_join_costs_no_message_of_its_own_while_nobody_is_short(monkeypatch):
         return calls[before:]
 
     def of_a_usual_update():
-        # One of them may lay out its buckets anew: how often ranks meet is chosen by how long the first ones took.
+        # One of them may create a new layout: how often ranks meet depends on the time that the first averages took.
         return min((of_one_update(i) for i in range(6)), key=len)
 
     for i in range(2):
@@ -326,7 +326,7 @@ def test_join_costs_no_message_of_its_own_while_nobody_is_short(monkeypatch):
 
 
 class Growing(Net):
-    """A net whose last parameters are made when it sees many samples."""
+    """A net whose last parameters are created when it gets many samples."""
 
     def __init__(self):
         super().__init__()

@@ -1,4 +1,4 @@
-"""Local SGD, DiLoCo and Streaming DiLoCo, beside the same computed for all ranks in NumPy."""
+"""Local SGD, DiLoCo and Streaming DiLoCo, compared with the same computation for all ranks in NumPy."""
 
 import contextlib
 import io
@@ -125,7 +125,7 @@ class InNumpy:
         for name, grad in mean.items():
             v = self.velocity[name]
             v[...] = self.momentum * v - self.outer_lr * grad
-            # As Chainer has it, whose momentum counts once more than in the paper.
+            # As in Chainer, whose momentum counts once more than in the paper.
             self.common[name] += self.momentum**2 * v - (1 + self.momentum) * self.outer_lr * grad
             for own in self.own:
                 own[name] = (
@@ -159,7 +159,7 @@ def test_local_sgd(name, steps):
 
 @pytest.mark.skipif(SIZE == 3, reason="thirds are rounded")
 def test_local_sgd_that_meets_in_every_step_is_synchronous_sgd():
-    """Bit for bit where no number is rounded: sums are made of parameters once, and of gradients the other time."""
+    """Bit for bit if no number is rounded: one adds up parameters, the other gradients."""
     optimizer, exact = start(make(1)), start(create_multi_node_optimizer(chainer.optimizers.SGD(lr=0.5), COMM))
     for each in (optimizer, exact):
         for param in each.target.params():
@@ -268,7 +268,7 @@ def test_a_rank_that_has_fewer_steps_does_not_hang_the_others(local_steps):
     optimizer.synchronize()
     equal_everywhere(optimizer.target)
     before = parameters(optimizer.target)
-    optimizer.synchronize()  # nobody has moved
+    optimizer.synchronize()  # no rank has moved
     same(parameters(optimizer.target), before)
     for _ in train(optimizer, range(7)):
         pass
@@ -301,7 +301,7 @@ def test_a_rank_without_any_step():
 
 
 def test_abandoned_steps():
-    """An exception in the forward or backward pass; the rank's meeting comes an update later."""
+    """An exception in the forward or backward pass; the rank's meeting takes place one update later."""
     optimizer = start(make(2))
     failed = 0
     for step in range(8):
@@ -410,7 +410,7 @@ LOCAL_STEPS = [
 @pytest.mark.parametrize("at", range(1, 9))
 @pytest.mark.parametrize("local_steps", LOCAL_STEPS)
 def test_kill_and_resume(local_steps, at):
-    """In the middle, with fragments under way: bit-identical to the run that was not killed."""
+    """In the middle, with fragments being exchanged: bit-identical to the run that was not killed."""
     lasting = start(make(local_steps, chainer.optimizers.MomentumSGD(0.1)))
     for _ in train(lasting, range(at)):
         pass
@@ -442,7 +442,7 @@ OTHERS = [
 @pytest.mark.filterwarnings("ignore:the parameters of rank")
 @pytest.mark.parametrize(("before", "after"), [*itertools.pairwise(OTHERS), (OTHERS[3], OTHERS[0]), (OTHERS[2],) * 2])
 def test_a_snapshot_of_other_local_steps(before, after):
-    """The common parameters are the same; what else there is starts again, with one warning."""
+    """The common parameters are the same; everything else starts again, with one warning."""
     optimizer = start(make(before))
     for _ in train(optimizer, range(5)):
         pass
@@ -503,7 +503,7 @@ def test_whoever_has_a_part_of_the_model_can_synchronize_it():
 
 
 class Tied(chainer.Link):
-    """One parameter under two names, and one that is another's memory transposed."""
+    """One parameter under two names, and one that is a transposed view of another."""
 
     def __init__(self):
         super().__init__()
@@ -552,7 +552,7 @@ def test_what_is_shared_within_a_model_moves_once_asynchronously():
     ],
 )
 def test_other_dtypes_and_float32_copies_of_half_precision(options, use_fp32_update, dtype):
-    """Steps that float16 cannot see are not lost where the optimizer keeps a copy in float32."""
+    """Steps that are too small for float16 are not lost if the optimizer keeps a copy in float32."""
     model = chainer.Link()
     with model.init_scope():
         model.a = chainer.Parameter(np.full(3, 1, dtype))
@@ -634,7 +634,7 @@ def test_rank_without_a_step_of_its_own_meets_those_that_have_taken_one():
     options = LocalSGD(4, start_after=1)
     optimizer = create_multi_node_optimizer(chainer.optimizers.SGD(0.1), COMM, local_steps=options)
     optimizer.setup(chainer.Sequential(chainer.links.Linear(2, 2)))
-    for _ in range(2 if COMM.rank else 3):  # one shares out, one is exact
+    for _ in range(2 if COMM.rank else 3):  # one distributes parameters, one is exact
         for param in optimizer.target.params():
             param.grad = np.full(param.shape, COMM.rank + 1, np.float32)
         optimizer.update()

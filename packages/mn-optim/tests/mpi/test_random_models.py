@@ -1,4 +1,4 @@
-"""Models, gradients, strategies, schemes and exceptions at random, against a mean that NumPy computes.
+"""Random models, gradients, strategies, schemes and exceptions, compared with a mean computed by NumPy.
 
 All ranks draw the same examples. ``EXAMPLES=2000`` in the environment makes it a long test.
 """
@@ -49,7 +49,7 @@ class Failure(Exception):
 
 
 class Give(chainer.FunctionNode):
-    """A function whose backward returns the very arrays that it is told to, or fails."""
+    """A function whose backward returns exactly the given arrays, or fails."""
 
     def __init__(self, arrays, fails):
         self.arrays, self.fails = arrays, fails
@@ -64,7 +64,7 @@ class Give(chainer.FunctionNode):
 
 
 class Recorder:
-    """An optimizer that keeps a copy of what it is given."""
+    """An optimizer that keeps a copy of its gradients."""
 
     target = None
     seen = None
@@ -92,7 +92,8 @@ specs = st.lists(
 def steps_of(draw, count, ranks):
     """Return what happens in a step: where each rank's gradients lie, and who fails before which function's backward.
 
-    Rather than by a backward pass, gradients may be set by hand; they may also be those of the step before, exchanged.
+    Gradients may be set by hand rather than by a backward pass; they may also be swapped gradients of the previous
+    step.
     """
     failing = draw(st.lists(st.integers(0, ranks - 1), unique=True)) if draw(st.integers(0, 3)) == 0 else []
     return {
@@ -129,7 +130,7 @@ def gradients(shapes, places, step):
 
 
 def lay_out(values, place, others):
-    """Return an array like ``values`` that lies in memory as told, maybe in that of others of the same dtype."""
+    """Return an array like ``values`` in a given place in memory, maybe within other arrays of the same dtype."""
     if place == "missing":
         return None
     if place == "read-only":
@@ -170,7 +171,7 @@ def loss_of(params, arrays, groups, fails_at):
 
 
 def mean_of(arrays, shapes):
-    """Return the mean of all ranks' arrays, where a missing one counts as zeros."""
+    """Return the mean of all ranks' arrays; a missing one counts as zeros."""
     mine = [
         np.zeros(shape, dtype) if array is None else array.copy()
         for array, (shape, dtype) in zip(arrays, shapes, strict=True)
@@ -181,14 +182,14 @@ def mean_of(arrays, shapes):
 
 def check(found, expected):
     for actual, mean in zip(found, expected, strict=True):
-        within = 2e-2 if actual.dtype == "f2" else 2e-3  # it may have travelled as halves
+        within = 2e-2 if actual.dtype == "f2" else 2e-3  # it may have been sent in half precision
         np.testing.assert_allclose(actual, mean, rtol=within, atol=8 * within)
     for other in WORLD.allgather([each.tobytes() for each in found]):
         assert other == [each.tobytes() for each in found]
 
 
 class Training:
-    """What a script has, and what it should be given next."""
+    """The objects of a script, and the expected values for the next step."""
 
     def __init__(self, example):
         self.shapes, self.scheme = example["shapes"], example["scheme"]
@@ -198,7 +199,7 @@ class Training:
         self.model, self.recorder = make_model(self.shapes), Recorder()
         self.optimizer = create_multi_node_optimizer(self.recorder, comm, **options)
         self.optimizer.setup(self.model)
-        self.optimizer.update()  # gives all ranks the parameters of rank 0
+        self.optimizer.update()  # sends the parameters of rank 0 to all ranks
         self.params = [getattr(self.model, f"p{i}") for i in range(len(self.shapes))]
         self.expected = None
 
@@ -227,7 +228,7 @@ class Training:
             self.check(means, arrays)
 
     def gradients(self, number, step):
-        """Return this rank's gradients, maybe those of the step before, each now that of another parameter."""
+        """Return this rank's gradients, maybe those of the previous step, now assigned to other parameters."""
         if step["kind"] == "exchanged" and number and not self.is_late:
             grads = [param.grad for param in self.params]
             for spec in dict.fromkeys(self.shapes):
@@ -275,7 +276,7 @@ def run(example):
 def run_all(example):
     try:
         run(example)
-    except Exception:  # hypothesis would try it again, here alone
+    except Exception:  # hypothesis would repeat it on this rank only
         traceback.print_exc()
         print(f"rank {RANK}: {example}", file=sys.stderr, flush=True)
         WORLD.Abort(1)

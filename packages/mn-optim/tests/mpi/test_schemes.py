@@ -1,4 +1,4 @@
-"""Overlap with the backward pass, double buffering, and gradients added up before they travel."""
+"""Overlap with the backward pass, double buffering, and gradients that are added up before they are sent."""
 
 import sys
 import threading
@@ -21,7 +21,7 @@ RANK, SIZE = COMM.rank, COMM.size
 
 
 class Net(chainer.Chain):
-    """A net of another graph on every rank and in every step, with a link that is never used."""
+    """A net with a different graph on every rank and in every step, with a link that is never used."""
 
     def __init__(self):
         super().__init__()
@@ -152,7 +152,7 @@ def test_double_buffering_applies_the_gradients_of_the_step_before(name):
 
 
 def mean_gradients(model, iteration):
-    """The mean over all ranks, computed on this one alone."""
+    """Return the mean over all ranks, computed on this rank alone."""
     total = {name: np.zeros_like(param.data) for name, param in model.namedparams()}
     for rank in range(SIZE):
         model.cleargrads()
@@ -219,7 +219,7 @@ def test_double_buffering_divides_by_the_loss_scale_of_the_gradients(scales, sha
     for i, scale in enumerate(scales):
         optimizer.set_loss_scale(scale)
         optimizer.update(lambda x: F.sum(model(x)), x)
-        np.testing.assert_array_equal(model.W.data, -max(i - 1, 0))  # all gradients are 1; one is under way
+        np.testing.assert_array_equal(model.W.data, -max(i - 1, 0))  # all gradients are 1; one is being averaged
 
 
 @pytest.mark.skipif(SIZE < 2, reason="needs two ranks that differ")
@@ -251,7 +251,7 @@ class Raising(chainer.FunctionNode):
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("options", [{}, {"overlap": True}, {"double_buffering": True}])
 def test_a_batch_skipped_by_all_ranks_leaves_nothing_in_the_next_mean(options, name):
-    """The backward pass raises after large buckets have left."""
+    """The backward pass raises after large buckets have been sent."""
     optimizer = create_multi_node_optimizer(chainer.optimizers.SGD(), create_communicator(name), **options)
     model = chainer.Link()
     with model.init_scope():
@@ -269,7 +269,7 @@ def test_a_batch_skipped_by_all_ranks_leaves_nothing_in_the_next_mean(options, n
             optimizer.update(loss, 100 + RANK, fails=True)
         optimizer.update(loss, RANK + step)
         if options.get("double_buffering"):
-            optimizer.update(loss, RANK + step)  # applies those of the update before
+            optimizer.update(loss, RANK + step)  # applies the gradients of the previous update
         for param in model.params():
             assert (param.grad == (SIZE - 1) / 2 + step).all()
 
@@ -288,7 +288,7 @@ def test_a_parameter_that_is_not_initialised_beside_gradients_set_by_hand(name):
 
 @pytest.mark.parametrize("options", [{"overlap": True}, {"double_buffering": True}])
 def test_any_number_of_optimizers(options):
-    """As in a search for hyper-parameters; an MPI library has only some thousand communicators."""
+    """As in a search for hyperparameters; an MPI library supports only a few thousand communicators."""
     model = Net()
     for i in range(3000):
         optimizer = create_multi_node_optimizer(chainer.optimizers.SGD(), COMM, **options).setup(model)
@@ -341,7 +341,7 @@ def test_parameters_are_shared_out_though_the_first_backward_pass_raises(options
 
 
 def test_backward_passes_of_several_threads():
-    """Each has a communicator of its own."""
+    """Each has its own communicator."""
     comms = [create_communicator("flat", COMM.mpi_comm.Dup()) for _ in range(3)]
     wrong = []
 

@@ -1,4 +1,4 @@
-"""Optimizer state that is divided among the ranks: nothing but the memory differs."""
+"""Optimizer state that is divided among the ranks: the only difference is the memory."""
 
 from concurrent.futures import ThreadPoolExecutor
 
@@ -46,8 +46,8 @@ class Net(chainer.Chain):
     """A chain, so that gradients become final in the same order in every run; with one parameter larger than the rest.
 
     Args:
-        dtype: Of the parameters.
-        n_last: How large the last link is.
+        dtype: The dtype of the parameters.
+        n_last: The size of the last link.
     """
 
     def __init__(self, dtype="f4", n_last=3):
@@ -99,7 +99,7 @@ def make(actual=None, model=None, comm=COMM, **options):
 
 
 def states(optimizer):
-    """Return the arrays of the state that this rank has, by name."""
+    """Return the arrays of this rank's state, by name."""
     return {
         f"{name}/{key}": value
         for name, param in optimizer.target.namedparams()
@@ -109,7 +109,7 @@ def states(optimizer):
 
 
 def check_divided(optimizer, expected):
-    """See that the ranks have, together, the state that an optimizer has which is not sharded, each array once."""
+    """Check that the ranks together have the state of an unsharded optimizer, each array once."""
     found = {}
     for each in COMM.allgather_obj(states(optimizer)):
         assert not found.keys() & each.keys()
@@ -118,10 +118,10 @@ def check_divided(optimizer, expected):
 
 
 def compare(run):
-    """See that what a function trains is the same with and without sharding; return both optimizers.
+    """Check that a function trains equally with and without sharding; return both optimizers.
 
     Args:
-        run: Trains with the options that it is given, and returns the optimizer.
+        run: Trains with the given options, and returns the optimizer.
     """
     expected, actual = run(shard_state=False), run(shard_state=True)
     same(parameters(actual.target), parameters(expected.target))
@@ -163,7 +163,7 @@ def folder(tmp_path_factory):
 
 
 def test_a_rank_saves_alone_what_all_have(folder):
-    """As Chainer's own snapshot does, of which the other ranks know nothing: they are in the next step already."""
+    """As with Chainer's own snapshot, of which the other ranks are not informed: they are already in the next step."""
     unsharded = make()
     train(unsharded, 5)
     optimizer = make(shard_state=True)
@@ -182,9 +182,9 @@ def test_a_rank_saves_alone_what_all_have(folder):
             np.testing.assert_array_equal(saved[key], value)
             assert saved[key].dtype == value.dtype
     train(unsharded, 5, first=5)
-    for wrap in (lambda o: make(o, shard_state=True), make):  # sharded again, and not
+    for wrap in (lambda o: make(o, shard_state=True), make):  # with sharding again, and without
         resumed = wrap(chainer.optimizers.Adam())
-        resumed.target(*batch(0))  # so that the last parameters are there
+        resumed.target(*batch(0))  # so that the last parameters exist
         chainer.serializers.load_npz(f"{folder}/model.npz", resumed.target)
         chainer.serializers.load_npz(f"{folder}/optimizer.npz", resumed)
         resumed.assume_synchronized()
@@ -248,7 +248,7 @@ def test_a_rank_does_not_save_what_others_have_still_to_load(folder):
 
 @pytest.mark.skipif(SIZE < 2, reason="needs a rank that does not load")
 def test_all_ranks_have_to_load(folder):
-    """One that loads drops what others own, and they would begin anew."""
+    """A rank that loads drops the state of other owners, which would start again."""
     optimizer = make(shard_state=True)
     train(optimizer, 3)
     if RANK == 0:
@@ -330,7 +330,7 @@ class Seen:
 
 
 class ClipWeights:
-    """A hook that changes parameters, as that of Wasserstein GANs does."""
+    """A hook that changes parameters, like that of Wasserstein GANs."""
 
     name, timing, call_for_each_param = "ClipWeights", "post", True
 
@@ -410,7 +410,7 @@ def test_hooks_of_one_rule():
 
 
 class Own:
-    """A communication hook, of which sharding takes no notice."""
+    """A communication hook, which does not affect sharding."""
 
     def __call__(self, bucket):
         return bucket.average()
@@ -419,7 +419,7 @@ class Own:
 @pytest.mark.parametrize("communicator", ["naive", "flat", "hierarchical", "single_node", "non_cuda_aware"])
 def test_communicators(communicator):
     comm = create_communicator(communicator)
-    # MPI adds up more than two summands in its own order, and Adam makes a step of any difference near zero.
+    # MPI adds up more than two summands in its own order, and Adam takes a full step for any difference near zero.
     is_exact = SIZE <= 2 or communicator not in ("naive", "flat")
     actual_optimizer = chainer.optimizers.Adam if is_exact else chainer.optimizers.MomentumSGD
     expected = parameters(train(make(actual_optimizer(), comm=comm), 4))
@@ -481,7 +481,7 @@ def test_not_finite_on_one_rank():
 
 
 class SGDOfItsOwn(chainer.optimizers.SGD):
-    """One that may do anything with gradients in its update."""
+    """An optimizer that may do anything with gradients in its update."""
 
     def update(self, *args, **kwds):
         super().update(*args, **kwds)
@@ -507,7 +507,7 @@ def hook_over_all(timing):
     ids=["nothing", "clipping", "decay", "before", "after", "weights", "own update"],
 )
 def test_where_the_means_are(actual, prepare, is_left, overlap):
-    """Only where they are needed, unless something may read all of them."""
+    """Only on the ranks that need them, unless something may read all of them."""
     optimizer = make(actual(), shard_state=True, overlap=overlap)
     prepare(optimizer)
     train(optimizer, 3)
@@ -537,7 +537,7 @@ def test_debug_mode_sees_all_means(debug):
 
 
 def test_several_norms():
-    """Each clipping waits for all ranks, and sees what the one before has left."""
+    """Each clipping waits for all ranks, and sees the result of the previous one."""
 
     def run(**options):
         optimizer = make(chainer.optimizers.SGD(0.1), **options)
@@ -553,7 +553,7 @@ def test_several_norms():
 @pytest.mark.parametrize("overlap", [False, True], ids=["plain", "overlap"])
 @pytest.mark.parametrize("clips", [False, True])
 def test_join(clips, overlap):
-    """Ranks without data have zeros to send, and parameters to update."""
+    """Ranks without data send zeros, and update parameters."""
 
     def run(**options):
         optimizer = make(overlap=overlap, **options)
@@ -567,7 +567,7 @@ def test_join(clips, overlap):
 
 
 def test_hooks_that_come_and_go():
-    """Means are where they are needed now, whatever was needed before."""
+    """Means are on the ranks that need them now, whatever was needed before."""
 
     def run(**options):
         optimizer = make(**options)
@@ -587,7 +587,7 @@ def test_hooks_that_come_and_go():
 
 
 def test_gradients_that_a_script_writes_in_place():
-    """Also those that another rank's update has dropped."""
+    """Also gradients that were dropped because another rank updates the parameter."""
 
     def run(**options):
         optimizer = make(chainer.optimizers.MomentumSGD(0.1), **options)
@@ -607,7 +607,7 @@ def test_gradients_that_a_script_writes_in_place():
 
 @pytest.mark.parametrize("where", ["first", "between", "last", "rule"])
 def test_a_hook_that_fails_beside_clipping(where):
-    """The others wait for its part of the norms."""
+    """The other ranks wait for its part of the norms."""
 
     def fails(rule, param):
         if rule.t == 2 and RANK == SIZE - 1:
@@ -645,7 +645,7 @@ def test_optimizers_that_differ(what):
 
 
 class FailingRule(chainer.optimizers.sgd.SGDRule):
-    """One that fails in its second step."""
+    """A rule that fails in its second step."""
 
     def update_core(self, param):
         if self.t == 2:
@@ -670,7 +670,7 @@ def test_a_step_that_fails_on_one_rank():
 
 
 class ReadsAll(chainer.optimizers.SGD):
-    """One whose rules know the whole model."""
+    """An optimizer whose rules refer to the whole model."""
 
     def setup(self, link):
         super().setup(link)
@@ -685,14 +685,14 @@ def test_rules_that_read_other_parameters():
         train(optimizer, 2)
     optimizer = make(chainer.optimizers.SGD(), shard_state=True)
     model = optimizer.target
-    if RANK == SIZE - 1:  # all ranks hear of it
+    if RANK == SIZE - 1:  # all ranks are informed
         model.first.W.update_rule.add_hook(lambda rule, param: model.cleargrads(), name="clear")
     with pytest.raises(TypeError, match="expected update rules that read only their own parameter"):
         train(optimizer, 2)
 
 
 class WithoutRules(chainer.Optimizer):
-    """One that does all by itself."""
+    """An optimizer that does everything by itself."""
 
     def update(self, lossfun=None, *args, **kwds):
         for param in self.target.params():
@@ -721,12 +721,12 @@ def test_frozen_parameters():
     same(parameters(trained[1].target), parameters(trained[0].target))
     check_divided(trained[1], trained[0])
     owners = trained[1]._shards._owners
-    # What is trained at first is divided by itself: nobody has only frozen parameters.
+    # Parameters that are trained at first are divided separately: no rank has only frozen parameters.
     assert len({owners[name] for name in owners if not name.startswith("/first")}) == min(SIZE, 9)
 
 
 def test_a_hook_that_freezes_and_thaws():
-    """What it thaws is updated in the same step, and only its owner has the state."""
+    """A parameter that it thaws is updated in the same step, and only its owner has the state."""
 
     def freeze(optimizer):
         if optimizer.t in (3, 6):
@@ -770,7 +770,7 @@ def test_a_model_that_changes():
 
 
 def test_a_rule_that_comes_later():
-    """No rank can be sure that the others have it, too: all update the parameter, until owners are chosen anew."""
+    """No rank can be sure that the others have it, too: all update the parameter, until owners are chosen again."""
 
     def run(**options):
         optimizer = make(**options)
@@ -784,7 +784,7 @@ def test_a_rule_that_comes_later():
 
 
 class Shared(chainer.Chain):
-    """Has a link under two names, parameters in the same memory, and one that holds nothing."""
+    """Has a link under two names, parameters in the same memory, and a parameter without elements."""
 
     def __init__(self):
         super().__init__()
@@ -845,7 +845,7 @@ def test_fewer_parameters_than_ranks(n_params):
 
 
 def test_two_optimizers():
-    """As those of a generator and a discriminator; each asks and answers for itself."""
+    """Like those of a generator and a discriminator; each asks and answers separately."""
     optimizers = [make(shard_state=True), make(chainer.optimizers.MomentumSGD(), shard_state=True)]
     expected = [make(), make(chainer.optimizers.MomentumSGD())]
     for iteration in range(4):
@@ -872,7 +872,7 @@ def test_derived_links_and_new_setup():
 
 
 class Tied(chainer.Link):
-    """Two parameters, of which one rank may make one."""
+    """Two parameters; one rank may make them share memory."""
 
     def __init__(self):
         super().__init__()
@@ -900,7 +900,7 @@ def test_parameters_that_come_to_share_memory_on_one_rank_only():
 
 @pytest.mark.skipif(SIZE < 2, reason="needs two owners")
 def test_parameters_that_come_to_share_an_update_rule():
-    """No rank would update what has the rule of what another one updates."""
+    """The rule of one parameter would be needed by a rank that does not update that parameter."""
     optimizer = make(model=Tied(), shard_state=True)
     train(optimizer, 3)
     optimizer.target.b.update_rule = optimizer.target.a.update_rule
@@ -914,7 +914,7 @@ def test_parameters_that_come_to_share_an_update_rule():
 @pytest.mark.skipif(SIZE < 2, reason="needs two owners")
 @pytest.mark.parametrize("timing", ["pre", "post"])
 def test_a_hook_that_saves(timing):
-    """Before the update, other ranks may be updating already."""
+    """Before the update, other ranks may already be updating."""
     optimizer = make(shard_state=True)
     train(optimizer, 3)
     saved = []
@@ -985,7 +985,7 @@ def test_a_hook_that_fails_on_one_rank():
 
 
 def test_saving_moves_what_others_have_to_a_file():
-    """The rank that writes does not have the state of all in its memory."""
+    """The rank that writes does not hold the complete state in its memory."""
     import tracemalloc
 
     model = chainer.Link()

@@ -1,4 +1,4 @@
-"""The backward pass that tells of final gradients, against Chainer's own."""
+"""The backward pass that reports final gradients, compared with Chainer's own."""
 
 import chainer
 import chainer.functions as F
@@ -11,7 +11,7 @@ from mn_optim.backward import backward
 
 
 class Net(chainer.Chain):
-    """Uses a parameter several times, has branches, a leaf that is no parameter, and a link that is not used."""
+    """Uses a parameter several times, has branches, a leaf that is not a parameter, and an unused link."""
 
     def __init__(self):
         super().__init__()
@@ -100,7 +100,7 @@ def test_function_hooks_go_on_working():
 
 
 def test_a_graph_within_the_graph():
-    # F.forget runs a backward pass of its own within this one.
+    # F.forget runs another backward pass within this one.
     class Forgetful(chainer.Chain):
         def __init__(self):
             super().__init__()

@@ -1,4 +1,4 @@
-"""What training with large batches needs, beside plain NumPy."""
+"""Methods for training with large batches, compared with plain NumPy."""
 
 import math
 
@@ -129,7 +129,7 @@ def test_state_is_saved(make):
 @pytest.mark.parametrize("make", [lambda: LAMB(0.05), lambda: RMSpropWarmup(0.05, 0.5, 0.5)])
 def test_within_a_multi_node_optimizer(make):
     multi = create_multi_node_optimizer(make(), create_communicator("flat"))
-    model = train(multi, grads=[gradients(1)[0], *gradients()])  # the first shares out parameters
+    model = train(multi, grads=[gradients(1)[0], *gradients()])  # the first distributes parameters
     np.testing.assert_array_equal(model.w.array, train(make()).w.array)
 
 
@@ -188,7 +188,7 @@ def test_piecewise():
 
 
 def run(optimizer, extensions, tmp_path, n_epochs=4):
-    """Train; return what the optimizer had in each update."""
+    """Train; return the optimizer's values in each update."""
     seen = []
     model = Net()
 
@@ -243,7 +243,7 @@ def test_a_schedule_of_what_the_optimizer_has_not(make, extension, attr, tmp_pat
 
 
 def test_an_eps_that_half_precision_cannot_hold():
-    """Or parameters whose gradients are zeros would become NaN."""
+    """Otherwise, parameters whose gradients are zeros would become NaN."""
     model = chainer.Chain()
     with model.init_scope():
         model.w = chainer.Parameter(np.ones(2, np.float16))

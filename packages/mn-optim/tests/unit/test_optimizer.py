@@ -76,7 +76,7 @@ def test_an_update_that_is_done_by_hand_before_takes_a_step(comm):
 
 def test_an_optimizer_derived_from_it(comm):
     class Counting(mn_optim.MultiNodeOptimizer):
-        """As public programs write it, for ChainerMN 7."""
+        """As in public programs for ChainerMN 7."""
 
         def __init__(self, actual_optimizer, communicator, zero_fill=True):
             super().__init__(actual_optimizer, communicator, zero_fill)
@@ -130,7 +130,7 @@ def test_options_that_exclude_one_another(comm):
 
 def test_a_communicator_that_cannot_average_in_the_background():
     class Other(CommunicatorBase):
-        """Has nothing of its own."""
+        """Has no attributes of its own."""
 
     Other.__abstractmethods__ = frozenset()
     with pytest.raises(NotImplementedError, match="Other cannot average gradients in the background"):

@@ -1,4 +1,4 @@
-"""Who owns what, which parameters belong together, what rules may hold, and arrays in files."""
+"""Owners of parameters, parameters that belong together, allowed attributes of rules, and arrays in files."""
 
 import mmap
 
@@ -35,7 +35,7 @@ def test_everything_has_an_owner(items, groups, n_ranks, kept):
 def test_bytes_are_balanced(sizes, n_ranks):
     owners = assign({str(i): Item(n, False) for i, n in enumerate(sizes)}, [], n_ranks, {})
     loads = [sum(n for i, n in enumerate(sizes) if owners[str(i)] == rank) for rank in range(n_ranks)]
-    # The rank that has most was the one with least before it was given its last, which is its smallest.
+    # The rank with the most had the least before it got its last parameter, which is its smallest.
     most = loads.index(max(loads))
     last = min(n for i, n in enumerate(sizes) if owners[str(i)] == most)
     assert max(loads) - last <= min(loads)

@@ -1,4 +1,4 @@
-"""Mini-batches in parts: the step is that of the whole."""
+"""Mini-batches in parts: the step is that of the whole mini-batch."""
 
 import chainer
 import chainer.functions as F
@@ -45,7 +45,7 @@ def samples(n=13, dtype=np.float32):
 
 
 def run(kind, optimizer, out, n_iterations=5, dtype=np.float32, batch_size=7, **options):
-    """Train; return the model, and what was observed in each iteration."""
+    """Train; return the model, and the observations of each iteration."""
     model = Net(dtype)
     iterator = chainer.iterators.SerialIterator(samples(dtype=dtype), batch_size, shuffle=False)
     trainer = training.Trainer(

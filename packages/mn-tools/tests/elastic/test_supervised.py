@@ -1,4 +1,4 @@
-"""What the supervisor makes of ranks that go on without others, and of those that do not."""
+"""The supervisor with ranks that continue without others, and with ranks that do not."""
 
 import sys
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Broken machines for the doctor: commands and packages that are put in front of the real ones."""
+"""Broken machines for the doctor: commands and packages that take precedence over the real ones."""
 
 import os
 import stat
@@ -25,7 +25,7 @@ sys.meta_path.insert(0, Block)
 
 
 class Machine:
-    """What is put in front: a folder of commands, one of Python modules, and environment variables."""
+    """The replacements: a folder of commands, a folder of Python modules, and environment variables."""
 
     def __init__(self, folder: Path, monkeypatch):
         self.bin = folder / "bin"
@@ -40,7 +40,7 @@ class Machine:
                 monkeypatch.delenv(name)
 
     def command(self, name, script, folder=None):
-        """Make a command, a shell script; returns its path."""
+        """Create a command, a shell script; return its path."""
         path = (folder or self.bin) / name
         path.parent.mkdir(exist_ok=True)
         path.write_text(f"#!/bin/sh\n{script}\n")
@@ -48,28 +48,28 @@ class Machine:
         return str(path)
 
     def mpiexec(self, script, family="MPICH", folder=None):
-        """Make an mpiexec that says whose it is, and else does what the script says."""
+        """Create an mpiexec that reports an implementation, and otherwise does what the script says."""
         version = f"if [ \"$1\" = --version ]; then echo '{VERSIONS[family]}'; exit; fi"
         return self.command("mpiexec", f"{version}\n{script}", folder)
 
     def plain_mpiexec(self, family="MPICH"):
-        """Make an mpiexec that starts its command N times as processes that know nothing of each other."""
+        """Create an mpiexec that starts its command N times as processes that are unaware of each other."""
         return self.mpiexec('n=$2; shift 2\nfor i in $(seq "$n"); do "$@" & done\nwait', family)
 
     def module(self, name, text):
-        """Make a Python module, or a package if there is a dot in front of it."""
+        """Create a Python module; ``name`` is its path without the ending, such as ``chainer/__init__``."""
         path = self.site / f"{name}.py"
         path.parent.mkdir(exist_ok=True, parents=True)
         path.write_text(text)
 
     def distribution(self, name, version, folder=None):
-        """Make the metadata of an installed distribution."""
+        """Create the metadata of an installed distribution."""
         path = (folder or self.site) / f"{name}-{version}.dist-info" / "METADATA"
         path.parent.mkdir(parents=True)
         path.write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n")
 
     def at_start(self, code, only_in=""):
-        """Have code run at the start of every Python, or of those whose command line names a module."""
+        """Run code at the start of every Python, or of those whose command line names a module."""
         body = "".join(f"    {line}\n" for line in code.strip().splitlines())
         text = f"import sys\nif any({only_in!r} in word for word in sys.orig_argv):\n{body}"
         with open(self.site / "sitecustomize.py", "a") as file:
@@ -80,7 +80,7 @@ class Machine:
         self.at_start(BLOCK.format(name=name))
 
     def path_without_commands(self):
-        """Let PATH hold the machine's own commands only."""
+        """Let PATH contain only the machine's own commands."""
         self._monkeypatch.setenv("PATH", str(self.bin))
 
     def setenv(self, name, value):

@@ -1,4 +1,4 @@
-"""Runs a script under the supervisor, and the script that its tests run."""
+"""Runs a script under the supervisor; also contains the script that the tests run."""
 
 import os
 import subprocess
@@ -36,7 +36,7 @@ def count(until, kill=lambda step: None):
 
 
 def run(tmp_path, body, *options, arguments=(), seconds=70):
-    """Run code under the supervisor; return how it ended, with what it printed."""
+    """Run code under the supervisor; return how it ended, and its output."""
     script = Path(tmp_path, "script.py")
     script.write_text(SCRIPT + body)
     command = [sys.executable, "-m", "mn_comm", "elastic", *options, str(script), *arguments]

@@ -1,4 +1,4 @@
-"""The benchmark, as it is started from a shell."""
+"""The benchmark, started from a shell."""
 
 import json
 import subprocess

@@ -1,4 +1,4 @@
-"""The doctor, started as a user starts it, on machines broken in one way each; it starts ranks by itself."""
+"""The doctor, started as a user starts it, on machines with one problem each; it starts ranks by itself."""
 
 import json
 import os
@@ -36,7 +36,7 @@ exercises._expect = changed
 
 
 class Report:
-    """What the doctor wrote: its exit status, its problems by code, and everything."""
+    """The doctor's output: its exit status, its problems by code, and the complete text."""
 
     def __init__(self, process):
         self.status = process.returncode
@@ -44,7 +44,7 @@ class Report:
         assert process.stdout.startswith("{"), process.stdout + process.stderr
         self.whole = json.loads(process.stdout)
         self.checks = self.whole["checks"]
-        # What the machine that runs the tests has in /dev/shm is not the matter.
+        # The contents of /dev/shm on the machine that runs the tests do not matter.
         self.problems = {check["code"]: check for check in self.checks if check["code"]}
         self.codes = {code for code in self.problems if not code.startswith("shm-")}
 
@@ -255,7 +255,7 @@ def test_hosts_that_have_another_numpy(machine):
 
 
 def test_ranks_on_hosts_that_are_one(machine):
-    # Options of its own, as mpiexec gives them, and those of the doctor.
+    # Options that mpiexec passes to ssh, and those of the doctor.
     machine.command("ssh", SSH.replace("do shift", 'do case "$1" in -o | -p | -l) shift ;; esac; shift'))
     report = examine("--hosts", "127.0.0.1,203.0.113.1")
     start, *others = [check for check in report.checks if check["group"] == "Ranks across hosts"]

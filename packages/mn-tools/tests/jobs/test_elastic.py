@@ -1,4 +1,4 @@
-"""Jobs that are started again, with the mpiexec on PATH."""
+"""Jobs that are restarted, with the mpiexec on PATH."""
 
 import os
 import shutil

@@ -1,4 +1,4 @@
-"""Where the timeline ends up, however the job ends."""
+"""Where the timeline is written, however the job ends."""
 
 import json
 import os
@@ -20,7 +20,7 @@ with span("mine"):
     comm.allreduce_obj(1)
 """
 PLAIN = START + "comm.finalize()\n"
-# One that is alive and never comes to its end, while the others do, as far as before MPI is finalised.
+# A rank that is alive but never ends, while the others end, until just before MPI is finalised.
 LATE = (
     START
     + """
@@ -37,7 +37,7 @@ else:
 """
 )
 KILLED = START + "if comm.rank == int(sys.argv[1]): os.kill(os.getpid(), signal.SIGKILL)\nprint('survived')\n"
-# What Python does at the end of a program that an exception has ended, except for MPI_Finalize, which would wait.
+# What Python does at the end of a program that was ended by an exception, except for MPI_Finalize, which would wait.
 FAILED = (
     START
     + """
@@ -78,7 +78,7 @@ else:
 
 
 def survives():
-    """Return whether the launcher can leave the other ranks alone when one is killed."""
+    """Return whether the launcher can keep the other ranks alive when one is killed."""
     return "Open MPI" in subprocess.run([MPIEXEC, "--version"], capture_output=True, text=True, check=False).stdout
 
 

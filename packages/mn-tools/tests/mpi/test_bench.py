@@ -19,8 +19,8 @@ SHORT = ["--rounds", "1", "--sizes", "8,1M"]
 
 @pytest.fixture
 def run(capfd, monkeypatch):
-    """Return a function that runs the benchmark, and returns the status and what rank 0 has written."""
-    # Where the ranks outnumber the cores, each of these takes a time slice.
+    """Return a function that runs the benchmark, and returns the status and the output of rank 0."""
+    # If there are more ranks than cores, each of these takes a time slice.
     for module, name in [(command, "_LATENCY_ROUNDS"), (command, "_LATENCY_TOGETHER"), (measure, "_MOST_TOGETHER")]:
         monkeypatch.setattr(module, name, 2)
 
@@ -60,7 +60,7 @@ def test_json_takes_the_place_of_the_table(run):
 @several
 def test_on_several_nodes_one_communicator_refuses(run, monkeypatch):
     monkeypatch.setattr(MPI, "Get_processor_name", lambda: f"node{RANK % 2}")
-    fresh = WORLD.Dup()  # where the ranks of the other one run was found out before
+    fresh = WORLD.Dup()  # it was determined before where the ranks of the other one run
     for module in (command, contestants):
         monkeypatch.setattr(module, "create_communicator", lambda name, _: create_communicator(name, fresh))
     status, table, _ = run(*SHORT, "--strategies", "single_node,hierarchical")

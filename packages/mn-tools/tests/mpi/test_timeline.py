@@ -1,4 +1,4 @@
-"""The timeline between ranks: clocks, who decides, and what is recorded of an averaging."""
+"""The timeline between ranks: clocks, which rank decides, and the spans of an averaging."""
 
 import atexit
 import time
@@ -31,7 +31,7 @@ def recorder(monkeypatch):
 
 @pytest.mark.parametrize("ahead", [0, 5_000_000_000, -3_000_000])
 def test_clocks_are_compared_within_the_error(monkeypatch, ahead):
-    """All processes of a host have the same clock, so that how far it was put wrong is known."""
+    """All processes of a host have the same clock, so the applied difference is known."""
     mine = ahead * RANK
     monkeypatch.setattr(
         clock,
@@ -59,7 +59,7 @@ def test_who_says_nothing_is_not_waited_for():
     else:
         assert clock.reply(mpi_comm, 0.05) is None
     WORLD.Barrier()
-    if RANK == 1:  # the question is still there
+    if RANK == 1:  # the question has not been received yet
         assert clock.receive(mpi_comm, np.zeros(1, np.int64), 0, clock.PING, time.monotonic() + SOON) == clock.PING
     mpi_comm.Free()
 

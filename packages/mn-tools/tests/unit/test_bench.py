@@ -70,7 +70,7 @@ def test_default_sizes_go_from_a_few_bytes_to_the_largest():
     ],
 )
 def test_wrong_arguments(argv, message, capsys, monkeypatch):
-    monkeypatch.setattr("importlib.util.find_spec", lambda name: name)  # be matplotlib there or not
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: name)  # whether matplotlib is installed or not
     with pytest.raises(SystemExit) as end:
         parse(argv)
     assert end.value.code == 2
@@ -95,7 +95,7 @@ def test_bandwidths_are_those_of_nccl_tests():
 @pytest.mark.parametrize(
     "seconds, best",
     [
-        ({"flat": 0.005, "hierarchical": 0.0054}, "hierarchical"),  # as good as equal
+        ({"flat": 0.005, "hierarchical": 0.0054}, "hierarchical"),  # considered equal
         ({"flat": 0.005, "hierarchical": 0.006}, "flat"),
         ({"flat": 0.005, "dummy": 0.001}, "flat"),
         ({"two_dimensional": 0.005, "non_cuda_aware": 0.004}, "two_dimensional"),
@@ -190,7 +190,7 @@ def test_gradients_of_several_arrays():
 
 
 def test_a_wrong_result_is_noticed(monkeypatch):
-    monkeypatch.setenv("CHAINERMN_STALL_SECONDS", "0")  # no thread, which would stay for the other tests
+    monkeypatch.setenv("CHAINERMN_STALL_SECONDS", "0")  # no thread, which would remain for the other tests
     entrants = Entrants(MPI.COMM_SELF, ["flat"])
     try:
         entrants.communicators["flat"].multi_node_mean_grad = lambda model: [

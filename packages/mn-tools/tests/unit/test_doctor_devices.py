@@ -1,4 +1,4 @@
-"""What the doctor says of GPUs: with stand-ins for CuPy and nccl4py, and with what is missing of them."""
+"""The doctor's checks of GPUs: with stand-ins for CuPy and nccl4py, and with parts of them missing."""
 
 import json
 
@@ -45,7 +45,7 @@ def get_version():
 
 @pytest.fixture
 def gpu(machine, monkeypatch, tmp_path):
-    """Make a machine with GPUs, CuPy and NCCL."""
+    """Create a machine with GPUs, CuPy and NCCL."""
     monkeypatch.syspath_prepend(machine.site)
     (tmp_path / "driver").mkdir()
     (tmp_path / "driver" / "version").write_text("NVRM version: NVIDIA UNIX x86_64 Kernel Module  575.51.03  Mon\n")

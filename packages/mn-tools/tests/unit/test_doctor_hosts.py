@@ -1,4 +1,4 @@
-"""What the doctor says of other hosts, which a stand-in for ssh makes of this one."""
+"""The doctor's checks of other hosts, which a stand-in for ssh simulates on this one."""
 
 import sys
 
@@ -15,7 +15,7 @@ RUN = 'while [ "${1#-}" != "$1" ]; do shift; done\nshift\n'
 
 @pytest.fixture
 def look(machine):
-    """Look at a host that ssh, as a script has it, is said to reach."""
+    """Check a host that ssh, replaced by a script, is supposed to reach."""
 
     def look(script=None, *, host=THERE, ssh=("ssh",), seconds=30.0, launcher=None):
         if script is not None:
@@ -114,7 +114,7 @@ def test_another_python_there(machine, look):
 
 
 def there(machine, code):
-    """Have code run at the start of Python on the other host alone."""
+    """Run code at the start of Python, but only on the other host."""
     machine.module("there/sitecustomize", code)
     return f'PYTHONPATH={machine.site / "there"} exec sh -c "$*"'
 

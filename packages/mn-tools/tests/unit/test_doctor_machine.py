@@ -1,4 +1,4 @@
-"""What the doctor says of Python, packages, memory and network, each broken in turn."""
+"""The doctor's checks of Python, packages, memory and network, each broken in turn."""
 
 import collections
 import mmap
@@ -68,7 +68,7 @@ def test_a_program_that_hangs_is_ended_with_all_it_started(machine):
         descriptor = os.pidfd_open(int(outcome.out))
     except ProcessLookupError:
         return
-    # It has been sent SIGKILL, and may still be on its way out.
+    # It has been sent SIGKILL, but may not have ended yet.
     assert select.select([descriptor], [], [], 30)[0]
     os.close(descriptor)
 
@@ -99,7 +99,7 @@ def test_files_that_aborted_jobs_have_left(tmp_path):
     for number in range(6):
         path = tmp_path / f"mpich_shm_{number}"
         path.write_bytes(bytes(2 * MEBI))
-        if number != 5:  # which a job may have just made
+        if number != 5:  # which a job may have just created
             os.utime(path, (0, 0))
     os.symlink("/nowhere", tmp_path / "mpich_shm_gone")
     (tmp_path / "of_another_program").write_bytes(bytes(2 * MEBI))

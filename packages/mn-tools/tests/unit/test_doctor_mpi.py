@@ -1,4 +1,4 @@
-"""What the doctor says of MPI libraries and of ``mpiexec``, each broken in turn."""
+"""The doctor's checks of MPI libraries and of ``mpiexec``, each broken in turn."""
 
 import os
 import sys
@@ -14,7 +14,7 @@ OTHER = {"MPICH": "Open MPI", "Open MPI": "MPICH"}
 
 @pytest.fixture
 def elsewhere(machine, tmp_path, monkeypatch):
-    """A folder beside whose Python there is no mpiexec, and none on PATH."""
+    """A folder with a Python but no mpiexec, and a PATH without mpiexec."""
     folder = tmp_path / "environment"
     folder.mkdir()
     monkeypatch.setattr(sys, "executable", str(folder / "python"))
@@ -169,8 +169,8 @@ def test_the_names_of_open_mpi(machine, elsewhere, said, version):
 @pytest.mark.parametrize(
     ("vendor", "version", "found"),
     [
-        ("Open MPI", "5.0.11", "training can go on without ranks that die"),
-        ("Open MPI", "4.1.6", "only Open MPI 5 can go on without it, not Open MPI 4.1.6"),
+        ("Open MPI", "5.0.11", "training can continue without ranks that die"),
+        ("Open MPI", "4.1.6", "only Open MPI 5 can continue without it, not Open MPI 4.1.6"),
         ("MPICH", "5.0.2", "a rank that dies ends the job"),
     ],
 )

@@ -1,4 +1,4 @@
-"""What the doctor writes, and what it is asked."""
+"""The doctor's output and its command line."""
 
 import json
 import re

@@ -1,4 +1,4 @@
-"""What the supervisor asks for, starts, and makes of what ranks say; without ranks."""
+"""The supervisor's command line, its commands, and its reaction to messages; without ranks."""
 
 import sys
 
@@ -98,7 +98,7 @@ def test_all_ranks_have_to_come_to_the_end():
     once = heard(*JOINED, ("finished", 0, {"elastic": False}))
     assert not once.is_finished
     assert once.status == 1
-    assert "1 of 2 have come to the end" in once.reason
+    assert "1 of 2 have reached the end" in once.reason
     assert heard(*JOINED, *(("finished", rank, {"elastic": False}) for rank in range(2))).is_finished
 
 

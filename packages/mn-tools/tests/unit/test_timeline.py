@@ -26,7 +26,7 @@ def make_part(rank, events, **fields):
 
 
 def read(file):
-    """Return a trace, after a look at whether it is what the viewers want."""
+    """Return a trace, after checking the requirements of the viewers."""
     found = json.loads(file.read_text())
     assert found["displayTimeUnit"] in ("ms", "ns")
     for event in found["traceEvents"]:

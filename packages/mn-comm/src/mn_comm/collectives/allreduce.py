@@ -1,4 +1,4 @@
-"""All-reduce: the sum, product, maximum or minimum over all ranks, at every rank."""
+"""All-reduce: the sum, product, maximum or minimum over all ranks, on every rank."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def agree_on(ranks: Ranks, data: Any, op: str, what: str, *more: Any) -> tuple[A
         The array, and the dtype in which it is to be combined.
 
     Raises:
-        TypeError: A rank has no array, or one of a dtype that cannot be combined so (on every rank).
+        TypeError: A rank has no array, or one of a dtype that this operation cannot combine (on every rank).
         ValueError: The ranks differ, or there is no such ``op`` (on every rank).
     """
     with agreement.raise_on_all(ranks):
@@ -67,7 +67,7 @@ def agree_on(ranks: Ranks, data: Any, op: str, what: str, *more: Any) -> tuple[A
 
 
 def combine_in_place(ranks: Ranks, flat: _Array, op: str) -> None:
-    """Overwrite an array with what comes of combining those of all ranks; collective; as :func:`sum_in_place`."""
+    """Overwrite an array with the combination of all ranks' arrays; collective; otherwise like :func:`sum_in_place`."""
     if ranks.size > 1:
         for piece in pieces.pieces(flat):
             ranks.Allreduce(MPI.IN_PLACE, piece, getattr(MPI, OPERATIONS[op]))

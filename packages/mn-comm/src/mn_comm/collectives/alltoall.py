@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 __all__ = ["alltoall"]
 
 _Array = np.ndarray[Any, Any]
-_TAG = 0  # on the private communicator nothing else is under way
+_TAG = 0  # nothing else uses the private communicator
 
 
 def alltoall(ranks: Ranks, xs: Any) -> tuple[_Array, ...]:
@@ -27,7 +27,7 @@ def alltoall(ranks: Ranks, xs: Any) -> tuple[_Array, ...]:
     incoming: list[_Array] = [other.make_room()[0] for other in announced]
     rank = ranks.rank
     incoming[rank][...] = outgoing[rank]
-    # Start with the next neighbour, so that not all ranks crowd upon rank 0 first.
+    # Start with the next neighbour, so that not all ranks send to rank 0 first.
     others = [(rank + step) % ranks.size for step in range(1, ranks.size)]
     requests = [r for other in others for r in pieces.irecv(ranks, incoming[other], other, _TAG)]
     requests += [r for other in others for r in pieces.isend(ranks, outgoing[other], other, _TAG)]

@@ -15,11 +15,11 @@ if TYPE_CHECKING:
 __all__ = ["allgather", "gather"]
 
 _Array = np.ndarray[Any, Any]
-_TAG = 0  # on the private communicator nothing else is under way
+_TAG = 0  # nothing else uses the private communicator
 
 
 def gather(ranks: Ranks, data: Any, root: int = 0) -> tuple[_Array, ...] | None:
-    """Gather arrays at one rank; see :meth:`mn_comm.CommunicatorBase.gather`."""
+    """Gather arrays on one rank; see :meth:`mn_comm.CommunicatorBase.gather`."""
     root = wire.check_rank(root, ranks.size, "root")
     announced = _announce(ranks, data, "gather")
     array = placement.to_host(data)
@@ -39,7 +39,7 @@ def gather(ranks: Ranks, data: Any, root: int = 0) -> tuple[_Array, ...] | None:
 
 
 def allgather(ranks: Ranks, data: Any) -> tuple[_Array, ...]:
-    """Gather arrays at every rank; see :meth:`mn_comm.CommunicatorBase.allgather`."""
+    """Gather arrays on every rank; see :meth:`mn_comm.CommunicatorBase.allgather`."""
     announced = _announce(ranks, data, "allgather")
     array = placement.to_host(data)
     counts = [int(np.prod(other.shapes[0], dtype=np.int64)) * other.dtypes[0].itemsize for other in announced]

@@ -1,7 +1,7 @@
-"""The few bytes that travel ahead of an array and tell the receivers what to make room for, or what went wrong.
+"""The few bytes sent before an array, which tell receivers how much memory to allocate, or what went wrong.
 
-They fit a frame of fixed length, so that one message of known size announces an array; the rare header that does not (a
-structured dtype, a long error message) says so in its frame and follows in a message of its own.
+They fit into a frame of fixed length, so that one message of known size announces an array. For the rare header that
+does not (a structured dtype, a long error message), the frame says so, and the header follows in a separate message.
 """
 
 from __future__ import annotations
@@ -21,18 +21,18 @@ if TYPE_CHECKING:
 __all__ = ["Header", "allgather", "attempt", "bcast", "describe", "raise_failure", "recv", "send"]
 
 _FRAME_BYTES = 192
-_PREFIX_BYTES = 8  # the mark, by which a receiver knows a header, then the length of the payload
+_PREFIX_BYTES = 8  # the mark, by which a receiver recognizes a header, then the length of the payload
 _MARK = b"mnc1"
 
 
 class Header(NamedTuple):
-    """What comes next.
+    """Describes the data that follows.
 
     Attributes:
         dtypes: The dtype of each array that follows.
         shapes: The shape of each.
         is_tuple: Whether the user passed several arrays, rather than one.
-        failure: What was wrong with the sender's input, by type and message; then no array follows.
+        failure: What was wrong with the sender's input, by type and message; if it is set, no array follows.
         on_device: Whether each array is on a device at the sender; empty if none is.
     """
 
@@ -43,12 +43,12 @@ class Header(NamedTuple):
     on_device: tuple[bool, ...] = ()
 
     def make_room(self) -> list[np.ndarray[Any, Any]]:
-        """Return host memory in which to receive the arrays."""
+        """Return host memory for receiving the arrays."""
         places = self.on_device or (False,) * len(self.shapes)
         return [placement.make_room(*each) for each in zip(self.shapes, self.dtypes, places, strict=True)]
 
     def deliver(self, received: Sequence[np.ndarray[Any, Any]]) -> list[Any]:
-        """Return the arrays that have been received, on the current device where they were on one."""
+        """Return the received arrays, on the current device if the sender had them on a device."""
         places = self.on_device or (False,) * len(self.shapes)
         return [placement.deliver(*each) for each in zip(received, places, strict=True)]
 
@@ -61,7 +61,7 @@ def describe(arrays: Sequence[Any], is_tuple: bool = False) -> Header:
 
 
 def attempt(check: Callable[[], Header]) -> tuple[Header, Exception | None]:
-    """Return what ``check`` returns, or a header that carries its exception, and the exception itself."""
+    """Return the result of ``check``, or a header that carries its exception, and the exception itself."""
     try:
         return check(), None
     except Exception as error:
@@ -69,7 +69,7 @@ def attempt(check: Callable[[], Header]) -> tuple[Header, Exception | None]:
 
 
 def raise_failure(header: Header, rank: int, own: Exception | None = None) -> None:
-    """Raise the failure that a header sent by ``rank`` carries; ``own`` is this rank's, raised as it is."""
+    """Raise the failure in a header that ``rank`` sent; ``own`` is this rank's exception, raised unchanged."""
     if own is not None:
         raise own
     if header.failure is not None:
@@ -77,7 +77,7 @@ def raise_failure(header: Header, rank: int, own: Exception | None = None) -> No
 
 
 def bcast(ranks: Ranks, header: Header | None, root: int) -> Header:
-    """Give the root's header to every rank; collective."""
+    """Send the root's header to every rank; collective."""
     payload = b"" if header is None else pickle.dumps(tuple(header))
     frame = _frame(payload)
     ranks.Bcast(frame, root)
@@ -87,7 +87,7 @@ def bcast(ranks: Ranks, header: Header | None, root: int) -> Header:
 
 
 def allgather(ranks: Ranks, header: Header) -> list[Header]:
-    """Give every rank's header to every rank, by rank; collective."""
+    """Send every rank's header to every rank, ordered by rank; collective."""
     payload = pickle.dumps(tuple(header))
     frames = np.empty((ranks.size, _FRAME_BYTES), dtype=np.uint8)
     ranks.Allgather(_frame(payload), frames)
@@ -112,7 +112,7 @@ def recv(ranks: Ranks, source: int, tag: int) -> tuple[Header, int, int]:
         The header, and the rank and tag it came with: the arrays that follow must be received with these.
 
     Raises:
-        RuntimeError: What came is not a header: the peer used another kind of send.
+        RuntimeError: The message is not a header: the peer used another kind of send.
     """
     status = MPI.Status()
     message = ranks.Mprobe(source, tag, status)

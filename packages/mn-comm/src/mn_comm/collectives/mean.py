@@ -1,12 +1,12 @@
-"""Means over all ranks that MPI does not have: of half precision, and each range at the one rank that needs it.
+"""Means over all ranks that MPI does not provide: of half precision, and of each range on the one rank that needs it.
 
 They are a reduce-scatter by recursive halving, followed by an all-gather by recursive doubling if every rank needs the
 mean (Rabenseifner, "Optimization of Collective Reduction Operations", ICCS 2004, section 2). The order of addition
 depends only on the ranks, and not on the position of an element, on the rank that needs it, or on the MPI library.
 
-MPI has no type for half precision, and a sum of halves may not fit where their mean does; divided beforehand, small
-ones vanish. So what travels of them are means, never sums, with the mean of two groups taken in float32 wherever they
-meet, and rounded to be sent on.
+MPI has no type for half precision. A sum of half-precision numbers may overflow although their mean would not, and
+small numbers become zero if they are divided first. So means are sent, never sums. When two groups of ranks exchange
+values, the mean is computed in float32 and rounded before it is sent again.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ if TYPE_CHECKING:
 __all__ = ["mean_of_halves", "mean_to_each", "order_of_ranges"]
 
 _Array = np.ndarray[Any, Any]
-_TAG = 0  # on a private communicator nothing else is under way
-# What arrives is added up in pieces, while more arrives.
+_TAG = 0  # nothing else uses a private communicator
+# Data is added up in pieces while more of it arrives.
 _PIECE_BYTES = 1 << 20
 
 
@@ -50,7 +50,7 @@ def mean_of_halves(ranks: Ranks, flat: _Array) -> None:
 
 
 def mean_to_each(ranks: Ranks, flat: _Array, bounds: Sequence[int]) -> None:
-    """Overwrite, on each rank, a range of an array with its mean over all ranks; the rest is lost; collective.
+    """Overwrite, on each rank, one range of an array with its mean over all ranks; other elements are lost; collective.
 
     Args:
         ranks: The ranks, with arrays of equal length and dtype.
@@ -83,10 +83,10 @@ class _Meeting(NamedTuple):
 
     Attributes:
         other: The other rank.
-        kept: The elements that this rank goes on with.
-        given: Those that the other one does.
-        mine: The mean of how many ranks this one has.
-        theirs: The mean of how many the other has.
+        kept: The elements for which this rank continues.
+        given: The elements for which the other rank continues.
+        mine: The number of ranks over which this rank's values are a mean.
+        theirs: The number of ranks over which the other rank's values are a mean.
     """
 
     other: int
@@ -97,11 +97,11 @@ class _Meeting(NamedTuple):
 
 
 def _meetings(rank: int, size: int, bounds: Sequence[int]) -> Iterator[_Meeting]:
-    """Yield the meetings of a rank below a power of two, after which it has the mean of its range.
+    """Yield the meetings of a rank below the power of two, after which it has the mean of its range.
 
     Args:
         rank: The rank.
-        size: How many ranks there are, with those beyond.
+        size: How many ranks there are, including those above the power of two.
         bounds: Where the ranges of the ranks below begin, and where the last one ends.
     """
     most = len(bounds) - 1
@@ -123,15 +123,15 @@ def _meetings(rank: int, size: int, bounds: Sequence[int]) -> Iterator[_Meeting]
 def _reduce_scatter(ranks: Ranks, flat: _Array, bounds: Sequence[int]) -> list[_Meeting]:
     """Overwrite, on each rank below a power of two, its range of an array with the mean over all ranks; collective.
 
-    Ranks beyond give what they have to another one.
+    Ranks above it send their values to one of these ranks.
 
     Args:
         ranks: The ranks.
-        flat: Their arrays. What is not this rank's range is lost.
+        flat: Their arrays. Elements outside this rank's range are lost.
         bounds: Where the ranges of the ranks below the power of two begin, and where the last one ends.
 
     Returns:
-        With whom this rank has exchanged what.
+        The ranks with which this rank has exchanged data, and which data.
     """
     rank, most = ranks.rank, len(bounds) - 1
     if rank >= most:
@@ -157,25 +157,25 @@ def _reduce_scatter(ranks: Ranks, flat: _Array, bounds: Sequence[int]) -> list[_
 
 
 def _round(total: _Array, flat: _Array, meeting: _Meeting) -> None:
-    """Round what is kept as well as what is given: so it does not matter who keeps what."""
+    """Round both the kept and the given elements, so that it does not matter which rank keeps which."""
     for part in (meeting.kept, meeting.given):
         flat[part] = total[part]
     total[meeting.kept] = flat[meeting.kept]
 
 
 def _count(rank: int, distance: int, most: int, extra: int) -> int:
-    """Return the mean of how many ranks a rank has once it has met those at greater distances."""
+    """Return the number of ranks over which a rank has a mean after it has met the ranks at greater distances."""
     residue = rank % distance
     return most // distance + max(0, -(-(extra - residue) // distance))
 
 
 def _add(total: _Array, count: int, other: _Array, other_count: int) -> None:
-    """Overwrite the sum of some ranks with that of these and others."""
+    """Overwrite the sum over some ranks with the sum over these and other ranks."""
     np.add(total, other, total)
 
 
 def _merge(mean: _Array, count: int, other: _Array, other_count: int) -> None:
-    """Overwrite the mean of some ranks with that of these and others, in float32."""
+    """Overwrite the mean over some ranks with the mean over these and other ranks, in float32."""
     if count == other_count:
         mean += other
         divide(mean, 2, mean)
@@ -185,13 +185,13 @@ def _merge(mean: _Array, count: int, other: _Array, other_count: int) -> None:
 
 
 def _swap(ranks: Ranks, other: int, given: _Array, kept: _Array) -> Iterator[tuple[slice, _Array]]:
-    """Give another rank some elements, and yield what it has of others, in pieces: where they are, and they.
+    """Send elements to another rank, and yield the elements that it sends, in pieces: their positions and values.
 
     Args:
         ranks: The ranks.
         other: The other one.
-        given: The elements that it keeps.
-        kept: Those that this rank keeps.
+        given: The elements that the other rank keeps.
+        kept: The elements that this rank keeps.
     """
     sending = pieces.isend(ranks, given, other, _TAG, _PIECE_BYTES)
     step = min(kept.size, _PIECE_BYTES // kept.itemsize)

@@ -1,7 +1,6 @@
 """Python objects of any size, pickled once.
 
-Pickling is tried before anything is sent, so that an object which cannot be pickled is an error on every rank instead
-of a hang.
+An object is pickled before anything is sent. So if it cannot be pickled, every rank raises, and no rank hangs.
 """
 
 from __future__ import annotations
@@ -29,11 +28,11 @@ __all__ = [
     "send_obj",
 ]
 
-_TAG = 0  # on the private communicator nothing else is under way
+_TAG = 0  # nothing else uses the private communicator
 
 
 class _Sealed:
-    """A pickled object on its way: pickling it again moves its frames without copying them (PEP 574)."""
+    """A pickled object that is being sent: pickling it again moves its frames without copying them (PEP 574)."""
 
     __slots__ = ("frames",)
 
@@ -45,7 +44,7 @@ class _Sealed:
 
 
 class _Failed(NamedTuple):
-    """Instead of an object: what was raised, and where."""
+    """Sent instead of an object: which exception was raised, and on which rank."""
 
     rank: int
     kind: str
@@ -53,7 +52,7 @@ class _Failed(NamedTuple):
 
 
 class _Long(NamedTuple):
-    """Instead of an object that is too long for one message: how long it is, pickled; it follows in pieces."""
+    """Sent instead of an object that is too long for one message: the length of its pickle, which follows in pieces."""
 
     nbytes: int
 
@@ -65,7 +64,7 @@ def send_obj(ranks: Ranks, obj: Any, dest: int, tag: int = 0) -> None:
     try:
         pickled = pickle.dumps(obj, pickle.HIGHEST_PROTOCOL)
     except Exception as error:
-        # The receiver is waiting already, or will be: it must hear of it.
+        # The receiver is already waiting, or will be, so it must be informed.
         ranks.send(_Failed(ranks.rank, *agreement.describe(error)), dest, tag)
         raise
     content = np.frombuffer(pickled, np.uint8)
@@ -77,7 +76,7 @@ def send_obj(ranks: Ranks, obj: Any, dest: int, tag: int = 0) -> None:
 
 
 def isend_obj(ranks: Ranks, obj: Any, dest: int, tag: int) -> list[MPI.Request]:
-    """Start to send an object that can be pickled to one rank, which receives it by :func:`recv_obj`."""
+    """Start to send an object that can be pickled to one rank, which receives it with :func:`recv_obj`."""
     content = np.frombuffer(pickle.dumps(obj, pickle.HIGHEST_PROTOCOL), np.uint8)
     if content.size <= pieces.PIECE_BYTES:
         return [ranks.Isend([content, MPI.BYTE], dest, tag)]
@@ -131,7 +130,7 @@ def bcast_obj(ranks: Ranks, obj: Any, max_buf_len: int, root: int = 0) -> Any:
 
 
 def gather_obj(ranks: Ranks, obj: Any, root: int = 0) -> list[Any] | None:
-    """Gather objects at one rank; see :meth:`mn_comm.CommunicatorBase.gather_obj`."""
+    """Gather objects on one rank; see :meth:`mn_comm.CommunicatorBase.gather_obj`."""
     root = wire.check_rank(root, ranks.size, "root")
     with agreement.raise_on_all(ranks):
         sealed = _seal(obj)
@@ -140,7 +139,7 @@ def gather_obj(ranks: Ranks, obj: Any, root: int = 0) -> list[Any] | None:
 
 
 def allgather_obj(ranks: Ranks, obj: Any) -> list[Any]:
-    """Gather objects at every rank; see :meth:`mn_comm.CommunicatorBase.allgather_obj`."""
+    """Gather objects on every rank; see :meth:`mn_comm.CommunicatorBase.allgather_obj`."""
     with agreement.raise_on_all(ranks):
         sealed = _seal(obj)
     return [_unseal(other) for other in ranks.wait_for(_of_any_size(ranks).allgather, sealed)]
@@ -179,13 +178,13 @@ def allreduce_obj(ranks: Ranks, obj: Any) -> Any:
 
 
 def _report(ranks: Ranks, mine: Exception | None, total: Any, dest: int) -> Exception | None:
-    """Send a partial sum, or what went wrong on the way to it; return what has gone wrong."""
+    """Send a partial sum, or an exception that was raised while computing it; return the exception."""
     if mine is not None:
         ranks.send(_failed(ranks, mine), dest, _TAG)
         return mine
     try:
         send_obj(ranks, total, dest, _TAG)
-    except Exception as error:  # it cannot be pickled, and send_obj has told the other rank
+    except Exception as error:  # it cannot be pickled, and send_obj has informed the other rank
         return error
     return None
 
@@ -199,7 +198,7 @@ def _failed(ranks: Ranks, error: Exception | None) -> _Failed | None:
 
 
 def _of_any_size(ranks: Ranks) -> Any:
-    """Return a communicator of mpi4py's that moves objects above 2 GiB as well."""
+    """Return a communicator of mpi4py that can also send objects above 2 GiB."""
     from mpi4py.util import pkl5
 
     return pkl5.Intracomm(ranks)

@@ -26,7 +26,7 @@ def send(ranks: Ranks, data: Any, dest: int, tag: int = 0) -> None:
         raise ValueError(f"send: expected a rank other than this one for dest, got {dest}")
     is_tuple = isinstance(data, (tuple, list))
     arrays = list(data) if is_tuple else [data]
-    # The receiver is informed of an error, too: it is waiting already, or will be.
+    # The receiver must be informed of an error, too: it is already waiting, or will be.
     announced, error = header.attempt(
         lambda: header.describe([wire.check_array(array, "send") for array in arrays], is_tuple)
     )

@@ -1,7 +1,7 @@
 """Arrays as bytes, in pieces that every MPI library can count.
 
-Open MPI refuses a count above 2**31-1, whatever the size of an element, so nothing longer than a piece is handed to MPI
-at once. All that only moves data moves bytes: any dtype travels, also those for which MPI has no name.
+Open MPI refuses a count above 2**31-1, whatever the size of an element, so MPI never gets more than one piece at once.
+Operations that only move data move bytes, so they work with any dtype, also those that MPI has no name for.
 """
 
 from __future__ import annotations
@@ -36,12 +36,12 @@ def pieces(flat: _Array, nbytes: int | None = None) -> Iterator[_Array]:
 
 
 def isend(ranks: Ranks, array: _Array, dest: int, tag: int, nbytes: int | None = None) -> list[MPI.Request]:
-    """Start sending the elements of a C-contiguous array; it must stay as it is until the requests are done."""
+    """Start sending the elements of a C-contiguous array, which must not change until the requests are done."""
     return [ranks.Isend(piece, dest, tag) for piece in pieces(as_bytes(array), nbytes)]
 
 
 def irecv(ranks: Ranks, array: _Array, source: int, tag: int) -> list[MPI.Request]:
-    """Start receiving into a C-contiguous array what :func:`isend` sends from one of the same size."""
+    """Start receiving into a C-contiguous array the elements that :func:`isend` sends from one of the same size."""
     return [ranks.Irecv(piece, source, tag) for piece in pieces(as_bytes(array))]
 
 

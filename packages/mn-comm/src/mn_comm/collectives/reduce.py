@@ -1,4 +1,4 @@
-"""Reduce: the sum, product, maximum or minimum over all ranks, at one of them."""
+"""Reduce: the sum, product, maximum or minimum over all ranks, on one of them."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _Array = np.ndarray[Any, Any]
 
 
 def reduce(ranks: Ranks, data: Any, op: str, root: int) -> _Array | None:
-    """Combine the arrays of all ranks at one; see :meth:`mn_comm.Communicator.reduce`."""
+    """Combine the arrays of all ranks on one rank; see :meth:`mn_comm.Communicator.reduce`."""
     with agreement.raise_on_all(ranks):
         root = wire.check_rank(root, ranks.size, "root")
     array, total_dtype = agree_on(ranks, data, op, "reduce", f"root {root}")

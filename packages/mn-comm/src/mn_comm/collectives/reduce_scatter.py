@@ -1,4 +1,4 @@
-"""Reduce-scatter: each rank has its block of the sum, product, maximum or minimum over all ranks."""
+"""Reduce-scatter: each rank gets its block of the sum, product, maximum or minimum over all ranks."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _Array = np.ndarray[Any, Any]
 
 
 def reduce_scatter(ranks: Ranks, data: Any, op: str) -> _Array:
-    """Combine the arrays of all ranks, a block at each; see :meth:`mn_comm.Communicator.reduce_scatter`."""
+    """Combine the arrays of all ranks, one block on each rank; see :meth:`mn_comm.Communicator.reduce_scatter`."""
     array, total_dtype = agree_on(ranks, data, op, "reduce_scatter")
     with agreement.raise_on_all(ranks):
         if not array.ndim or array.shape[0] % ranks.size:

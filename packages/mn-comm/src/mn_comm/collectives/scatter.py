@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 __all__ = ["scatter"]
 
 _Array = np.ndarray[Any, Any]
-_TAG = 0  # on the private communicator nothing else is under way
+_TAG = 0  # nothing else uses the private communicator
 
 
 def scatter(ranks: Ranks, xs: Any, root: int = 0) -> _Array:
@@ -65,7 +65,7 @@ def split_parts(xs: Any, size: int) -> list[_Array]:
     if len(xs) != size:
         raise ValueError(f"scatter: expected {size} parts, one for each rank, got {len(xs)}")
     if is_array:
-        xs = [xs[rank, ...] for rank in range(size)]  # the ellipsis keeps the parts of a one-dimensional array arrays
+        xs = [xs[rank, ...] for rank in range(size)]  # with the ellipsis, parts are never scalars
     checked = [wire.check_array(part, "scatter") for part in xs]
     parts = [part if placement.is_device_array(part) else np.asarray(part, order="C") for part in checked]
     for rank, part in enumerate(parts):

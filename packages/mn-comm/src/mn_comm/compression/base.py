@@ -1,4 +1,4 @@
-"""What the compressions have in common: the part of a bucket that is exchanged, and the memory of what was left out."""
+"""The common parts of all compressions: the exchanged part of a bucket, and the memory for the omitted part."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ __all__ = [
 _Array = Any  # NumPy's, or CuPy's
 TAG = 7
 """Of all messages of compression."""
-# MPI counts bytes in 31 bits.
+# MPI counts bytes with 31 bits.
 _MOST_BYTES = 1 << 30
 
 
@@ -38,7 +38,7 @@ class Piece(NamedTuple):
     """Consecutive elements of one gradient.
 
     Attributes:
-        begin: Where it begins in the portion, in elements.
+        begin: Its first element in the portion.
         end: Where it ends.
         shape: The shape of the whole gradient.
         start: Which element of the flattened gradient it begins with.
@@ -51,12 +51,12 @@ class Piece(NamedTuple):
 
 
 class Portion(NamedTuple):
-    """What one rank exchanges of a bucket: all of it, or its share.
+    """The part of a bucket that one rank exchanges: the whole bucket, or its share.
 
     Attributes:
         length: How many elements it has.
-        pieces: What it consists of.
-        rank: This rank among those that exchange.
+        pieces: The pieces of gradients that it consists of.
+        rank: The number of this rank among those that exchange.
         size: How many ranks exchange.
         xp: The module of functions for its array: NumPy, or CuPy for one on a device.
     """
@@ -69,14 +69,14 @@ class Portion(NamedTuple):
 
 
 class Memory:
-    """What is kept of a portion from step to step: arrays, and the ones that replace them if the step succeeds.
+    """Arrays that are kept for a portion from step to step, and arrays that replace them if the step succeeds.
 
     Args:
-        arrays: The arrays by name; where the portions are, in host memory or on the device.
+        arrays: The arrays by name; in the same memory as the portions: host memory or the device.
 
     Attributes:
-        now: What the last step has left; only read.
-        new: Memory for what this step leaves. Every exchange overwrites all of it.
+        now: The arrays after the last step; they must not be changed.
+        new: Memory for the arrays after this step. Every exchange overwrites all of it.
     """
 
     def __init__(self, **arrays: _Array) -> None:
@@ -84,12 +84,12 @@ class Memory:
         self.new = {name: array_module(array).empty_like(array) for name, array in arrays.items()}
 
     def commit(self) -> None:
-        """Keep what this step has left."""
+        """Keep the arrays of this step."""
         self.now, self.new = self.new, self.now
 
 
 class Link:
-    """The ranks that exchange, the way between them for arrays in host memory, and a count of what was sent.
+    """The ranks that exchange, the transport between them for arrays in host memory, and a count of the bytes sent.
 
     For arrays on devices see :mod:`mn_comm.device.links`.
 
@@ -106,8 +106,8 @@ class Link:
         """Send arrays to other ranks, and receive some from them; collective.
 
         Args:
-            outgoing: For each rank that is sent some, these: one-dimensional and contiguous.
-            incoming: For each rank that sends some, arrays of the same lengths and dtypes, to be overwritten.
+            outgoing: For each rank that receives arrays, these arrays: one-dimensional and contiguous.
+            incoming: For each rank that sends arrays, arrays of the same lengths and dtypes, to be overwritten.
             what: The name of the operation that it is a part of.
         """
         requests = [self.ranks.Irecv(piece, other, TAG) for other, piece in _pieces(incoming)]
@@ -117,7 +117,7 @@ class Link:
         self.count(outgoing)
 
     def count(self, outgoing: Messages) -> None:
-        """Take note of what was sent."""
+        """Record the number of bytes sent."""
         self.sent += sum(array.nbytes for arrays in outgoing.values() for array in arrays)
 
 
@@ -135,31 +135,31 @@ class Exchange(Protocol):
     """The compressed averaging of one portion.
 
     Attributes:
-        memory: What is kept from step to step.
+        memory: The arrays that are kept from step to step.
     """
 
     memory: Memory
 
     def average(self, link: Link, portion: _Array, step: int) -> None:
-        """Overwrite a portion with its mean over the ranks, bit for bit the same on all of them; collective.
+        """Overwrite a portion with its mean over the ranks, the same bit for bit on all of them; collective.
 
         Args:
             link: The ranks.
             portion: One-dimensional, of floats, of the same length and dtype on every rank.
-            step: How many steps were taken before this one.
+            step: The number of steps before this one.
         """
         ...
 
 
 @dataclasses.dataclass(frozen=True)
 class Compression(ABC):
-    """A way to compress gradients: an immutable object of numbers, the same on every rank.
+    """A way to compress gradients: an immutable object with its settings, the same on every rank.
 
     Attributes:
-        on_devices: Whether its exchanges average portions on a device as well, given CuPy for ``Portion.xp``. Otherwise
-            gradients on a device pass through host memory, and are compressed there.
-        is_launched: Whether such an exchange only puts work on the current stream, and never waits for the device: the
-            lengths of its messages are known before.
+        on_devices: Whether its exchanges can also average portions on a device, with CuPy as ``Portion.xp``. Otherwise,
+            gradients on a device are copied to host memory and compressed there.
+        is_launched: Whether such an exchange only puts work on the current stream and never waits for the device,
+            because the lengths of its messages are known before.
     """
 
     on_devices: ClassVar[bool] = False
@@ -167,10 +167,10 @@ class Compression(ABC):
 
     @abstractmethod
     def exchange(self, portion: Portion) -> Exchange:
-        """Return what averages such a portion; not collective.
+        """Return an object that averages such a portion; not collective.
 
         Args:
-            portion: Its description.
+            portion: The description of the portion.
         """
 
 
@@ -178,7 +178,7 @@ def check_integer(name: str, value: Any, least: int) -> None:
     """Raise unless ``value`` is an integer of at least ``least``.
 
     Raises:
-        TypeError: It is no integer.
+        TypeError: It is not an integer.
         ValueError: It is too small.
     """
     if isinstance(value, bool) or not isinstance(value, (int, np.integer)):

@@ -1,11 +1,13 @@
 """The averaging of a portion as quantised blocks: a reduce-scatter, then an all-gather (ZeRO++, arXiv:2306.10209).
 
-Each rank owns a range of the blocks. It receives the others' summands of that range in quantised form, adds them up in
-float32 in the order of the ranks, and sends the mean, quantised again, to all. So every element is quantised twice, be
-there two nodes or a hundred. What both quantisations leave out is kept, and added the next time: of a range that
-another rank owns the summand's error, of its own the mean's, so that one array holds both.
+Each rank owns a range of the blocks. It receives the other ranks' summands of that range in quantised form, adds them
+up in float32 in the order of the ranks, and sends the mean, quantised again, to all ranks. So every element is
+quantised twice, whether there are two nodes or a hundred. The errors of both quantisations are kept and added in the
+next step: for another rank's range the error of the summand, for the rank's own range the error of the mean. So one
+array holds both.
 
-Messages are small, and sent as soon as they are quantised, so that the network is busy while the next ones are.
+Messages are small, and sent as soon as they are quantised, so that the network is busy while the next ones are
+quantised.
 """
 
 from __future__ import annotations
@@ -24,7 +26,7 @@ if TYPE_CHECKING:
 __all__ = ["BlockCodec", "BlockExchange", "ranges"]
 
 _Array = np.ndarray[Any, Any]
-# With some scratch memory of the same size it stays in a core's second-level cache.
+# Together with scratch memory of the same size, it stays in a core's second-level cache.
 _CHUNK = 64 * 1024
 
 
@@ -32,40 +34,40 @@ class BlockCodec(Protocol):
     """Quantises consecutive elements, block by block.
 
     Attributes:
-        block: How many elements share a scale. It divides the lengths that messages are cut into.
+        block: How many elements share a scale. Message lengths are multiples of it.
     """
 
     block: int
 
     def nbytes(self, length: int) -> int:
-        """Return how many bytes the message of so many elements has."""
+        """Return the size in bytes of the message for this number of elements."""
         ...
 
     def encode(
         self, values: _Array, message: _Array, random: np.random.Generator | None, said: _Array | None = None
     ) -> None:
-        """Write a message, and leave in ``values`` what it does not say: never a value that is not finite.
+        """Write a message, and leave in ``values`` the part that it omits: never a value that is not finite.
 
         Args:
             values: Of float32, one-dimensional and contiguous.
-            message: As many bytes as :meth:`nbytes` says.
+            message: An array of :meth:`nbytes` bytes.
             random: For stochastic rounding; ``None`` unless the codec asks for it.
-            said: Memory for what :meth:`decode` makes of the message, the same bit for bit; ``None`` if it is not
-                wanted.
+            said: Memory for the result of :meth:`decode` for this message, the same bit for bit; ``None`` if it is not
+                needed.
         """
         ...
 
     def decode(self, message: _Array, values: _Array) -> None:
-        """Overwrite ``values`` with what a message says; the same on every machine, bit for bit."""
+        """Overwrite ``values`` with the content of a message; the same on every machine, bit for bit."""
         ...
 
 
 class BlockExchange:
-    """See the module.
+    """Averages a portion as described in the module's docstring.
 
     Args:
         codec: How blocks are quantised.
-        portion: What is averaged.
+        portion: The description of the portion.
         seed: For stochastic rounding; ``None`` for none.
     """
 
@@ -87,7 +89,7 @@ class BlockExchange:
         """Overwrite a portion with its mean over the ranks; collective."""
         random = None if self._seed is None else np.random.default_rng([self._seed, step, self._rank, portion.size])
         others = [(self._rank + distance) % self._size for distance in range(1, self._size)]
-        # Those of the same rank arrive in the order in which they were asked for: summands, then means.
+        # Messages of the same rank arrive in the order in which they were requested: summands, then means.
         summands = {other: self._receive(link, self._incoming[other], other) for other in others}
         means = {other: self._receive(link, self._means[other], other) for other in others}
         sent = [request for other in others for request in self._send_summands(link, portion, other, random)]
@@ -145,7 +147,7 @@ class BlockExchange:
                 self._codec.decode(self._incoming[rank][i], each)
             if not rank:
                 total = each
-            else:  # NumPy is twice as fast where a result takes the place of an operand
+            else:  # NumPy is twice as fast if a result overwrites an operand
                 total = np.add(total, each, out=each if total is own else total, casting="unsafe")
         return total
 
@@ -160,7 +162,7 @@ class BlockExchange:
     def _send(self, link: Link, message: _Array, other: int) -> MPI.Request:
         link.sent += message.size
         request = link.ranks.Isend(message, other, TAG)
-        request.Test()  # MPI makes progress only when it is called, and the next chunk takes its time
+        request.Test()  # MPI makes progress only when it is called, and quantising the next chunk takes time
         return request
 
     def _receive(self, link: Link, messages: list[_Array], other: int) -> list[MPI.Request]:
@@ -171,7 +173,7 @@ class BlockExchange:
 
 
 def ranges(length: int, block: int, size: int) -> list[tuple[int, int]]:
-    """Return where the range of each rank begins and ends, in elements: whole blocks but for the last one."""
+    """Return where the range of each rank begins and ends, in elements: whole blocks, except for the last one."""
     blocks = -(-length // block)
     points = [min(length, blocks * rank // size * block) for rank in range(size + 1)]
     return list(pairwise(points))

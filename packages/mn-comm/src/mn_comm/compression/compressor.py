@@ -1,4 +1,4 @@
-"""What a gradient reducer compresses with: the exchange of each bucket, what it remembers, and what it has sent."""
+"""The compression of a gradient reducer: the exchange of each bucket, the part that it has omitted, and statistics."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ _HEADER = "header"
 
 
 class CompressionReport(NamedTuple):
-    """What compression did on one rank in the last step, or was left with after it.
+    """The effect of compression on one rank in the last step.
 
     Attributes:
         bytes_sent: How many bytes this rank sent to other nodes; on one node, to other ranks.
-        ratio: That, divided by what an exact all-reduce would have sent in the gradients' dtype.
-        error_norm: The norm of what this rank has not sent yet, of the part of each bucket that it exchanges; without
-            the loss scale.
+        ratio: This number, divided by the number that an exact all-reduce would have sent in the gradients' dtype.
+        error_norm: The norm of the part of the gradients that this rank has not sent yet, of the elements that it
+            exchanges; without the loss scale.
     """
 
     bytes_sent: int
@@ -40,15 +40,15 @@ class CompressionReport(NamedTuple):
 
 
 class _Known:
-    """What is remembered for one layout of gradients.
+    """The data that is kept for one layout of gradients.
 
     Attributes:
-        key: What tells the layout from others, in this run and the next.
+        key: Distinguishes the layout from others, in this run and the next.
         names: The names of its parameters.
-        order: Those in whose order gradients travel.
-        step: How many steps were taken with it.
-        exchanges: Those of the buckets, by the element that each begins with.
-        saved: The arrays of exchanges that were loaded and not asked for yet.
+        order: The names in the order in which gradients are sent.
+        step: How many steps have used it.
+        exchanges: The exchanges of the buckets, by the first element of each.
+        saved: The arrays of exchanges that were loaded, but have not been used yet.
     """
 
     def __init__(self, key: str, names: frozenset[str], order: Sequence[str]) -> None:
@@ -61,16 +61,16 @@ class _Known:
 
 
 class Compressor:
-    """Averages what is to be exchanged of buckets, less exactly and with fewer bytes.
+    """Averages the exchanged parts of buckets, less exactly and with fewer bytes.
 
-    What a step leaves in the memories counts only when it is committed, on all ranks alike; a reduction that is
-    abandoned leaves none.
+    Changes that a step makes to the kept data take effect only when they are committed, on all ranks together; an
+    abandoned reduction has no effect.
 
     Args:
-        compression: How.
+        compression: The compression.
 
     Attributes:
-        scale: What the gradients are multiplied by, and so what was left out of them.
+        scale: The factor of the gradients, and so of the part that was omitted.
     """
 
     def __init__(self, compression: Compression) -> None:
@@ -78,17 +78,17 @@ class Compressor:
         self.scale = 1.0
         self._known: dict[int, _Known] = {}
         self._touched: list[tuple[_Known, Exchange]] = []
-        # Of each exchange, as it may be by either of two threads: what was sent, and what would have been.
+        # For each exchange, which may run in either of two threads: the bytes sent, and the bytes without compression.
         self._sent: list[tuple[int, float]] = []
         self._last = (0, 0.0)
         self._loaded: list[_Known] = []
         self._has_warned = False
 
     def adopt(self, ranks: Ranks, layout: Layout) -> None:
-        """Get ready for the buckets of a layout that was just made; collective.
+        """Prepare for the buckets of a new layout; collective.
 
-        What was loaded is used, if it fits on all ranks. What was remembered of the same parameters in another layout
-        is forgotten, with a warning.
+        Loaded data is used if it matches on all ranks. Data that was kept for the same parameters in another layout is
+        discarded, with a warning.
 
         Args:
             ranks: All ranks.
@@ -111,17 +111,17 @@ class Compressor:
         self._known[layout.number] = known
 
     def forget(self, layout: int) -> None:
-        """Forget a layout that is used no more."""
+        """Discard the data of a layout that is not used any more."""
         self._known.pop(layout, None)
 
     def average(self, link: Link, portion: Any, what: Exchanged) -> None:
         """Overwrite a part of a bucket with its mean over some ranks; collective.
 
         Args:
-            link: The ranks, and the way between them.
-            portion: The part: one-dimensional, of floats; on a device, that is the current one, if the compression
-                takes such.
-            what: Which part of which bucket it is.
+            link: The ranks, and the transport between them.
+            portion: The part: one-dimensional, of floats; if it is on a device, on the current one. Not every
+                compression accepts arrays on devices.
+            what: Identifies the part and its bucket.
         """
         ranks = link.ranks
         if ranks.size == 1:
@@ -129,14 +129,14 @@ class Compressor:
         known = self._known[what.layout]
         exchange = self._exchange(known, ranks, portion, what)
         self._touched.append((known, exchange))
-        with np.errstate(all="ignore"):  # NaN and infinities are the gradients' own
+        with np.errstate(all="ignore"):  # NaN and infinities come from the gradients themselves
             exchange.average(link, portion, known.step)
-        # Halves on a device are packed as float32.
+        # Half precision on a device is packed as float32.
         itemsize = what.specs[what.parts[0].member][2].itemsize
         self._sent.append((link.sent, 2 * (ranks.size - 1) / ranks.size * portion.size * itemsize))
 
     def commit(self, layout: int) -> None:
-        """Keep what the last step has left, on all ranks alike.
+        """Keep the changes of the last step; must be called on all ranks.
 
         Args:
             layout: The number of the layout whose buckets were averaged.
@@ -149,12 +149,12 @@ class Compressor:
         self.roll_back()
 
     def roll_back(self) -> None:
-        """Forget what a step has left that was abandoned."""
+        """Discard the changes of a step that was abandoned."""
         self._touched.clear()
         self._sent.clear()
 
     def use_scale(self, scale: float) -> None:
-        """Have gradients multiplied by another factor from now on."""
+        """Use another factor for gradients from now on."""
         change, self.scale = np.float32(scale / self.scale), scale
         for known in (*self._known.values(), *self._loaded):
             memories = [*known.saved.values(), *(each.memory.now for each in known.exchanges.values())]
@@ -163,7 +163,7 @@ class Compressor:
                     array *= change
 
     def report(self) -> CompressionReport:
-        """Return what the last step sent, and what it has left out on this rank; not collective."""
+        """Return the statistics of the last step on this rank; not collective."""
         sent, plain = self._last
         errors = [
             each.memory.now["error"] for known in list(self._known.values()) for each in list(known.exchanges.values())
@@ -172,7 +172,7 @@ class Compressor:
         return CompressionReport(sent, sent / plain if plain else 1.0, square**0.5 / self.scale)
 
     def state(self) -> dict[str, _Array]:
-        """Return what this rank has to remember, copied; empty if it is nothing."""
+        """Return a copy of the data that this rank keeps; empty if there is none."""
         arrays: dict[str, _Array] = {}
         header = []
         for known in [*self._known.values(), *self._loaded]:
@@ -190,10 +190,10 @@ class Compressor:
         return {_HEADER: np.frombuffer(text.encode(), np.uint8).copy(), **arrays}
 
     def load(self, state: Mapping[str, _Array]) -> None:
-        """Remember what :meth:`state` returned, instead of everything else; the reducer must forget its layouts.
+        """Continue with the result of :meth:`state`, discarding all other data; the reducer must discard its layouts.
 
         Args:
-            state: The arrays by name; empty to remember nothing.
+            state: The arrays by name; empty to start without kept data.
         """
         self._known.clear()
         self._loaded.clear()
@@ -214,7 +214,7 @@ class Compressor:
             self._loaded.append(known)
 
     def loaded_order(self, names: frozenset[str]) -> list[str] | None:
-        """Return the order in which gradients of these parameters travelled when what was loaded was saved."""
+        """Return the order in which gradients of these parameters were sent when the loaded data was saved."""
         return next((each.order for each in self._loaded if each.order and each.names == names), None)
 
     def _expects(self, names: frozenset[str]) -> bool:
@@ -240,7 +240,7 @@ class Compressor:
             xp = array_module(portion)
             found = self.compression.exchange(Portion(portion.size, pieces, ranks.rank, ranks.size, xp))
             for key, array in known.saved.pop(name, {}).items():
-                if found.memory.now[key].shape == array.shape:  # otherwise memory can be shared no more, or again
+                if found.memory.now[key].shape == array.shape:  # else memory sharing has changed
                     found.memory.now[key][...] = xp.asarray(array)
             known.exchanges[name] = found
         return found
@@ -262,7 +262,7 @@ def _copy(array: Any) -> _Array:
 
 
 def _pieces(what: Exchanged, length: int) -> list[Piece]:
-    """Return of which pieces of gradients a part of a bucket consists."""
+    """Return the pieces of gradients that a part of a bucket consists of."""
     pieces = []
     for part in what.parts:
         begin, end = max(part.begin, what.begin), min(part.end, what.begin + length)

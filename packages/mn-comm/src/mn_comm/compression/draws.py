@@ -11,9 +11,9 @@ __all__ = ["Draws"]
 
 
 class Draws:
-    """Numbers from 0 to below 1, that depend on a seed and on how many were drawn before: integers, hashed twice.
+    """Numbers from 0 to below 1 that depend on a seed and on how many were drawn before: integers, hashed twice.
 
-    A generator of CuPy's would have to be set up in every step, so that a snapshot goes on with the same numbers, which
+    To continue from a snapshot with the same numbers, a CuPy generator would have to be set up in every step, which
     takes longer than this.
 
     Args:

@@ -1,4 +1,4 @@
-"""What travels as it is: messages of bytes to all ranks, and exact means that are the same on all of them."""
+"""Uncompressed communication: byte messages to all ranks, and exact means that are the same on all of them."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def gather_bytes(link: Link, message: _Array) -> list[_Array]:
 
     Args:
         link: The ranks.
-        message: This rank's, of bytes; the lengths may differ.
+        message: This rank's message, of bytes; the lengths may differ.
     """
     ranks, xp = link.ranks, array_module(message)
     lengths = np.empty(ranks.size, np.int64)
@@ -34,7 +34,7 @@ def gather_bytes(link: Link, message: _Array) -> list[_Array]:
 def mean_exactly(link: Link, flat: _Array) -> None:
     """Overwrite an array with its mean over the ranks, added up in their order; collective.
 
-    MPI may add up in another order on another rank, so that the last bits would differ.
+    MPI may add up in a different order on another rank, so that the last bits would differ.
 
     Args:
         link: The ranks.

@@ -1,4 +1,4 @@
-"""Eight bits for each element, and a scale for each block of them."""
+"""Eight bits for each element, and a scale for each block of elements."""
 
 from __future__ import annotations
 
@@ -20,26 +20,27 @@ _Array = np.ndarray[Any, Any]
 _GREATEST = np.float32(127)
 _NAN = np.int8(-128)
 _ZERO = np.float32(0)
-# Added to a number of at most 22 bits it rounds that to an integer, which is in the lowest bits then.
+# Adding this to a number of at most 22 bits rounds the number to an integer, which is then in the lowest bits.
 _ROUNDS = np.float32(1.5 * 2**23)
 _ROUNDINGS = ("nearest", "stochastic")
 
 
 @dataclass(frozen=True)
 class Int8(Compression):
-    """Blocks of 8-bit integers with a scale each: a quarter of the bytes.
+    """Blocks of 8-bit integers with one scale each: a quarter of the bytes.
 
-    As ZeRO++ (Wang et al., arXiv:2306.10209) and Bagua's ByteGrad: a quantised reduce-scatter, whose sums are formed in
+    Like ZeRO++ (Wang et al., arXiv:2306.10209) and Bagua's ByteGrad: a quantised reduce-scatter, which adds up in
     float32, then a quantised all-gather. A block's scale is its greatest absolute value (Dettmers, arXiv:1511.04561).
 
     Args:
         block: How many elements share a scale of 4 bytes.
         rounding: ``"nearest"``, or ``"stochastic"``: up or down at random, so that the mean of many roundings is the
-            value. Error feedback makes up for either; drawing random numbers takes several times as long as all else.
-        seed: For stochastic rounding.
+            value. Error feedback corrects either; drawing random numbers takes several times as long as everything
+            else.
+        seed: The seed for stochastic rounding.
 
     Raises:
-        TypeError: A number is not one.
+        TypeError: An argument is not a number.
         ValueError: ``block`` is below 1, ``seed`` below 0, or there is no such rounding.
     """
 
@@ -56,7 +57,7 @@ class Int8(Compression):
             raise ValueError(f"expected rounding 'nearest' or 'stochastic', got {self.rounding!r}")
 
     def exchange(self, portion: Portion) -> BlockExchange | WholeBlockExchange:
-        """Return what averages such a portion."""
+        """Return an object that averages such a portion."""
         seed = self.seed if self.rounding == "stochastic" else None
         if portion.xp is np:
             return BlockExchange(Int8Codec(self.block), portion, seed)
@@ -66,7 +67,7 @@ class Int8(Compression):
 class Int8Codec:
     """Quantises blocks to integers from -127 to 127; a message holds the scales, then the integers.
 
-    A block that is not finite has an infinite scale, and says only which values are infinite and which are NaN.
+    A block that is not finite has an infinite scale, and encodes only which values are infinite and which are NaN.
 
     Args:
         block: How many elements share a scale.
@@ -77,16 +78,16 @@ class Int8Codec:
         self._room = Room()
 
     def nbytes(self, length: int) -> int:
-        """Return how many bytes the message of so many elements has."""
+        """Return the size in bytes of the message for this number of elements."""
         return 4 * -(-length // self.block) + length
 
     def encode(
         self, values: _Array, message: _Array, random: np.random.Generator | None, said: _Array | None = None
     ) -> None:
-        """Write a message, and leave in ``values`` what it does not say."""
+        """Write a message, and leave in ``values`` the part that it omits."""
         scales, codes = split_message(message, values.size, self.block)
         codes = codes.view(np.int8)
-        # NumPy is twice as fast where a result takes the place of an operand.
+        # NumPy is twice as fast if a result overwrites an operand.
         scaled, factors = self._room.arrays(values.size)
         np.abs(values, out=factors)
         np.maximum.reduceat(factors, _starts(values.size, self.block), out=scales)
@@ -102,7 +103,7 @@ class Int8Codec:
             np.floor(scaled, out=scaled)
             np.clip(scaled, -_GREATEST, _GREATEST, out=scaled)
             np.copyto(codes, scaled, casting="unsafe")
-            scaled += np.float32(0)  # of -0.0 the message says nothing
+            scaled += np.float32(0)  # the message cannot represent -0.0
         if said is None:
             said = scaled
         np.multiply(scaled, expand(unit, self.block, factors), out=said)
@@ -115,7 +116,7 @@ class Int8Codec:
             self._decode_infinite(said, scales, codes)
 
     def decode(self, message: _Array, values: _Array) -> None:
-        """Overwrite ``values`` with what a message says."""
+        """Overwrite ``values`` with the content of a message."""
         scales, codes = split_message(message, values.size, self.block)
         _, factors = self._room.arrays(values.size)
         np.copyto(values, codes.view(np.int8))
@@ -124,7 +125,7 @@ class Int8Codec:
             self._decode_infinite(values, scales, codes.view(np.int8))
 
     def _take_infinite(self, values: _Array, scales: _Array) -> dict[int, _Array]:
-        """Return the codes of blocks that are not finite, which are zeros then: so errors are finite."""
+        """Return the codes of blocks that are not finite, and set these blocks to zero, so that errors are finite."""
         if scales.max(initial=0) < np.inf:
             return {}
         found = {}
@@ -142,7 +143,7 @@ class Int8Codec:
 
 
 class Int8Rows:
-    """Quantises as :class:`Int8Codec`, bit for bit, by operations on all blocks of a range: for devices.
+    """Quantises like :class:`Int8Codec`, bit for bit, with operations on all blocks of a range: for devices.
 
     Args:
         block: How many elements share a scale.
@@ -154,11 +155,11 @@ class Int8Rows:
         self._xp = xp
 
     def nbytes(self, length: int) -> int:
-        """Return how many bytes the message of so many elements has."""
+        """Return the size in bytes of the message for this number of elements."""
         return 4 * -(-length // self.block) + length
 
     def encode(self, values: Any, message: Any, random: Draws | None) -> None:
-        """Write a message, and leave in ``values`` what it does not say."""
+        """Write a message, and leave in ``values`` the part that it omits."""
         if not values.size:
             return
         xp = self._xp
@@ -166,7 +167,7 @@ class Int8Rows:
         rows = as_rows(xp, values, self.block)
         bits = rows.view(np.int32)
         sign = (bits >> np.int32(31) | np.int32(1)).astype(np.int8)
-        bits = bits & MAGNITUDE  # as integers magnitudes have the same order, and NaN is above all of them
+        bits = bits & MAGNITUDE  # as integers, magnitudes have the same order, and NaN is the largest
         special = xp.where(bits > INFINITE, _NAN, sign)
         is_finite = bits < INFINITE
         greatest = bits.max(axis=1)
@@ -193,7 +194,7 @@ class Int8Rows:
         scales[...] = xp.where(are_finite, unit, np.float32(np.inf))
 
     def decode(self, message: Any, values: Any) -> None:
-        """Overwrite ``values`` with what a message says."""
+        """Overwrite ``values`` with the content of a message."""
         if not values.size:
             return
         xp = self._xp
@@ -202,12 +203,12 @@ class Int8Rows:
         product = rows.astype(np.float32)
         product *= scales[:, np.newaxis]
         product = xp.where(rows == _NAN, np.float32(np.nan), product)
-        product = xp.where(rows == np.int8(0), _ZERO, product)  # beside an infinity, too
+        product = xp.where(rows == np.int8(0), _ZERO, product)  # also in a block with an infinity
         values[...] = product.reshape(-1)[: values.size]
 
 
 def _units(scales: _Array) -> tuple[_Array, _Array]:
-    """Return what an integer of 1 stands for in each block, and its inverse; 0 where that is too small."""
+    """Return the value of the integer 1 in each block, and its inverse; 0 if that is too small."""
     usable = is_usable(scales, _GREATEST)
     unit = scales / _GREATEST
     if usable.all():

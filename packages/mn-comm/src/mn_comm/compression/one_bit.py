@@ -17,24 +17,24 @@ __all__ = ["OneBit", "OneBitCodec", "OneBitRows"]
 
 _Array = np.ndarray[Any, Any]
 _SIGN = np.uint32(1 << 31)
-# For each byte the sign bits of the eight numbers that it stands for, the first one in its highest bit.
+# For each byte the signs of the eight numbers that it represents, the first one in its highest bit.
 _SIGNS = np.unpackbits(np.arange(256, dtype=np.uint8)[:, np.newaxis], axis=1).astype(np.uint32) << np.uint32(31)
 _SIGNS_AT_ONCE = np.ascontiguousarray(_SIGNS).view("V32").reshape(256)
 
 
 @dataclass(frozen=True)
 class OneBit(Compression):
-    """The signs, and for each block the mean of the absolute values: a thirtieth of the bytes.
+    """The signs, and for each block the mean of its absolute values: a thirtieth of the bytes.
 
-    1-bit SGD (Seide et al., Interspeech 2014) with scales a block, as in EF-signSGD (Karimireddy et al.,
-    arXiv:1901.09847); without error feedback signs do not converge.
+    1-bit SGD (Seide et al., Interspeech 2014) with one scale for each block, as in EF-signSGD (Karimireddy et al.,
+    arXiv:1901.09847). Without error feedback, training with signs does not converge.
 
     Args:
         block: How many elements share a scale of 4 bytes; a multiple of 8.
 
     Raises:
-        TypeError: It is no integer.
-        ValueError: It is no multiple of 8, or below 8.
+        TypeError: It is not an integer.
+        ValueError: It is not a multiple of 8, or below 8.
     """
 
     on_devices: ClassVar[bool] = True
@@ -47,7 +47,7 @@ class OneBit(Compression):
             raise ValueError(f"expected a multiple of 8 for block, got {self.block}")
 
     def exchange(self, portion: Portion) -> BlockExchange | WholeBlockExchange:
-        """Return what averages such a portion."""
+        """Return an object that averages such a portion."""
         if portion.xp is np:
             return BlockExchange(OneBitCodec(self.block), portion, None)
         return WholeBlockExchange(OneBitRows(self.block, portion.xp), portion, None)
@@ -56,7 +56,7 @@ class OneBit(Compression):
 class OneBitCodec:
     """Quantises blocks to signs; a message holds the scales, then the bits.
 
-    A block with an infinite value is infinite, one with a NaN is NaN.
+    A block that contains an infinity is infinite, and a block that contains a NaN is NaN.
 
     Args:
         block: How many elements share a scale.
@@ -67,19 +67,19 @@ class OneBitCodec:
         self._room = Room()
 
     def nbytes(self, length: int) -> int:
-        """Return how many bytes the message of so many elements has."""
+        """Return the size in bytes of the message for this number of elements."""
         return 4 * -(-length // self.block) + -(-length // 8)
 
     def encode(
         self, values: _Array, message: _Array, random: np.random.Generator | None, said: _Array | None = None
     ) -> None:
-        """Write a message, and leave in ``values`` what it does not say."""
+        """Write a message, and leave in ``values`` the part that it omits."""
         scales, codes = split_message(message, values.size, self.block)
         signed, factors = self._room.arrays(values.size)
         if said is not None:
             signed = said
         bits = factors.view(np.bool_)[: values.size]
-        np.less(values.view(np.int32), 0, out=bits)  # of -0.0 and NaN, too, the sign bit
+        np.less(values.view(np.int32), 0, out=bits)  # the sign bit, also of -0.0 and NaN
         codes[...] = np.packbits(bits)
         np.abs(values, out=signed)
         self._means(signed, scales)
@@ -89,10 +89,10 @@ class OneBitCodec:
         np.subtract(values, signed, out=values)
         if not np.isfinite(scales).all():
             for i in np.flatnonzero(~np.isfinite(scales)):
-                values[i * self.block : (i + 1) * self.block] = 0  # an error that is not finite would never go again
+                values[i * self.block : (i + 1) * self.block] = 0  # an error that is not finite would stay forever
 
     def decode(self, message: _Array, values: _Array) -> None:
-        """Overwrite ``values`` with what a message says."""
+        """Overwrite ``values`` with the content of a message."""
         scales, codes = split_message(message, values.size, self.block)
         _, factors = self._room.arrays(values.size)
         whole = values.size // 8 * 8
@@ -113,10 +113,9 @@ class OneBitCodec:
 
 
 class OneBitRows:
-    """Quantises as :class:`OneBitCodec`, by operations on all blocks of a range: for devices.
+    """Quantises like :class:`OneBitCodec`, with operations on all blocks of a range: for devices.
 
-    The means of blocks are added up as the device does it, in an order of its own. They travel, so that all ranks have
-    the same.
+    The device adds up the means of blocks in its own order. The means are sent, so all ranks have the same ones.
 
     Args:
         block: How many elements share a scale.
@@ -128,16 +127,16 @@ class OneBitRows:
         self._xp = xp
 
     def nbytes(self, length: int) -> int:
-        """Return how many bytes the message of so many elements has."""
+        """Return the size in bytes of the message for this number of elements."""
         return 4 * -(-length // self.block) + -(-length // 8)
 
     def encode(self, values: Any, message: Any, random: Draws | None) -> None:
-        """Write a message, and leave in ``values`` what it does not say."""
+        """Write a message, and leave in ``values`` the part that it omits."""
         xp = self._xp
         if not values.size:
             return
         scales, codes = split_message(message, values.size, self.block)
-        codes[...] = xp.packbits(values.view(np.int32) < np.int32(0))  # of -0.0 and NaN, too, the sign bit
+        codes[...] = xp.packbits(values.view(np.int32) < np.int32(0))  # the sign bit, also of -0.0 and NaN
         for scale, rows in in_rows(self.block, scales, values):
             bits = rows.view(np.int32)
             absolute = (bits & MAGNITUDE).view(np.float32)
@@ -149,11 +148,11 @@ class OneBitRows:
             scale[...] = mean
             signed = (bits & ~MAGNITUDE) | mean.view(np.int32)[:, np.newaxis]
             rows -= signed.view(np.float32)
-            # An error that is not finite would never go again.
+            # An error that is not finite would stay forever.
             rows[...] = xp.where(xp.isfinite(mean)[:, np.newaxis], rows, np.float32(0))
 
     def decode(self, message: Any, values: Any) -> None:
-        """Overwrite ``values`` with what a message says."""
+        """Overwrite ``values`` with the content of a message."""
         if not values.size:
             return
         scales, codes = split_message(message, values.size, self.block)

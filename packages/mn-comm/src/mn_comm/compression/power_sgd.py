@@ -1,4 +1,4 @@
-"""Matrices as products of two thin ones."""
+"""Matrices as products of two thin matrices."""
 
 from __future__ import annotations
 
@@ -18,24 +18,24 @@ _Array = Any  # NumPy's, or CuPy's
 
 @dataclass(frozen=True)
 class PowerSGD(Compression):
-    """Two thin factors of each matrix, found by one step of the power iteration; vectors travel as they are.
+    """Two thin factors of each matrix, found by one step of power iteration; vectors are sent uncompressed.
 
     Vogels et al., arXiv:1905.13727, with the names of PyTorch's ``PowerSGDState``. A gradient of more than two
-    dimensions counts as a matrix with as many rows as the first one is long. Where each rank of a node exchanges a
-    share of a bucket, the rows of a matrix in one share are a matrix of their own.
+    dimensions counts as a matrix; its first dimension gives the rows. If each rank of a node exchanges a share of a
+    bucket, the rows of a matrix in one share count as a separate matrix.
 
-    Every rank multiplies the factors itself: results are the same bit for bit where NumPy and the BLAS are the same,
-    and the processors are of one kind; on devices, where CuPy, cuBLAS and cuSOLVER are, and the devices are.
+    Every rank multiplies the factors itself. Results are equal bit for bit if all ranks have the same NumPy, the same
+    BLAS and the same kind of processor or, for gradients on devices, the same CuPy, cuBLAS, cuSOLVER and devices.
 
     Args:
-        rank: How many columns the factors have.
-        start_iter: How many steps to average exactly before.
-        min_compression_rate: How many times fewer elements the factors must have than the matrix.
-        seed: For the first factors.
+        rank: The number of columns of the factors.
+        start_iter: The number of steps that are averaged exactly before compression starts.
+        min_compression_rate: How many times fewer elements than the matrix the factors must have.
+        seed: The seed for the first factors.
 
     Raises:
-        TypeError: A number is not one.
-        ValueError: It is out of range.
+        TypeError: An argument is not a number.
+        ValueError: An argument is out of range.
     """
 
     on_devices: ClassVar[bool] = True
@@ -53,12 +53,12 @@ class PowerSGD(Compression):
             raise ValueError(f"expected min_compression_rate above 0, got {self.min_compression_rate}")
 
     def exchange(self, portion: Portion) -> PowerSGDExchange:
-        """Return what averages such a portion."""
+        """Return an object that averages such a portion."""
         return PowerSGDExchange(self, portion)
 
 
 class _Matrix(NamedTuple):
-    """Consecutive elements that are a matrix, and where its factors lie among all factors."""
+    """Consecutive elements that form a matrix, and the position of its factors among all factors."""
 
     place: slice
     rows: int
@@ -68,11 +68,11 @@ class _Matrix(NamedTuple):
 
 
 class PowerSGDExchange:
-    """The averaging of a portion by factors of its matrices.
+    """Averages a portion by factors of its matrices.
 
     Args:
-        numbers: What to do.
-        portion: What is averaged.
+        numbers: The settings.
+        portion: The description of the portion.
     """
 
     def __init__(self, numbers: PowerSGD, portion: Portion) -> None:
@@ -91,7 +91,7 @@ class PowerSGDExchange:
         compressed = sum(each.rows * each.columns for each in self._matrices)
         xp = self._xp = portion.xp
         self._left = xp.empty(left + portion.length - compressed, np.float32)
-        # The same on every rank: not of its own place.
+        # The same on every rank, so it must not depend on this rank's number.
         first = np.random.default_rng(numbers.seed).standard_normal(right, np.float32)
         self.memory = Memory(error=xp.zeros(portion.length, np.float32), right=xp.asarray(first))
         self._end_of_left = left
@@ -119,7 +119,7 @@ class PowerSGDExchange:
         for each in self._matrices:
             self._multiply(portion, each, is_finite)
         self._unpack_vectors(portion)
-        if not is_finite:  # then the step is lost; what was left out before is not
+        if not is_finite:  # then the step is lost, but the part omitted before is not
             error[...] = now["error"]
             right[...] = now["right"]
 
@@ -139,14 +139,14 @@ class PowerSGDExchange:
             array[...] = self.memory.now[name]
 
     def _multiply(self, portion: _Array, each: _Matrix, is_finite: bool) -> None:
-        """Write the product of factors to the portion, and leave in the error what it lacks."""
+        """Write the product of factors to the portion, and the difference from the matrix to the error."""
         error, out = self.memory.new["error"], self._matrix(portion, each)
         if not is_finite:
             out[...] = np.nan
             return
         left, right = self._lefts(each), self._factor(self.memory.new["right"], each.right)
         if isinstance(out, np.ndarray) and out.dtype == np.float32:
-            product = np.matmul(left, right.T, out=out)  # saves new memory, which on the host costs more than the rest
+            product = np.matmul(left, right.T, out=out)  # faster than new memory on the host
         else:
             product = self._xp.matmul(left, right.T)
             out[...] = product
@@ -179,10 +179,10 @@ class PowerSGDExchange:
 
 
 def _cut(piece: Piece) -> Iterator[tuple[slice, int, int]]:
-    """Cut a piece of a gradient into whole rows and what is before and after them.
+    """Cut a piece of a gradient into whole rows and the elements before and after them.
 
     Yields:
-        Where each part lies, how many rows it has, and how many columns.
+        The position of each part, its number of rows, and its number of columns.
     """
     length = piece.end - piece.begin
     columns = int(np.prod(piece.shape[1:], dtype=np.int64)) if len(piece.shape) > 1 else length

@@ -1,4 +1,4 @@
-"""Scales of blocks: where they lie in a message, and how each is applied to all elements of its block."""
+"""Scales of blocks: their position in a message, and how each is applied to all elements of its block."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ __all__ = ["INFINITE", "MAGNITUDE", "Room", "expand", "is_usable", "split_messag
 
 _Array = Any  # NumPy's, or CuPy's
 
-# Of a number of float32, as an integer.
+# Parts of a float32 number, as an integer.
 MAGNITUDE = np.int32(0x7FFFFFFF)
 INFINITE = np.int32(0x7F800000)
 
 
 class Room:
-    """Two arrays of float32 for what is computed on the way; kept, since new memory costs more than the computation."""
+    """Two temporary arrays of float32; they are kept, because allocating memory costs more than the computation."""
 
     def __init__(self) -> None:
         self._arrays = np.empty((2, 0), np.float32)
@@ -29,7 +29,7 @@ class Room:
 
 
 def split_message(message: _Array, length: int, block: int) -> tuple[_Array, _Array]:
-    """Return views of a message of bytes: the scales of its blocks, of float32, and what follows them."""
+    """Return views of a message of bytes: the scales of its blocks, of float32, and the bytes that follow."""
     end = 4 * -(-length // block)
     return message[:end].view(np.float32), message[end:]
 
@@ -43,7 +43,7 @@ def expand(scales: _Array, block: int, out: _Array) -> _Array:
 
 
 def is_usable(scales: _Array, divisor: np.float32) -> _Array:
-    """Return which scales are finite, and large enough that neither they nor their inverses leave float32's range."""
+    """Return which scales are finite, and large enough that they and their inverses are in the range of float32."""
     with np.errstate(invalid="ignore"):
         usable: _Array = (scales >= divisor * np.finfo(np.float32).tiny) & (scales < np.inf)
     return usable

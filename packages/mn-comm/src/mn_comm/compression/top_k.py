@@ -1,4 +1,4 @@
-"""The largest elements, with their places; the others wait until they have added up."""
+"""The largest elements and their positions; the other elements wait until they have accumulated."""
 
 from __future__ import annotations
 
@@ -14,33 +14,33 @@ from mn_comm.compression.exact import gather_bytes
 __all__ = ["TopK", "TopKExchange"]
 
 _Array = Any  # NumPy's, or CuPy's
-# A place within a chunk fits into 16 bits.
+# A position within a chunk fits into 16 bits.
 _CHUNK = 1 << 16
-# Of so many elements the threshold is estimated.
+# The number of elements from which the threshold is estimated.
 _SAMPLES = 1 << 15
 _SMALLEST = float(np.finfo(np.float32).smallest_subnormal)
 
 
 @dataclass(frozen=True)
 class TopK(Compression):
-    """Indices and values of the largest elements: 6 bytes for each that travels.
+    """Indices and values of the largest elements: 6 bytes for each element that is sent.
 
-    Deep Gradient Compression (Lin et al., arXiv:1712.01887): what does not travel is added up until it is large enough.
-    The threshold is estimated from a sample, so that about as many travel as asked for. Every node receives the
-    elements of every other one, so that the bytes grow with the number of nodes.
+    Deep Gradient Compression (Lin et al., arXiv:1712.01887): elements that are not sent accumulate until they are large
+    enough. The threshold is estimated from a sample, so that about the requested number of elements is sent. Every node
+    receives the elements of every other node, so the number of bytes grows with the number of nodes.
 
     Args:
-        ratio: Which part of the elements travels, above 0 and at most 1.
-        momentum: Momentum correction: what is added up is not the gradients but their velocity with this factor, below
-            1, which is also forgotten where an element has travelled. Use an optimizer without momentum then. 0 for
+        ratio: The part of the elements that is sent, above 0 and at most 1.
+        momentum: Momentum correction: instead of gradients, their velocity with this factor (below 1) accumulates. The
+            velocity of an element is reset when the element is sent. Use it with an optimizer without momentum. 0 for
             none.
-        clip: Local clipping: the greatest norm of a bucket's gradients, of which each of the ``n`` that exchange brings
-            in at most ``clip / sqrt(n)``; ``None`` for any.
-        warm_up: Within how many steps the ratio falls to its final value, exponentially.
+        clip: Local clipping: the maximum norm of a bucket's gradients. Each of the ``n`` ranks that exchange
+            contributes at most ``clip / sqrt(n)``; ``None`` for no clipping.
+        warm_up: The number of steps in which the ratio falls exponentially to its final value.
 
     Raises:
-        TypeError: A number is not one.
-        ValueError: It is out of range.
+        TypeError: An argument is not a number.
+        ValueError: An argument is out of range.
     """
 
     on_devices: ClassVar[bool] = True
@@ -63,11 +63,11 @@ class TopK(Compression):
                 raise ValueError(f"expected clip above 0, got {self.clip}")
 
     def ratio_at(self, step: int) -> float:
-        """Return which part travels in a step, counted from 0."""
+        """Return the part of the elements that is sent in a step, counted from 0."""
         return float(self.ratio ** min(1.0, (step + 1) / (self.warm_up + 1)))
 
     def exchange(self, portion: Portion) -> TopKExchange:
-        """Return what averages such a portion."""
+        """Return an object that averages such a portion."""
         return TopKExchange(self, portion)
 
 
@@ -75,8 +75,8 @@ class TopKExchange:
     """The averaging of a portion by its largest elements.
 
     Args:
-        numbers: What to do.
-        portion: What is averaged.
+        numbers: The settings.
+        portion: The description of the portion.
     """
 
     def __init__(self, numbers: TopK, portion: Portion) -> None:
@@ -86,7 +86,8 @@ class TopKExchange:
         self._length = portion.length
         names = ["error", "velocity"] if numbers.momentum else ["error"]
         self.memory = Memory(**{name: xp.zeros(portion.length, np.float32) for name in names})
-        # In host memory what is worked on at once stays in a core's cache; on a device launches count.
+        # In host memory, data that is processed together stays in a core's cache; on a device, the number of launches
+        # matters.
         self._at_once = min(_CHUNK, portion.length) if xp is np else portion.length
         self._format: _Chunks | _Whole = _Chunks(portion.length) if xp is np else _Whole(portion.length, xp)
         self._room = xp.empty((2, self._at_once), np.float32)
@@ -100,7 +101,7 @@ class TopKExchange:
         self._decode(gather_bytes(link, message), portion)
 
     def _clipping(self, portion: _Array) -> float:
-        """Return what the gradients are multiplied by."""
+        """Return the factor by which the gradients are multiplied."""
         if self._numbers.clip is None:
             return 1.0
         chunks = (portion[chunk].astype(np.float32) for chunk in self._chunks())
@@ -109,8 +110,8 @@ class TopKExchange:
         return float(most / norm) if most < norm < np.inf else 1.0
 
     def _threshold(self, portion: _Array, factor: float, ratio: float) -> float:
-        """Return an estimate of the absolute value that this part of the elements reaches."""
-        # An odd stride meets every column of a matrix with an even number of them.
+        """Return an estimate of the absolute value that is reached by this part of the elements."""
+        # An odd stride visits every column of a matrix with an even number of columns.
         every = slice(None, None, max(1, self._length // _SAMPLES) | 1)
         now = self.memory.now
         sample = portion[every].astype(np.float32) * np.float32(factor)
@@ -122,11 +123,11 @@ class TopKExchange:
         if not sample.size:
             return np.inf
         rest = sample.size - max(1, round(ratio * sample.size))
-        # Never 0: zeros need not travel.
+        # Never 0: zeros are not sent.
         return max(float(self._xp.partition(sample, rest)[rest]), _SMALLEST)
 
     def _encode(self, portion: _Array, factor: float, threshold: float) -> _Array:
-        """Return the message of those that reach the threshold, and keep the others."""
+        """Return the message with the elements that reach the threshold, and keep the others."""
         xp = self._xp
         places: list[_Array] = []
         values: list[_Array] = []
@@ -135,7 +136,7 @@ class TopKExchange:
             absolute, mask = self._room[0, : error.size], self._mask[: error.size]
             xp.abs(error, out=absolute)
             xp.less(absolute, np.float32(threshold), out=mask)
-            xp.logical_not(mask, out=mask)  # so that NaN travels
+            xp.logical_not(mask, out=mask)  # so that NaN is sent
             found = xp.flatnonzero(mask)
             places.append(found)
             values.append(error[found])
@@ -144,7 +145,7 @@ class TopKExchange:
         return self._format.write(places, values)
 
     def _accumulate(self, portion: _Array, chunk: slice, factor: float) -> _Array:
-        """Add the gradients of a chunk, or their velocity, to what was left out; return that."""
+        """Add the gradients of a chunk, or their velocity, to the omitted part; return the result."""
         xp, now, new = self._xp, self.memory.now, self.memory.new
         error: _Array = new["error"][chunk]
         gradient = portion[chunk]
@@ -161,7 +162,7 @@ class TopKExchange:
         return error
 
     def _decode(self, messages: list[_Array], portion: _Array) -> None:
-        """Overwrite a portion with the mean of what the messages say, added up in the order of the ranks."""
+        """Overwrite a portion with the mean of the decoded messages, added up in the order of the ranks."""
         parts = [list(self._format.read(message)) for message in messages]
         for i, chunk in enumerate(self._chunks()):
             out = portion[chunk]
@@ -179,9 +180,9 @@ class TopKExchange:
 
 
 class _Chunks:
-    """Messages in host memory: for each chunk how many elements, then all values, then all places within chunks.
+    """Messages in host memory: the number of elements in each chunk, then all values, then all positions within chunks.
 
-    Where all of a chunk travel, their places are omitted.
+    If all elements of a chunk are sent, their positions are omitted.
 
     Args:
         length: How many elements there are.
@@ -191,7 +192,7 @@ class _Chunks:
         self._lengths = [min(_CHUNK, length - begin) for begin in range(0, length, _CHUNK)]
 
     def write(self, places: list[_Array], values: list[_Array]) -> _Array:
-        """Return the message of each chunk's places and values."""
+        """Return the message with the positions and values of each chunk."""
         counts = np.array([each.size for each in places], np.uint32)
         told = [
             each.astype(np.uint16) for each, length in zip(places, self._lengths, strict=True) if each.size < length
@@ -199,7 +200,7 @@ class _Chunks:
         return np.concatenate([part.view(np.uint8) for part in (counts, *values, *told)])
 
     def read(self, message: _Array) -> Iterator[tuple[Any, _Array]]:
-        """Yield the places and the values of each chunk."""
+        """Yield the positions and values of each chunk."""
         end = 4 * len(self._lengths)
         counts = message[:end].view(np.uint32).tolist()
         total = end + 4 * sum(counts)
@@ -216,7 +217,7 @@ class _Chunks:
 
 
 class _Whole:
-    """Messages on a device, for all elements at once: as in host memory, but no place is omitted.
+    """Messages on a device, for all elements at once: as in host memory, but positions are never omitted.
 
     Args:
         length: How many elements there are.
@@ -229,7 +230,7 @@ class _Whole:
         self._points = xp.arange(self._chunks + 1) * _CHUNK
 
     def write(self, places: list[_Array], values: list[_Array]) -> _Array:
-        """Return the message of places and values, of which there is one array each."""
+        """Return the message with one array of positions and one of values."""
         (found,), (value,) = places, values
         xp, total = self._xp, found.size
         message = xp.empty(4 * self._chunks + 6 * total, np.uint8)
@@ -241,7 +242,7 @@ class _Whole:
         return message
 
     def read(self, message: _Array) -> Iterator[tuple[_Array, _Array]]:
-        """Yield the places and the values."""
+        """Yield the positions and the values."""
         xp = self._xp
         counts, values, told = self._views(message)
         chunk = xp.searchsorted(xp.cumsum(counts.astype(np.int64)), xp.arange(values.size), side="right")

@@ -1,7 +1,7 @@
-"""The averaging of :mod:`mn_comm.compression.blocks`, bit for bit, by a few operations on whole ranges: for devices.
+"""The averaging of :mod:`mn_comm.compression.blocks`, bit for bit, with a few operations on whole ranges: for devices.
 
-On a device a launch costs more than what it does to a block, and memory is fast. So all ranges are quantised at once,
-and travel at once.
+On a device, launching a kernel takes longer than processing a block, and memory is fast. So all ranges are quantised
+and sent at once.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ _Array = Any  # CuPy's; NumPy's in tests
 
 
 class RowCodec(Protocol):
-    """Quantises consecutive elements, block by block, into the same messages as a ``BlockCodec`` of the same block.
+    """Quantises consecutive elements, block by block, into the same messages as a ``BlockCodec`` of equal block.
 
-    It only puts work on the current stream: nothing depends on what an array holds.
+    It only puts work on the current stream: nothing depends on the contents of an array.
 
     Attributes:
         block: How many elements share a scale.
@@ -32,30 +32,30 @@ class RowCodec(Protocol):
     block: int
 
     def nbytes(self, length: int) -> int:
-        """Return how many bytes the message of so many elements has: 4 for each scale, then the elements'."""
+        """Return the size in bytes of the message for this number of elements: 4 for each scale, then the elements."""
         ...
 
     def encode(self, values: _Array, message: _Array, random: Draws | None) -> None:
-        """Write a message, and leave in ``values`` what it does not say: never a value that is not finite.
+        """Write a message, and leave in ``values`` the part that it omits: never a value that is not finite.
 
         Args:
             values: Of float32, one-dimensional and contiguous.
-            message: As many bytes as :meth:`nbytes` says.
+            message: An array of :meth:`nbytes` bytes.
             random: For stochastic rounding; ``None`` unless the codec asks for it.
         """
         ...
 
     def decode(self, message: _Array, values: _Array) -> None:
-        """Overwrite ``values``, of float32, with what a message says."""
+        """Overwrite ``values``, of float32, with the content of a message."""
         ...
 
 
 class WholeBlockExchange:
-    """See the module.
+    """Averages a portion as described in the module's docstring.
 
     Args:
         codec: How blocks are quantised.
-        portion: What is averaged.
+        portion: The description of the portion.
         seed: For stochastic rounding; ``None`` for none.
     """
 
@@ -113,7 +113,7 @@ class WholeBlockExchange:
             portion[...] = values
 
     def _cut(self, message: _Array, length: int, begin: int, end: int) -> list[_Array]:
-        """Return the scales and the elements of a range of so many elements' message, as bytes."""
+        """Return the scales and the elements of a range in the message for a given number of elements, as bytes."""
         first, last, all_of_them = (-(-point // self._codec.block) for point in (begin, end, length))
         codes = message[4 * all_of_them :]
         points = self._codec.nbytes(begin) - 4 * first, self._codec.nbytes(end) - 4 * last
@@ -124,7 +124,7 @@ class WholeBlockExchange:
 
 
 def as_rows(xp: Any, values: _Array, block: int) -> _Array:
-    """Return elements in rows of a block each, the last one filled up with zeros: a view, or a copy if it has to be."""
+    """Return elements in rows of one block each, padded with zeros: a view if possible, otherwise a copy."""
     if values.size % block == 0:
         return values.reshape(-1, block)
     rows = xp.zeros((-(-values.size // block), block), values.dtype)
@@ -133,10 +133,10 @@ def as_rows(xp: Any, values: _Array, block: int) -> _Array:
 
 
 def in_rows(block: int, scales: _Array, *arrays: _Array) -> Iterator[tuple[_Array, ...]]:
-    """Cut arrays into rows of a block each; the last one may be shorter, and comes alone.
+    """Cut arrays into rows of one block each; the last row may be shorter, and is yielded separately.
 
     Yields:
-        Scales, and arrays of as many rows.
+        Scales, and arrays with the same number of rows.
     """
     whole = arrays[0].size // block
     done = whole * block

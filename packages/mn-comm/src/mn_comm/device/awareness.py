@@ -43,7 +43,7 @@ def _here() -> bool:
 
 
 def _library_says_so() -> bool:
-    """Ask the function of Open MPI that MPICH has as well; the standard has none."""
+    """Call a function of Open MPI that MPICH has as well; the MPI standard has none."""
     for path in _loaded_libraries():
         query = getattr(ctypes.CDLL(path), "MPIX_Query_cuda_support", None)
         if query is not None:
@@ -52,7 +52,7 @@ def _library_says_so() -> bool:
 
 
 def _loaded_libraries() -> list[str]:
-    """Return the files of the MPI libraries that are loaded; mpi4py does not show their symbols to everybody."""
+    """Return the files of the loaded MPI libraries; mpi4py does not make their symbols globally visible."""
     try:
         lines = Path("/proc/self/maps").read_text().splitlines()
     except OSError:

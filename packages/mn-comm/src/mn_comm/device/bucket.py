@@ -25,28 +25,28 @@ __all__ = ["DeviceBucket", "lay_out"]
 
 
 class DeviceBucket:
-    """Gradients of one dtype, on one device, that travel together.
+    """Gradients of one dtype, on one device, that are sent together.
 
     Args:
-        index: Its number; buckets travel in this order.
-        parts: What it consists of: whole gradients.
+        index: Its number; buckets are sent in this order.
+        parts: Its parts: whole gradients.
         specs: The names, shapes and dtypes of all gradients that take part.
-        whole: Its memory on the device, in the dtype in which it travels, in equal shares.
+        whole: Its memory on the device, in the dtype in which it is sent, in equal shares.
         strategy: How it is averaged.
         config: The communicator's settings.
         mean_of: Returns the mean over all ranks of an array in host memory; collective.
-        host: Where it passes through host memory; ``None`` where it need not.
-        side: The stream beside the current one; ``None`` for the current one itself.
+        host: The host bucket through which it is copied; ``None`` if it needs none.
+        side: The stream that runs beside the current one; ``None`` for the current stream itself.
         layout: The number of its layout.
 
     Attributes:
-        exchanged: All of it.
+        exchanged: Describes the exchanged part: the whole bucket.
         flat: The memory of the gradients.
-        pinned: Where a share of it passes through host memory, if one does.
+        pinned: Pinned memory, if one share of the bucket is copied through host memory.
         nccl: NCCL's communicator, if it is used.
         names: The names of their parameters.
         shapes: Their shapes.
-        submit: Starts a function, at once or in the thread that communicates, and returns its result-to-be.
+        submit: Starts a function, immediately or in the thread that communicates, and returns a future of its result.
     """
 
     flattened: Sequence[int] = ()
@@ -87,7 +87,7 @@ class DeviceBucket:
 
     @property
     def nbytes(self) -> int:
-        """How many bytes it holds."""
+        """Its size in bytes."""
         return int(self.flat.nbytes)
 
     def average_in_place(self, arrays: Arrays) -> None:
@@ -96,7 +96,7 @@ class DeviceBucket:
         self.unpack(arrays, self.launch().wait())
 
     def launch(self) -> Any:
-        """Start to average what was packed; collective. Returns ``flat``, to be waited for."""
+        """Start to average the packed gradients; collective. Return a future of ``flat``."""
         return self._strategy.average(self)
 
     def average(self, array: Any = None) -> Any:
@@ -107,7 +107,7 @@ class DeviceBucket:
                 ``flat``.
 
         Returns:
-            The mean, to be waited for: for ``flat``, that itself, overwritten; else a new array.
+            A future of the mean: for ``flat``, this is ``flat`` itself, overwritten; otherwise a new array.
         """
         if array is None:
             return self.launch()
@@ -126,7 +126,7 @@ class DeviceBucket:
         """Copy gradients, of any memory layout, into the bucket; ``None`` counts as zeros.
 
         Raises:
-            ValueError: A gradient has moved to another device than the one that the bucket is on.
+            ValueError: A gradient is not on the bucket's device any more.
         """
         with self.flat.device:
             for group, table in self._tables:
@@ -134,7 +134,7 @@ class DeviceBucket:
                 pack(table, sources, self._dtype, self.flat[group[0].begin :])
 
     def unpack(self, arrays: Arrays, means: Any) -> None:
-        """Write means, as they lie in the bucket, to the gradients."""
+        """Write the means in the bucket to the gradients."""
         with self.flat.device:
             for group, table in self._tables:
                 grads = [arrays[part.member] for part in group]
@@ -146,10 +146,10 @@ class DeviceBucket:
                         grad[...] = means[part.begin : part.end].reshape(grad.shape)
 
     def on_side_stream(self, after_current: bool = True) -> Callable[[], AbstractContextManager[Any]]:
-        """Return what makes the bucket's device and side stream the current ones.
+        """Return a context in which the bucket's device and side stream are the current ones.
 
         Args:
-            after_current: Whether the side stream first waits for what the current stream has been given by now.
+            after_current: Whether the side stream first waits for all operations that are on the current stream now.
         """
         import cupy
 
@@ -177,11 +177,11 @@ class DeviceBucket:
 
 
 class _OnDevice:
-    """What a worker brings to the device.
+    """An array that a worker copies to the device.
 
     Args:
         future: The array.
-        on_side: What makes its device and a stream for it the current ones.
+        on_side: Returns a context in which its device and a stream for it are the current ones.
     """
 
     def __init__(self, future: Future[Any], on_side: Callable[[], AbstractContextManager[Any]]) -> None:
@@ -193,7 +193,7 @@ class _OnDevice:
         return self._future.wait()
 
     def then(self, function: Callable[[Any], Any]) -> _OnDevice:
-        """Return what a function makes of the array, in the worker, on its device."""
+        """Return a future of a function of the array, computed in the worker, on its device."""
 
         def call(array: Any) -> Any:
             with self._on_side() as stream:
@@ -218,20 +218,20 @@ def lay_out(
     layout: int,
     in_background: bool,
 ) -> list[DeviceBucket]:
-    """Make the buckets that gradients on devices travel in; collective.
+    """Create the buckets for gradients on devices; collective.
 
     Args:
         strategy: How they are averaged, on the host.
         filled: The parts of each bucket.
         specs: The names, shapes and dtypes of all gradients that take part.
-        likes: An array on the device for each of those that are on one.
+        likes: For each gradient on a device an array on the same device.
         config: The communicator's settings.
-        host_buckets: Returns buckets in host memory of such parts; collective.
+        host_buckets: Returns buckets in host memory for such parts; collective.
         layout: The number of the layout.
-        in_background: Whether the program goes on while they are averaged.
+        in_background: Whether the program continues while they are averaged.
 
     Raises:
-        ValueError: The arrays of some rank are on several devices (on every rank).
+        ValueError: Some rank has arrays on several devices (on every rank).
     """
     import cupy
 
@@ -241,11 +241,11 @@ def lay_out(
             raise ValueError(f"multi_node_mean_grad: expected gradients on one device, got {sorted(devices)}")
     buckets = []
     with next(iter(devices.values())):
-        way = strategy.on_device  # chosen here, not earlier: which devices the ranks use is known only now
+        way = strategy.on_device  # chosen here, because only now the devices of the ranks are known
         communicator = way.connect()
         side = cupy.cuda.Stream(non_blocking=True) if in_background else None
         dtypes = [config.allreduce_grad_dtype or specs[parts[0].member][2] for parts in filled]
-        if way.compresses:  # in float32, into which the kernel that packs converts on the way
+        if way.compresses:  # in float32, to which the packing kernel converts
             dtypes = [np.dtype(np.float32) if is_half(dtype) else dtype for dtype in dtypes]
         staged = iter(
             host_buckets([parts for parts, dtype in zip(filled, dtypes, strict=True) if way.is_staged(dtype)])

@@ -24,10 +24,10 @@ def allreduce(ranks: Ranks, array: Any, total_dtype: np.dtype[Any], op: str = "s
         ranks: The ranks.
         array: The summand, of any memory layout.
         total_dtype: The dtype in which they are combined.
-        op: How they are: sums by NCCL, others in host memory.
+        op: The operation: sums are computed by NCCL, others in host memory.
 
     Returns:
-        What comes of it, a new array on the same device, of the same dtype.
+        The combination, a new array on the same device, of the same dtype.
     """
     with array.device:
         total = array.astype(total_dtype, order="C", copy=True)
@@ -61,7 +61,7 @@ def bcast(ranks: Ranks, array: Any, root: int) -> None:
 
 
 def bcast_new(ranks: Ranks, shape: tuple[int, ...], dtype: np.dtype[Any], root: int) -> Any:
-    """Return what the root hands to :func:`bcast`, on the current device, on any other rank; collective."""
+    """Return a new array on the current device with what the root passes to :func:`bcast`; collective."""
     import cupy
 
     received = cupy.empty(shape, dtype)

@@ -67,7 +67,7 @@ _HEADERS = {"float16": "cuda_fp16.h", "bfloat16": "cuda_bf16.h"}
 
 
 def source(name: str, grad: np.dtype[Any], wire: np.dtype[Any]) -> str:
-    """Return the CUDA source of the kernel ``pack`` or ``unpack`` for gradients of one dtype that travel in another."""
+    """Return the CUDA source of ``pack`` or ``unpack`` for gradients of one dtype that are sent in another."""
     headers = sorted({_HEADERS[dtype.name] for dtype in (grad, wire) if dtype.name in _HEADERS})
     return _SOURCE.format(
         name=name,
@@ -89,7 +89,7 @@ def _kernel(name: str, grad: np.dtype[Any], wire: np.dtype[Any]) -> Any:
 
 
 class Table:
-    """Where gradients lie and where they go, as the kernel reads it; uploaded again only when an address has changed.
+    """The addresses of gradients and their targets, for the kernel; uploaded only if an address has changed.
 
     Args:
         begins: Where each gradient begins in the packed buffer, in elements, from 0, ascending; none is empty.
@@ -103,7 +103,7 @@ class Table:
         self.length = length
         shape = (2 * self.members + 1,)
         self._host = staging.empty_pinned(shape, np.dtype(np.int64))
-        self._host[: self.members] = -1  # no address
+        self._host[: self.members] = -1  # not an address
         self._host[self.members :] = [*begins, length]
         self._device = cupy.empty(shape, np.int64)
         self._uploaded: Any = None
@@ -114,7 +114,7 @@ class Table:
 
         if self._host[: self.members].tolist() != addresses:
             if self._uploaded is not None:
-                self._uploaded.synchronize()  # the copy of the last step may still be to come
+                self._uploaded.synchronize()  # the copy of the last step may not have started yet
             self._host[: self.members] = addresses
             self._device.set(self._host)
             self._uploaded = cupy.cuda.get_current_stream().record()
@@ -125,10 +125,10 @@ def pack(table: Table, gradients: Sequence[Any], dtype: np.dtype[Any], packed: A
     """Copy gradients into one buffer, converted, by one launch on the current stream.
 
     Args:
-        table: Where they go.
-        gradients: C-contiguous CuPy arrays of ``dtype``; ``None`` for one of zeros.
+        table: Their targets.
+        gradients: C-contiguous CuPy arrays of ``dtype``; ``None`` for a gradient of zeros.
         dtype: Their dtype.
-        packed: The buffer, from the first of them on; of any of the four dtypes.
+        packed: The buffer, starting at the first gradient; of any of the four dtypes.
     """
     _launch("pack", table, gradients, dtype, packed)
 

@@ -1,4 +1,4 @@
-"""The ways between ranks for what compression makes of arrays on devices: pinned host memory and MPI, or NCCL."""
+"""The transport of compressed arrays from devices: through pinned host memory and MPI, or by NCCL."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ __all__ = ["NcclLink", "StagedLink"]
 
 
 class StagedLink(Link):
-    """As in host memory, with a copy each way. It waits for the device."""
+    """Sends arrays as in host memory, with one copy in each direction. It waits for the device."""
 
     def swap(self, outgoing: Messages, incoming: Messages, what: str) -> None:
         """Send arrays on the device to other ranks, and receive some from them; collective."""
         import cupy
 
-        copies: dict[int, Any] = {}  # what goes to several ranks is copied once
+        copies: dict[int, Any] = {}  # an array for several ranks is copied only once
         for array in (array for arrays in outgoing.values() for array in arrays):
             if id(array) not in copies:
                 copies[id(array)] = staging.to_host(array)
@@ -38,11 +38,11 @@ class StagedLink(Link):
             for array, copy in zip(arrays, received[other], strict=True):
                 if array.size:
                     array.set(copy)
-        cupy.cuda.get_current_stream().synchronize()  # the pinned memory may be anybody's from now on
+        cupy.cuda.get_current_stream().synchronize()  # from now on, the pinned memory may be reused
 
 
 class NcclLink(Link):
-    """From device to device, on the current stream: nobody waits.
+    """Sends arrays from device to device, on the current stream, without waiting for it.
 
     Args:
         ranks: The ranks.
@@ -58,6 +58,6 @@ class NcclLink(Link):
         with nccl.group():
             for messages, move in ((outgoing, self._communicator.send), (incoming, self._communicator.recv)):
                 for other, array in ((other, array) for other, arrays in messages.items() for array in arrays):
-                    if array.size:  # NCCL is not given what is empty
+                    if array.size:  # empty arrays are not passed to NCCL
                         move(array.view(np.uint8), other)
         self.count(outgoing)

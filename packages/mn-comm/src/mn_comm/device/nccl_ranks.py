@@ -1,4 +1,4 @@
-"""The ranks of an MPI communicator as NCCL sees them: whether it can be used among them, and its communicators.
+"""NCCL for the ranks of an MPI communicator: whether it can be used among them, and its communicators.
 
 Both are stored with the ranks, and freed with them.
 """
@@ -23,13 +23,13 @@ _SHARED = "NCCL_MULTI_RANK_GPU_ENABLE"
 
 
 class _Launched(NamedTuple):
-    """An operation that a device was given.
+    """An operation that was launched on a device.
 
     Attributes:
-        event: Recorded behind it.
-        communicator: Whose it is.
+        event: Recorded after it.
+        communicator: The NCCL communicator that it uses.
         what: Its name.
-        since: When, in nanoseconds of the monotonic clock.
+        since: When it was launched, in nanoseconds of the monotonic clock.
     """
 
     event: Any
@@ -39,10 +39,10 @@ class _Launched(NamedTuple):
 
 
 class NcclRanks:
-    """What NCCL can do among some ranks; creating one is collective.
+    """The use of NCCL among some ranks; creating one is collective.
 
     Args:
-        ranks: The ranks; their current devices are what NCCL is going to use.
+        ranks: The ranks; NCCL will use their current devices.
 
     Attributes:
         obstacle: Why NCCL cannot be used, the same on every rank; ``None`` if it can.
@@ -50,7 +50,7 @@ class NcclRanks:
 
     def __init__(self, ranks: Ranks) -> None:
         self._ranks = ranks
-        # By the number of a device; each with a number of its own, the same on all ranks.
+        # By device number; each with its own number, which is the same on all ranks.
         self._communicators: dict[int, tuple[int, nccl.NcclCommunicator]] = {}
         self._made: list[nccl.NcclCommunicator] = []
         self._count = 0
@@ -62,21 +62,21 @@ class NcclRanks:
         watch.polled.append(weakref.WeakMethod(self.poll))
 
     def look_again(self) -> NcclRanks:
-        """Find out again, for the devices that are current now, whether NCCL can be used; collective."""
+        """Check again, for the current devices, whether NCCL can be used; collective."""
         self.obstacle = _find_obstacle(self._ranks)
         return self
 
     def require(self) -> None:
-        """Raise, on every rank, what keeps NCCL from being used, if anything does."""
+        """Raise an exception on every rank if NCCL cannot be used."""
         if self.obstacle is not None:
             raise self.obstacle
 
     def connect(self) -> nccl.NcclCommunicator:
-        """Return a communicator for the current devices of all ranks: that which was made for just these; collective.
+        """Return a communicator for the current devices of all ranks, which is created at most once; collective.
 
         Raises:
             RuntimeError: NCCL or CuPy is missing on some rank (on every rank).
-            ValueError: Two ranks share a device, which NCCL has not been told to allow (on every rank).
+            ValueError: Two ranks share a device, and NCCL has not been told to allow this (on every rank).
         """
         import cupy
 
@@ -92,7 +92,7 @@ class NcclRanks:
         return communicator
 
     def launched(self, communicator: nccl.NcclCommunicator, what: str) -> Any:
-        """Have an operation watched that was just put on the current stream; return an event recorded behind it."""
+        """Let the operation that was just put on the current stream be watched; return an event recorded after it."""
         import cupy
 
         event = cupy.cuda.get_current_stream().record()
@@ -100,7 +100,7 @@ class NcclRanks:
         return event
 
     def poll(self) -> None:
-        """Look for operations that have failed, and abort what they wait in; called by the stall monitor as well."""
+        """Check for failed operations, and abort their communicators; also called by the stall monitor."""
         while self._launched and self._launched[0].event.done:
             self._launched.popleft()
         if not self._launched:
@@ -116,7 +116,7 @@ class NcclRanks:
             communicator.abort()
 
     def raise_failure(self) -> None:
-        """Raise what an operation has failed of since it was launched."""
+        """Raise the error of an operation that has failed since it was launched."""
         self.poll()
         if self._failure is not None:
             raise RuntimeError(self._failure)
@@ -133,7 +133,7 @@ class NcclRanks:
             if self._ranks.rank == 0:
                 unique_id = nccl.get_unique_id()
         unique_id = self._ranks.bcast(unique_id)
-        # Not in a block that all ranks leave together: NCCL itself waits for all of them.
+        # Not in a block that all ranks leave together, because NCCL itself waits for all ranks.
         connected: nccl.NcclCommunicator = self._ranks.wait_for(
             nccl.NcclCommunicator, self._ranks.size, unique_id, self._ranks.rank
         )
@@ -141,7 +141,7 @@ class NcclRanks:
 
 
 def nccl_ranks_of(ranks: Ranks) -> NcclRanks:
-    """Return ranks as NCCL sees them; collective when first asked for."""
+    """Return the object for the use of NCCL among ranks; collective when it is first called for them."""
     if ranks.on_devices is None:
         ranks.on_devices = NcclRanks(ranks)
     found: NcclRanks = ranks.on_devices
@@ -167,7 +167,7 @@ def _find_obstacle(ranks: Ranks) -> Exception | None:
 
 
 def _look() -> tuple[str | None, str]:
-    """Return what is missing on this rank, and the PCI address of its device, by which NCCL tells devices apart."""
+    """Return why NCCL is unavailable here, or ``None``; and the PCI address, by which NCCL knows the device."""
     try:
         nccl.require()
     except RuntimeError as error:

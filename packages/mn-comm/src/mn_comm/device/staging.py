@@ -19,7 +19,7 @@ _logger = logging.getLogger(__name__)
 
 
 def empty_pinned(shape: tuple[int, ...], dtype: np.dtype[Any]) -> _Array:
-    """Return an array in pinned memory from CuPy's pool, which takes it back with the last array that uses it."""
+    """Return an array in pinned memory from CuPy's pool, to which it returns with the last array that uses it."""
     import cupy
 
     count = int(np.prod(shape, dtype=np.int64))
@@ -48,7 +48,7 @@ def to_device(array: _Array) -> Any:
 
 
 def register(array: _Array) -> None:
-    """Pin memory that exists already, for as long as the array does.
+    """Pin existing memory, for as long as the array exists.
 
     If this fails, copies are only slower: the driver copies such memory in small steps.
     """
@@ -65,7 +65,7 @@ def register(array: _Array) -> None:
 
 
 def _unregister(address: int, _memory: object) -> None:
-    """Undo :func:`register`; ``_memory`` is what keeps the address mapped until then."""
+    """Undo :func:`register`; ``_memory`` keeps the address mapped until then."""
     import cupy
 
     cupy.cuda.runtime.hostUnregister(address)

@@ -38,8 +38,8 @@ class DeviceStrategy(Protocol):
     """A way to average buckets on devices.
 
     Attributes:
-        shares: Of how many equal shares a bucket's memory must consist.
-        uses_nccl: Whether NCCL is called, so that all ranks must have agreed on what they have before.
+        shares: The number of equal shares of which a bucket's memory must consist.
+        uses_nccl: Whether it calls NCCL, so that all ranks must have agreed on their gradients before.
         compresses: Whether gradients are compressed on the device.
     """
 
@@ -68,8 +68,8 @@ def on_device(strategy: Strategy) -> DeviceStrategy:
     """Return the counterpart of a strategy, once the ranks have chosen their devices; collective.
 
     Raises:
-        RuntimeError: It needs NCCL, and that or CuPy is missing on some rank (on every rank).
-        ValueError: It needs a device for each rank, and two share one (on every rank).
+        RuntimeError: It needs NCCL, and NCCL or CuPy is missing on some rank (on every rank).
+        ValueError: It needs a device for each rank, and two ranks share one (on every rank).
     """
     context, way = strategy.context, strategy.traits.on_device
     if way == "alone" or strategy.size == 1:
@@ -93,7 +93,7 @@ def _compressed(strategy: Strategy, compressor: Compressor) -> DeviceStrategy:
     """Return the counterpart of a strategy that compresses; collective."""
     way, topology = strategy.traits.on_device, strategy.context.topology
     if way == "staged":
-        return Staged(strategy)  # what is in host memory anyway is compressed there
+        return Staged(strategy)  # data that is in host memory anyway is compressed there
     if way == "mpi" or topology.inter_size == 1 or topology.most_intra_size == 1:
         return _between_all(strategy, compressor)
     within = nccl_ranks_of(strategy.context.within).look_again()
@@ -113,7 +113,7 @@ def _compressed(strategy: Strategy, compressor: Compressor) -> DeviceStrategy:
 
 
 def _between_all(strategy: Strategy, compressor: Compressor) -> DeviceStrategy:
-    """Return what compresses between all ranks, as where each is a node of its own; collective."""
+    """Return a strategy that compresses between all ranks, as if each were a node; collective."""
     if not compressor.compression.on_devices:
         return Staged(strategy)
     way = strategy.traits.on_device
@@ -130,7 +130,7 @@ def _between_all(strategy: Strategy, compressor: Compressor) -> DeviceStrategy:
 
 
 def _obstacle(strategy: Strategy, ranks: NcclRanks) -> Exception | None:
-    """Return what keeps NCCL from being used among these or other groups of ranks, the same on all; collective."""
+    """Return why NCCL cannot be used among these or other groups of ranks, the same on all ranks; collective."""
     return next((each for each in strategy.context.ranks.allgather(ranks.obstacle) if each is not None), None)
 
 
@@ -149,7 +149,7 @@ class Alone:
         return False
 
     def connect(self) -> None:
-        """Do without."""
+        """Do nothing: no communicator is needed."""
 
     def average(self, bucket: DeviceBucket) -> Future[Any]:
         """Do nothing."""
@@ -160,7 +160,7 @@ class Staged:
     """Average through pinned host memory, by the strategy for host arrays.
 
     Args:
-        host: That strategy.
+        host: The strategy for host arrays.
     """
 
     shares, uses_nccl, compresses = 1, False, False
@@ -173,7 +173,7 @@ class Staged:
         return True
 
     def connect(self) -> None:
-        """Do without."""
+        """Do nothing: no communicator is needed."""
 
     def average(self, bucket: DeviceBucket) -> Future[Any]:
         """Start to average a packed bucket; collective."""
@@ -185,7 +185,7 @@ class Staged:
                 bucket.flat.get(out=bucket.host.flat)
                 self._host.average(bucket.host, self._host.size)
                 bucket.flat.set(bucket.host.flat)
-                # The pinned memory is used again, maybe by other ranks, as soon as this is over.
+                # The pinned memory is reused, maybe by other ranks, as soon as this has finished.
                 stream.synchronize()
             return bucket.flat
 
@@ -193,14 +193,14 @@ class Staged:
 
 
 class Direct(Staged):
-    """Hand the device's memory to a CUDA-aware MPI; half precision, which MPI cannot add up, is staged.
+    """Pass device memory to a CUDA-aware MPI; half precision, which MPI cannot add up, is staged.
 
     Args:
         host: The strategy for host arrays.
     """
 
     def is_staged(self, dtype: np.dtype[Any]) -> bool:
-        """Return whether the dtype is one of half precision."""
+        """Return whether the dtype has half precision."""
         return is_half(dtype)
 
     def average(self, bucket: DeviceBucket) -> Future[Any]:
@@ -220,7 +220,7 @@ class Direct(Staged):
 
 
 class Nccl:
-    """One NCCL all-reduce over some ranks, in the dtype in which the bucket travels.
+    """One NCCL all-reduce over some ranks, in the dtype in which the bucket is sent.
 
     Args:
         ranks: The ranks.
@@ -254,8 +254,8 @@ class Compressed:
 
     Args:
         host: The strategy for host arrays.
-        compressor: What compresses.
-        nccl_ranks: All ranks, if what it makes of gradients travels by NCCL; ``None`` for MPI and pinned memory.
+        compressor: The compressor.
+        nccl_ranks: All ranks, if codes are sent by NCCL; ``None`` for MPI and pinned memory.
     """
 
     shares, compresses = 1, True
@@ -299,7 +299,7 @@ class NodeNccl:
     Args:
         host: The strategy for host arrays.
         within: The ranks of this node.
-        across: Those of the same ``intra_rank`` on all nodes, if what compression makes of shares travels by NCCL.
+        across: The ranks with the same ``intra_rank`` on all nodes, if codes of shares are sent by NCCL.
     """
 
     uses_nccl = True
@@ -317,7 +317,7 @@ class NodeNccl:
         self.shares = host.traits.talkers or host.context.topology.least_intra_size
 
     def is_staged(self, dtype: np.dtype[Any]) -> bool:
-        """Return False: only a share of a bucket is, in memory of its own."""
+        """Return False: only a share of a bucket is staged, in separate memory."""
         return False
 
     def average(self, bucket: DeviceBucket) -> _OnStream:
@@ -356,7 +356,7 @@ class NodeNccl:
         return self._within.connect()
 
     def _finish_by_nccl(self, bucket: DeviceBucket) -> _OnStream:
-        """Put all that is left on the current stream."""
+        """Put all remaining operations on the current stream."""
         import cupy
 
         assert self._across is not None
@@ -370,7 +370,7 @@ class NodeNccl:
 
     @property
     def _weight(self) -> float:
-        """What the mean over this node is divided by, which may have more ranks than another one."""
+        """The divisor for the mean over this node, because nodes may have different numbers of ranks."""
         topology = self._context.topology
         return topology.size / topology.inter_size / topology.intra_size
 
@@ -381,7 +381,7 @@ class NodeNccl:
     def _compress(self, link: Link, bucket: DeviceBucket) -> None:
         """Overwrite this rank's share with its mean over nodes, on the current stream."""
         assert self._compressor is not None
-        bucket.whole[bucket.flat.size :] = 0  # what fills the last share up must not be remembered
+        bucket.whole[bucket.flat.size :] = 0  # the padding of the last share must not be kept
         share = self._share(bucket.whole, self._context.topology.intra_rank)
         if self._weight != 1:
             share /= self._weight
@@ -414,9 +414,9 @@ class _OnStream:
 
     Args:
         bucket: The bucket.
-        finish: What is left to be done by the thread of the program, on that stream; returns the mean.
-        done: The event behind what was launched already.
-        host_part: What the worker does in between, if anything.
+        finish: The remaining work for the program's thread, on that stream; returns the mean.
+        done: The event after the operations that were launched already.
+        host_part: The worker's part in between, if any.
     """
 
     def __init__(
@@ -441,5 +441,5 @@ class _OnStream:
         return mean
 
     def then(self, function: Callable[[Any], Any]) -> _OnStream:
-        """Return what a function makes of the mean, on the side stream."""
+        """Return a future of a function of the mean, computed on the side stream."""
         return _OnStream(self._bucket, lambda: function(self._finish()), self._done, self._host_part)

@@ -1,4 +1,4 @@
-"""What a loss is told by: an object for those who go on, an exception for those who can't."""
+"""Descriptions of a loss: an object for code that can continue, and an exception for code that cannot."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ __all__ = ["Change", "RankLost"]
 
 @dataclass(frozen=True)
 class Change:
-    """What has become of an elastic communicator.
+    """How an elastic communicator has changed.
 
     Attributes:
         generation: How often it has been rebuilt.
-        lost: The ranks that are gone, by their numbers before, in ascending order.
-        survivors: The ranks that go on, by their numbers before: the one at position ``i`` is rank ``i`` now.
-        rank: This rank's number now.
-        seconds: How long it took from the moment this rank knew of the loss.
+        lost: The old numbers of the ranks that are lost, in ascending order.
+        survivors: The old numbers of the ranks that continue: the one at position ``i`` is now rank ``i``.
+        rank: The new number of this rank.
+        seconds: The time since this rank learned of the loss.
     """
 
     generation: int
@@ -27,17 +27,17 @@ class Change:
 
     @property
     def size(self) -> int:
-        """How many ranks there are now."""
+        """The new number of ranks."""
         return len(self.survivors)
 
     @property
     def old_rank(self) -> int:
-        """This rank's number before."""
+        """The old number of this rank."""
         return self.survivors[self.rank]
 
     @property
     def old_size(self) -> int:
-        """How many ranks there were before."""
+        """The old number of ranks."""
         return len(self.survivors) + len(self.lost)
 
     def __str__(self) -> str:
@@ -46,13 +46,13 @@ class Change:
 
 
 class RankLost(RuntimeError):
-    """A rank was lost in an operation that cannot be repeated; raised on every rank that is left.
+    """A rank was lost in an operation that cannot be repeated; raised on every remaining rank.
 
-    The communicator is rebuilt already.
+    The communicator has already been rebuilt.
 
     Args:
-        operation: What it was.
-        change: What has become of the communicator.
+        operation: The name of the operation.
+        change: How the communicator has changed.
     """
 
     def __init__(self, operation: str, change: Change) -> None:

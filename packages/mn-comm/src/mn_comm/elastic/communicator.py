@@ -1,4 +1,4 @@
-"""The elastic communicator: one object for the whole training, rebuilt inside when a rank is lost."""
+"""The elastic communicator: one object for the whole training, which rebuilds itself when a rank is lost."""
 
 from __future__ import annotations
 
@@ -35,11 +35,11 @@ _POINT_TO_POINT = ("send", "recv", "send_obj", "recv_obj")
 
 
 class _Progress:
-    """Numbers that change in every step: to set an attribute of a communicator itself takes a tenth of a vote.
+    """Numbers that change in every step; as attributes of a communicator, they would be slow to set.
 
     Attributes:
-        depth: How many transactions are under way, one within another.
-        alarms: How often MPI has failed in turn without a loss.
+        depth: The number of nested transactions that are running.
+        alarms: How many times in a row MPI has failed although no rank was lost.
     """
 
     __slots__ = ("alarms", "depth")
@@ -50,19 +50,20 @@ class _Progress:
 
 
 class ElasticCommunicator(Communicator):
-    """A communicator that goes on without ranks that die.
+    """A communicator that continues without ranks that die.
 
-    Everything happens in *transactions*, which end in a vote: either all ranks have come through, or a rank was lost.
-    Then the communicator is rebuilt from those that are left, with new ranks and sizes, and the transaction is repeated
-    where that can be; otherwise :class:`RankLost` is raised on all of them. Each collective operation is a transaction,
-    unless it is a part of a larger one. Not for several threads at a time.
+    Everything happens in *transactions*, which end in a vote: either all ranks have completed the transaction, or a
+    rank was lost. After a loss, the communicator is rebuilt from the remaining ranks, with new ranks and sizes. The
+    transaction is repeated if possible; otherwise, :class:`RankLost` is raised on all remaining ranks. Each collective
+    operation is a transaction, unless it is part of a larger one. The communicator must not be used by several threads
+    at the same time.
 
     Args:
         mpi_comm: The ranks that take part. Creating a communicator is collective.
-        strategy: How gradients are averaged: a communicator's name.
+        strategy: How gradients are averaged: the name of a communicator.
 
     Raises:
-        RuntimeError: The job cannot go on without a rank that died (on every rank).
+        RuntimeError: The job cannot continue after a rank has died (on every rank).
         ValueError: The strategy cannot be elastic, or cannot work on these hosts.
     """
 
@@ -98,7 +99,7 @@ class ElasticCommunicator(Communicator):
 
     @property
     def mpi_comm(self) -> MPI.Intracomm:
-        """The mpi4py communicator of this generation; another one after a loss."""
+        """The mpi4py communicator of this generation; a different object after a loss."""
         return self._mpi_comm
 
     @mpi_comm.setter
@@ -106,11 +107,11 @@ class ElasticCommunicator(Communicator):
         raise RuntimeError("mpi_comm: an elastic communicator replaces it by itself, nobody else can")
 
     def on_change(self, callback: Callable[[Change], _T]) -> Callable[[Change], _T]:
-        """Have a function called after each loss, when the communicator is rebuilt; to be called on every rank alike.
+        """Call a function after each loss, when the communicator has been rebuilt; register it on every rank.
 
         Args:
-            callback: Is told what has changed, on every rank, in the order in which callbacks were given. It may change
-                what depends on the number of ranks, as a learning rate; it must not communicate.
+            callback: Called with the change, on every rank, in the order in which callbacks were registered. It may
+                adapt values that depend on the number of ranks, such as a learning rate; it must not communicate.
 
         Returns:
             The function, so that this can be used as a decorator.
@@ -119,7 +120,7 @@ class ElasticCommunicator(Communicator):
         return callback
 
     def on_commit(self, callback: Callable[[], _T]) -> Callable[[], _T]:
-        """Have a function called after each step of an optimizer that all ranks have come through.
+        """Register a function to be called after each step of an optimizer that all ranks have completed.
 
         Args:
             callback: Called on every rank; it must not communicate.
@@ -139,23 +140,24 @@ class ElasticCommunicator(Communicator):
         is_step: bool = False,
         name: str = "transaction",
     ) -> _T:
-        """Call what communicates, until all ranks have come through; collective.
+        """Call a function that communicates, until all ranks have completed it; collective.
 
-        Within another transaction it is a part of that.
+        Within another transaction, the function is a part of that transaction.
 
         Args:
-            function: What communicates. An exception of its own leaves the transaction without a vote; so it must be
-                one on all ranks, or the end of this one.
-            repeat: Whether it can be called again after a loss.
-            prepare: Called before it is called again, when the communicator is rebuilt.
-            is_step: Whether it is a step of an optimizer, of which those are told who asked to by :meth:`on_commit`.
-            name: What it is called in messages.
+            function: The function. If it raises an exception of its own, the transaction ends without a vote. So such
+                an exception must be raised on all ranks, or end this rank.
+            repeat: Whether the function can be called again after a loss.
+            prepare: Called before the function is called again, when the communicator has been rebuilt.
+            is_step: Whether this is a step of an optimizer, after which the functions registered by :meth:`on_commit`
+                are called.
+            name: Its name in messages.
 
         Returns:
             What the function returned.
 
         Raises:
-            RankLost: A rank was lost, and it cannot be repeated (on every rank that is left).
+            RankLost: A rank was lost, and the function cannot be repeated (on every remaining rank).
         """
         if self._progress.depth:
             return function()
@@ -202,13 +204,13 @@ class ElasticCommunicator(Communicator):
         return result
 
     def _is_of_a_loss(self, error: Exception) -> bool:
-        """Return whether an exception comes from a loss; any of MPI's may, whatever its class."""
+        """Return whether an exception may be caused by a loss: any MPI exception may, whatever its class."""
         from mn_comm.elastic.family import Overruled
 
         return isinstance(error, (Overruled, MPI.Exception)) or self._family.is_revoked
 
     def _recover(self, error: Exception) -> Change:
-        """Rebuild from the ranks that are left; collective among them."""
+        """Rebuild the communicator from the remaining ranks; collective among them."""
         began = time.monotonic()
         with spans.span("recover", generation=self._generation + 1):
             before = self._family
@@ -233,23 +235,23 @@ class ElasticCommunicator(Communicator):
         return Change(self._generation, lost, alive, self.rank, time.monotonic() - began)
 
     def take_leave(self, *, at_once: bool) -> bool:
-        """Leave the others, who go on; return whether there are none. Nothing must be done with this object later.
+        """Leave the other ranks, which continue; return whether no rank does. This object must not be used afterwards.
 
         Args:
-            at_once: Whether those who wait for this rank need not.
+            at_once: Whether to interrupt ranks that wait for this rank.
         """
         from mn_comm.elastic.recovery import all_leave
 
         return all_leave(self._family, at_once=at_once)
 
     def _abandon(self) -> None:
-        """End what is under way in the background: all of it fails, as it is revoked."""
+        """End all work in the background: it fails, because the communicators are revoked."""
         for reducer, _ in self._reducers_handed_out():
             reducer.drain()
         self._contexts.abandon()
 
     def _renew(self, before: Family) -> None:
-        """Shrink a family that is given up, and go on with the next; collective among the ranks that are left."""
+        """Shrink a family that was given up, and continue with the next one; collective among the remaining ranks."""
         from mn_comm.elastic.recovery import next_generation
 
         self._family, (contexts, strategy) = next_generation(before, self._build)
@@ -263,14 +265,15 @@ class ElasticCommunicator(Communicator):
                 reducer.use(strategy, None)
 
     def _build(self, family: Family) -> tuple[Contexts, Strategy]:
-        """Make what is derived from a new base; collective."""
+        """Create everything that is derived from a new base; collective."""
         from mn_comm.context import Contexts
 
         contexts = Contexts(family.base)
         ranks = contexts.foreground.ranks
         if self._generation < 0:
             spans.start(ranks)
-        # Not by what this rank has alone: others may have lost their last reference to a reducer, or not yet.
+        # This must not depend on objects of this rank alone: ranks do not drop their last reference to a reducer at the
+        # same time.
         if ranks.any(any(is_background for _, is_background in self._reducers_handed_out())):
             contexts.background  # noqa: B018 - made when first asked for
         return contexts, self._strategy_on(contexts.foreground)
@@ -288,22 +291,22 @@ class ElasticCommunicator(Communicator):
         """Do what :meth:`CommunicatorBase.gradient_reducer` does.
 
         Raises:
-            ValueError: ``compression`` or ``apart`` is asked for, which a loss would leave in an undefined state.
+            ValueError: ``compression`` or ``apart`` is given; a loss would leave them in an undefined state.
         """
         for name in ("compression", "apart"):
             if options.get(name):
                 raise ValueError(f"expected {name} without elastic=True, got both: what it keeps is lost with a rank")
-        # No weak references to a bound method of super(): it is called at once.
+        # A weak reference to a bound method of super() would die immediately.
         reducer = self.transact(lambda: super(ElasticCommunicator, self).gradient_reducer(**options))
         self._handed_out.append((weakref.ref(reducer), bool(options.get("background"))))
         return reducer
 
     def bcast_data(self, model: Model) -> None:
-        """Do what :meth:`CommunicatorBase.bcast_data` does; after a loss again, from who is rank 0 then."""
+        """Do what :meth:`CommunicatorBase.bcast_data` does; after a loss, repeat it from the new rank 0."""
         self.transact(partial(super().bcast_data, model))
 
     def split(self, color: int, key: int) -> NoReturn:
-        """Refuse: the parts would not be rebuilt after a loss.
+        """Refuse to split: the parts would not be rebuilt after a loss.
 
         Raises:
             NotImplementedError: Always.
@@ -312,7 +315,7 @@ class ElasticCommunicator(Communicator):
 
 
 def _log(change: Change) -> None:
-    import logging  # not earlier: nothing else needs it
+    import logging  # not at import: nothing else needs it
 
     logging.getLogger("mn_comm.elastic").warning("%s (%.0f ms)", change, 1000 * change.seconds)
 
@@ -328,7 +331,7 @@ def _as_transaction(name: str) -> Callable[..., Any]:
 
 
 def _between_two(name: str) -> Callable[..., Any]:
-    """Return a method that ends in no vote, as only two ranks know of it; after a loss it votes where the others do."""
+    """Return a method that ends without a vote, as only two ranks know of it; after a loss it joins a vote."""
     method = getattr(Communicator, name)
 
     @wraps(method)

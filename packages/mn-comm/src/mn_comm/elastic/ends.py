@@ -1,11 +1,12 @@
-"""How a rank ends alone: the others notice, and go on.
+"""How a rank ends while the others notice it and continue.
 
-They notice the death of a process at once. But one that ends with a status other than 0, in whichever way, leaves them
-waiting (Open MPI 5.0): so it kills itself instead. As the launcher then takes the job for a success, a rank first takes
-leave of the others: if it finds that all are ending, it ends with its status, which is then that of the job.
+The other ranks notice the death of a process immediately. But if a process ends with a status other than 0, they wait
+forever (Open MPI 5.0), so the process kills itself instead. The launcher then regards the job as successful. So a rank
+first asks the others whether they are leaving as well. If all are, it ends with its status, which becomes the status of
+the job.
 
-A rank that ends well takes leave as well. After a loss it ends without ``MPI_Finalize``, which now and then waits for
-the dead (Open MPI 5.0.11, about once in twenty times if the loss was some milliseconds ago).
+A rank that ends normally also does this. After a loss, it ends without ``MPI_Finalize``, which sometimes waits for the
+dead rank (Open MPI 5.0.11, in about one of twenty jobs if the loss was a few milliseconds ago).
 """
 
 from __future__ import annotations
@@ -28,8 +29,8 @@ from mn_comm.worker import close_all
 
 __all__ = ["asked_to_leave", "end_alone", "leave_as_asked"]
 
-_PATIENCE_SECONDS = 3.0  # for the others to come to a vote; they may have come to the end of the script instead
-_BY_SIGNAL = 128  # a shell's status of a process that a signal has ended
+_PATIENCE_SECONDS = 3.0  # until the others vote, unless they have reached the end of the script
+_BY_SIGNAL = 128  # a shell's exit status for a process that was ended by a signal
 
 asked_to_leave = threading.Event()
 """Set by SIGTERM."""
@@ -37,7 +38,7 @@ _parties: list[Party] = []
 
 
 class Party(Protocol):
-    """What a rank takes leave of."""
+    """The other ranks, which this rank can leave."""
 
     @property
     def generation(self) -> int:
@@ -45,25 +46,25 @@ class Party(Protocol):
         ...
 
     def take_leave(self, *, at_once: bool) -> bool:
-        """Tell the others, and return whether all of them are leaving."""
+        """Inform the others, and return whether all of them are leaving."""
         ...
 
 
 def end_alone(party: Party) -> None:
-    """From now on, let this rank end without the others.
+    """From now on, let this rank end without ending the others.
 
-    An uncaught exception and an exit status other than 0 end this process only. After SIGTERM it finishes its step, and
-    leaves; after a second one it ends at once. Where the script has a handler of its own, that stays.
+    An uncaught exception and an exit status other than 0 end only this process. After SIGTERM, it finishes its step and
+    leaves; after a second SIGTERM, it ends immediately. If the script has its own handler, this handler stays.
 
     Args:
-        party: The others.
+        party: The other ranks.
     """
     _parties.append(party)
     _install()
 
 
 def leave_as_asked() -> NoReturn:
-    """End this process after SIGTERM; to be called where all ranks have come through a step."""
+    """End this process after SIGTERM; must be called when all ranks have completed a step."""
     _leave("SIGTERM", _BY_SIGNAL + signal.SIGTERM)
 
 
@@ -77,12 +78,12 @@ def _install() -> None:
     is_ours_to_handle = signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
     if is_ours_to_handle and threading.current_thread() is threading.main_thread():
         signal.signal(signal.SIGTERM, _note)
-        # The workers of a pool are ended by SIGTERM every time.
+        # The workers of a pool are always ended by SIGTERM.
         os.register_at_fork(after_in_child=_have_no_handler)
 
 
 def _leave(reason: str, status: int) -> NoReturn:
-    """End this process, or, if none is left that goes on, the job."""
+    """End this process or, if no rank continues, the job."""
     say(f"\nchainermn: {reason} on rank {MPI.COMM_WORLD.rank} ({socket.gethostname()}): it ends, others go on\n")
     flush_until_read()
     report.has_failed(status, reason)
@@ -97,14 +98,14 @@ def _end_job_if_all_leave(status: int) -> None:
     if _parties[0].take_leave(at_once=True):
         say("chainermn: no rank goes on: the job ends\n")
         flush_until_read()
-        os._exit(status)  # several ranks that call MPI_Abort now and then make the launcher hang
+        os._exit(status)  # if several ranks call MPI_Abort, the launcher sometimes hangs
 
 
 def _end(process: int) -> None:
-    """Leave at once after a failure; else wait until all others end as well, or know that this rank does."""
+    """Leave immediately after a failure; otherwise, wait until all others end as well, or know that this rank ends."""
     if os.getpid() != process or MPI.Is_finalized():
         return
-    if hasattr(sys, "last_type"):  # the script has a hook of its own for exceptions, or wants none
+    if hasattr(sys, "last_type"):  # the script has its own hook for exceptions, or does not want one
         _leave("uncaught exception", 1)
     close_all()
     are_all = _parties[0].take_leave(at_once=False)
@@ -114,7 +115,7 @@ def _end(process: int) -> None:
 
 
 class _VeryEnd:
-    """Ends the process when Python has done all else: before libraries in C end, of which MPI is one."""
+    """Ends the process after all other cleanup of Python, but before the cleanup of C libraries such as MPI."""
 
     skips_finalize = False
 

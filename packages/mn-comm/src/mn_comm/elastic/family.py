@@ -1,8 +1,8 @@
-"""The MPI communicators of one generation, and the votes by which its ranks decide whether they go on with it.
+"""The MPI communicators of one generation, and the votes by which its ranks decide whether to continue with it.
 
-All that is derived from the base is known here, so that a revocation reaches it. There is one stream of votes, on the
-base: a rank that fails votes against, once, wherever the others vote next. The first vote that is not unanimous is the
-last one of the family, on every rank.
+It knows all communicators derived from the base, so that a revocation reaches them all. There is one stream of votes,
+on the base: a rank that fails votes against, once, in the next vote of the others. The first vote that is not unanimous
+is the last vote of the family, on every rank.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ __all__ = ["ElasticRanks", "Family", "Overruled"]
 
 
 class Overruled(Exception):
-    """A vote was not unanimous: the family is given up on every rank."""
+    """A vote was not unanimous: every rank gives up the family."""
 
 
 class Family:
     """The MPI communicators of one generation.
 
     Args:
-        mpi_comm: The base. It is used for votes, for deriving others, and for the script's own messages.
+        mpi_comm: The base. It is used for votes, to derive other communicators, and for the script's own messages.
 
     Attributes:
         base: The base.
@@ -48,18 +48,19 @@ class Family:
         self._known = [self.base]
 
     def vote(self, *, approve: bool) -> None:
-        """Return if every rank approves and none has died; collective.
+        """Return if every rank approves and no rank has died; collective.
 
         Args:
-            approve: Whether this rank has come through.
+            approve: Whether this rank has succeeded.
 
         Raises:
-            Overruled: A rank disapproves, or has died. So it is on every rank.
+            Overruled: A rank disapproves or has died; raised on every rank.
         """
         if self.is_over:
             raise Overruled
         try:
-            # Uniform, the exception as well: nobody acknowledges failures. Works on a revoked communicator, too.
+            # The result is the same on all ranks, also the exception, because no rank acknowledges failures. This works
+            # on a revoked communicator, too.
             agreed = activity().wait_for(_AGREE, "Agree", self.base, (self.base, int(approve)))
         except MPI.Exception:
             agreed = 0
@@ -68,10 +69,10 @@ class Family:
             raise Overruled
 
     def all_leave(self, *, leaving: bool) -> bool:
-        """Return whether no rank is going to go on; collective, first thing in a new family.
+        """Return whether no rank will continue; collective, the first operation in a new family.
 
         Args:
-            leaving: Whether this one is not. If others are going on, it then ends, and they notice.
+            leaving: Whether this rank will not continue. If others will, it then ends, and they notice.
         """
         try:
             return bool(activity().wait_for(MPI.Comm.Agree, "Agree", self.base, (self.base, int(leaving))))
@@ -79,13 +80,13 @@ class Family:
             return False
 
     def give_up(self) -> None:
-        """Revoke all, and vote against going on; collective with the other ranks' next vote."""
+        """Revoke all communicators, and vote against continuing; collective with the other ranks' next vote."""
         self.revoke()
         with contextlib.suppress(Overruled):
             self.vote(approve=False)
 
     def revoke(self) -> None:
-        """Let whatever waits on any of the communicators fail, on every rank."""
+        """Make all operations that wait on any of the communicators fail, on every rank."""
         for ranks in self._known:
             stall.leave(ranks)
             with contextlib.suppress(MPI.Exception):
@@ -93,17 +94,17 @@ class Family:
 
     @property
     def is_revoked(self) -> bool:
-        """Whether some rank has given up, as far as this one knows."""
+        """Whether a rank has given up, as far as this rank knows."""
         return self.is_over or any(ranks.Is_revoked() for ranks in self._known)
 
     def adopt(self, derive: Callable[[], Any]) -> ElasticRanks:
-        """Return a derived communicator, once every rank has it; collective.
+        """Return a derived communicator as soon as every rank has it; collective.
 
-        Without the vote a rank might wait on it for one that could not make it, and so cannot revoke it.
+        Without this vote, a rank might wait on it for a rank that could not create it, and so cannot revoke it.
 
         Raises:
-            Overruled: A rank has not.
-            MPI.Exception: This one has not.
+            Overruled: Another rank does not have it.
+            MPI.Exception: This rank does not have it.
         """
         ranks = ElasticRanks(derive())
         ranks.family = self
@@ -113,7 +114,7 @@ class Family:
 
 
 class ElasticRanks(Ranks):
-    """Ranks that belong to a family, and so do all that are derived from them."""
+    """Ranks that belong to a family, to which all ranks derived from them belong as well."""
 
     family: Family
 
@@ -122,9 +123,9 @@ class ElasticRanks(Ranks):
         return self.family.adopt(self.Dup)
 
     def by_node(self, topology: Topology) -> tuple[Ranks, Ranks]:
-        """Do what :meth:`Ranks.by_node` does, with as few new communicators as can be.
+        """Do what :meth:`Ranks.by_node` does, with as few new communicators as possible.
 
-        Open MPI 5.0.11 crashes if a rank dies while the others are making one.
+        Open MPI 5.0.11 crashes if a rank dies while the others create a communicator.
         """
         if topology.inter_size == 1:
             return self, Ranks(MPI.COMM_SELF)

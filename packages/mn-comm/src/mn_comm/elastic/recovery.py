@@ -1,4 +1,4 @@
-"""From one generation to the next: shrink, build, vote; and again if somebody dies meanwhile."""
+"""From one generation to the next: shrink, build and vote, and repeat this if another rank dies meanwhile."""
 
 from __future__ import annotations
 
@@ -17,11 +17,12 @@ _T = TypeVar("_T")
 
 
 def next_generation(family: Family, build: Callable[[Family], _T]) -> tuple[Family, _T]:
-    """Return the family of the ranks that are alive, and what was built on it; collective among those.
+    """Return the family of the ranks that are alive, and the result of ``build`` for it; collective among these ranks.
 
     Args:
-        family: The one that is given up, on every rank.
-        build: Makes what is needed; collective, and called again on the next family if a rank dies in it.
+        family: The family that every rank has given up.
+        build: Creates everything that depends on the family; collective, and called again for the next family if a rank
+            dies.
     """
     while True:
         family = Family(_shrink(family))
@@ -33,20 +34,20 @@ def next_generation(family: Family, build: Callable[[Family], _T]) -> tuple[Fami
             continue
         except Exception as error:
             if not isinstance(error, MPI.Exception) and not family.is_revoked:
-                raise  # on every rank: it is about what they have in common
+                raise  # the exception is raised on every rank: it concerns what the ranks have in common
             family.give_up()
             continue
         return family, built
 
 
 def all_leave(family: Family, *, at_once: bool) -> bool:
-    """Take leave of the others, who then recover; return whether there are none who go on.
+    """Leave the other ranks, which then recover; return whether no rank continues.
 
-    It takes part in their next vote, and waits for that.
+    It takes part in their next vote, and waits for it.
 
     Args:
-        family: The present one.
-        at_once: Whether those who wait for this rank need not: it is not going to send anything.
+        family: The current family.
+        at_once: Whether to interrupt ranks that wait for this rank, because it will not send anything.
     """
     if at_once:
         family.revoke()
@@ -56,7 +57,7 @@ def all_leave(family: Family, *, at_once: bool) -> bool:
 
 
 def survivors(before: Family, after: Family) -> tuple[int, ...]:
-    """Return which ranks of one family are in a later one, in the order of the latter."""
+    """Return which ranks of one family are in a later one, in the order of the later one."""
     members = range(after.base.size)
     return tuple(after.base.group.Translate_ranks(list(members), before.base.group))
 

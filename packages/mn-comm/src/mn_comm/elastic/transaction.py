@@ -1,4 +1,4 @@
-"""One call for what communicates, be the communicator elastic or not."""
+"""One way to call functions that communicate, whether the communicator is elastic or not."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ _T = TypeVar("_T")
 
 
 def transact(communicator: CommunicatorBase | Any, function: Callable[[], _T]) -> _T:
-    """Call what communicates, as one transaction where the communicator is elastic; collective.
+    """Call a function that communicates, as one transaction if the communicator is elastic; collective.
 
     Args:
-        communicator: The communicator, or what stands for one.
-        function: Called again, on all ranks, if a rank was lost in it; else once.
+        communicator: The communicator, or an object that acts as one.
+        function: The function. It is called again, on all ranks, if a rank is lost during the call.
 
     Returns:
-        What it returned.
+        The function's result.
 
     Example:
         >>> mn_comm.transact(comm, lambda: comm.allgather_obj(comm.rank))
@@ -32,11 +32,11 @@ def transact(communicator: CommunicatorBase | Any, function: Callable[[], _T]) -
 
 
 def is_elastic(communicator: CommunicatorBase | Any) -> bool:
-    """Return whether a communicator, or what stands for one, goes on without ranks that die; not collective.
+    """Return whether a communicator, or an object that acts as one, continues without ranks that die; not collective.
 
     Example:
         >>> mn_comm.is_elastic(comm)
         False
     """
-    # Of the class: a mock has every attribute.
+    # An attribute of the class: a mock object has every attribute.
     return getattr(type(communicator), "is_elastic", False) is True

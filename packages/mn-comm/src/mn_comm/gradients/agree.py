@@ -1,4 +1,4 @@
-"""Steps 1 and 2: select gradients, and check that all ranks have the same; otherwise all raise before any averaging."""
+"""Steps 1 and 2: select gradients, and check that all ranks have the same ones; otherwise, all ranks raise."""
 
 from __future__ import annotations
 
@@ -48,8 +48,8 @@ class Selection(NamedTuple):
 
     Attributes:
         params: Names and parameters.
-        likes: For each an array that has the shape and dtype of its gradient, be that there or not.
-        grads: The gradients that there are now, or ``None``.
+        likes: For each parameter an array with the shape and dtype of its gradient, even if there is no gradient.
+        grads: The current gradients, or ``None``.
     """
 
     params: list[Named]
@@ -74,7 +74,7 @@ def select(model: Model, zero_fill: bool) -> Selection:
         grads = [param.grad for _, param in params]
     except (
         RuntimeError
-    ):  # Chainer has no gradient of a parameter that is not initialised, before cleargrad() was called
+    ):  # Chainer's parameters that are not initialised have no ``grad`` attribute before cleargrad() was called
         params = [named for named in params if named[1].data is not None]
         grads = [param.grad for _, param in params]
     if all(grad is not None for grad in grads):
@@ -105,8 +105,8 @@ class Roll(Protocol):
     """The messages of a rank to the others within a join; they are exchanged together with the check.
 
     Attributes:
-        has_news: Whether it has something to tell now.
-        words: What it has to tell; anything that can be pickled.
+        has_news: Whether it has a message to send.
+        words: The message; anything that can be pickled.
     """
 
     @property
@@ -118,7 +118,7 @@ class Roll(Protocol):
         ...
 
 
-# What a rank says of its roll, beside its signature.
+# A rank's state of its roll, sent with its signature.
 _NO_ROLL, _NO_NEWS, _NEWS = range(3)
 
 
@@ -144,10 +144,10 @@ class Agreement:
     def start(self, signature: Signature, notes: Sequence[int] = (), roll: Roll | None = None) -> None:
         """Start the check, and return before it has finished; collective.
 
-        Args:
-            signature: This rank's; quickest if it is the same object as before.
+        signature: This rank's; fastest if it is the same object as before.
+            notes: Numbers of which every rank gets the greatest; the same count on every rank.
             notes: Numbers of which every rank is to know the greatest; as many on every rank.
-            roll: What has something to tell the other ranks, perhaps.
+            roll: The messages to the other ranks, if any.
         """
         if signature is not self._signature:
             self._signature, self._digest = signature, digest(signature)
@@ -165,7 +165,8 @@ class Agreement:
         Raises:
             ValueError: The ranks differ; the same message on all of them.
             RuntimeError: A rank keeps a roll and another does not (on every rank).
-            Exception: Like the one that another rank has announced instead of a signature; what hearing words raised.
+            Exception: An exception like the one that another rank has announced instead of a signature, or the one that
+                hearing messages raised.
         """
         while True:
             highest, negative_of_lowest, *notes = self._receive()
@@ -177,17 +178,17 @@ class Agreement:
         return notes
 
     def check(self, signature: Signature, notes: Sequence[int] = (), roll: Roll | None = None) -> None:
-        """Start and finish the check at once; collective."""
+        """Start and finish the check; collective."""
         self.start(signature, notes, roll)
         self.finish()
 
     def exchange(self, notes: Sequence[int], roll: Roll, until_quiet: bool) -> None:
-        """Exchange words where the other ranks check, without a check of one's own; collective.
+        """Exchange messages at the other ranks' check, without checking anything on this rank; collective.
 
         Args:
-            notes: What :meth:`start` takes.
-            roll: What has something to tell the other ranks.
-            until_quiet: Whether to do so until no rank has news, rather than once.
+            notes: See :meth:`start`.
+            roll: The messages to the other ranks.
+            until_quiet: Whether to repeat this until no rank has news, rather than do it once.
         """
         self._roll, self._notes = roll, notes
         while True:
@@ -209,7 +210,7 @@ class Agreement:
         return numbers[:-2]
 
     def _hear(self) -> bool:
-        """Exchange words if a rank has news; collective. Return whether one had."""
+        """Exchange messages if a rank has news; collective. Return whether one had."""
         if self._loudest > _NO_ROLL and self._quietest == _NO_ROLL:
             has_roll = self._ranks.allgather(self._roll is not None)
             raise RuntimeError(
@@ -249,7 +250,7 @@ def _explain(operation: str, signatures: Sequence[Signature]) -> Exception:
 
 
 def first_difference(one: Signature, other: Signature) -> tuple[Any, Any]:
-    """Return the entries, or ``None``, at the first place in which two different signatures differ."""
+    """Return the entries, or ``None``, at the first position in which two different signatures differ."""
     return next((a, b) for a, b in zip_longest(one, other) if repr(a) != repr(b))
 
 

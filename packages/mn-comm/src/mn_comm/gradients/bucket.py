@@ -40,11 +40,11 @@ Arrays = Sequence[Any] | Mapping[int, Any]
 
 
 class Part(NamedTuple):
-    """A gradient, or consecutive elements of one, in a bucket.
+    """A gradient in a bucket, or consecutive elements of one.
 
     Attributes:
         member: The position of the gradient among those that take part.
-        within: Which elements of the flattened gradient it is; ``...`` for all of the gradient, as it is.
+        within: The elements of the flattened gradient; ``...`` for the whole gradient with its shape.
         begin: Where it begins in the bucket, in elements.
         end: Where it ends.
     """
@@ -56,11 +56,11 @@ class Part(NamedTuple):
 
 
 class Exchanged(NamedTuple):
-    """Which part of a bucket a rank exchanges.
+    """The part of a bucket that a rank exchanges.
 
     Attributes:
         layout: The number of the bucket's layout.
-        parts: What the bucket consists of.
+        parts: The parts of gradients in the bucket.
         specs: The names, shapes and dtypes of all gradients.
         begin: Where the part begins in the bucket, in elements.
     """
@@ -72,21 +72,22 @@ class Exchanged(NamedTuple):
 
 
 class Block(NamedTuple):
-    """Consecutive elements of a bucket that are worked on at once, while they are in the cache.
+    """Consecutive elements of a bucket that are processed together, while they are in the cache.
 
-    Where they are one gradient, or a part of one, all memory has the shape of that; otherwise it is one-dimensional.
+    If they belong to one gradient, all memory has the shape of this part; otherwise it is one-dimensional.
 
     Attributes:
-        take: Returns, of all gradients, what the block consists of: a list or tuple of arrays, or, if it is one, that.
-        adder: Which rank of the node adds it up.
-        owner: In which rank's memory the sum is.
-        segments: The memory of every rank of the node for it, or only this rank's.
-        mine: This rank's.
-        sum: The owner's, or scratch memory if the sum is only for the rank that adds it up.
+        take: Selects the block's arrays from all gradients: a list or tuple of them, or the array itself if there is
+            only one.
+        adder: The rank of the node that adds it up.
+        owner: The rank whose memory holds the sum.
+        segments: The memory for it of every rank of the node, or of only this rank.
+        mine: This rank's memory for it.
+        sum: The owner's memory, or scratch memory if only the rank that adds it up needs the sum.
         room: Scratch memory of the bucket's dtype.
         total: Scratch memory of the dtype in which it is added up.
         pieces: Views of ``room`` that have the shapes of the arrays; empty if there is only one.
-        is_kept: Whether this rank is to have the mean.
+        is_kept: Whether this rank needs the mean.
     """
 
     take: Callable[[Arrays], Any]
@@ -105,13 +106,13 @@ class AnyBucket(Protocol):
     """The interface of buckets, in host memory and on a device, and the argument of a communication hook.
 
     Attributes:
-        index: Its number; buckets travel in this order.
-        members: The positions of the gradients that it holds, or holds parts of, among those that take part.
+        index: Its number; buckets are sent in this order.
+        members: The positions of the gradients that it holds completely or partly, among those that take part.
         names: The names of their parameters.
-        shapes: The shapes of these.
-        flat: The gradients, one after the other: one-dimensional, of the dtype in which they travel.
-        submit: Starts a function, at once or in the thread that communicates, and returns its result-to-be.
-        needs_agreement: Whether ranks must have agreed on what they have before it is averaged.
+        shapes: The shapes of these gradients or parts.
+        flat: The gradients, one after the other: one-dimensional, in the dtype in which they are sent.
+        submit: Starts a function, immediately or in the thread that communicates, and returns a future of its result.
+        needs_agreement: Whether ranks must have agreed on their gradients before it is averaged.
     """
 
     index: int
@@ -135,35 +136,35 @@ class AnyBucket(Protocol):
 class Bucket:
     """Gradients of one dtype, in host memory, that are averaged together.
 
-    While a bucket averages *in place*, its elements are read from the gradients when they are needed, and the means are
-    written there when they are known; otherwise both are in its own memory.
+    If a bucket averages *in place*, its elements are read directly from the gradients, and the means are written
+    directly to them. Otherwise, the bucket's own memory holds both.
 
     Args:
-        index: Its number; buckets travel in this order.
-        parts: What it consists of.
+        index: Its number; buckets are sent in this order.
+        parts: The parts of gradients that it consists of.
         specs: The names, shapes and dtypes of all gradients that take part.
-        flat: This rank's memory for it, one-dimensional, of the dtype in which it travels.
+        flat: This rank's memory for it, one-dimensional, of the dtype in which it is sent.
         share: The part of ``flat`` that this rank owns.
-        blocks: All of it, in blocks.
-        mine: Which rank of the node this one is, for the blocks.
-        shares_memory: Whether the ranks of a node see each other's memory for it.
+        blocks: The whole bucket, in blocks.
+        mine: The number of this rank on the node, for the blocks.
+        shares_memory: Whether the ranks of a node can access each other's memory for it.
         strategy: How it is averaged.
-        exchanged: Which part of it ``share`` is.
-        ranges: Where in it lies what each rank is to have.
+        exchanged: Describes ``share``, the part that is exchanged with other nodes.
+        ranges: The range of it that each rank gets.
 
     Attributes:
-        names: The names of the parameters whose gradients, or parts of them, it holds.
-        shapes: The shapes of these.
+        names: The names of the parameters whose gradients it holds completely or partly.
+        shapes: The shapes of these gradients or parts.
         own: The blocks that this rank adds up.
         others: The blocks that other ranks of the node add up.
-        kept: The blocks whose means this rank is to have; all, unless gradients have owners.
-        to_come: Those of them that other ranks of the node add up.
+        kept: The blocks whose means this rank needs: all, unless gradients have owners.
+        to_come: Those of ``kept`` that other ranks of the node add up.
         are_shares_added_up_together: Whether ranks of the node add up parts of other ranks' shares.
-        flattened: The positions of the gradients that blocks hold parts of, so that they are needed flattened.
-        submit: Starts a function, at once or in the thread that communicates, and returns its result-to-be.
+        flattened: The positions of gradients that must be one-dimensional, because blocks hold only parts of them.
+        submit: Starts a function, immediately or in the thread that communicates, and returns a future of its result.
     """
 
-    needs_agreement = False  # the worker that averages it sees to that
+    needs_agreement = False  # the worker that averages it ensures this
 
     def __init__(
         self,
@@ -206,20 +207,20 @@ class Bucket:
 
     @property
     def nbytes(self) -> int:
-        """How many bytes it holds."""
+        """Its size in bytes."""
         return self.flat.nbytes
 
     @property
     def divides_at_end(self) -> bool:
-        """Whether a sum in it may be divided when it is written to the gradients, and has no need to fit before."""
+        """Whether a sum may be divided when it is written to the gradients, rather than before."""
         return self._arrays is not None and not self.is_half
 
     def average_in_place(self, arrays: Arrays) -> None:
         """Overwrite gradients with their means over all ranks; collective.
 
         Args:
-            arrays: For each gradient that takes part, one to read and write; flattened if a block holds only a part of
-                it.
+            arrays: For each gradient that takes part, an array to read and write; one-dimensional if a block holds only
+                a part of it.
         """
         self._arrays = arrays
         try:
@@ -228,10 +229,10 @@ class Bucket:
             self._arrays = None
 
     def launch(self) -> Future[Any]:
-        """Start to average what was packed; collective.
+        """Start to average the packed gradients; collective.
 
         Returns:
-            ``flat``, to be waited for: it then holds the means, and other ranks may still be reading it.
+            A future of ``flat``: it then holds the means, and other ranks may still be reading it.
         """
 
         def average() -> _Array:
@@ -247,7 +248,8 @@ class Bucket:
             array: One-dimensional, of floats, of equal length and dtype on every rank; by default ``flat``.
 
         Returns:
-            The mean, to be waited for: for ``flat``, that itself, overwritten; else a new array. It may be changed.
+            A future of the mean: for ``flat``, this is ``flat`` itself, overwritten; otherwise a new array. You may
+            change it.
 
         Raises:
             TypeError: The array does not hold floats.
@@ -271,7 +273,7 @@ class Bucket:
         _concatenate([arrays[part.member][part.within] for part in self.parts], self.flat)
 
     def unpack(self, arrays: Arrays, means: _Array) -> None:
-        """Write the means that this rank is to have, as they lie in the bucket, to the gradients."""
+        """Write the means that this rank needs from the bucket to the gradients."""
         for part in self._kept_parts:
             out = arrays[part.member][part.within]
             out[...] = means[part.begin : part.end].reshape(out.shape)
@@ -287,7 +289,7 @@ class Bucket:
                 block.mine[...] = block.take(self._arrays)
 
     def read(self, block: Block) -> _Array:
-        """Return the elements of a block: from where they are if that can be, else from its scratch memory."""
+        """Return the elements of a block: in place if possible, otherwise in its scratch memory."""
         if self._arrays is None:
             block.room[...] = block.mine
         elif block.pieces:
@@ -300,7 +302,7 @@ class Bucket:
         return block.room
 
     def store(self, blocks: Sequence[Block], divisor: int) -> None:
-        """Write the sums of blocks from their owners' memory to where they belong, divided."""
+        """Divide the sums of blocks, and write them from their owners' memory to their targets."""
         for block in blocks:
             if self._arrays is None:
                 divide(block.sum, divisor, block.mine)
@@ -319,13 +321,13 @@ def check_floats(array: Any) -> None:
 
 
 def _concatenate(arrays: Sequence[_Array], out: _Array) -> None:
-    # One call, since thousands take longer than the copying itself. All are floats; "unsafe" is what NumPy calls it to
-    # go between bfloat16 and float16.
+    # This is one call, because thousands of calls take longer than the copying itself. All arrays are floats; for
+    # NumPy, converting between bfloat16 and float16 is "unsafe".
     np.concatenate(arrays, axis=None, out=out, casting="unsafe")
 
 
 def taker(parts: Sequence[Part]) -> Callable[[Arrays], Any]:
-    """Return what takes parts out of all gradients; a single part as it is, several in a sequence."""
+    """Return a function that selects parts of all gradients: a single part as it is, several as a sequence."""
     if all(part.within is ... for part in parts):
         return itemgetter(*(part.member for part in parts))  # much faster than a list comprehension
     if len(parts) == 1:
@@ -345,11 +347,11 @@ def bounds(length: int, shares: int) -> list[int]:
 
 
 def cut(parts: Sequence[Part], points: Sequence[int]) -> Iterator[tuple[int, int, tuple[Part, ...]]]:
-    """Cut a bucket at some points.
+    """Cut a bucket at given positions.
 
     Args:
-        parts: What it consists of.
-        points: Where to cut, ascending, beginning with 0 and ending with its length.
+        parts: The parts of gradients that it consists of.
+        points: The positions, ascending, beginning with 0 and ending with its length.
 
     Yields:
         Where each piece begins and ends, and the parts in it.

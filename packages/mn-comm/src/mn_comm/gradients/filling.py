@@ -1,4 +1,4 @@
-"""Which gradients go into which bucket, and in which order: as they travel, or so that each mean gets to its owner."""
+"""Which gradients go into which bucket, and in which order: as they are sent, or so that means reach their owners."""
 
 from __future__ import annotations
 
@@ -19,23 +19,24 @@ if TYPE_CHECKING:
 __all__ = ["Owners", "Ownership", "Ranges", "even_or", "fill_buckets"]
 
 _Dtype = np.dtype[Any]
-# How many times as much as the mean a rank of a node adds up at most of what it owns itself.
+# A rank of a node adds up what it owns if this is at most this many times the mean over the node's ranks.
 _MOST_UNEVEN = 1.25
 
 
 def fill_buckets(
     specs: Sequence[Spec], order: Sequence[int], most_bytes: int | None, *, whole: bool
 ) -> Iterator[list[Part]]:
-    """Share gradients out among buckets.
+    """Distribute gradients over buckets.
 
     Args:
         specs: Their names, shapes and dtypes.
-        order: Their positions, in the order in which they are to travel; the same on every rank.
-        most_bytes: How many bytes a bucket holds at most; ``None`` for any number.
-        whole: Whether every gradient stays in one piece; then a bucket may hold a single larger one.
+        order: Their positions, in the order in which they are to be sent; the same on every rank.
+        most_bytes: The maximum size of a bucket; ``None`` for no limit.
+        whole: Whether gradients must not be split; then a bucket may hold a single gradient that is larger.
 
     Yields:
-        The parts of each bucket, in the order in which the last of them appear. Gradients without elements are in none.
+        The parts of each bucket, in the order in which the last of them appear. Gradients without elements are in no
+        bucket.
     """
     filling: dict[_Dtype, list[Part]] = {}
     for member in order:
@@ -59,8 +60,8 @@ class Owners(NamedTuple):
     """Which rank alone needs the mean of which gradient; the same on every rank, which is checked.
 
     Attributes:
-        of: The owners by the names of parameters. All ranks need the means of those that are not named.
-        note: What else must be the same on every rank.
+        of: The owners by the names of parameters. All ranks need the means of parameters that are not listed.
+        note: Other data that must be the same on every rank.
     """
 
     of: Mapping[str, int]
@@ -68,15 +69,15 @@ class Owners(NamedTuple):
 
 
 class Ranges(NamedTuple):
-    """Where in a bucket lies what each rank is to have.
+    """The ranges of a bucket that each rank gets.
 
     Attributes:
-        owners: For each range where it begins, and whose it is; empty if all ranks are to have all.
-        shares: Where the share of each rank of this node that talks to others begins, and where the last one ends; on a
-            single node, what each rank adds up.
-        destinations: Where, in this rank's share, the ranges of the nodes begin between which it is exchanged, in the
-            order of :func:`~mn_comm.collectives.mean.order_of_ranges`, and where the last one ends; empty if it talks
-            to none.
+        owners: For each range its beginning and its owner; empty if all ranks get all means.
+        shares: For each rank of this node that communicates with other nodes, where its share begins, and where the
+            last one ends; on a single node, the ranges that the ranks add up.
+        destinations: Where, in this rank's share, the ranges begin that belong to the nodes between which the share is
+            exchanged, in the order of :func:`~mn_comm.collectives.mean.order_of_ranges`, and where the last one ends;
+            empty if it does not communicate with other nodes.
     """
 
     owners: Sequence[tuple[int, int]]
@@ -84,21 +85,22 @@ class Ranges(NamedTuple):
     destinations: Sequence[int]
 
     def are_kept(self, begin: int, rank: int) -> bool:
-        """Return whether a rank is to have the elements at a position."""
+        """Return whether a rank gets the elements at a position."""
         index = bisect_right(self.owners, begin, key=itemgetter(0)) - 1
         return index < 0 or self.owners[index][1] == rank
 
     @property
     def are_shares(self) -> bool:
-        """Whether what each rank is to have is its share, and no more."""
+        """Return whether each rank gets exactly its share."""
         return [begin for begin, _ in self.owners] == list(self.shares[:-1])
 
 
 class Ownership:
-    """Fills buckets so that the elements which a rank is to have lie together; creating it is collective.
+    """Fills buckets so that all elements that a rank owns are adjacent; creating it is collective.
 
-    A bucket consists of the shares of a node's ranks that talk to others, each of ranges for all nodes, each of what
-    the ranks of that node own. Where ranks share no memory, each is a node by itself.
+    A bucket consists of shares, one for each rank of a node that communicates with other nodes. A share consists of
+    ranges, one for each node, with elements that the ranks of that node own. Ranks that share no memory count as one
+    node each.
 
     Args:
         strategy: How buckets are averaged.
@@ -121,10 +123,10 @@ class Ownership:
     def fill(
         self, specs: Sequence[Spec], order: Sequence[int], most_bytes: int, *, whole: bool
     ) -> Iterator[list[Part]]:
-        """Share gradients out among buckets; see :func:`fill_buckets`.
+        """Distribute gradients over buckets; see :func:`fill_buckets`.
 
-        Those without an owner are in none. Unless gradients stay in one piece, all buckets of a dtype have the same
-        proportion of elements for each owner.
+        Gradients without an owner are in no bucket. Unless gradients must not be split, all buckets of a dtype have the
+        same proportion of elements for each owner.
         """
         owners = self._in_order()
         order = [member for member in order if self.has(member)]
@@ -147,7 +149,7 @@ class Ownership:
                 yield _join(together)
 
     def ranges(self, parts: Sequence[Part]) -> Ranges:
-        """Return where in a bucket lies what each rank is to have."""
+        """Return the ranges of a bucket that each rank gets."""
         begin, owners, ends = 0, [], [0]
         destinations: list[int] = []
         held = dict.fromkeys(range(len(self._places)), 0)
@@ -166,7 +168,7 @@ class Ownership:
         shares: Sequence[int] = ends
         topology = self._strategy.context.topology
         if self._strategy.shares_memory and topology.inter_size == 1:
-            # Nobody talks: these are what each rank adds up.
+            # No rank communicates with other nodes: these are the ranges that the ranks add up.
             shares = even_or(shares, bounds(begin, topology.intra_size))
         return Ranges(owners, shares, destinations)
 
@@ -175,11 +177,11 @@ class Ownership:
         return self._strategy.context.topology.intra_rank if self._strategy.shares_memory else 0
 
     def _in_order(self) -> list[int]:
-        """Return all ranks in the order in which what they own lies in a bucket."""
+        """Return all ranks in the order in which the elements that they own are placed in a bucket."""
         return [owner for nodes in self._groups() for node in nodes for owner in node]
 
     def _groups(self) -> list[list[list[int]]]:
-        """Return, for each rank of a node that talks to others, and each node, the ranks whose ranges it exchanges."""
+        """Return, for each communicating rank of a node and each node, the ranks whose ranges it exchanges."""
         if not self._strategy.shares_memory:
             return [[[rank] for rank in order_of_ranges(len(self._places))]]
         n_talkers = self._strategy.talkers
@@ -191,13 +193,13 @@ class Ownership:
 
 
 def even_or(shares: Sequence[int], equal: Sequence[int]) -> Sequence[int]:
-    """Return where what each rank of a node adds up begins: its share, unless one has much more than the others.
+    """Return where each rank's part begins: its share, unless one share is much larger than the others.
 
-    To meet once more takes less time than to wait for that one.
+    One more barrier takes less time than waiting for that rank.
 
     Args:
         shares: Where the shares begin, and where the last one ends; there may be fewer of them than ranks.
-        equal: Where as many equal ones as there are ranks do.
+        equal: Where the parts begin if all ranks add up equal parts.
     """
     most = max((end - begin for begin, end in itertools.pairwise(shares)), default=0)
     is_even = len(shares) == len(equal) and most * (len(equal) - 1) <= _MOST_UNEVEN * equal[-1] + len(equal)
@@ -205,7 +207,7 @@ def even_or(shares: Sequence[int], equal: Sequence[int]) -> Sequence[int]:
 
 
 def _join(groups: Sequence[Sequence[Part]]) -> list[Part]:
-    """Return the parts of several groups one after the other in one bucket."""
+    """Join the parts of several groups, one after the other, in one bucket."""
     joined: list[Part] = []
     for part in itertools.chain.from_iterable(groups):
         begin = joined[-1].end if joined else 0

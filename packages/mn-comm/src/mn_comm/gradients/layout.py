@@ -23,15 +23,15 @@ __all__ = ["Layout"]
 _Array = np.ndarray[Any, Any]
 _Dtype = np.dtype[Any]
 
-# Where nodes play no role: small enough for the cache. Across nodes and in the background: large enough for the
-# network.
+# If nodes play no role: small enough for the cache. Across nodes and in the background: large enough for the network.
 _BUCKET_BYTES = 4 * 1024 * 1024
 _BUCKET_BYTES_ACROSS = 16 * 1024 * 1024
-# What a rank adds up at a time: with as much of a few neighbors it stays in a core's second-level cache.
+# The bytes that a rank adds up at a time: with the same part of a few neighbors, they fit into a core's second-level
+# cache.
 _BLOCK_BYTES = 256 * 1024
-# Smaller parts of gradients are packed and unpacked together; others are read and written where they are.
+# Smaller parts of gradients are packed and unpacked together; larger ones are read and written in place.
 _LARGE_BYTES = 16 * 1024
-# A bucket's memory is used again two buckets later: by then all ranks have met in the one between.
+# A bucket's memory is used again two buckets later: by then, all ranks have met in the bucket between.
 _SLOTS = 2
 _ALIGNMENT = 64
 
@@ -40,8 +40,8 @@ class BucketSet(NamedTuple):
     """Buckets that hold each gradient once.
 
     Attributes:
-        buckets: The buckets, in the order in which they travel.
-        flattened: The positions of the gradients that they need flattened to average them in place.
+        buckets: The buckets, in the order in which they are sent.
+        flattened: The positions of gradients that must be one-dimensional to be averaged in place.
     """
 
     buckets: list[AnyBucket]
@@ -49,29 +49,29 @@ class BucketSet(NamedTuple):
 
 
 class Layout:
-    """How gradients of certain names, shapes, dtypes and places lie in buckets.
+    """How gradients with certain names, shapes, dtypes and devices are placed in buckets.
 
     Args:
         strategy: How the buckets are averaged.
-        signature: What the gradients are, the same on every rank.
-        likes: For each gradient an array like it.
-        order: The names of parameters in the order in which their gradients are to travel; the others follow.
+        signature: The gradients' signature, the same on every rank.
+        likes: For each gradient an array of the same shape and dtype, on the same device.
+        order: The names of parameters in the order in which their gradients are to be sent; the others follow.
         config: The communicator's settings.
-        bucket_bytes: How many bytes a bucket holds at most; ``None`` for what suits the strategy.
-        whole: Whether every gradient stays in one piece; then a bucket may hold a single larger one.
-        lasting: Whether buckets keep their memory; otherwise the next ones use it again at once.
-        owners: Which rank alone needs the mean of which gradient, if that is in host memory; ``None`` if all need all.
-            Then creating a layout is collective.
+        bucket_bytes: The maximum size of a bucket; ``None`` for one that suits the strategy.
+        whole: Whether gradients must not be split; then a bucket may hold a single gradient that is larger.
+        lasting: Whether buckets keep their memory; otherwise the next buckets reuse it immediately.
+        owners: Which rank alone needs the mean of which gradient, if the gradient is in host memory; ``None`` if all
+            ranks need all means. With owners, creating a layout is collective.
 
     Attributes:
         specs: The gradients' names, shapes and dtypes.
-        nbytes: How many bytes they are, all together.
-        order: The names of parameters in the order in which their gradients are to travel.
-        pace: How often ranks meet, where that can be chosen.
-        number: The same on all ranks that made it together, and no other layout's.
+        nbytes: Their size, all together.
+        order: The names of parameters in the order in which their gradients are to be sent.
+        pace: How often ranks meet, if there is a choice.
+        number: The same number on all ranks that created the layout together, and different from every other layout's.
 
     Raises:
-        TypeError: There are gradients that are not of floats, or that the strategy does not take.
+        TypeError: A gradient does not hold floats, or the strategy cannot average its dtype.
     """
 
     def __init__(
@@ -109,10 +109,10 @@ class Layout:
         self._check()
 
     def buckets(self, turn: int = 0) -> BucketSet:
-        """Return the buckets; collective when they are made.
+        """Return the buckets; collective when they are created.
 
         Args:
-            turn: Which set of them, where they keep their memory.
+            turn: The index of the set of buckets, if buckets keep their memory.
         """
         key = self._key(turn)
         found = self._made.get(key)
@@ -123,7 +123,7 @@ class Layout:
         return found
 
     def has_buckets(self, turn: int) -> bool:
-        """Return whether a set of buckets was made already."""
+        """Return whether a set of buckets has been created."""
         return self._key(turn) in self._made
 
     def _key(self, turn: int) -> int:
@@ -175,10 +175,10 @@ class Layout:
         )
 
     def _make_buckets(self, filled: Sequence[tuple[Sequence[Part], Ranges | None]]) -> list[Bucket] | None:
-        """Return buckets in host memory, or ``None`` if it turns out that memory cannot be shared; collective.
+        """Return buckets in host memory, or ``None`` if memory cannot be shared; collective.
 
         Args:
-            filled: What each consists of, and where in it lies what each rank is to have, if not all have all.
+            filled: The parts of each bucket, and the ranges for each rank, unless all ranks get all means.
         """
         strategy, specs = self._strategy, self.specs
         shares_memory = strategy.shares_memory
@@ -209,7 +209,7 @@ class Layout:
     def _cut_into_blocks(
         self, parts: Sequence[Part], ranges: Ranges, segments: Sequence[_Array], mine: int, room: _Array
     ) -> tuple[list[Block], set[int]]:
-        """Cut a bucket into the blocks that each rank of the node adds up; return also which gradients are cut."""
+        """Cut a bucket into the blocks that the node's ranks add up; return also the positions of cut gradients."""
         length, dtype, topology = segments[0].size, segments[0].dtype, self._strategy.context.topology
         adders: Sequence[int] = [0]
         shares: Sequence[int] = [0]
@@ -228,7 +228,7 @@ class Layout:
             views = [segment[begin:end] for segment in segments]
             if self._strategy.shares_memory:
                 views += [room[:_BLOCK_BYTES].view(dtype), room[_BLOCK_BYTES:].view(sum_dtype(dtype))]
-            else:  # nobody else reads its memory
+            else:  # no other rank reads its memory
                 views += [views[mine], views[mine]]
             pieces = [views[-2][part.begin - begin : part.end - begin].reshape(self._shape_of(part)) for part in inside]
             shape = self._shape_of(inside[0]) if len(inside) == 1 else (end - begin,)
@@ -236,7 +236,7 @@ class Layout:
             adder, owner = bisect_right(adders, begin) - 1, bisect_right(shares, begin) - 1
             pieces = pieces if len(inside) > 1 else []
             is_kept = ranges.are_kept(begin, topology.rank)
-            # A sum that goes straight to the gradient needs no memory that others see.
+            # A sum that is written directly to the gradient needs no shared memory.
             is_private = topology.inter_size == 1 and ranges.are_shares and not self._lasting
             result = memory[owner] if not is_private else total if total.dtype == dtype else scratch
             sources = memory, memory[mine], result
@@ -249,7 +249,7 @@ class Layout:
 
     @property
     def form(self) -> tuple[Any, ...]:
-        """What decides, beside the gradients, which of their elements this rank exchanges with which others."""
+        """The settings that decide, beside the gradients, which elements this rank exchanges with which ranks."""
         strategy, dtype = self._strategy, self._config.allreduce_grad_dtype
         limits = (self._limit(), self._bucket_bytes, self._whole, dtype and dtype.name)
         places = (tuple(self._on_host), tuple(self._on_device))
@@ -257,13 +257,13 @@ class Layout:
 
     @property
     def _has_pace(self) -> bool:
-        """Whether ranks may meet more or less often: where all is added up at once, in shared memory."""
+        """Whether ranks can choose how often to meet: if everything is added up in one step, in shared memory."""
         strategy = self._strategy
         is_free = self._bucket_bytes is None and not self._lasting
         return is_free and strategy.shares_memory and strategy.context.topology.inter_size == 1
 
     def _limit(self) -> int:
-        """Return how many bytes a bucket in host memory holds at most."""
+        """Return the maximum size in bytes of a bucket in host memory."""
         if self._strategy.traits.one_bucket_each:
             return 0
         if self._has_pace:
@@ -274,7 +274,7 @@ class Layout:
 
 
 def _places(nbytes: Sequence[int], slots: int) -> list[tuple[int, int]]:
-    """Return where each bucket of so many bytes begins and ends in memory for so many of them."""
+    """Return where each bucket of the given size begins and ends in memory for a given number of buckets."""
     rounded = [-(-n // _ALIGNMENT) * _ALIGNMENT for n in nbytes]
     if slots == len(nbytes):
         begins = [0, *itertools.accumulate(rounded)]

@@ -16,9 +16,9 @@ SHARE_BYTES = (256 * 1024, 4 * 1024 * 1024)
 """How many bytes of a bucket each rank adds up: where cores are free, and where they are contended."""
 
 _FREE, _CONTENDED = range(2)
-# More of the time than this is spent waiting only if a rank has to wait for its core.
+# If a larger part of the time is spent waiting, a rank has to wait for its core.
 _SUSPICIOUS = 0.25
-# How many averages go by before the choice that is not used is tried again.
+# After this many averages, the other choice is tried again.
 _PATIENCE = (8, 32)
 
 
@@ -26,7 +26,7 @@ class Pace:
     """Chooses the shares for gradients of one layout.
 
     Attributes:
-        used: Which of :data:`SHARE_BYTES` is used: what the ranks have agreed upon.
+        used: The index in :data:`SHARE_BYTES` on which the ranks have agreed.
     """
 
     def __init__(self) -> None:
@@ -38,7 +38,7 @@ class Pace:
 
     @property
     def proposal(self) -> int:
-        """Which of :data:`SHARE_BYTES` this rank would use for the next average; all use the greatest."""
+        """The index in :data:`SHARE_BYTES` that this rank proposes for the next average; all ranks use the greatest."""
         return 1 - self._choice if self._tries else self._choice
 
     @property
@@ -49,9 +49,9 @@ class Pace:
     def record(self, seconds: float, waited: float) -> None:
         """Record the last average, which used this layout.
 
-        Args:
+        seconds: How long it took on the slowest rank.
             seconds: How long it took the slowest rank.
-            waited: How long the rank that waited most waited for others.
+            waited: How long the rank that waited longest has waited for others.
         """
         self._seconds[self.used].append(seconds)
         self._since_try = 0 if self.used != self._choice else self._since_try + 1
@@ -62,5 +62,5 @@ class Pace:
         self._tries = is_doubtful and self._since_try >= _PATIENCE[self._choice]
 
 
-def _median(values: Sequence[float]) -> float:  # the library's imports much else
+def _median(values: Sequence[float]) -> float:  # importing the standard library's module imports many others
     return sorted(values)[len(values) // 2]

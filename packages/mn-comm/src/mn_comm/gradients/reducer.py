@@ -30,9 +30,9 @@ if TYPE_CHECKING:
 __all__ = ["GradientReducer"]
 
 _SHAPE, _DTYPE = attrgetter("shape"), attrgetter("dtype")
-# Scripts may alternate between some sets of gradients, as those of a generator and of a discriminator.
+# Scripts may alternate between a few sets of gradients: for example, those of a generator and of a discriminator.
 _MOST_LAYOUTS = 8
-# The notes of a check that is no average: as many as an average has, where other ranks may hear what one announces.
+# The notes of a check without averaging: as many as for an average, because other ranks may be averaging.
 _SILENCE = (0, 0, 0, 0, 0)
 
 
@@ -46,10 +46,9 @@ class GradientReducer:
     Args:
         strategy: How one bucket is averaged.
         config: Returns the communicator's settings.
-        worker: The thread that communicates for :meth:`start`; ``None`` for a reducer that averages at once.
+        worker: The thread that communicates for :meth:`start`; ``None`` for a reducer that only averages immediately.
         comm_hook: Starts to average a bucket in its own way; ``None`` to average exactly.
-        bucket_bytes: How many bytes a bucket holds at most, if it holds more than one gradient; ``None`` for what
-            suits.
+        bucket_bytes: The maximum size of a bucket that holds more than one gradient; ``None`` for a suitable one.
         sets: How many reductions may run at the same time; each has its own buckets.
     """
 
@@ -70,7 +69,7 @@ class GradientReducer:
         self.use(strategy, worker)
 
     def use(self, strategy: Strategy, worker: Worker | None) -> None:
-        """Go on with other ranks, and forget what was made for those before; to be called on every rank alike.
+        """Continue with other ranks, and discard what was created for the old ones; call it on every rank.
 
         Args:
             strategy: How one bucket is averaged.
@@ -92,7 +91,7 @@ class GradientReducer:
 
     @property
     def can_leave_to_owners(self) -> bool:
-        """Whether means can be given to one rank only; not with a hook or compression, which returns all of them."""
+        """Whether each mean can be sent to one rank only; a hook or compression returns all means."""
         return self._hook is None and self._compressor is None and self._strategy.traits.communicates
 
     def average(
@@ -102,7 +101,7 @@ class GradientReducer:
 
         Args:
             model: The model, after its backward pass.
-            zero_fill: Whether an initialised parameter without a gradient takes part, with one of zeros.
+            zero_fill: Whether an initialised parameter without a gradient takes part, with a gradient of zeros.
             roll: The messages of a join; no additional communication while there are none.
             owners: Which rank alone is given the mean of which gradient, if it is in host memory; on other ranks, the
                 gradient may stay as it is. ``None`` to give all means to all ranks.
@@ -124,7 +123,7 @@ class GradientReducer:
                     raise failure
         if self._averaged is not None:
             self._averaged.pace.record(*slowest)
-        if layout is None or highest != -negative_of_lowest:  # made on every rank, or on none
+        if layout is None or highest != -negative_of_lowest:  # created on every rank, or on none
             layout = self._make_layout(signature, selection, (), owners)
         layout.pace.used = choice
         self._averaged = layout
@@ -155,11 +154,11 @@ class GradientReducer:
         """Begin to average the gradients of one backward pass; collective.
 
         Args:
-            model: The model. If ``zero_fill``, its gradients may still be to come.
-            zero_fill: Whether a missing gradient counts as one of zeros; otherwise it is omitted.
+            model: The model. With ``zero_fill``, its gradients may be missing until later.
+            zero_fill: Whether a missing gradient counts as a gradient of zeros; otherwise it is omitted.
             order: The names of parameters in the order in which their gradients are expected to become final, the same
                 on every rank; those that are not named follow, sorted by name.
-            roll: Who has data, within a join. What it raises, waiting for the reduction raises.
+            roll: The messages of a join. If it raises, waiting for the reduction raises the same exception.
             owners: Which rank alone is given the mean of which gradient; see :meth:`average`.
 
         Returns:
@@ -177,11 +176,12 @@ class GradientReducer:
         agreed = Future(lambda: self._agreement.check(signature, _SILENCE, roll), self._worker)
         if failure is not None:
             raise failure
-        # Not in turn: a reduction that ends before it has begun, as ranks had news, counts on some ranks only.
+        # Not every second one: a reduction that ends before it has begun, because a rank had news, counts on some ranks
+        # only.
         in_use = {each.turn for each in self._under_way}
         turn = next(turn for turn in range(self._sets) if turn not in in_use)
         layout = self._known_layout(signature, tuple(order))
-        if layout is None or not layout.has_buckets(turn):  # to make them is collective, if all ranks are here
+        if layout is None or not layout.has_buckets(turn):  # creating them is collective, if all ranks are here
             if not agreed.succeeds():
                 layout = None
             elif layout is None:
@@ -208,7 +208,7 @@ class GradientReducer:
             until_quiet: Whether all ranks call this instead of averaging, and continue only when none has news.
 
         Raises:
-            Exception: What ``roll`` raised when it heard.
+            Exception: ``roll`` raised when it processed messages.
         """
         Future(lambda: self._agreement.exchange(_SILENCE, roll, until_quiet), self._worker).wait()
 
@@ -221,7 +221,7 @@ class GradientReducer:
         """Return the state of compression on this rank, for a snapshot: arrays by name; not collective."""
         if self._compressor is None:
             return {}
-        return Future(self._compressor.state, self._worker).wait()  # after what is under way
+        return Future(self._compressor.state, self._worker).wait()  # after running reductions
 
     def load_state(self, state: Mapping[str, np.ndarray[Any, Any]]) -> None:
         """Continue with the result of :meth:`state`; call it on every rank, each with its own state.
@@ -238,7 +238,7 @@ class GradientReducer:
             self._latest = None
 
     def drain(self) -> None:
-        """Let what is under way arrive, or fail, and forget it."""
+        """Wait until running reductions have finished or failed, and discard them."""
         for reduction in self._under_way:
             if not reduction.is_over:
                 reduction.drain()
@@ -255,10 +255,11 @@ class GradientReducer:
         return self._compressor.loaded_order(frozenset(name for name, _ in select(model, True).params))
 
     def scale_errors(self, scale: float) -> None:
-        """Set the factor of gradients from now on, such as a loss scale; to be called on every rank alike.
+        """Set the factor of gradients from now on, such as a loss scale; must be called alike on every rank.
 
         Args:
-            scale: The factor, above 0; compression multiplies what it has not sent yet by how much it has changed.
+            scale: The factor, above 0; compression multiplies the part that it has not sent yet by the change of this
+                factor.
         """
         if self._compressor is not None and scale != self._scale:
             compressor, self._scale = self._compressor, scale
@@ -266,10 +267,10 @@ class GradientReducer:
 
     def _begin(self) -> None:
         if self._compressor is not None:
-            self._compressor.roll_back()  # what an exception may have left
+            self._compressor.roll_back()  # an exception may have left them
 
     def _end(self, layout: int, succeeded: bool) -> None:
-        """Keep or discard the part that compression has omitted, on all ranks alike."""
+        """Keep or discard the part that compression has omitted, in the same way on all ranks."""
         if self._compressor is None:
             return
         if succeeded:
@@ -280,7 +281,7 @@ class GradientReducer:
     def _select(
         self, model: Model, zero_fill: bool, owners: Owners | None
     ) -> tuple[Selection, Signature, Exception | None]:
-        """Return the gradients that take part, what all ranks must have alike, and what went wrong on this rank."""
+        """Return the gradients that take part, their signature, and this rank's exception or ``None``."""
         try:
             selection = select(model, zero_fill)
         except Exception as error:
@@ -288,8 +289,9 @@ class GradientReducer:
         return selection, self._signature_of(selection, owners), None
 
     def _signature_of(self, selection: Selection, owners: Owners | None) -> Signature:
-        """Return what all ranks must have alike: settings, then gradients; the same object while it is equal."""
-        # Thousands of gradients are compared attribute by attribute, faster than by an entry for each.
+        """Return the signature: settings, then gradients; the same object as before if nothing has changed."""
+        # For thousands of gradients, it is faster to compare each attribute for all of them than to create an entry for
+        # each.
         config = self._config()
         names = [name for name, _ in selection.params]
         likes = selection.likes
@@ -304,7 +306,7 @@ class GradientReducer:
 
     def _known_layout(self, signature: Signature, order: tuple[str, ...]) -> Layout | None:
         config = self._config()
-        # Usually nothing has changed, and to compare objects is faster than to look up a long tuple.
+        # Usually nothing has changed, and comparing objects is faster than looking up a long tuple.
         if self._latest is None or self._latest[0] is not signature or self._latest[1:3] != (order, config):
             layout = self._layouts.get((signature, order, config))
             if layout is None:
@@ -315,7 +317,7 @@ class GradientReducer:
     def _make_layout(
         self, signature: Signature, selection: Selection, order: tuple[str, ...], owners: Owners | None
     ) -> Layout:
-        """Make a layout for gradients like these; collective."""
+        """Create a layout for these gradients; collective."""
         config = self._config()
         is_foreground = self._hook is None and self._worker is None
         layout = Layout(

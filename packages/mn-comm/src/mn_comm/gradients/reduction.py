@@ -44,7 +44,7 @@ def mean_of(bucket: AnyBucket, future: Any, hook: CommunicationHook | None) -> A
         ValueError: The array is not as long as the bucket.
     """
     if hook is average_exactly:
-        return future.wait()  # the thread that communicates is the one that is watched
+        return future.wait()  # the thread that communicates is watched instead
     if not hasattr(future, "wait"):
         raise TypeError(f"comm_hook: expected a mn_comm.Future, got {type(future).__name__} for bucket {bucket.index}")
     mean = activity().wait_for(future.wait, "comm_hook", None)
@@ -72,8 +72,8 @@ class Reduction:
         specs: Their names, shapes and dtypes.
         buckets: Their buckets.
         comm_hook: Starts to average a bucket.
-        on_end: Called by the worker when all buckets are averaged: whether that succeeded on all ranks.
-        turn: Which of several sets of buckets these are.
+        on_end: Called by the worker when all buckets are averaged, with whether that succeeded on all ranks.
+        turn: The index of its set of buckets.
 
     Attributes:
         is_over: Whether it has completely finished.
@@ -115,12 +115,12 @@ class Reduction:
     def ready(self, name: str) -> None:
         """Mark the gradient of the parameter of that name as final."""
         index = self._bucket_of.get(name)
-        if index is not None:  # gradients without elements are in none
+        if index is not None:  # gradients without elements are in no bucket
             self._missing[index] -= 1
             self._launch()
 
     def ready_all(self) -> None:
-        """Mark all gradients as final, those that were marked already and those that are missing as well."""
+        """Mark all gradients as final, also those that are marked already or missing."""
         self._missing = [0] * len(self._buckets)
         self._launch()
 
@@ -131,14 +131,14 @@ class Reduction:
         """
         if self._ended is None:
             self._is_abandoned = True
-            with contextlib.suppress(Exception):  # a hook may fail on what is not there; then nobody can be told
+            with contextlib.suppress(Exception):  # a hook may fail on missing gradients
                 self.ready_all()
 
     def agree(self) -> None:
         """Wait until it is known that all ranks have the same gradients.
 
         Raises:
-            ValueError: They do not (on every rank).
+            ValueError: The ranks have different gradients (on every rank).
         """
         self._agreed.wait()
 
@@ -159,7 +159,7 @@ class Reduction:
                 means.append(mean_of(bucket, mean, self._hook))
         assert self._ended is not None
         self._ended.wait()
-        self.is_over = True  # not earlier: after an exception, what is still under way has to be waited for
+        self.is_over = True  # not earlier: after an exception, running operations still have to be waited for
         grads = [param.grad for _, param in self._params]
         for i, (grad, (_, *spec)) in enumerate(zip(grads, self._specs, strict=True)):
             if grad is not None and [grad.shape, grad.dtype] != spec:
@@ -183,7 +183,7 @@ class Reduction:
         while len(self._means) < len(self._buckets) and not self._missing[len(self._means)]:
             bucket = self._buckets[len(self._means)]
             if bucket.needs_agreement and not self._agreed.succeeds():
-                return  # wait() will say why
+                return  # wait() will raise the exception
             if not self._is_abandoned:
                 with span("pack", bucket=bucket.index, bytes=bucket.nbytes), np.errstate(all="ignore"):
                     bucket.pack({member: self._params[member][1].grad for member in bucket.members})
@@ -192,7 +192,7 @@ class Reduction:
                 with span("launch", bucket=bucket.index):
                     self._means.append(self._hook(bucket))
             finally:
-                bucket.submit = Future  # what the hook still does, it does in the worker
+                bucket.submit = Future  # if the hook has more to do, it does it in the worker
         if self._ended is None and len(self._means) == len(self._buckets):
             self._ended = Future(self._end, self._worker)
 

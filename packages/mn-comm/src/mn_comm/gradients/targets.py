@@ -16,12 +16,12 @@ from mn_comm.placement import is_device_array, zeros_beside
 __all__ = ["Targets", "check_in_debug_mode"]
 
 _Array = np.ndarray[Any, Any]
-# Asked of thousands of arrays: all flags at once, as NumPy's C interface numbers them.
+# This is checked for thousands of arrays, so all flags are read at once, as bits of NumPy's C interface.
 _FLAGS = attrgetter("flags.num")
 _OWNS_MEMORY = 0x4
 _IS_PLAIN = 0x1 | 0x100 | 0x400  # C-contiguous, aligned, writeable
 
-_is_debug: Callable[[], bool] = bool  # called without arguments it returns False
+_is_debug: Callable[[], bool] = bool  # called without arguments, it returns False
 
 
 def check_in_debug_mode(is_debug: Callable[[], bool]) -> None:
@@ -35,7 +35,7 @@ def check_in_debug_mode(is_debug: Callable[[], bool]) -> None:
 
 
 class Targets:
-    """The arrays that the gradients of one average are read from, and their means written to.
+    """The arrays from which the gradients of one average are read, and to which their means are written.
 
     A gradient keeps its array, unless the array cannot hold the mean: it is missing, read-only, or shares memory with
     another gradient or with itself. A backward pass can cause this on one rank and not on another.
@@ -44,7 +44,7 @@ class Targets:
         params: The names and parameters that take part.
         grads: Their gradients, or ``None``.
         specs: Their names, shapes and dtypes.
-        flattened: The positions of those that are wanted flattened, because blocks hold only parts of them.
+        flattened: The positions of gradients that have to be one-dimensional, because blocks hold only parts of them.
 
     Attributes:
         arrays: For each gradient the array to read and to write.
@@ -71,7 +71,7 @@ class Targets:
                 self.arrays[i] = self._flatten(self.arrays[i])
 
     def finish(self) -> None:
-        """Make the arrays the gradients, now that they hold the means, where they are not yet.
+        """Assign arrays that hold the means to ``grad``, where they are not the gradients' arrays already.
 
         Raises:
             ValueError: A mean is not finite, in debug mode; the same on every rank.
@@ -80,8 +80,8 @@ class Targets:
             array[...] = contiguous
         for i in self._new:
             param = self._params[i][1]
-            # Chainer's parameters check every gradient they are given. They offer to omit that, and here the shape and
-            # dtype are known to be right.
+            # Chainer's parameters check every gradient that is assigned. They offer a way to omit this check, and here,
+            # shape and dtype are known to be right.
             unchecked = getattr(param, "_set_grad_without_check", None)
             if unchecked is None:
                 param.grad = self._whole[i]
@@ -93,7 +93,7 @@ class Targets:
 
     def _check(self) -> None:
         for (name, _), array in zip(self._params, self._whole, strict=True):
-            if not bool((array - array == 0).all()):  # true of what is finite, on a device too
+            if not bool((array - array == 0).all()):  # true for finite values, also on a device
                 raise ValueError(
                     f"multi_node_mean_grad: expected finite gradients in debug mode, got NaN or infinity for {name}"
                 )
@@ -118,12 +118,12 @@ class Targets:
 
 
 def _can_be_written_to(array: Any) -> bool:
-    """Return whether an array may be written to, and no two of its elements lie in the same place."""
+    """Return whether an array may be written to, and no two of its elements have the same address."""
     if not is_device_array(array) and not array.flags.writeable:
         return False
     if not array.size:
         return True
-    reach = array.itemsize  # as long as strides grow, elements lie apart; ``np.broadcast_to`` makes strides of 0
+    reach = array.itemsize  # if strides grow, no two elements overlap; ``np.broadcast_to`` makes strides of 0
     for stride, length in sorted((abs(s), n) for s, n in zip(array.strides, array.shape, strict=True) if n > 1):
         if stride < reach:
             return False
@@ -132,8 +132,8 @@ def _can_be_written_to(array: Any) -> bool:
 
 
 def _overlapping(arrays: Sequence[Any]) -> list[int]:
-    """Return the positions of arrays that share memory with one before them."""
-    # Views of different arrays that own their memory do not overlap. To look at addresses takes longer.
+    """Return the positions of arrays that share memory with an earlier one."""
+    # Views of different arrays that own their memory do not overlap. Comparing addresses takes longer.
     owners = [array if (base := array.base) is None else base for array in arrays]
     are_arrays = set(map(type, owners)) <= {np.ndarray}
     if are_arrays and len(set(map(id, owners))) == len(owners):
@@ -152,7 +152,7 @@ def _overlapping(arrays: Sequence[Any]) -> list[int]:
 
 
 def _limits(array: Any) -> tuple[int, int]:
-    """Return the addresses between which the elements of an array lie."""
+    """Return the lowest address of an array's elements, and the end of the highest."""
     low = array.data.ptr if is_device_array(array) else array.ctypes.data
     reaches = [stride * (length - 1) for stride, length in zip(array.strides, array.shape, strict=True) if length]
     high = low + sum(reach for reach in reaches if reach > 0) + array.itemsize
@@ -160,7 +160,7 @@ def _limits(array: Any) -> tuple[int, int]:
 
 
 def _share_memory(one: Any, other: Any) -> bool:
-    """Return whether an element of both may lie in the same place; the places between which they lie overlap."""
+    """Return whether two arrays may have elements with the same address; their ranges of addresses overlap."""
     if is_device_array(one) or is_device_array(other):
         return is_device_array(one) and is_device_array(other) and bool(one.device.id == other.device.id)
     try:

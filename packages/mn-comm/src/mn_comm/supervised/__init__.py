@@ -1,5 +1,5 @@
-"""Jobs that are started again by a supervisor when they fail; see docs/decisions/0014-a-keeper.md.
+"""Jobs that are restarted by a supervisor when they fail; see docs/decisions/0014-a-keeper.md.
 
-``link``: how a process reaches what supervises it. ``keeper_process``: the process of a node that outlives the ranks.
-``report``: what a rank tells it. ``memory``: what it keeps for them.
+``link``: how a process connects to its keeper. ``keeper_process``: the process on a node that outlives the ranks.
+    ``report``: what a rank reports to the keeper. ``memory``: the arrays that the keeper holds for the ranks.
 """

@@ -1,8 +1,8 @@
-"""The process of a node that outlives the ranks of a supervised job; see :mod:`mn_comm.supervised`.
+"""The process on a node that outlives the ranks of a supervised job; see :mod:`mn_comm.supervised`.
 
-It keeps memory for them, tells the supervisor what becomes of them, and ends those that are left when the supervisor
-says so, or cannot be heard any more. It imports nothing of this package: it is a script, started as
-``python -I -S keeper_process.py DESCRIPTOR HOST PORT TOKEN``.
+It holds memory for them, reports to the supervisor how they are doing, and ends the remaining ranks when the supervisor
+requests it or is silent for too long. It imports nothing from this package: it is a script, started as ``python -I -S
+keeper_process.py DESCRIPTOR HOST PORT TOKEN``.
 """
 
 from __future__ import annotations
@@ -21,18 +21,18 @@ from typing import Any
 __all__ = ["BEAT_SECONDS", "LONGEST_MESSAGE", "SILENCE_SECONDS"]
 
 LONGEST_MESSAGE = 4096
-BEAT_SECONDS = 0.4  # between two signs of life, in either direction
-SILENCE_SECONDS = 2.5  # after which the other side is taken to be lost
+BEAT_SECONDS = 0.4  # between two messages that say "alive", in either direction
+SILENCE_SECONDS = 2.5  # after this time, the other side is regarded as lost
 _CONNECT_SECONDS = 5.0
 
 
 @dataclass
 class _Rank:
-    """A process that is connected.
+    """A connected process.
 
     Attributes:
-        name: What it is called in messages to the supervisor; ``None`` before it has said so.
-        process: Its number, by the kernel.
+        name: Its name in messages to the supervisor; ``None`` until it has sent one.
+        process: Its process ID.
     """
 
     process: int
@@ -40,11 +40,11 @@ class _Rank:
 
 
 class _Keeper:
-    """Listens to the ranks of a node and to the supervisor, until that is gone.
+    """Listens to the ranks of a node and to the supervisor, until the supervisor is gone.
 
     Args:
-        listening: Where ranks connect.
-        supervisor: The connection with the supervisor.
+        listening: The socket that ranks connect to.
+        supervisor: The connection to the supervisor.
     """
 
     def __init__(self, listening: socket.socket, supervisor: socket.socket) -> None:
@@ -52,14 +52,14 @@ class _Keeper:
         self._supervisor = supervisor
         self._heard = self._spoken = time.monotonic()
         self._came = b""
-        self._kept: tuple[int, int] | None = None  # a number of the ranks', and a file
+        self._kept: tuple[int, int] | None = None  # the ranks' number for their arrays, and the file
         self._ranks: dict[socket.socket, _Rank] = {}
         self._selector = selectors.DefaultSelector()
         self._selector.register(listening, selectors.EVENT_READ)
         self._selector.register(supervisor, selectors.EVENT_READ)
 
     def run(self) -> None:
-        """Do so, and end the ranks that are left."""
+        """Listen until the supervisor is gone, and then end the remaining ranks."""
         try:
             while time.monotonic() - self._heard < SILENCE_SECONDS:
                 for key, _ in self._selector.select(BEAT_SECONDS / 2):
@@ -83,7 +83,7 @@ class _Keeper:
         connection, _ = self._listening.accept()
         credentials = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
         process, user, _ = struct.unpack("3i", credentials)
-        if user != os.getuid():  # the address can be seen by all
+        if user != os.getuid():  # all processes can see the address
             connection.close()
             return
         connection.settimeout(SILENCE_SECONDS)
@@ -120,7 +120,7 @@ class _Keeper:
         socket.send_fds(connection, [json.dumps(answer).encode()], sent)
 
     def _keep(self, number: int, file: int) -> None:
-        """Keep a file instead of the one before, which is given up only now."""
+        """Hold a file instead of the previous one, which is closed only now."""
         before, self._kept = self._kept, (number, file)
         if before is not None:
             os.close(before[1])
@@ -137,7 +137,7 @@ class _Keeper:
                 self._end(message["attempt"])
 
     def _end(self, attempt: int | None) -> None:
-        """Kill the ranks of an attempt, or all: a process that is connected has not given its number back."""
+        """Kill the ranks of an attempt, or all: while a process is connected, its process ID cannot be reused."""
         for rank in self._ranks.values():
             if rank.name is not None and attempt in (None, rank.name["attempt"]):
                 os.kill(rank.process, signal.SIGKILL)
@@ -148,9 +148,9 @@ class _Keeper:
 
 
 def _main(descriptor: str, host: str, port: str, token: str) -> None:
-    if os.fork():  # the ranks have no child that they do not know of
+    if os.fork():  # so that the ranks have no child process that they did not start
         os._exit(0)
-    os.setsid()  # not ended with the ranks
+    os.setsid()  # so that it is not ended with the ranks
     os.closerange(3, int(descriptor))
     os.closerange(int(descriptor) + 1, os.sysconf("SC_OPEN_MAX"))
     for number in (signal.SIGINT, signal.SIGHUP, signal.SIGTERM):
@@ -162,7 +162,7 @@ def _main(descriptor: str, host: str, port: str, token: str) -> None:
         where = f"{socket.gethostname()}: the supervisor cannot be reached at {host}, port {port}"
         os.write(2, f"[chainermn] {where}: {error}\n".encode())
         return
-    # A launcher waits for whoever holds the other end of its pipe.
+    # A launcher waits for every process that holds the other end of its pipe.
     nowhere = os.open(os.devnull, os.O_RDWR)
     os.dup2(nowhere, 2)
     supervisor.settimeout(SILENCE_SECONDS)

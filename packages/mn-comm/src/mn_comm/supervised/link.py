@@ -1,4 +1,4 @@
-"""How a process of a job reaches the keeper of its node, and how that reaches the supervisor."""
+"""How a process of a job connects to the keeper of its node, and how the keeper connects to the supervisor."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ _PAUSE_SECONDS = 0.01
 
 @dataclass(frozen=True)
 class Supervision:
-    """Who supervises a job.
+    """The supervisor of a job.
 
     Attributes:
         host: Where the supervisor listens.
         port: The port.
-        token: Tells its jobs from all others.
-        attempt: How often the job has been started, from 1.
+        token: Distinguishes its jobs from all others.
+        attempt: How many times the job has been started, including this time.
     """
 
     host: str
@@ -42,7 +42,7 @@ class Supervision:
 
     @property
     def address(self) -> str:
-        """Where the keeper of a node listens: a name outside the file system, which ends with its process."""
+        """The address of a node's keeper: a name outside the file system, which disappears with its process."""
         return f"\0chainermn-keeper-{self.token}"
 
     def __str__(self) -> str:
@@ -50,31 +50,31 @@ class Supervision:
 
     @classmethod
     def parse(cls, text: str) -> Supervision:
-        """Return what :meth:`__str__` has written."""
+        """Return the object for a string that :meth:`__str__` has returned."""
         host, port, token, attempt = text.split()
         return cls(host, int(port), token, int(attempt))
 
 
 def supervision() -> Supervision | None:
-    """Return who supervises this job, if anybody does."""
+    """Return the supervisor of this job, if there is one."""
     text = os.environ.get(VARIABLE, "")
     return Supervision.parse(text) if text else None
 
 
 class Connection:
-    """A process's connection with the keeper of its node; several threads may use it.
+    """A process's connection to the keeper of its node; several threads may use it.
 
     Args:
-        connected: A socket that keeps messages apart.
+        connected: A socket that preserves message boundaries.
     """
 
     def __init__(self, connected: socket.socket) -> None:
         self._socket = connected
         self._lock = threading.Lock()
-        os.register_at_fork(after_in_child=connected.close)  # a child of a rank is none
+        os.register_at_fork(after_in_child=connected.close)  # a child process is not a rank
 
     def ask(self, message: dict[str, Any], descriptor: int | None = None) -> tuple[dict[str, Any], int | None]:
-        """Send a message, perhaps with a file, and return the answer, perhaps with one.
+        """Send a message, optionally with a file, and return the answer, which may also come with a file.
 
         Raises:
             OSError: The keeper is gone.
@@ -90,10 +90,10 @@ class Connection:
 
 @functools.cache
 def connection() -> Connection | None:
-    """Return this process's connection with the keeper of its node, which is started if there is none.
+    """Return this process's connection to the keeper of its node, which is started if there is none.
 
     Returns:
-        ``None`` if the job is not supervised, or there can be no keeper.
+        ``None`` if the job is not supervised, or no keeper can run.
     """
     found = supervision()
     if found is None or not hasattr(socket, "send_fds"):
@@ -122,7 +122,7 @@ def _connected(address: str) -> socket.socket | None:
 
 
 def _start(found: Supervision) -> bool:
-    """Start a keeper; return whether no other process has done so meanwhile."""
+    """Start a keeper; return whether no other process has started one in the meantime."""
     with contextlib.suppress(OSError), socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listening:
         listening.bind(found.address)
         listening.listen(socket.SOMAXCONN)
@@ -131,5 +131,5 @@ def _start(found: Supervision) -> bool:
         nothing = [(os.POSIX_SPAWN_OPEN, number, os.devnull, os.O_RDWR, 0) for number in (0, 1)]
         command = [sys.executable, "-I", "-S", os.path.abspath(keeper_process.__file__), *options]
         process = os.posix_spawn(sys.executable, command, os.environ, file_actions=nothing)
-        return os.waitpid(process, 0)[1] == 0  # it goes on in a child
+        return os.waitpid(process, 0)[1] == 0  # the keeper runs in a child process
     return False

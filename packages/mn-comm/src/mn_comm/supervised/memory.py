@@ -20,10 +20,10 @@ _LENGTH_BYTES = 8
 
 
 class NodeMemory:
-    """What the ranks of a node keep for the next attempt of a job that ``chainermn elastic`` supervises.
+    """Arrays that the ranks of a node save for the next attempt of a job that ``chainermn elastic`` supervises.
 
-    There is one set of arrays. A new one takes its place at once, and as a whole: whoever is killed meanwhile leaves
-    the one before. Not for several threads at a time.
+    There is one set of arrays. A new set replaces it only when it is complete: if a process is killed while it writes,
+    the previous set remains. Must not be used by several threads at the same time.
 
     Example:
         >>> mn_comm.NodeMemory().is_there  # this job is not supervised
@@ -36,31 +36,31 @@ class NodeMemory:
 
     @property
     def is_there(self) -> bool:
-        """Whether this job is supervised, and something can be kept."""
+        """Whether this job is supervised, so that arrays can be saved."""
         return self._connection is not None
 
     def put(self, number: int, arrays: Mapping[str, _Array]) -> None:
-        """Keep arrays, in place of those before.
+        """Save arrays; they replace the previous ones.
 
         Args:
-            number: What to call them: the iteration, for example.
+            number: A number for this set of arrays: for example, the iteration.
             arrays: Arrays in host memory, of any dtype but objects. They are copied.
 
         Raises:
             RuntimeError: The job is not supervised.
             TypeError: An array holds Python objects.
-            OSError: There is no memory, or no keeper any more.
+            OSError: There is no memory left, or the keeper is gone.
         """
         if self._connection is None:
             raise RuntimeError("expected a job started by chainermn elastic, to keep arrays for its next attempt")
-        # What was kept last is in the other file.
+        # The arrays that were saved last are in the other file.
         file = self._spare.pop(0) if len(self._spare) > 1 else _File()
         self._spare.append(file)
         file.write(arrays)
         self._connection.ask({"op": "keep", "number": number}, file.descriptor)
 
     def get(self) -> tuple[int, dict[str, _Array]] | None:
-        """Return what was kept last on this node, by any of its ranks: the number, and the arrays."""
+        """Return the number and the arrays that a rank of this node has saved last."""
         if self._connection is None:
             return None
         answer, descriptor = self._connection.ask({"op": "load"})
@@ -73,7 +73,7 @@ class NodeMemory:
 
 
 class _File:
-    """A file in memory, written again and again."""
+    """A file in memory, which is written repeatedly."""
 
     def __init__(self) -> None:
         self.descriptor = os.memfd_create("chainermn")
@@ -96,7 +96,7 @@ class _File:
 
     def _of_size(self, size: int) -> mmap.mmap:
         if self._mapped is None or len(self._mapped) != size:
-            os.posix_fallocate(self.descriptor, 0, size)  # an error here, rather than a signal at the first touch
+            os.posix_fallocate(self.descriptor, 0, size)  # so that it fails here, not at the first access
             os.ftruncate(self.descriptor, size)
             self._mapped = mmap.mmap(self.descriptor, size)
         return self._mapped
@@ -110,7 +110,7 @@ def _begin(head: int) -> int:
 
 
 def _read(descriptor: int) -> dict[str, _Array]:
-    view = mmap.mmap(descriptor, 0, flags=mmap.MAP_PRIVATE)  # who writes to it has a copy
+    view = mmap.mmap(descriptor, 0, flags=mmap.MAP_PRIVATE)  # a process that writes to it gets a copy
     length = int.from_bytes(view[:_LENGTH_BYTES], "little")
     begin, head = _begin(length), json.loads(view[_LENGTH_BYTES : _LENGTH_BYTES + length])
     places = cast("list[tuple[str, str, list[int], int]]", head)

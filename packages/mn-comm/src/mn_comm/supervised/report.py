@@ -1,4 +1,4 @@
-"""What a rank of a supervised job tells the keeper of its node: that it is there, and how it ends."""
+"""What a rank of a supervised job reports to the keeper of its node: that it has started, and how it ends."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _together: list[bool] = []
 
 @functools.cache
 def join(rank: int, size: int) -> None:
-    """Tell that this rank is there, and when it has come to its end; nothing is done in a job without supervisor.
+    """Report that this rank has started, and later that it has ended; does nothing in a job without a supervisor.
 
     Args:
         rank: Its number in ``MPI_COMM_WORLD``.
@@ -35,11 +35,11 @@ def join(rank: int, size: int) -> None:
 
 
 def has_failed(status: int, summary: str) -> None:
-    """Tell why this rank does not come to the end.
+    """Report why this rank does not reach the end of the script.
 
     Args:
-        status: The status that it has earned.
-        summary: Why, in a line.
+        status: Its exit status.
+        summary: The reason, in one line.
     """
     if not _said:
         _said.append(summary)
@@ -47,10 +47,10 @@ def has_failed(status: int, summary: str) -> None:
 
 
 def leave(*, together: bool) -> None:
-    """Take note that an elastic rank has come to its end.
+    """Record that an elastic rank has reached the end of the script.
 
     Args:
-        together: Whether all that are left have. Otherwise others go on, and the training has not come to its end.
+        together: Whether all remaining ranks have. Otherwise other ranks continue, and the training has not ended.
     """
     _together.append(together)
 
@@ -58,7 +58,7 @@ def leave(*, together: bool) -> None:
 def _end(process: int) -> None:
     if os.getpid() != process or _said:
         return
-    if hasattr(sys, "last_type"):  # nobody has handled it: Python has shown it
+    if hasattr(sys, "last_type"):  # no code has handled it: Python has printed it
         has_failed(1, "uncaught exception")
     elif all(_together):
         _tell(op="finished", elastic=bool(_together))
@@ -68,5 +68,5 @@ def _tell(**message: Any) -> None:
     found = link.supervision()
     connected = link.connection() if found is not None else None
     if connected is not None and found is not None:
-        with contextlib.suppress(OSError):  # it has ended, as the supervisor has
+        with contextlib.suppress(OSError):  # the keeper has ended, and so has the supervisor
             connected.ask({"attempt": found.attempt, **message})

@@ -12,7 +12,7 @@ FIXES = (
         "cudnn_warning",
         "Chainer advised to reinstall CuPy with cuDNN, which CuPy 14 no longer supports; it has its own kernels",
         (
-            # The flag says whether the advice was given; from now on it was, unless said otherwise.
+            # The flag says whether the advice has been printed; it starts as true, unless it is set otherwise.
             Substitution(_CUDA, "'_already_warned', False)", "'_already_warned', True)"),
         ),
     ),

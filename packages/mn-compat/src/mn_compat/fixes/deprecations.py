@@ -9,7 +9,7 @@ FIXES = (
         "maxout_shape",
         "NumPy 2.5 deprecates assigning to an array's shape, as Maxout does around a callable initializer",
         (
-            # The initializer fills a view, so there is no shape to put back.
+            # The initializer fills a view, so the shape does not have to be restored.
             Substitution(
                 _MAXOUT,
                 "array.shape = (out_size, pool_size, in_size)",

@@ -15,14 +15,14 @@ FIXES = (
                 "import six; from mn_compat.helpers import outcome as _outcome;"
                 " from mn_compat.helpers.pool_task import Task as _PoolTask\n",
             ),
-            # The first batch is read in this process, and may be in a thread.
+            # The first batch is read in this process, possibly in a thread.
             Substitution(
                 _MODULE,
                 "batch_ret[0] = [self.dataset[idx] for idx in indices]",
                 "batch_ret[0] = _outcome.of(lambda: [self.dataset[idx] for idx in indices])",
             ),
             Substitution(_MODULE, "batch = batch_ret[0]\n", "batch = _outcome.result(batch_ret[0])\n"),
-            # All others are read by the pool, for the thread.
+            # All other batches are read by the pool, for the thread.
             Substitution(_MODULE, "self._pool.map_async(_fetch_run,", "_PoolTask(self._pool, _fetch_run,"),
             Substitution(
                 _MODULE,

@@ -1,7 +1,7 @@
-"""NumPy 2's promotion rules (NEP 50): a NumPy scalar keeps its dtype, where it was converted before.
+"""NumPy 2's promotion rules (NEP 50): a NumPy scalar keeps its dtype, but was converted before.
 
-So sums of scalars stay in float16, a float64 scalar turns a float32 array into float64, and a Python integer
-that the dtype of an array cannot hold is an error.
+So sums of scalars stay in float16, a float64 scalar converts a float32 array to float64, and a Python integer outside
+the range of an array's dtype is an error.
 """
 
 from mn_compat.substitution import Fix, Substitution
@@ -16,7 +16,7 @@ _BATCH_RENORMALIZATION = "chainer.functions.normalization.batch_renormalization"
 
 
 def _in_float64(module: str, scale: str, coordinates: dict[str, int]) -> tuple[Substitution, ...]:
-    """Scale coordinates, each found so many times, in float64: the rounding that follows depends on it."""
+    """Scale coordinates in float64, which the following rounding needs; each occurs a given number of times."""
     return tuple(
         Substitution(
             f"chainer.functions.pooling.{module}", f"{name} * {scale}", f"numpy.float64({name}) * {scale}", times
@@ -26,7 +26,7 @@ def _in_float64(module: str, scale: str, coordinates: dict[str, int]) -> tuple[S
 
 
 def _as_float(module: str, names: dict[str, int]) -> tuple[Substitution, ...]:
-    """Store arguments, each so many times, as Python floats: those give way to the dtype of the array."""
+    """Store arguments as Python floats, which take the dtype of the array; each occurs a given number of times."""
     return tuple(
         Substitution(module, f"self.{name} = {name}\n", f"self.{name} = float({name})\n", times)
         for name, times in names.items()
@@ -34,7 +34,7 @@ def _as_float(module: str, names: dict[str, int]) -> tuple[Substitution, ...]:
 
 
 def _import(module: str, after: str, helper: str) -> Substitution:
-    """Import a helper on the first of the two blank lines that follow a module's last import."""
+    """Import a helper in the first of the two blank lines after a module's last import."""
     return Substitution(module, f"{after}\n\n", f"{after}\nfrom mn_compat.helpers.precision import {helper}\n")
 
 

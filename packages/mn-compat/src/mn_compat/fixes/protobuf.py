@@ -9,8 +9,8 @@ FIXES = (
         "caffe_protobuf",
         "protobuf 4 and later refuse descriptors built piece by piece by old generated code",
         (
-            # The module embeds the whole serialized description. Today's protobuf builds everything from that,
-            # so the 5,500 lines that follow it become a string nobody reads.
+            # The module embeds the whole serialized description. Current versions of protobuf build everything from it,
+            # so the 5,500 lines that follow are turned into a string that is not used.
             Substitution(
                 _CAFFE,
                 "from google.protobuf import reflection as _reflection",

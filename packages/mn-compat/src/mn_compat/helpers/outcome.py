@@ -38,6 +38,6 @@ def then(outcome: Any, function: Callable[[Any], Any]) -> Any:
 
 
 def received(batch_and_state: tuple[Any, Any]) -> tuple[Any, Any]:
-    """Return a batch, and the iterator's state after it; raise why there is none."""
+    """Return a batch, and the iterator's state after it; raise the failure if there is no batch."""
     batch, state = batch_and_state
     return result(batch), state

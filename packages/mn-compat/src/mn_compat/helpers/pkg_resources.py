@@ -1,4 +1,4 @@
-"""A small stand-in for setuptools' ``pkg_resources``: what Chainer's test helpers and old packages use of it."""
+"""A small substitute for setuptools' ``pkg_resources``: the parts that Chainer's test helpers and old packages use."""
 
 from __future__ import annotations
 
@@ -29,15 +29,15 @@ __all__ = [
 
 
 class ResolutionError(Exception):
-    """A requirement is not met by what is installed."""
+    """The installed packages do not meet a requirement."""
 
 
 class DistributionNotFound(ResolutionError):
-    """What is required is not installed."""
+    """A required package is not installed."""
 
 
 class VersionConflict(ResolutionError):
-    """What is required is installed at another version."""
+    """A required package is installed in a different version."""
 
 
 def get_distribution(requirement: str) -> Distribution:
@@ -45,15 +45,15 @@ def get_distribution(requirement: str) -> Distribution:
 
     Raises:
         DistributionNotFound: It is not installed.
-        VersionConflict: It is, at another version.
+        VersionConflict: It is installed in a different version.
     """
     wanted = Requirement(requirement)
     try:
         found = distribution(wanted.name)
         installed = found.version
-    except (PackageNotFoundError, FileNotFoundError) as error:  # the latter from Python 3.15 on, without metadata
+    except (PackageNotFoundError, FileNotFoundError) as error:  # the latter since Python 3.15, if there are no metadata
         raise DistributionNotFound(f"expecting {wanted}, got nothing") from error
-    # An installed pre-release counts, as it did with pkg_resources.
+    # An installed pre-release counts, as with pkg_resources.
     if not wanted.specifier.contains(installed, prereleases=True):
         raise VersionConflict(f"expecting {wanted}, got {installed}")
     return found
@@ -65,10 +65,10 @@ class WorkingSet:
     def require(self, *requirements: str) -> list[Distribution]:
         """Return the distributions that meet requirements such as ``numpy>=1.26``.
 
-        One whose marker excludes this environment is met without a distribution.
+        A requirement whose marker excludes this environment is met without a distribution.
 
         Raises:
-            ResolutionError: One is not installed, or at another version.
+            ResolutionError: A package is not installed, or is installed in a different version.
         """
         wanted = {text: Requirement(text).marker for text in requirements}
         return [get_distribution(text) for text, marker in wanted.items() if marker is None or marker.evaluate()]
@@ -79,12 +79,12 @@ require = working_set.require
 
 
 def parse_version(version: str) -> Version:
-    """Return a version that can be compared with others."""
+    """Return a version that can be compared with other versions."""
     return Version(version)
 
 
 def iter_entry_points(group: str, name: str | None = None) -> Iterator[EntryPoint]:
-    """Return the entry points of a group, or those of one name in it."""
+    """Return the entry points of a group, or only those with a certain name."""
     return iter(entry_points(group=group) if name is None else entry_points(group=group, name=name))
 
 
@@ -112,6 +112,6 @@ def resource_stream(package: str, path: str) -> BinaryIO:
 
 
 def resource_string(package: str, path: str) -> bytes:
-    """Return what is in a file beside a package's code."""
+    """Return the contents of a file beside a package's code."""
     with resource_stream(package, path) as file:
         return file.read()

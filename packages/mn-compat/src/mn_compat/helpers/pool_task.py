@@ -1,6 +1,6 @@
 """A task for the workers of a multiprocessing pool that fails when one of them dies.
 
-A pool starts another worker for one that has died, and forgets what that one was doing: its result never comes.
+A pool replaces a worker that has died, but forgets the worker's task: its result never arrives.
 """
 
 from __future__ import annotations
@@ -19,25 +19,25 @@ _failure_of: weakref.WeakKeyDictionary[Pool, Failure] = weakref.WeakKeyDictionar
 
 
 class Task:
-    """A function of items, computed by a pool.
+    """The computation of a function for some items by a pool.
 
     Args:
-        pool: The pool. Once a worker of it has died it computes nothing any more.
-        function: What is called with each item.
+        pool: The pool. After one of its workers has died, it computes nothing more.
+        function: The function, which is called with each item.
         items: The items.
     """
 
     def __init__(self, pool: Pool, function: Callable[[Any], Any], items: Iterable[Any]) -> None:
         self._pool = pool
         self._workers: dict[int, Any] = _workers_of.setdefault(pool, {})
-        self._note_workers()  # the pool soon forgets one that dies
+        self._note_workers()  # the pool soon forgets a worker that dies
         self._result = None if pool in _failure_of else pool.map_async(function, items)
 
     def get(self, timeout: float) -> Any:
-        """Return the results, or the failure to compute them.
+        """Return the results, or raise the failure to compute them.
 
         Raises:
-            multiprocessing.TimeoutError: Neither is known within ``timeout`` seconds.
+            multiprocessing.TimeoutError: There is no result or failure within ``timeout`` seconds.
         """
         if self._result is not None:
             self._result.wait(timeout)

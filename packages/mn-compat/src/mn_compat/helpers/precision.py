@@ -8,13 +8,13 @@ import numpy
 
 
 def double(value: Any) -> Any:
-    """Return a real NumPy scalar or 0-d array as float64, anything else as it is.
+    """Return a real NumPy scalar or 0-d array as float64, and anything else unchanged.
 
-    NumPy 1 did so as soon as such a scalar met a Python number.
+    NumPy 1 did this when such a scalar was combined with a Python number.
     """
     if not isinstance(value, (numpy.generic, numpy.ndarray)) or value.ndim:
         return value
-    # A long double is wider already.
+    # A long double already has more digits.
     return numpy.float64(value) if value.dtype.kind in "biuf" and value.itemsize <= 8 else value
 
 
@@ -27,11 +27,11 @@ def widened(value: Any) -> Any:
         return double(value)
     if getattr(value, "ndim", None) != 0 or value.dtype.kind not in "biuf":
         return value
-    # A chainer.Variable has no astype; it is no scalar to be summed, but nothing forbids to try.
+    # A chainer.Variable has no astype. It is not meant to be summed as a scalar, but scripts may try.
     astype = getattr(value, "astype", None)
     return value if astype is None else astype(numpy.float64)
 
 
 def set_python_scalar(self: object, name: str, value: Any) -> None:
-    """Set an attribute, a NumPy scalar as the Python number it stands for: that one gives way to any dtype."""
+    """Set an attribute to the Python number for a NumPy scalar; a Python number takes any array's dtype."""
     object.__setattr__(self, name, value.item() if isinstance(value, numpy.generic) else value)

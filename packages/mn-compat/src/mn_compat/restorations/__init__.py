@@ -17,7 +17,7 @@ VARIABLE = "MN_COMPAT_RESTORE"
 
 
 class Restoration(NamedTuple):
-    """One thing that a library no longer has.
+    """A name or behaviour that a library no longer has.
 
     Attributes:
         name: Short and unique; accepted by ``MN_COMPAT_RESTORE`` and :func:`mn_compat.restore`.
@@ -73,10 +73,10 @@ RESTORATIONS = (
 
 
 def chosen(names: Iterable[str]) -> tuple[Restoration, ...]:
-    """Return the restorations of these names; ``all`` stands for all of them.
+    """Return the restorations with these names; ``all`` means all of them.
 
     Raises:
-        ValueError: There is none of that name.
+        ValueError: There is no restoration with this name.
     """
     wanted = set(names)
     known = {restoration.name for restoration in RESTORATIONS}
@@ -87,10 +87,10 @@ def chosen(names: Iterable[str]) -> tuple[Restoration, ...]:
 
 
 def requested() -> tuple[Restoration, ...]:
-    """Return the restorations that the environment asks for.
+    """Return the restorations that the environment requests.
 
     Raises:
-        ImportError: It names one that does not exist.
+        ImportError: It names a restoration that does not exist.
     """
     names = {name.strip() for name in os.environ.get(VARIABLE, "").split(",")} - {""}
     try:

@@ -14,22 +14,22 @@ from typing import Any
 _NAMES = ("float", "int", "bool", "object", "complex", "str")
 _STACKING = ("vstack", "hstack", "dstack", "column_stack", "stack")
 
-# By the names of the methods: the numbers of their slots (Include/typeslots.h), and their places in PyNumberMethods.
+# By method name: the numbers of the slots (Include/typeslots.h), and their positions in PyNumberMethods.
 _CONVERSIONS = {"__int__": (26, 16), "__float__": (11, 18)}
-# In PyTypeObject, the fields between the head of an object with a size and tp_as_number.
+# In PyTypeObject, the fields between the header of a variable-size object and tp_as_number.
 _FIELDS_BEFORE_NUMBERS = 9
 
 
 def restore_names(numpy: ModuleType) -> None:
-    """Give back the aliases of Python's types; NumPy 2 has a ``bool`` of its own, which stays."""
+    """Restore the aliases of Python's types; NumPy 2 has its own ``bool``, which stays."""
     for name in _NAMES:
-        # Asking with hasattr makes NumPy 1 warn.
+        # hasattr would make NumPy 1 warn.
         if name not in vars(numpy):
             setattr(numpy, name, getattr(builtins, name))
 
 
 def restore_stacking(numpy: ModuleType) -> None:
-    """Let functions that stack arrays take any iterable of them."""
+    """Let functions that stack arrays accept any iterable of arrays."""
     for name in _STACKING:
         setattr(numpy, name, _of_iterable(getattr(numpy, name)))
 
@@ -37,7 +37,7 @@ def restore_stacking(numpy: ModuleType) -> None:
 def _of_iterable(function: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(function)
     def wrapper(*args: Any, **options: Any) -> Any:
-        if args and not hasattr(args[0], "__getitem__"):  # what NumPy asks for
+        if args and not hasattr(args[0], "__getitem__"):  # the type that NumPy requires
             args = (list(args[0]), *args[1:])
         return function(*args, **options)
 
@@ -45,14 +45,14 @@ def _of_iterable(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def restore_scalars(numpy: ModuleType) -> None:
-    """Let ``int()`` and ``float()`` take arrays of one element, whatever their number of dimensions.
+    """Let ``int()`` and ``float()`` accept arrays with one element, whatever their number of dimensions.
 
-    Python sees the two methods of ``numpy.ndarray``, which is written in C, in two places: in its table of numeric
-    functions and in its namespace. The former gets Python's own function for classes that are written in Python, which
-    calls what is in the latter. Subclasses that exist already keep what they have.
+    ``numpy.ndarray`` is written in C, and Python finds the two methods in two places: in its table of numeric functions
+    and in its namespace. Python's own function for classes that are written in Python is put into the table; it calls
+    the method in the namespace. Existing subclasses do not change.
 
     Raises:
-        RuntimeError: This interpreter keeps the table elsewhere.
+        RuntimeError: This interpreter has the table in a different place.
     """
     table = _numeric_functions(numpy.ndarray)
     (namespace,) = gc.get_referents(numpy.ndarray.__dict__)
@@ -63,7 +63,7 @@ def restore_scalars(numpy: ModuleType) -> None:
 
 
 class _Python:
-    """A class whose numeric functions are those that look for a method."""
+    """A class with the numeric functions that look up a method."""
 
     def __int__(self) -> int:
         return 0
@@ -81,7 +81,7 @@ def _of_one_element(convert: Callable[[Any], Any], asarray: Callable[[Any], Any]
 
 
 def _numeric_functions(cls: type) -> Any:
-    """Return the table of numeric functions of a type, as an array of addresses that can be written to."""
+    """Return a type's table of numeric functions, as a writable array of addresses."""
     word = ctypes.sizeof(ctypes.c_void_p)
     head = object.__basicsize__ + word
     try:
@@ -96,7 +96,7 @@ def _numeric_functions(cls: type) -> Any:
 
 
 def _is_known() -> bool:
-    # Without the interpreter lock an object's head is different, and a type may not be changed while it is used.
+    # Without the interpreter lock, an object's header is different, and a type must not be changed while it is used.
     return sys.implementation.name == "cpython" and getattr(sys, "_is_gil_enabled", lambda: True)()
 
 

@@ -4,6 +4,6 @@ from types import ModuleType
 
 
 def restore_antialias(image: ModuleType) -> None:
-    """Give ``PIL.Image`` its alias of the best filter for making pictures smaller."""
+    """Restore the alias in ``PIL.Image`` for the best filter for downscaling."""
     if "ANTIALIAS" not in vars(image):
         image.ANTIALIAS = image.Resampling.LANCZOS  # type: ignore[attr-defined]

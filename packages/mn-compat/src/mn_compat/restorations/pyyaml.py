@@ -9,7 +9,7 @@ from typing import Any
 
 
 def restore_load(yaml: ModuleType) -> None:
-    """Let ``yaml.load`` and ``yaml.load_all`` do without a Loader; they build nothing but plain data then."""
+    """Let ``yaml.load`` and ``yaml.load_all`` work without a Loader; they then build only plain data."""
     for name in ("load", "load_all"):
         setattr(yaml, name, _with_default(getattr(yaml, name), yaml.SafeLoader))
 

@@ -11,7 +11,7 @@ def needless():
     except ImportError:
         return ""
     except Warning:
-        # It is there, and says that it is deprecated.
+        # It exists, and says that it is deprecated.
         return ""
     return "the old setuptools is installed"
 

@@ -21,14 +21,14 @@ def probe():
             link.append(child)
         return link
 
-    # Two sums of squares of 4 * 100**2 = 40,000 each: float16 ends at 65,504.
+    # Two sums of squares of 4 * 100**2 = 40,000 each: the maximum of float16 is 65,504.
     clipped = model(100)
     optimizer = chainer.optimizers.SGD().setup(clipped)
     optimizer_hooks.GradientClipping(1.0)(optimizer)
     for param in clipped.params():
         numpy.testing.assert_allclose(param.grad, 100 / numpy.sqrt(80_000), rtol=1e-3)
 
-    # A gradient of zero: eps, 1e-9, is what keeps the division defined.
+    # A gradient of zero: eps, 1e-9, avoids a division by zero.
     scaled = model(0)
     for param in scaled.params():
         optimizer_hooks.GradientLARS()(param.update_rule, param)

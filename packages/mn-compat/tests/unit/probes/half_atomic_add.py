@@ -13,7 +13,7 @@ def sources():
 def probe():
     import re
 
-    # Runs on a device only; what CUDA needs is that a computed addend is cast to the type of the array.
+    # Runs only on a device; CUDA requires that a computed addend is cast to the array's type.
     total = 0
     for name, source in sources():
         for addend in re.findall(r"atomicAdd\(&\w+\[.+?\], (.+)\);", source):

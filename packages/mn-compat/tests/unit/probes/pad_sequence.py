@@ -4,7 +4,7 @@ SYMPTOM = "OverflowError|DeprecationWarning"
 
 
 def needless():
-    # NumPy 1.24 and later warn, before 2 raises.
+    # NumPy warns from 1.24 on; NumPy 2 raises.
     return "" if numpy.lib.NumpyVersion(numpy.__version__) >= "1.24.0" else "NumPy 1 wraps around"
 
 

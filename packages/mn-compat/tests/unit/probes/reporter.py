@@ -14,7 +14,7 @@ def probe():
     for dtype in (numpy.float32, numpy.float16):
         summary = chainer.DictSummary()
         for i, value in enumerate(values.astype(dtype)):
-            # Both forms in which a value is reported: a NumPy scalar and a 0-d array in a Variable.
+            # A value may be reported in two forms: a NumPy scalar, and a 0-d array in a Variable.
             summary.add({"x": value if i % 2 else chainer.Variable(numpy.array(value))})
         exact = values.astype(dtype).astype(numpy.float64)
         statistics = summary.make_statistics()

@@ -33,7 +33,7 @@ def probe():
 
     errors, batches = [], []
     threading.excepthook = lambda _: None
-    multiprocessing.set_start_method("fork", force=True)  # nobody can import this module
+    multiprocessing.set_start_method("fork", force=True)  # no other code can import this module
     signal.signal(signal.SIGALRM, give_up)
     signal.alarm(5)
     iterator = MultiprocessIterator(Data(), 2, repeat=False, shuffle=False, n_processes=1, dataset_timeout=None)

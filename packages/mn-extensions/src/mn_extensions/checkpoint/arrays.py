@@ -1,8 +1,8 @@
 """Chainer's snapshot files, written as Chainer writes them and read without unpickling anything.
 
 A snapshot is an .npz file. Chainer stores ``None`` (for an uninitialised parameter) as an array of shape ``()`` that
-contains a Python object, so its own loader has to allow pickles, and with them any code that somebody put into the
-file. Here, the opcodes of the pickle are read but never executed: only the pickle of ``None`` is accepted.
+contains a Python object, so its own loader has to allow pickles, and with them any code in the file. Here, the opcodes
+of the pickle are read but never executed: only the pickle of ``None`` is accepted.
 """
 
 from __future__ import annotations
@@ -22,9 +22,10 @@ __all__ = ["is_marked", "read_arrays", "write_arrays"]
 
 _Arrays = Mapping[str, "np.ndarray[Any, Any]"]
 _SUFFIX = ".npy"
-# The comment of the archive. It is at the very end of the file, and identifies files that were written here.
+# The comment of the archive. It is at the very end of the file, and identifies files that this module has written.
 _MARK = b"chainermn checkpoint"
-# What the pickle of an array with nothing but None in it may name, for any protocol, Python and NumPy, and how it ends.
+# The only names that the pickle of an array with just None in it may contain, for any protocol, Python and NumPy, and
+# its end.
 _NAMES = {"numpy", "ndarray", "dtype", "numpy.core.multiarray", "numpy._core.multiarray", "_reconstruct"}
 _NAMES |= {"_codecs", "encode", "latin1", "b", "O", "O8", "|"}
 _END = ["EMPTY_LIST", "NONE", "APPEND", "TUPLE", "BUILD", "STOP"]
@@ -40,7 +41,7 @@ def write_arrays(file: Any, arrays: _Arrays) -> None:
         arrays: The arrays by name, as ``chainer.serializers.npz.serialize`` returns them.
 
     Raises:
-        TypeError: One holds Python objects other than ``None``.
+        TypeError: An array holds Python objects other than ``None``.
     """
     for name, array in arrays.items():
         if array.dtype.hasobject and not _is_none(array):
@@ -77,7 +78,7 @@ def is_marked(path: Path) -> bool:
     """Return whether the end of a file shows that it was written by :func:`write_arrays`.
 
     Raises:
-        OSError: It is not there, or cannot be read.
+        OSError: It does not exist, or cannot be read.
     """
     with open(path, "rb") as file:
         file.seek(max(0, os.fstat(file.fileno()).st_size - len(_MARK)))

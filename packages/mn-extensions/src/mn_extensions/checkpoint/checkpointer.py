@@ -135,7 +135,7 @@ class MultiNodeCheckpointer(Extension):  # type: ignore[misc]  # Chainer has no 
         self.stats.start()
         failure = transact(self.comm, partial(self._save, target, iteration))
         if failure is not None:
-            with raise_on_all(self.comm):  # where warnings are errors, all ranks raise
+            with raise_on_all(self.comm):  # if warnings are errors, all ranks raise
                 warnings.warn(
                     f"the checkpoint of iteration {iteration} was not saved: {failure}; the training continues",
                     RuntimeWarning,
@@ -144,7 +144,7 @@ class MultiNodeCheckpointer(Extension):  # type: ignore[misc]  # Chainer has no 
         self.stats.end()
 
     def _save(self, target: Any, iteration: int) -> str | None:
-        """Save, and return why that failed, if so; collective."""
+        """Save, and return why that failed, or ``None``; collective."""
         generations = self._use_generations()
         self._expect_ending()
         with raise_on_all(self.comm):  # before any rank writes
@@ -165,7 +165,7 @@ class MultiNodeCheckpointer(Extension):  # type: ignore[misc]  # Chainer has no 
         readable file can be loaded as well. They are never replaced or removed.
 
         Args:
-            trainer: The trainer, or whatever else was saved.
+            trainer: The trainer, or another object that was saved.
             optimizer: A multi-node optimizer. If all ranks have loaded the same parameters, its next update takes a
                 step, rather than distribute the parameters of rank 0. By default, this applies to all optimizers of
                 ``trainer``.
@@ -259,7 +259,7 @@ class MultiNodeCheckpointer(Extension):  # type: ignore[misc]  # Chainer has no 
         return self.comm.bcast_obj(outcome)  # type: ignore[no-any-return]
 
     def _kept(self, generations: Generations, iteration: int, has_failed: bool) -> frozenset[int]:
-        """Return the iterations whose files are to be kept now; at rank 0 only."""
+        """Return the iterations whose files are to be kept now; on rank 0 only."""
         if has_failed:
             return frozenset(generations.mine - {iteration})
         self._n_saves += 1
@@ -270,7 +270,7 @@ class MultiNodeCheckpointer(Extension):  # type: ignore[misc]  # Chainer has no 
 
 
 class _Outcome(NamedTuple):
-    """What became of a generation: why it is incomplete, if it is, and of which iterations to keep the files."""
+    """The result for a generation: why it is incomplete, or ``None``, and the iterations whose files are to be kept."""
 
     failure: str | None
     kept: frozenset[int]
@@ -288,7 +288,7 @@ def _check_arguments(name: Any, cp_interval: Any, gc_interval: Any) -> None:
 
 
 def _write_manifest(generations: Generations, manifest: Manifest) -> str | None:
-    """Write a manifest, and return why it could not be written, if so."""
+    """Write a manifest, and return why it could not be written, or ``None``."""
     try:
         write_manifest(generations.folder, generations.run, manifest)
     except OSError as error:

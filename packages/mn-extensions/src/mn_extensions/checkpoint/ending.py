@@ -40,7 +40,7 @@ class Ending:
 
 
 class ElasticEnding:
-    """Whether the training ended well on all ranks that are left; a rank on which it did not is going to die.
+    """Whether training ended normally on all remaining ranks; a rank on which it did not will end.
 
     Args:
         comm: The ranks, of an elastic communicator.
@@ -50,7 +50,7 @@ class ElasticEnding:
         self._comm: CommunicatorBase | None = comm
 
     def is_well_on_all_ranks(self, is_well: bool) -> bool:
-        """Return whether all ranks have ended well; the second time ``False``. Collective only where it is well."""
+        """Return whether all ranks ended normally; the second time ``False``. Collective only on ranks that did."""
         comm, self._comm = self._comm, None
         if comm is None or not is_well:
             return False

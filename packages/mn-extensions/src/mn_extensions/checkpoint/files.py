@@ -31,7 +31,7 @@ class FileRecord:
 
 
 class HashingWriter:
-    """A file to write to, from its beginning to its end, that knows the hash of what was written.
+    """A file that is written from beginning to end, and that computes the hash of its contents.
 
     Args:
         descriptor: An open file descriptor; the caller closes it.
@@ -53,11 +53,11 @@ class HashingWriter:
         return len(view)
 
     def flush(self) -> None:
-        """Do nothing: nothing is held back."""
+        """Do nothing: there is no buffer."""
 
     @property
     def checksum(self) -> str:
-        """The hash of what was written so far."""
+        """The hash of everything written so far."""
         return self._hash.hexdigest()
 
 
@@ -66,14 +66,14 @@ def write_file(folder: Path, name: str, fill: Callable[[HashingWriter], None]) -
 
     Args:
         folder: The folder, which must exist.
-        name: The name of the file; one that is there already is replaced.
+        name: The name of the file; an existing file is replaced.
         fill: Writes the content.
 
     Returns:
-        What was written.
+        The properties of the written file.
 
     Raises:
-        OSError: The file cannot be written; then nothing is left of it, and an existing file is not changed.
+        OSError: The file cannot be written; then no part of it remains, and an existing file is not changed.
     """
     descriptor, temporary = tempfile.mkstemp(prefix=f"{TEMPORARY}{name}.", dir=folder)
     try:
@@ -104,7 +104,7 @@ def read_record(folder: Path, name: str) -> FileRecord:
     """Return the current properties of a file.
 
     Raises:
-        OSError: It is not there, or cannot be read.
+        OSError: It does not exist, or cannot be read.
     """
     hashed = _new_hash()
     nbytes = 0
@@ -116,7 +116,7 @@ def read_record(folder: Path, name: str) -> FileRecord:
 
 
 def check_writable(folder: Path) -> None:
-    """Make the folder if need be, and raise ``OSError`` unless files can be made in it."""
+    """Create the folder if necessary, and raise ``OSError`` if files cannot be created in it."""
     folder.mkdir(parents=True, exist_ok=True)
     descriptor, probe = tempfile.mkstemp(prefix=TEMPORARY, dir=folder)
     os.close(descriptor)

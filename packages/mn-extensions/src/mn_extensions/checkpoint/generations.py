@@ -73,7 +73,7 @@ class Generations:
         self._recorded: dict[int, FileRecord] = {}  # the manifests' records of this rank's files
 
     def path(self, iteration: int) -> Path:
-        """Return the path of this rank's file; of one that was written under another number, before ranks were lost."""
+        """Return the path of this rank's file; it may have been written under another number before ranks were lost."""
         return self.folder / file_name(self.run, self._written_as.get(iteration, self.comm.rank), iteration)
 
     def is_ours(self, iteration: int) -> bool:
@@ -228,7 +228,7 @@ class Generations:
             )
 
     def _warn(self, message: str) -> None:
-        with raise_on_all(self.comm):  # where warnings are errors, all ranks raise
+        with raise_on_all(self.comm):  # if warnings are errors, all ranks raise
             if self.comm.rank == 0:
                 warnings.warn(message, RuntimeWarning, stacklevel=7)
 

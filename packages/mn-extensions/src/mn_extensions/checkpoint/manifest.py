@@ -33,7 +33,7 @@ class Manifest:
     """A complete generation.
 
     Attributes:
-        iteration: After which iteration it was taken.
+        iteration: The number of completed iterations.
         files: The file of each rank, by rank.
     """
 
@@ -60,7 +60,7 @@ def iterations_of(names: Iterable[str], run: str, owner: str) -> list[int]:
         owner: A rank in digits, or ``manifest``.
 
     Returns:
-        The iterations of those named ``<run>.<owner>.<iteration>``.
+        The iterations of the files named ``<run>.<owner>.<iteration>``.
     """
     pattern = re.compile(re.escape(f"{run}.{owner}.") + r"(0|[1-9][0-9]*)")
     return sorted(int(match[1]) for name in names if (match := pattern.fullmatch(name)))

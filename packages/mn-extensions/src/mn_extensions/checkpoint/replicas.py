@@ -1,4 +1,4 @@
-"""Making the parameters of all ranks equal before they are saved, and checking that they are after they were loaded."""
+"""Making the parameters of all ranks equal before they are saved, and checking that they are equal after loading."""
 
 from __future__ import annotations
 
@@ -45,8 +45,9 @@ def assume_synchronized(target: Any, optimizer: Any = None) -> None:
     """Tell multi-node optimizers that all ranks hold the same parameters, if they do; collective.
 
     Args:
-        target: A trainer or updater, whose optimizers are told if ``optimizer`` is ``None``; anything else has none.
-        optimizer: The optimizer to be told. It counts as a multi-node one if it has ``assume_synchronized``.
+        target: A trainer or updater, whose optimizers are informed if ``optimizer`` is ``None``; anything else has
+            none.
+        optimizer: The optimizer to inform. It counts as a multi-node optimizer if it has ``assume_synchronized``.
     """
     for each in _optimizers_of(target) if optimizer is None else [optimizer]:
         if hasattr(each, "assume_synchronized") and each.target is not None:

@@ -20,10 +20,10 @@ _OF_AN_OPTIMIZER = re.compile(r"(^|/)optimizer:")
 # The state of compression and of local steps is not compared here: the optimizer itself checks it, and resets it if
 # necessary. An optimizer that has taken no step has nothing to compare.
 _OF_COMMUNICATION = re.compile(r"(^|/)optimizer:[^/]*/(multi_node_local_steps|compression)/")
-# To which parameters the state belongs; the optimizer itself checks that.
+# These say to which parameters the state belongs; the optimizer itself checks them.
 _OF_A_SHARD = re.compile(r"(^|/)optimizer:[^/]*/multi_node_shard/")
 _OF_A_MODEL = re.compile(r"(^|/)model:")
-# The name that Chainer's iterators use if they do not find the usual one: until Chainer 3 they saved under it.
+# The name that Chainer's iterators use if they do not find the usual one: Chainer saved under it until version 3.
 _OLD_NAMES = {"order": "_order"}
 
 
@@ -48,7 +48,7 @@ def check_fits(state: State, target: Any) -> None:
         target: The target to be loaded.
 
     Raises:
-        ValueError: An array is missing or has another shape, or the model it was taken of had more arrays.
+        ValueError: An array is missing or has another shape, or the saved model had more arrays.
     """
     expected = _arrays_of(target)
     # Chainer keeps the names of parameters in sets, whose order changes from run to run.
@@ -93,7 +93,7 @@ class _Lenient(dict[str, "np.ndarray[Any, Any]"]):
 
 def _random_state() -> dict[str, np.ndarray[Any, Any]]:
     parts = np.random.get_state(legacy=False)
-    if parts["bit_generator"] != _GENERATOR:  # somebody called numpy.random.set_bit_generator: keep their generator
+    if parts["bit_generator"] != _GENERATOR:  # the program has replaced it: keep its generator
         return {}
     values = (parts["state"]["key"], parts["state"]["pos"], parts["has_gauss"], parts["gauss"])
     return {_RANDOM + name: np.asarray(value) for name, value in zip(_RANDOM_PARTS, values, strict=True)}

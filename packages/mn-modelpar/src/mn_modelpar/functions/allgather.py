@@ -51,7 +51,7 @@ def allgather(comm: CommunicatorBase, x: Any, device: DeviceName = None) -> Outp
     Args:
         comm: The ranks that take part.
         x: A Variable or array of any shape, of one dtype on all ranks.
-        device: Where the result is to be: the number of a GPU, or any name of a device that Chainer knows. By default,
+        device: The device of the result: the number of a GPU, or any name of a device that Chainer knows. By default,
             and with -1, the default of ChainerMN 1, nothing is moved.
 
     Returns:

@@ -1,4 +1,4 @@
-"""All-reduce, its own adjoint."""
+"""All-reduce, which is its own adjoint."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""All-to-all, its own adjoint."""
+"""All-to-all, which is its own adjoint."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def alltoall(comm: CommunicatorBase, xs: Any, device: DeviceName = None) -> Outp
         comm: The ranks that take part.
         xs: A tuple or list of ``comm.size`` Variables or arrays of one dtype and any shapes, or a single one whose
             first axis has this length and is split: the one at position ``i`` is for rank ``i``.
-        device: Where the result is to be: the number of a GPU, or any name of a device that Chainer knows. By default,
+        device: The device of the result: the number of a GPU, or any name of a device that Chainer knows. By default,
             and with -1, the default of ChainerMN 1, nothing is moved.
 
     Returns:

@@ -32,7 +32,7 @@ def combine(communicator: CommunicatorBase, count: int, mean: _Array, squares: _
         squares: The sums of their squared deviations from these means, in the same layout.
 
     Returns:
-        The same, of the samples of all ranks, in float64.
+        The same for the samples of all ranks, in float64.
     """
     total = communicator.allreduce(np.concatenate([[count], count * mean.astype(np.float64)]))
     whole_count, whole_mean = float(total[0]), total[1:] / max(total[0], 1.0)

@@ -54,7 +54,7 @@ def bcast(comm: CommunicatorBase, x: Any, root: int = 0, device: DeviceName = No
             ignored, but if it is a Variable or array, the result will be on its device. Otherwise the result is on the
             current GPU if the root's Variable is on a GPU.
         root: The rank that has the Variable.
-        device: Where the result is to be: the number of a GPU, or any name of a device that Chainer knows. By default,
+        device: The device of the result: the number of a GPU, or any name of a device that Chainer knows. By default,
             and with -1, the default of ChainerMN 1, nothing is moved.
 
     Returns:

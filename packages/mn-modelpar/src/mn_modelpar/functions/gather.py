@@ -51,7 +51,7 @@ def gather(comm: CommunicatorBase, x: Any, root: int = 0, device: DeviceName = N
         comm: The ranks that take part.
         x: A Variable or array of any shape, of one dtype on all ranks.
         root: The rank that receives.
-        device: Where the result is to be: the number of a GPU, or any name of a device that Chainer knows. By default,
+        device: The device of the result: the number of a GPU, or any name of a device that Chainer knows. By default,
             and with -1, the default of ChainerMN 1, nothing is moved.
 
     Returns:
@@ -81,7 +81,7 @@ def scatter(comm: CommunicatorBase, xs: Any, root: int = 0, device: DeviceName =
         xs: At the root a tuple or list of ``comm.size`` Variables or arrays of one dtype and any shapes, or a single
             one whose first axis has this length and is split; ignored elsewhere.
         root: The rank that has the Variables.
-        device: Where the result is to be: the number of a GPU, or any name of a device that Chainer knows. By default,
+        device: The device of the result: the number of a GPU, or any name of a device that Chainer knows. By default,
             and with -1, the default of ChainerMN 1, nothing is moved.
 
     Returns:

@@ -233,7 +233,7 @@ def recv(
         tag: The number given to :func:`send`.
         force_tuple: Whether a single Variable is also returned as a tuple. An integer that is not a ``bool`` is used as
             ``device``, which was at this position in ChainerMN 1.
-        device: Where the result is to be: the number of a GPU, or any name of a device that Chainer knows. By default,
+        device: The device of the result: the number of a GPU, or any name of a device that Chainer knows. By default,
             and with -1, the default of ChainerMN 1, nothing is moved.
 
     Returns:

@@ -239,7 +239,7 @@ def _with_leaves(values: Any, leaves: Iterator[Any]) -> Any:
 
 
 def _leads_back(value: Any) -> bool:
-    """Whether a gradient can come back through something."""
+    """Whether a gradient can be passed back through an object."""
     return isinstance(value, chainer.Variable) and has_floats(spec_of(value))
 
 

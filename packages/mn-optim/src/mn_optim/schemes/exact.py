@@ -69,14 +69,14 @@ class Exact:
         raise NotImplementedError
 
     def leave_to(self, model: chainer.Link, owners: Owners | None) -> bool:
-        """Have the means of the next step only on the ranks that need them, if that can be.
+        """Leave the means of the next step only on the ranks that need them, if possible.
 
         Args:
             model: The model.
-            owners: Which rank needs which; ``None`` if all need all.
+            owners: Which rank needs which mean; ``None`` if all ranks need all means.
 
         Returns:
-            Whether they are going to be there only.
+            Whether the means will be only there.
         """
         return False
 
@@ -140,7 +140,7 @@ class AfterBackward(Exact):
         return True
 
     def leave_to(self, model: chainer.Link, owners: Owners | None) -> bool:
-        """Have the means of the next step only on the ranks that need them, if the communicator can do that."""
+        """Leave the means of the next step only on the ranks that need them, if the communicator supports it."""
         self._owners = owners if owners is not None and _can_leave(self, model) else None
         return self._owners is not None
 
@@ -156,7 +156,7 @@ class Overlapped(Exact):
 
     Args:
         communicator: The ranks that train together.
-        reducer: What averages their gradients in the background.
+        reducer: Averages their gradients in the background.
     """
 
     def __init__(self, communicator: CommunicatorBase, reducer: GradientReducer) -> None:
@@ -167,7 +167,7 @@ class Overlapped(Exact):
         self._owners: Owners | None = None
 
     def leave_to(self, model: chainer.Link, owners: Owners | None) -> bool:
-        """Have the means of the next step only on the ranks that need them, unless a hook returns all."""
+        """Leave the means of the next step only on the ranks that need them, unless a hook returns all means."""
         self._owners = owners if _can_leave(self, model) else None
         return self._owners is not None
 
@@ -184,7 +184,7 @@ class Overlapped(Exact):
         return True
 
     def reducer_of(self, model: chainer.Link) -> GradientReducer:
-        """Return what averages in the background."""
+        """Return the reducer that averages in the background."""
         return self._reducer
 
     def _reduce(self, model: chainer.Link, backward: Backward | None) -> None:
@@ -211,7 +211,7 @@ class Overlapped(Exact):
         with raise_on_all(self._communicator):
             if backward is not None:
                 _run(backward, model, names.append)
-        # Functions of equal rank may come in a different order in another run.
+        # Functions of equal rank may have a different order in another run.
         names = self._reducer.remembered_order(model) or names
         if self.roll is not None:  # rank 0 may have no data
             return next((each for each in self._communicator.allgather_obj(names) if each), [])
@@ -224,7 +224,7 @@ class DoubleBuffered(Exact):
 
     Args:
         communicator: The ranks that train together.
-        reducer: What averages gradients in the background.
+        reducer: Averages gradients in the background.
         zero_fill: Whether an initialised parameter without a gradient counts as one of zeros.
     """
 
@@ -253,7 +253,7 @@ class DoubleBuffered(Exact):
         return has_means
 
     def reducer_of(self, model: chainer.Link) -> GradientReducer:
-        """Return what averages in the background."""
+        """Return the reducer that averages in the background."""
         return self._reducer
 
     def _exchange(self, model: chainer.Link) -> bool:
@@ -277,10 +277,10 @@ class DoubleBuffered(Exact):
         return True
 
     def _start(self, model: chainer.Link) -> Reduction:
-        """Start to average gradients; an exception on one rank is raised on all, so that no rank takes a step then."""
+        """Start to average gradients; an exception on one rank is raised on all, so that no rank takes a step."""
         current = self._reducer.start(model, self.zero_fill, roll=self.roll)
         try:
-            current.agree()  # first: only here do the other ranks receive what a rank announces
+            current.agree()  # first, because the other ranks receive an announcement only here
             with raise_on_all(self._communicator):
                 current.ready_all()
         except BaseException:
@@ -302,7 +302,7 @@ def _can_leave(exact: Exact, model: chainer.Link) -> bool:
     """Return whether means can be left to the ranks that need them."""
     try:
         return exact.reducer_of(model).can_leave_to_owners
-    except NotImplementedError:  # a communicator of a script's own
+    except NotImplementedError:  # the script's own class of communicator
         return False
 
 

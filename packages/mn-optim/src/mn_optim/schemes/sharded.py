@@ -1,4 +1,4 @@
-"""Another scheme, in which each rank updates the parameters that it owns, and has only their optimizer state."""
+"""A scheme around another one: each rank updates only the parameters that it owns, and has only their state."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ __all__ = ["Sharded"]
 
 
 class Sharded(Around):
-    """Averages as another scheme does; the step that follows is divided among the ranks.
+    """Averages like another scheme; the step that follows is divided among the ranks.
 
     ZeRO-1: Rajbhandari et al. 2019, arXiv 1910.02054, section 5.1.
 
     Args:
         exact: Averages gradients.
-        shards: What this rank owns.
+        shards: The part that this rank owns.
     """
 
     is_meeting = True
@@ -37,23 +37,23 @@ class Sharded(Around):
 
     @property
     def exact(self) -> Exact | None:
-        """What averages gradients in the next step."""
+        """The scheme that averages gradients in the next step."""
         return self._exact.exact
 
     def idle(self, model: chainer.Link) -> None:
-        """Do nothing: there are no steps of a rank's own."""
+        """Do nothing: there are no local steps."""
 
     def fail(self, error: Exception) -> None:
-        """Do nothing: other ranks are told by the roll."""
+        """Do nothing: the roll informs the other ranks."""
 
     def step(self, model: chainer.Link, backward: Backward | None, take_step: TakeStep) -> None:
-        """Average gradients, update what is this rank's, and give it to all; collective."""
+        """Average gradients, update this rank's parameters, and send them to all ranks; collective."""
         owners = self._shards.owners(model, may_choose=self.roll is None)
         has_all_means = not self._exact.leave_to(model, owners)
         self._exact.step(model, backward, partial(self._shards.take_step, model, take_step, has_all_means))
 
     def restart(self, model: chainer.Link) -> None:
-        """Have nothing under way, and find out again who owns what; collective."""
+        """Discard pending averages, and determine the owners again; collective."""
         self._exact.restart(model)
         self._shards.restart()
 
@@ -62,4 +62,4 @@ class Sharded(Around):
         return self._exact.synchronize(model, is_shared)
 
     def serialize(self, serializer: Any, model: chainer.Link) -> None:
-        """Do nothing: the optimizer's state is all there is, and :class:`Shards` sees to that."""
+        """Do nothing: there is only the optimizer's state, which :class:`Shards` saves and loads."""

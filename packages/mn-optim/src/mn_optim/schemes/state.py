@@ -1,4 +1,4 @@
-"""Values in Chainer's serializers, which may be missing where they are loaded: in a snapshot of plain Chainer's."""
+"""Values in Chainer's serializers, which may be missing when a snapshot of plain Chainer is loaded."""
 
 from __future__ import annotations
 
@@ -16,5 +16,5 @@ def read(serializer: Any, key: str) -> Any:
     """Return a value, as an array, or ``None`` if there is none."""
     try:
         return serializer(key, None)
-    except (KeyError, ValueError):  # the latter of an HDF5 file without the group
+    except (KeyError, ValueError):  # the latter is raised for an HDF5 file without the group
         return None

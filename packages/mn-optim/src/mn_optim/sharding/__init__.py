@@ -1,4 +1,4 @@
-"""Optimizer state of which each rank has a part: which one, a step with it, and its snapshots."""
+"""Optimizer state that is divided among the ranks: the partition, a step, and snapshots."""
 
 from mn_optim.sharding.shards import Shards
 

@@ -1,6 +1,6 @@
-"""Steps in which a rank has the means of its own parameters' gradients only: which ones can be, and what they ask.
+"""Steps in which a rank has only its own parameters' means: when they are possible, and what they need.
 
-The other gradients have done their work when the means are there: their memory is given back.
+The other gradients are not needed after averaging, and their memory is freed.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ _ALIGNMENT = 64
 
 
 def need_of(optimizer: Any, params: Params) -> str | None:
-    """Return what ranks have to tell one another in a step with their own means only; ``None`` if it needs all.
+    """Return what ranks must exchange in a step with only their own means; ``None`` if each rank needs all means.
 
     Args:
         optimizer: The actual optimizer.
         params: The parameters that it updates.
 
     Returns:
-        A few words, the same on every rank that has the same optimizer.
+        A short description, the same on every rank that has the same optimizer.
     """
     is_known = type(optimizer).update is chainer.GradientMethod.update and "update" not in vars(optimizer)
     if not is_known or chainer.is_debug() or any(type(param.data) is not np.ndarray for param in params.values()):
@@ -38,7 +38,7 @@ def need_of(optimizer: Any, params: Params) -> str | None:
     hookable = optimizer._hookable  # noqa: SLF001 - as Chainer 7.8.1 keeps them: its code will not change
     hooks = list(hookable._pre_update_hooks.values())  # noqa: SLF001
     others = [hook for hook in hooks if not getattr(hook, "call_for_each_param", False)]
-    # What comes after the update may read any gradient, and so may a hook over all of a script's own.
+    # Hooks after the update may read any gradient, and so may a script's own hook over all parameters.
     if hookable._post_update_hooks or any(not clips(hook) for hook in others):  # noqa: SLF001
         return None
     return f"{len(others)} GradientClipping{' and dynamic loss scaling' * _is_scaled(optimizer)}"
@@ -54,9 +54,9 @@ def _is_scaled(optimizer: Any) -> bool:
 
 
 def drop(params: Iterable[chainer.Parameter]) -> None:
-    """Have zeros for gradients, which take no memory as long as nobody writes to them.
+    """Replace gradients by zeros, which take no memory until they are written to.
 
-    Chainer would allocate, and write to, what is missing; and so does NumPy where it uses memory again.
+    Chainer would allocate and fill missing gradients; NumPy, too, writes to memory that it reuses.
     """
     dropped = list(params)
     ends = list(itertools.accumulate(-(-param.data.nbytes // _ALIGNMENT) * _ALIGNMENT for param in dropped))
@@ -69,13 +69,13 @@ def drop(params: Iterable[chainer.Parameter]) -> None:
 
 
 def share_non_finite(communicator: CommunicatorBase, optimizer: Any, params: Params, owners: Mapping[str, int]) -> None:
-    """Let dynamic loss scaling see which means are not finite, on every rank; collective, if it is used.
+    """Let dynamic loss scaling see on every rank which means are not finite; collective, if it is used.
 
     Args:
         communicator: The ranks.
         optimizer: The actual optimizer.
         params: The parameters that have owners.
-        owners: Which rank has which mean.
+        owners: The rank that has each mean.
     """
     if not _is_scaled(optimizer):
         return
@@ -84,20 +84,20 @@ def share_non_finite(communicator: CommunicatorBase, optimizer: Any, params: Par
     found = [is_own and grad is not None and not np.isfinite(grad).all() for is_own, grad in grads]
     is_bad = communicator.allreduce(np.array(found, np.int32))
     for param, (is_own, grad), bad in zip(params.values(), grads, is_bad, strict=True):
-        if bad and not is_own:  # whatever it holds here
+        if bad and not is_own:  # its contents do not matter here
             param.grad = np.full_like(param.data if grad is None else grad, np.nan)
 
 
 class Clipping:
-    """``GradientClipping`` by the norm of all means, to which each rank adds what it has.
+    """``GradientClipping`` by the norm of all means, to which each rank contributes its own gradients.
 
-    The squares are added up within each gradient by its owner, and then in the order of the parameters: so the norm is
-    the same, bit for bit, as where one rank has all gradients.
+    Each owner adds up the squares within its gradients, and these sums are added in the order of the parameters. So the
+    norm is the same, bit for bit, as on one rank with all gradients.
 
     Args:
         hook: Chainer's hook.
         communicator: The ranks.
-        owner_of: The owners of parameters, by ``id``. All ranks have the means of the others.
+        owner_of: The owners of parameters, by ``id``. All ranks have the means of other parameters.
     """
 
     def __init__(self, hook: Any, communicator: CommunicatorBase, owner_of: Mapping[int, int]) -> None:
@@ -118,17 +118,17 @@ class Clipping:
                 param.grad *= rate
 
     def take_part(self, optimizer: Any) -> None:
-        """Let the other ranks go on, after this one's step has failed; collective with their call."""
+        """Take part in the other ranks' call after this rank's step has failed, so that they continue; collective."""
         if not self.has_met:
             params = list(optimizer.target.params(False))
             self._meet([0.0] * len(params), params)
 
     def _square_of(self, param: chainer.Parameter) -> float:
-        """Return the sum of the squares of a gradient; 0 if it is another rank's."""
+        """Return the sum of the squares of a gradient; 0 if another rank owns it."""
         if not self._is_mean(param):
             return 0.0
         flat = param.grad.ravel()
-        return float(flat.dot(flat))  # from here on in double precision, as mn_compat has it done
+        return float(flat.dot(flat))  # from here on in double precision, as in mn_compat
 
     def _is_mean(self, param: chainer.Parameter) -> bool:
         return self._owner_of.get(id(param)) in (None, self._communicator.rank)

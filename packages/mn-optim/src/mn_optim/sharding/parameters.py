@@ -1,4 +1,4 @@
-"""What sharding asks of a model's parameters: their sizes, which belong together, whether rules stand alone."""
+"""Properties of a model's parameters that sharding needs: sizes, shared memory, independent update rules."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ def with_rules(model: chainer.Link) -> dict[str, chainer.Parameter]:
 
 
 def items_of(params: Params) -> dict[str, Item]:
-    """Return what the owners of parameters are chosen by."""
+    """Return the items from which the owners of parameters are chosen."""
     return {name: Item(_state_bytes(param), not param.update_rule.enabled) for name, param in params.items()}
 
 
 def _state_bytes(param: chainer.Parameter) -> int:
-    """Return the bytes of an array like the parameter, in the dtype in which it is updated."""
+    """Return the size in bytes of an array like the parameter, in the dtype in which it is updated."""
     is_master_kept = getattr(param.update_rule, "_use_fp32_update", False) and param.data.dtype == np.float16
     return int(param.data.size) * (4 if is_master_kept else int(param.data.dtype.itemsize))
 
@@ -55,7 +55,7 @@ def aliases(params: Params) -> list[list[str]]:
 
 
 def _place_of(array: Any) -> tuple[int, int]:
-    """Return the addresses between which an array lies; those on devices and in host memory differ."""
+    """Return the first and last address of an array; the result differs for devices and host memory."""
     begin: int = array.data.ptr if hasattr(array, "__cuda_array_interface__") else array.ctypes.data
     reaches = [stride * (length - 1) for stride, length in zip(array.strides, array.shape, strict=True)]
     low, high = sum(min(reach, 0) for reach in reaches), sum(max(reach, 0) for reach in reaches)
@@ -63,10 +63,10 @@ def _place_of(array: Any) -> tuple[int, int]:
 
 
 def expect_independent_rules(optimizer: Any, model: chainer.Link, params: Params) -> None:
-    """Raise unless each parameter can be updated by itself, as far as can be found out.
+    """Raise unless each parameter can be updated independently, as far as this can be detected.
 
     Raises:
-        TypeError: The optimizer has no update rules, or a rule holds other parameters than its own, a link or an
+        TypeError: The optimizer has no update rules, or a rule holds parameters other than its own, a link or an
             optimizer.
     """
     if not params and next(iter(model.params()), None) is not None and not hasattr(optimizer, "create_update_rule"):
@@ -86,7 +86,7 @@ def expect_independent_rules(optimizer: Any, model: chainer.Link, params: Params
 
 
 def _reached_from(rule: Any, own: set[int]) -> Iterator[Any]:
-    """Yield what an update rule, by its attributes, can read of other parameters."""
+    """Yield objects that an update rule can reach through its attributes, and that may contain other parameters."""
     waiting = [rule]
     seen: set[int] = set()
     while waiting and len(seen) < _MOST_OBJECTS:
@@ -96,7 +96,7 @@ def _reached_from(rule: Any, own: set[int]) -> Iterator[Any]:
         if isinstance(each, chainer.Variable | chainer.Link | chainer.Optimizer):
             yield each
         seen.add(id(each))
-        if isinstance(each, FunctionType):  # not the module's variables: these are everybody's
+        if isinstance(each, FunctionType):  # not the module's variables, which belong to all code
             waiting += [*(each.__defaults__ or ()), *(each.__closure__ or ())]
         else:
             waiting += gc.get_referents(each)

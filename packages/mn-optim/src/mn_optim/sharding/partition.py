@@ -1,4 +1,4 @@
-"""Which rank owns which parameter: whole parameters, the largest first, each to the rank that has fewest bytes."""
+"""Which rank owns which parameter: whole parameters, the largest first, each to the rank with the fewest bytes."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ __all__ = ["Item", "assign", "join_groups"]
 
 
 class Item(NamedTuple):
-    """A parameter to be given an owner.
+    """A parameter that needs an owner.
 
     Attributes:
-        nbytes: How many bytes its state is in proportion to.
-        is_frozen: Whether it is not being updated now, so that it has no state yet.
+        nbytes: A number of bytes to which the size of its state is proportional.
+        is_frozen: Whether it is currently not updated, so that it has no state yet.
     """
 
     nbytes: int
@@ -27,9 +27,9 @@ def assign(
 
     Args:
         items: The parameters, by name.
-        groups: Names of those that must have the same owner.
+        groups: Names of parameters that must have the same owner.
         n_ranks: How many ranks there are.
-        kept: Owners from before, which stay, so that little state has to move.
+        kept: Previous owners, which do not change, so that little state has to be moved.
     """
     owners: dict[str, int] = {}
     loads = [0] * n_ranks
@@ -44,14 +44,14 @@ def assign(
 
 
 def _rank_of(group: Sequence[str], items: Mapping[str, Item], kept: Mapping[str, int]) -> tuple[bool, bool, int, str]:
-    """Return what groups are sorted by: those with an owner, those that are updated, and of these the largest first."""
+    """Return the sort key of a group: first those with an owner, then those that are updated, the largest first."""
     is_new = not any(name in kept for name in group)
     is_frozen = all(items[name].is_frozen for name in group)
     return is_new, is_frozen, -sum(items[name].nbytes for name in group), group[0]
 
 
 def join_groups(groups: Iterable[Iterable[str]]) -> list[list[str]]:
-    """Return groups of which no two have a name in common; those that have become one. All are sorted by name."""
+    """Return disjoint groups: groups with a common name are joined. Groups and names are sorted."""
     group_of: dict[str, set[str]] = {}
     for group in groups:
         joined: set[str] = set()

@@ -1,4 +1,4 @@
-"""The optimizer state that this rank has of its own, and that others have for it."""
+"""The part of the optimizer's state that this rank owns, and access to the parts of other ranks."""
 
 from __future__ import annotations
 
@@ -33,8 +33,8 @@ _State = tuple[int, dict[str, Any] | None]
 class Shards:
     """Divides the parameters of an optimizer's model among the ranks.
 
-    Each parameter has an owner, the same one on all ranks, that updates it and alone has its state. Owners are chosen
-    at the first step, and again when the model has changed; a parameter that is still there keeps its own.
+    Each parameter has an owner, the same on all ranks. Only the owner updates it and has its state. Owners are chosen
+    at the first step, and again when the model has changed; existing parameters keep their owners.
 
     Args:
         communicator: The ranks. Creating it is collective.
@@ -59,7 +59,7 @@ class Shards:
 
         Args:
             model: The model.
-            may_choose: Whether owners may be chosen now if there are none, which is collective.
+            may_choose: Whether owners may be chosen now if there are none; choosing them is collective.
         """
         params = with_rules(model)
         if not self._is_settled and may_choose:
@@ -72,23 +72,23 @@ class Shards:
         return self._latest
 
     def take_step(self, model: chainer.Link, take_step: Callable[[], None], has_all_means: bool = True) -> None:
-        """Take a step with this rank's parameters, and give all ranks those of all; collective.
+        """Take a step with this rank's parameters, and send the results to all ranks; collective.
 
         Args:
             model: The model.
-            take_step: Has the actual optimizer take it.
-            has_all_means: Whether gradients are means on every rank, not only where the parameter is owned.
+            take_step: Lets the actual optimizer take the step.
+            has_all_means: Whether every rank has the means of all gradients, not only the owners.
 
         Raises:
             TypeError: The parameters cannot be updated one by one (on every rank).
-            Exception: What the step raised; on the other ranks one of the same built-in type. All ranks have the same
-                parameters then.
+            Exception: An exception of the step; the other ranks raise one of the same built-in type. All ranks still
+                have the same parameters.
         """
         params = with_rules(model)
         if not self._is_settled:
             self._settle(model, params)
-        # What is not updated is the same on all ranks, and stays so; so is what has been given a rule meanwhile, which
-        # all ranks update until owners are chosen again. A hook may freeze what was updated, and the other way round.
+        # Parameters that are not updated are equal on all ranks, and stay so. Parameters that got a rule in the
+        # meantime are updated by all ranks until owners are chosen again. A hook may freeze or unfreeze parameters.
         owned = {name: each for name, each in params.items() if name in self._owners}
         active = {name: each for name, each in owned.items() if each.update_rule.enabled}
         mine = self._communicator.rank
@@ -99,7 +99,7 @@ class Shards:
             nonlocal is_gathered
             is_gathered = True
             self._is_updating = False
-            self._is_settled = False  # if this raises, it does so on all ranks
+            self._is_settled = False  # if this raises, it raises on all ranks
             updated = [name for name, each in owned.items() if name in active or each.update_rule.enabled]
             arrays = [(name, owned[name].data) for name in updated]  # some updates make new arrays
             owners = [self._owners[name] for name in updated]
@@ -126,12 +126,12 @@ class Shards:
             gather()
 
     def _expect_own_updates(self, params: Mapping[str, chainer.Parameter]) -> None:
-        """Raise if parameters have come to share memory, or an update rule, although different ranks update them."""
+        """Raise if parameters that different ranks update have come to share memory or an update rule."""
         arrays = [param.data for param in params.values()]
         rules = [param.update_rule for param in params.values()]
         if (
             all(map(_owns_memory, arrays)) and _are_different(arrays) and _are_different(rules)
-        ):  # nearly always, and fast
+        ):  # nearly always true, and fast
             return
         for first, *rest in aliases(params):
             for other in rest:
@@ -143,23 +143,23 @@ class Shards:
                     )
 
     def restart(self) -> None:
-        """Choose owners in the next step, for parameters that have none; to be called on every rank."""
+        """Choose owners in the next step, for parameters that have none; must be called on every rank."""
         self._is_settled = False
 
     def _settle(self, model: chainer.Link, params: Mapping[str, chainer.Parameter]) -> None:
-        """Choose owners, and let them have the state; collective."""
+        """Choose owners, and move the state to them; collective."""
         with raise_on_all(self._communicator):
             expect_independent_rules(self._optimizer, model, params)
         known = {name for name, _ in model.namedparams()}
         if self._known and known != self._known:
             self._warn(known)
         expect_same(self._communicator, "parameters with update rules", tuple(params))
-        # Where only some have loaded, they have dropped what the others own and nobody has it.
+        # If only some ranks have loaded a snapshot, they have dropped state of other owners, and no rank has it.
         expect_same(self._communicator, "loading of optimizer state before the first step", self._loads.count > 0)
         self._loads.count = self._communicator.bcast_obj(self._loads.count)
         groups = [group for each in self._communicator.allgather_obj(aliases(params)) for group in each]
         owners = assign(items_of(params), groups, self._communicator.size, self._owners)
-        self._owners = self._communicator.bcast_obj(owners)  # ranks may differ, as in what is frozen
+        self._owners = self._communicator.bcast_obj(owners)  # ranks may differ, for example in frozen parameters
         self._known = known
         self._move_state(params)
         self._is_settled = True
@@ -176,7 +176,7 @@ class Shards:
                 )
 
     def _move_state(self, params: Mapping[str, chainer.Parameter]) -> None:
-        """Have the state of each parameter where its owner is, and nowhere else; collective."""
+        """Move the state of each parameter to its owner, and delete it on all other ranks; collective."""
         mine = self._communicator.rank
         held = {name for name, param in params.items() if param.update_rule.state is not None}
         holders = self._communicator.allgather_obj(held)
@@ -193,14 +193,14 @@ class Shards:
     def serialize(self, serializer: Any) -> None:
         """Save or load the optimizer's state; not collective.
 
-        What is saved is in Chainer's own layout; other ranks are asked for their state, parameter by parameter. What is
-        loaded of others' state is dropped, parameter by parameter.
+        The state is saved in Chainer's own layout; other ranks are asked for their state, one parameter at a time. When
+        loading, the state of other owners is dropped, one parameter at a time.
 
         Raises:
-            RuntimeError: State was loaded on this rank that another one, which is asked, has not loaded yet; or the
-                other way round. Or it is to be saved amid a step.
+            RuntimeError: This rank has loaded state, and another rank that is asked has not loaded it yet, or the other
+                way round. Or the state is saved in the middle of a step.
         """
-        with self._serializing:  # update rules are serialized by functions of ours meanwhile, for one at a time
+        with self._serializing:  # meanwhile, functions of this module serialize rules
             if isinstance(serializer, chainer.Serializer):
                 self._serialize(serializer, is_saving=True)
             else:
@@ -215,7 +215,7 @@ class Shards:
         if is_part:
             serialize = _serialize_count
         else:
-            # Of Chainer's serializers, the one for .npz files keeps all arrays until it has the last.
+            # Of Chainer's serializers, only the one for .npz files keeps all arrays until it has the last one.
             spill = Spill() if isinstance(serializer, chainer.serializers.DictionarySerializer) else None
             serialize = partial(self._save_foreign, spill) if is_saving else _load_and_drop
         mine = self._communicator.rank
@@ -229,7 +229,7 @@ class Shards:
 
     @contextmanager
     def own_part(self) -> Iterator[None]:
-        """Return a context in which only what this rank has is saved, and nobody is asked."""
+        """Return a context in which only this rank's part is saved, and no rank is asked."""
         self._saves_own_part = True
         try:
             yield
@@ -237,14 +237,14 @@ class Shards:
             self._saves_own_part = False
 
     def _load_owners(self, serializer: Any) -> bool:
-        """Return whether what is to be loaded is one rank's part, and use the owners that it was saved with if so.
+        """Return whether the state to be loaded is one rank's part, and if so, use the owners with which it was saved.
 
         Raises:
-            ValueError: It is the part of another rank, or of another number of ranks.
+            ValueError: It is the part of another rank, or was saved with another number of ranks.
         """
         saved = read(serializer[SHARD], "owners")
         if saved is None or saved.dtype != np.uint8:
-            if not self._owners:  # the same will be found at the first step, or what is needed is moved
+            if not self._owners:  # the first step will find the same owners, or move state
                 params = with_rules(self._optimizer.target)
                 self._owners = assign(items_of(params), aliases(params), self._communicator.size, {})
             return False
@@ -284,7 +284,7 @@ class Shards:
 
 
 class _Loads:
-    """How often this rank has begun or finished to load state: odd while it does.
+    """The number of times that this rank has begun or finished to load state: odd while it is loading.
 
     Attributes:
         count: The number.
@@ -304,14 +304,15 @@ class _Loads:
 
 
 def _answer(optimizer: Any, loads: _Loads, question: tuple[str, int]) -> _State:
-    """Return the state of a parameter; called in another thread, while this rank waits for the one that asks.
+    """Return the state of a parameter; called in another thread, while this rank waits for the rank that asks.
 
-    The rank that asks is between two steps, and no other can end the next one without it. But others can load.
+    The rank that asks is between two steps, and no other rank can end the next step without it. But other ranks can
+    load.
 
     Args:
         optimizer: The actual optimizer.
-        loads: How often this rank has loaded.
-        question: The parameter's name, and how often the rank that asks has loaded.
+        loads: The loads of this rank.
+        question: The parameter's name, and the number of loads of the rank that asks.
     """
     name, expected = question
     if loads.count != expected:

@@ -1,4 +1,4 @@
-"""Arrays in files without a name, for a serializer that keeps all it is given until it writes."""
+"""Arrays in files without a name, for a serializer that keeps all arrays until it writes."""
 
 from __future__ import annotations
 
@@ -11,33 +11,33 @@ import numpy as np
 
 __all__ = ["Spill"]
 
-# Each file costs a descriptor, of which a process may have few.
+# Each file needs a descriptor, and a process may have only a few.
 _FILE_BYTES = 64 * 1024 * 1024
 _LEAST_BYTES = 64 * 1024
 _ALIGNMENT = 64
 
 
 class Spill:
-    """Moves arrays to files, so that the system need not keep them in memory.
+    """Moves arrays to files, so that the system does not have to keep them in memory.
 
-    They are where Python puts temporary files, which ``TMPDIR`` says, and go with the last array in them.
+    The files are in Python's folder for temporary files (``TMPDIR``), and disappear with the last array that uses them.
     """
 
     def __init__(self) -> None:
         self._room = np.empty(0, np.uint8)
 
     def move(self, array: Any) -> Any:
-        """Return an equal array that lies in a file; the same one where that cannot be, or it is small.
+        """Return an equal array in a file; or the same array if it is small, or if this is not possible.
 
         Args:
-            array: An array in host memory; anything else is returned as it is.
+            array: An array in host memory; any other object is returned unchanged.
         """
         if not isinstance(array, np.ndarray) or array.dtype.hasobject or array.nbytes < _LEAST_BYTES:
             return array
         if self._room.size < array.nbytes:
             try:
                 self._room = _make_room(max(_FILE_BYTES, array.nbytes))
-            except OSError:  # the disk is full: then it stays in memory
+            except OSError:  # the disk is full: the array stays in memory
                 return array
         moved = self._room[: array.nbytes].view(array.dtype).reshape(array.shape)
         moved[...] = array
@@ -47,5 +47,5 @@ class Spill:
 
 def _make_room(nbytes: int) -> np.ndarray[Any, np.dtype[np.uint8]]:
     with tempfile.TemporaryFile() as file:
-        os.posix_fallocate(file.fileno(), 0, nbytes)  # so that a full disk is an exception now, and no SIGBUS then
+        os.posix_fallocate(file.fileno(), 0, nbytes)  # a full disk is an exception now, not a SIGBUS
         return np.frombuffer(mmap.mmap(file.fileno(), nbytes), np.uint8)

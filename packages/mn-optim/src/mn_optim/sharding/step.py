@@ -1,4 +1,4 @@
-"""A step of Chainer's in which this rank updates the parameters that it owns, and no others."""
+"""A step of Chainer's optimizer in which this rank updates only the parameters that it owns."""
 
 from __future__ import annotations
 
@@ -25,20 +25,20 @@ def leaving_out(
     gather: Callable[[], None],
     clipping: Callable[[Any], Clipping] | None = None,
 ) -> Iterator[None]:
-    """Return a context in which an optimizer's step leaves parameters to other ranks.
+    """Return a context in which an optimizer's step does not update some parameters.
 
     Args:
-        optimizer: The optimizer; its hooks act as they would alone.
-        params: The parameters that others update.
-        gather: Called before hooks that come after the update, if there are any: they see what others have updated.
-        clipping: What takes the place of ``GradientClipping`` if gradients are means only where parameters are owned;
-            then no other hook is over all of them.
+        optimizer: The optimizer; its hooks have the same effect as without other ranks.
+        params: The parameters that other ranks update.
+        gather: Called before hooks that run after the update, if there are any: they need all updated parameters.
+        clipping: Replaces ``GradientClipping`` if gradients are means only on their owners; then there are no other
+            hooks over all gradients.
     """
     rules = [param.update_rule for param in params]
     before, after = _hooks_of(optimizer)
     replaced: dict[str, Any] = {}
     if clipping is not None or all(getattr(hook, "call_for_each_param", False) for hook in before.values()):
-        # A hook over all has to see what the others have made of all gradients.
+        # A hook over all parameters must see the effect of other hooks on all gradients.
         replaced = dict(before)
     clippings = {name: clipping(hook) for name, hook in replaced.items() if clipping is not None and clips(hook)}
     hidden = [vars(rule).get("update") for rule in rules]
@@ -65,7 +65,7 @@ def leaving_out(
 
 
 def _hooks_of(optimizer: Any) -> tuple[OrderedDict[str, Any], OrderedDict[str, Any]]:
-    """Return the hooks before and after the update, as Chainer 7.8.1 keeps them: its code will not change."""
+    """Return the hooks before and after the update, from attributes of Chainer 7.8.1: its code will not change."""
     hookable = getattr(optimizer, "_hookable", None)
     if hookable is None:
         return OrderedDict(), OrderedDict()
@@ -78,11 +78,11 @@ def _put_first(hooks: OrderedDict[str, Any], name: str, hook: Any) -> None:
 
 
 class _Elsewhere:
-    """A hook for each parameter, without those that other ranks own.
+    """A hook for each parameter, which skips the parameters of other ranks.
 
     Args:
         hook: The hook.
-        left_out: The ids of these parameters.
+        left_out: The ids of parameters to skip.
     """
 
     call_for_each_param = True
@@ -97,11 +97,11 @@ class _Elsewhere:
 
 
 def _only_count(rule: Any, has_mean: bool, param: chainer.Parameter) -> None:
-    """Do what is left of an update where another rank owns the parameter.
+    """Do the remaining part of an update on a rank that does not own the parameter.
 
     Args:
         rule: The update rule.
-        has_mean: Whether the gradient is a mean here, too.
+        has_mean: Whether the gradient is a mean also on this rank.
         param: The parameter.
     """
     if not rule.enabled:

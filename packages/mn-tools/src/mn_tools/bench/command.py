@@ -36,14 +36,14 @@ or let this command start them, with
 
 
 def main(argv: list[str]) -> int:
-    """Measure the communicators beside plain MPI; collective over all processes that ``mpiexec`` started.
+    """Measure the communicators and plain MPI; collective over all processes that ``mpiexec`` started.
 
     Args:
         argv: The arguments, without the program's name.
 
     Returns:
-        The exit status, the same on every rank: 0, or 1 if a result was wrong, or 2 if it could not be run as it was
-        asked for.
+        The exit status, the same on every rank: 0, or 1 if a result was wrong, or 2 if the request could not be carried
+        out.
     """
     world = MPI.COMM_WORLD
     options = _agree_on_options(world, argv)
@@ -63,11 +63,11 @@ def main(argv: list[str]) -> int:
 
 
 class _CannotRunError(Exception):
-    """What was asked for is not to be had here; raised on every rank."""
+    """The request cannot be carried out; raised on every rank."""
 
 
 def _agree_on_options(world: MPI.Intracomm, argv: list[str]) -> Options | int:
-    """Let rank 0 read the arguments, so that there is one message; an exit status if they are wrong."""
+    """Let rank 0 read the arguments, so that there is only one message; return an exit status if they are wrong."""
     found: Options | int = 0
     if world.rank == 0:
         try:
@@ -83,7 +83,7 @@ def _agree_on_options(world: MPI.Intracomm, argv: list[str]) -> Options | int:
 
 
 def _start(ranks: int | None, argv: list[str]) -> int:
-    """Start several processes, or say how to."""
+    """Start several processes, or print how to do so."""
     beside = shutil.which("mpiexec", path=os.path.dirname(sys.executable))
     mpiexec = beside or shutil.which("mpiexec")
     if ranks is None:
@@ -93,7 +93,7 @@ def _start(ranks: int | None, argv: list[str]) -> int:
         sys.stderr.write("mn_comm bench: --ranks needs mpiexec, which is neither beside python nor on PATH\n")
         return _USAGE
     command = [mpiexec, "-n", str(ranks), sys.executable, "-m", "mn_comm", "bench", *_without_ranks(argv)]
-    # As it was when Python started: MPI may have added to the real environment what its processes must not inherit.
+    # The environment when Python started: MPI may have added variables that child processes must not inherit.
     return subprocess.run(command, env=dict(os.environ), check=False).returncode
 
 
@@ -131,7 +131,7 @@ def _run(world: MPI.Intracomm, options: Options) -> Report:
 
 
 def _latencies(world: MPI.Intracomm) -> dict[str, float]:
-    """Return how long the shortest things take."""
+    """Return the times of the shortest operations."""
     last = world.size - 1
     one_way: dict[str, Callable[[], Any]] = {
         f"8 bytes between ranks 0 and {last}, one way": _ping_pong(world, last, _bytes_sender(world)),
@@ -147,7 +147,7 @@ _Pass = tuple[Callable[[int], object], Callable[[int], object]]
 
 
 def _ping_pong(world: MPI.Intracomm, last: int, how: _Pass) -> Callable[[], None]:
-    """Return what sends something there and back, on the two ranks."""
+    """Return a function that sends a message there and back, between the two ranks."""
     send, receive = how
 
     def run() -> None:

@@ -18,7 +18,7 @@ __all__ = ["MPI_ALLREDUCE", "Entrants", "Gradients", "use_device"]
 
 MPI_ALLREDUCE = "MPI_Allreduce"
 
-# Every strategy that cannot do with a kind of array or a topology raises one of these, on every rank.
+# Every strategy that does not support a kind of array or a topology raises one of these, on every rank.
 _REFUSALS = (TypeError, ValueError, RuntimeError)
 
 
@@ -32,8 +32,8 @@ class Gradients:
     """A model of parameters with float32 gradients.
 
     Args:
-        nbytes: Of how many bytes, all together.
-        count: How many parameters they are shared out among.
+        nbytes: The total size in bytes.
+        count: The number of parameters among which the bytes are divided.
         device: Whether they are CuPy arrays, on the current device.
     """
 
@@ -58,7 +58,7 @@ class Gradients:
                 array.fill(value)
 
     def average(self, comm: Communicator) -> None:
-        """Average them, as after a backward pass: gradients in arrays of their own, and nobody's buffers."""
+        """Average them, as after a backward pass: gradients in new arrays, which are no bucket's memory."""
         for param, array in zip(self._params, self._arrays, strict=True):
             param.grad = array
         comm.multi_node_mean_grad(self)
@@ -76,13 +76,13 @@ class Entrants:
 
     Args:
         mpi_comm: The ranks. Entering is collective.
-        names: Who wants to take part.
+        names: The names of communicators to try.
 
     Attributes:
-        communicators: Those that can, by name.
-        refusals: Why the others cannot, by name.
-        wrong: Whose result was wrong: the name, and the bytes.
-        notes: What they warned of, on any rank.
+        communicators: The communicators that can run here, by name.
+        refusals: Why the other communicators cannot run here, by name.
+        wrong: Contestants with wrong results: the name, and the bytes.
+        notes: Their warnings, on any rank.
     """
 
     def __init__(self, mpi_comm: MPI.Intracomm, names: Sequence[str]) -> None:
@@ -99,7 +99,7 @@ class Entrants:
                     self._refuse(name, error)
 
     def runs(self, gradients: Gradients, nbytes: int) -> dict[str, Callable[[], object]]:
-        """Try each once and return, for those that can, what averages the gradients; collective."""
+        """Try each communicator once, and return the averaging functions of those that work; collective."""
         runs: dict[str, Callable[[], object]] = {MPI_ALLREDUCE: _raw(self._mpi_comm, nbytes)}
         for name, comm in list(self.communicators.items()):
             with self._noting():
@@ -158,7 +158,7 @@ def use_device(mpi_comm: MPI.Intracomm, intra_rank: int) -> None:
 
 
 def _raw(mpi_comm: MPI.Intracomm, nbytes: int) -> Callable[[], object]:
-    # Not zeros(): all of that is one page, which stays in the cache.
+    # Not zeros(): all of its memory is one page, which stays in the cache.
     summand = np.ones(nbytes // ITEM_BYTES, np.float32)
     total = np.empty_like(summand)
     return lambda: mpi_comm.Allreduce(summand, total, MPI.SUM)

@@ -1,4 +1,4 @@
-"""What was measured: the nodes, the MPI library, and how the processes of a node exchange gradients."""
+"""The environment of a measurement: the nodes, the MPI library, and how a node's processes exchange gradients."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class Node:
     Attributes:
         host: Its name.
         ranks: How many ranks run on it.
-        cores: How many cores they may use, all together.
+        cores: How many cores they may use in total.
     """
 
     host: str
@@ -32,14 +32,14 @@ class Node:
 
 @dataclass(frozen=True)
 class Machines:
-    """The surroundings of a measurement; the same on every rank.
+    """The environment of a measurement; the same on every rank.
 
     Attributes:
         nodes: The hosts, in the order of their lowest ranks.
         mpi: The MPI library and its version.
         standard: The version of the MPI standard.
-        within_nodes: How host arrays travel within a node: ``shared memory``, ``messages: REASON``, or ``one rank per
-            node``.
+        within_nodes: How host arrays are exchanged within a node: ``shared memory``, ``messages: REASON``, or ``one
+            rank per node``.
     """
 
     nodes: tuple[Node, ...]
@@ -63,7 +63,7 @@ class Machines:
 
 
 def look(mpi_comm: MPI.Intracomm) -> Machines:
-    """Find out; collective."""
+    """Determine the environment; collective."""
     places = mpi_comm.allgather((MPI.Get_processor_name(), _cores()))
     hosts = list(dict.fromkeys(host for host, _ in places))
     nodes = []
@@ -79,12 +79,12 @@ def look(mpi_comm: MPI.Intracomm) -> Machines:
 
 
 def _library(version: str) -> str:
-    """Return the name and number out of what MPI says of itself, which may be followed by how it was built."""
+    """Return the name and version from MPI's description of itself, which may also say how it was built."""
     return " ".join(version.rstrip("\0").splitlines()[0].split(",")[0].split())
 
 
 def _cores() -> frozenset[int]:
-    """Return the cores that this process may use: a process that was bound to one cannot use its neighbours'."""
+    """Return the cores that this process may use: a process bound to one core cannot use others."""
     if hasattr(os, "sched_getaffinity"):
         return frozenset(os.sched_getaffinity(0))
     return frozenset(range(os.cpu_count() or 1))
@@ -98,5 +98,5 @@ def _within_nodes(mpi_comm: MPI.Intracomm) -> str:
     except OSError as error:
         mine = f"messages: {error}"
     found = [each for each in mpi_comm.allgather(mine) if each]
-    # Where nodes differ, the one that cannot is the one to know of.
+    # If nodes differ, report the one that cannot share memory.
     return max(found, key=lambda each: each.startswith("messages"), default="one rank per node")

@@ -1,4 +1,4 @@
-"""Timing: contestants in turn, the slowest rank of each round, the median of the rounds."""
+"""Timing: contestants take turns, a round counts on its slowest rank, and the result is the median of the rounds."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ Contestants = Mapping[str, Callable[[], object]]
 
 _SECONDS_PER_SIZE = 10.0
 _LEAST_ROUNDS = 3
-# A clock's tick and a barrier's end take as long as a short operation; many are timed together.
+# The resolution of the clock and the end of a barrier take as long as a short operation, so many are timed together.
 _BYTES_TOGETHER = 256 * 1024
 _MOST_TOGETHER = 50
 
 
 def repeats(nbytes: int) -> int:
-    """Return how many operations on so many bytes are timed together."""
+    """Return how many operations of this size are timed together."""
     return max(1, min(_MOST_TOGETHER, _BYTES_TOGETHER // nbytes))
 
 
@@ -31,12 +31,12 @@ def interleave(mpi_comm: MPI.Intracomm, contestants: Contestants, rounds: int, t
 
     Args:
         mpi_comm: The ranks; each contestant is collective over them.
-        contestants: What to time, by name, in the same order on every rank.
-        rounds: How many rounds at most; fewer if the first shows that they would take long.
+        contestants: The functions to time, by name, in the same order on every rank.
+        rounds: The maximum number of rounds; fewer if the first round shows that they would take long.
         together: How many runs are timed together.
 
     Returns:
-        For each contestant the seconds of one run in each round, on the slowest rank; the same on every rank.
+        For each contestant, the seconds of one run in each round, on the slowest rank; the same on every rank.
     """
     warm_up = _one_round(mpi_comm, contestants, together)
     longest = mpi_comm.allreduce(sum(warm_up) * together, MPI.MAX)
@@ -45,7 +45,7 @@ def interleave(mpi_comm: MPI.Intracomm, contestants: Contestants, rounds: int, t
 
 
 def allowed_rounds(rounds: int, seconds: float) -> int:
-    """Return how many rounds of so many seconds are run, where ``rounds`` are wanted."""
+    """Return how many rounds of this many seconds to run, if ``rounds`` are requested."""
     if seconds * rounds <= _SECONDS_PER_SIZE:
         return rounds
     return min(rounds, max(_LEAST_ROUNDS, int(_SECONDS_PER_SIZE / seconds)))

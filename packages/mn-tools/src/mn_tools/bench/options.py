@@ -12,7 +12,7 @@ __all__ = ["ITEM_BYTES", "STRATEGIES", "Options", "parse", "to_bytes"]
 
 ITEM_BYTES = 4  # of a float32
 
-# In the order in which they are recommended where they are equally fast.
+# In the order of recommendation among communicators that are equally fast.
 STRATEGIES = (
     "hierarchical",
     "two_dimensional",
@@ -26,22 +26,22 @@ STRATEGIES = (
 _SMALLEST, _FACTOR = 8, 8
 _UNITS = {"K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
 _CHARTS = (".png", ".pdf", ".svg")
-_LARGEST = 4 << 30  # more elements than this has cannot be handed to every MPI library at once
+_LARGEST = 4 << 30  # some MPI libraries cannot handle more elements than this at once
 
 
 @dataclass(frozen=True)
 class Options:
-    """What is to be measured, and where the figures go.
+    """The settings of a measurement, and the files for its results.
 
     Attributes:
-        sizes: Bytes of one rank's gradients, ascending.
+        sizes: The sizes of one rank's gradients in bytes, ascending.
         strategies: Names of communicators.
-        rounds: How many rounds at most.
-        arrays: Into how many arrays the bytes are cut.
-        device: Whether the arrays are CuPy's.
+        rounds: The maximum number of rounds.
+        arrays: The number of arrays into which the bytes are divided.
+        device: Whether to use CuPy arrays.
         json: A file for the figures; ``-`` for the standard output, ``None`` for none.
         plot: A file for the chart; ``None`` for none.
-        ranks: How many ranks to start; ``None`` where they are started already.
+        ranks: How many ranks to start; ``None`` if they have been started already.
     """
 
     sizes: tuple[int, ...]
@@ -58,7 +58,7 @@ def parse(argv: Sequence[str]) -> Options:
     """Read the arguments.
 
     Raises:
-        SystemExit: They are wrong, with one message on stderr and the code 2; or help was asked for, with the code 0.
+        SystemExit: They are wrong, with one message on stderr and the code 2; or help was requested, with the code 0.
     """
     parser = _parser()
     args = parser.parse_args(argv)

@@ -9,7 +9,7 @@ from mn_tools.bench.report import Report, human_bytes
 
 __all__ = ["draw"]
 
-# Okabe and Ito's colours, which those who do not see all colours can tell apart.
+# Okabe and Ito's colours, which colour-blind people can distinguish.
 _COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#8c6d31", "#999999")
 _MARKERS = "osD^vP*X"
 
@@ -19,7 +19,7 @@ def draw(report: Report, file: str) -> None:
 
     Args:
         report: The figures.
-        file: Where to; the format is that of its ending.
+        file: The file; its extension determines the format.
     """
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure

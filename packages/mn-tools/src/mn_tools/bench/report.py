@@ -26,7 +26,7 @@ __all__ = [
 
 HOST, GPU = "host memory", "GPU memory"
 
-_AS_FAST = 1.1  # what is slower by less than that may be faster the next time
+_AS_FAST = 1.1  # a contestant that is slower by less than this may be faster the next time
 
 
 @dataclass(frozen=True)
@@ -35,12 +35,12 @@ class Row:
 
     Attributes:
         strategy: Its name.
-        bytes: Of one rank's gradients.
-        seconds: Of one averaging: the median of the rounds, each on the slowest rank.
-        fastest: Seconds of the fastest round.
+        bytes: The size of one rank's gradients.
+        seconds: The time of one averaging: the median of the rounds, each on the slowest rank.
+        fastest: The time of the fastest round.
         rounds: How many there were.
         algorithm_bandwidth: ``bytes / seconds``.
-        bus_bandwidth: That times 2(n-1)/n, on n ranks.
+        bus_bandwidth: This number times 2(n-1)/n, on n ranks.
         ratio: ``seconds``, divided by those of ``MPI_Allreduce``.
     """
 
@@ -56,17 +56,17 @@ class Row:
 
 @dataclass
 class Report:
-    """All that was found out.
+    """All results.
 
     Attributes:
-        machines: Where.
+        machines: The environment.
         memory: ``host memory`` or ``GPU memory``.
-        arrays: Into how many arrays the bytes were cut.
-        latencies: Seconds, by what took them.
+        arrays: The number of arrays into which the bytes were divided.
+        latencies: Times in seconds, by operation.
         rows: The figures, by size, the contestants in the order in which they ran.
         refusals: Why some communicators cannot run here, by name.
-        wrong: Whose result was wrong: the name, and the bytes.
-        notes: What else is to be known.
+        wrong: Contestants with wrong results: the name, and the bytes.
+        notes: Further remarks.
     """
 
     machines: Machines
@@ -83,9 +83,9 @@ def rows_of(nbytes: int, ranks: int, seconds: Mapping[str, Sequence[float]]) -> 
     """Return the figures for one size.
 
     Args:
-        nbytes: Of one rank's gradients.
+        nbytes: The size of one rank's gradients.
         ranks: How many ranks there are.
-        seconds: Those of each round, by contestant; ``MPI_Allreduce`` is one of them.
+        seconds: The times of each round, by contestant; ``MPI_Allreduce`` is one of them.
     """
     base = median(seconds[MPI_ALLREDUCE])
     rows = []
@@ -103,7 +103,7 @@ def recommended(report: Report) -> Row | None:
     largest = max((row.bytes for row in rows), default=0)
     left_out = {"dummy", *(name for name, _ in report.wrong)}
     if report.memory == HOST and any(row.strategy == "two_dimensional" for row in rows):
-        left_out.add("non_cuda_aware")  # the same by another name
+        left_out.add("non_cuda_aware")  # the same algorithm under another name
     order = [name for name in STRATEGIES if name not in left_out]
     candidates = [row for row in rows if row.bytes == largest and row.strategy in order]
     if not candidates:
@@ -114,7 +114,7 @@ def recommended(report: Report) -> Row | None:
 
 
 def to_json(report: Report) -> dict[str, Any]:
-    """Return the figures as what ``json`` can write: seconds, bytes, and bytes per second."""
+    """Return the figures as an object for ``json``: seconds, bytes, and bytes per second."""
     best = recommended(report)
     machines = {"ranks": report.machines.ranks, **asdict(report.machines), "warnings": report.machines.warnings()}
     figures = {key: value for key, value in asdict(report).items() if key != "machines"}
@@ -165,7 +165,7 @@ def _last_line(report: Report) -> str:
 
 
 def human_bytes(nbytes: int) -> str:
-    """Return a number of bytes with the largest unit that leaves a whole number."""
+    """Return a number of bytes in the largest unit in which it is a whole number."""
     units = ["B", "KiB", "MiB", "GiB"]
     while nbytes % 1024 == 0 and len(units) > 1:
         nbytes //= 1024

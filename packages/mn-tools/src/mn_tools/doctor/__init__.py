@@ -47,7 +47,7 @@ __all__ = ["Catalogue", "Check", "Options", "Status", "emit", "examine", "in_sho
 
 Examination = Callable[[Options], Iterable[Check]]
 
-# What launchers set for their ranks.
+# Variables that launchers set for their ranks.
 _RANK_VARIABLES = "PMI_RANK", "PMIX_RANK", "OMPI_COMM_WORLD_RANK"
 
 
@@ -57,7 +57,7 @@ def main(arguments: list[str], program: str = "mn_comm", more: Sequence[Examinat
     Args:
         arguments: The command line.
         program: The package whose doctor this is.
-        more: Examinations of that package, done after those of this host.
+        more: Checks of that package, which run after those of this host.
 
     Returns:
         0, or 1 if there was a failure, or 2 if it was started as a rank.
@@ -83,8 +83,8 @@ def examine(options: Options, more: Sequence[Examination] = ()) -> Iterator[Chec
     """Do all checks, one after the other.
 
     Args:
-        options: What was asked for.
-        more: Examinations beside those of this package.
+        options: The command line's settings.
+        more: Checks in addition to those of this package.
     """
     broken = set()
     for check in software.check(options):

@@ -1,4 +1,4 @@
-"""Running other programs so that none of them can hang or break this one."""
+"""Runs other programs so that none of them can hang or break this one."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ from typing import Any
 __all__ = ["MARK", "Outcome", "python", "run"]
 
 MARK = "mn-doctor:"
-_PATIENCE = 3.0  # seconds between asking a program to end and ending it
+_PATIENCE = 3.0  # seconds between asking a program to end and killing it
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """What became of a program.
+    """The outcome of a program.
 
     Attributes:
         status: Its exit status; negative for a signal, 127 if it could not be started, ``None`` if it took too long.
-        out: What it wrote to its standard output.
-        err: What it wrote to its standard error.
+        out: Its standard output.
+        err: Its standard error.
     """
 
     status: int | None
@@ -35,7 +35,7 @@ class Outcome:
 
     @property
     def timed_out(self) -> bool:
-        """Whether it had to be ended."""
+        """Whether it was ended after its time limit."""
         return self.status is None
 
     @property
@@ -48,7 +48,7 @@ class Outcome:
         return f"exit status {self.status}"
 
     def said(self, lines: int = 4) -> str:
-        """Return the first and the last lines that it wrote for people, on either stream, so many at most."""
+        """Return the first and last lines of its output for people, on either stream, at most this many."""
         text = [line.rstrip() for line in (self.out + "\n" + self.err).splitlines()]
         kept = [line for line in text if line.strip(" .-=*") and MARK not in line]
         if len(kept) > lines:
@@ -56,7 +56,7 @@ class Outcome:
         return "\n".join(kept)
 
     def records(self) -> list[dict[str, Any]]:
-        """Return the marked JSON objects in its standard output, wherever in a line they stand."""
+        """Return the marked JSON objects in its standard output, at any position in a line."""
         decoder = json.JSONDecoder()
         found = []
         for part in self.out.split(MARK)[1:]:
@@ -66,13 +66,13 @@ class Outcome:
 
 
 def run(command: Sequence[str], seconds: float, *, text: str = "", environ: Mapping[str, str] | None = None) -> Outcome:
-    """Run a program to its end, or until its time is over; then it and all that it started are ended.
+    """Run a program until it ends or its time is over; then end it and all processes that it started.
 
     Args:
         command: The program and its arguments.
-        seconds: How long it may take.
-        text: What it reads from its standard input.
-        environ: Environment variables that it has beside those of this process.
+        seconds: The time limit.
+        text: Its standard input.
+        environ: Environment variables in addition to those of this process.
     """
     # Files rather than pipes: a grandchild that outlives the program would keep a pipe open.
     with tempfile.TemporaryFile() as into, tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err:
@@ -93,7 +93,7 @@ def run(command: Sequence[str], seconds: float, *, text: str = "", environ: Mapp
 
 
 def python(module: str, seconds: float, *arguments: str, environ: Mapping[str, str] | None = None) -> Outcome:
-    """Run a module of ours in an interpreter of its own."""
+    """Run a module of this package in a separate interpreter."""
     return run([sys.executable, "-m", module, *arguments], seconds, environ=environ)
 
 

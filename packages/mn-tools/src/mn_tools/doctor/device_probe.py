@@ -1,4 +1,4 @@
-"""Asks CuPy and nccl4py what they find, and writes the results; runs in its own process."""
+"""Reports what CuPy and nccl4py find; runs in its own process."""
 
 from __future__ import annotations
 

@@ -23,11 +23,11 @@ _TOO_OLD = "InsufficientDriver"
 
 
 def check(options: Options, driver: Path = DRIVER) -> Iterator[Check]:
-    """Look at CuPy, driver and NCCL.
+    """Check CuPy, the driver and NCCL.
 
     Args:
-        options: How long it may take.
-        driver: Where NVIDIA's driver tells about itself.
+        options: The time limit.
+        driver: The file in which NVIDIA's driver reports its version.
     """
     here = _driver_version(driver)
     names = cupy_distributions()
@@ -51,7 +51,7 @@ def check(options: Options, driver: Path = DRIVER) -> Iterator[Check]:
 
 
 def cupy_distributions() -> list[str]:
-    """Return the installed distributions that bring a CuPy."""
+    """Return the installed distributions that contain CuPy."""
     names = {name for name, _ in inventory.distributions()}
     return sorted(name for name in names if re.fullmatch(r"cupy(-cuda\w+|-rocm-[\w-]+)?", name))
 
@@ -89,7 +89,7 @@ def _judge_nccl(seen: dict[str, Any], outcome: commands.Outcome) -> Check:
 
 
 def check_sharing(job: Job) -> Iterator[Check]:
-    """Say whether two ranks of a job would use the same GPU; nothing if there is none."""
+    """Check whether two ranks of a job would use the same GPU; no result if there is no GPU."""
     used: Sequence[Sequence[str]] = job.found("devices") or []
     by_device: dict[tuple[str, str], list[int]] = {}
     for rank, (host, device) in enumerate(used):
@@ -107,7 +107,7 @@ def check_sharing(job: Job) -> Iterator[Check]:
 
 
 def check_awareness(job: Job) -> Iterator[Check]:
-    """Say whether MPI takes addresses on a device; nothing if the job did not come so far."""
+    """Check whether MPI accepts device addresses; no result if the job did not get that far."""
     error, found = job.error("CUDA-aware"), job.found("CUDA-aware")
     if error:
         yield problem("cuda-aware-setting", GROUP, "CUDA-aware MPI", error)
@@ -125,7 +125,7 @@ def _judge_awareness(aware: bool, library_says_so: bool) -> Check:
 
 
 def _driver_version(folder: Path) -> str:
-    """Return what the driver says of itself; empty if there is none."""
+    """Return the version that the driver reports; empty if there is no driver."""
     try:
         text = (folder / "version").read_text()
     except OSError:

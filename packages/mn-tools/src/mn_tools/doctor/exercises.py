@@ -1,6 +1,6 @@
-"""Exercises for the ranks that the doctor starts: small versions of what every training job does.
+"""Exercises for the ranks that the doctor starts: small versions of the operations of every training job.
 
-Each takes the communicator of all ranks, is collective, returns what it has seen, and raises if something is wrong.
+Each takes the communicator of all ranks, is collective, returns its observation, and raises if something is wrong.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from mn_comm.shared_memory import share
 
 __all__ = ["awareness_of_devices", "devices_in_use", "point_to_point", "reduction", "shared_memory"]
 
-# The first is sent at once, the last only when it is asked for; libraries take different ways for them.
+# MPI libraries send short messages immediately, and long ones only when they are requested; this tests both.
 _LENGTHS = (1, 1000, 1_000_000)
 
 
@@ -42,7 +42,7 @@ def reduction(world: MPI.Intracomm) -> str:
 
 
 def shared_memory(world: MPI.Intracomm) -> str:
-    """Read what the other ranks of this host have written into memory of theirs, as the averaging of gradients does."""
+    """Read the data that the other ranks of this host have written to shared memory, as averaging does."""
     name = MPI.Get_processor_name()
     hosts = world.allgather(name)
     here = Ranks(world).split(hosts.index(name), world.rank)
@@ -59,7 +59,7 @@ def shared_memory(world: MPI.Intracomm) -> str:
 
 
 def awareness_of_devices(world: MPI.Intracomm) -> tuple[bool, bool]:
-    """Return whether MPI is taken for CUDA-aware, and whether the library itself says so."""
+    """Return whether MPI is regarded as CUDA-aware, and whether the library itself says so."""
     aware = awareness.is_cuda_aware(Ranks(world))
     setting = os.environ.pop(awareness.SETTING, None)
     try:
@@ -70,7 +70,7 @@ def awareness_of_devices(world: MPI.Intracomm) -> tuple[bool, bool]:
 
 
 def devices_in_use(world: MPI.Intracomm) -> list[tuple[str, str]]:
-    """Return, by rank, the host and the device that a script takes which chooses by ``intra_rank``, empty for none."""
+    """Return, by rank, the host and the device that ``intra_rank`` selects; empty if there is no device."""
     name = MPI.Get_processor_name()
     hosts = world.allgather(name)
     intra_rank = hosts[: world.rank].count(name)

@@ -21,23 +21,23 @@ from mn_tools.doctor.report import Check, ok
 __all__ = ["check", "check_own_name"]
 
 _HELPERS = {"MPICH": "hydra_pmi_proxy", "Open MPI": "prted"}
-# What ssh says (exit status 255), and what is the matter.
+# Messages of ssh (exit status 255), and their causes.
 _COMPLAINTS = {
     r"Could not resolve hostname|Name or service not known": "host-unresolved",
     r"Host key verification failed|REMOTE HOST IDENTIFICATION": "ssh-host-key",
     r"Permission denied|password|Too many authentication": "ssh-password",
 }
-_COULD_NOT = (126, 127)  # what a shell says of a command that is not there
+_COULD_NOT = (126, 127)  # a shell's message for a command that does not exist
 
 Inventory = dict[str, Any]
 
 
 def check(options: Options, launcher: Launcher | None) -> Iterator[Check]:
-    """Look at every host in turn, and compare it with this one.
+    """Check every host, and compare it with this one.
 
     Args:
-        options: The hosts, and how they are reached.
-        launcher: The launcher here, whose helper every host needs; ``None`` if there is none.
+        options: The hosts, and how to reach them.
+        launcher: The launcher on this host, whose helper every host needs; ``None`` if there is none.
     """
     helper = _helper(launcher)
     own = inventory.take(helper, [])
@@ -47,7 +47,7 @@ def check(options: Options, launcher: Launcher | None) -> Iterator[Check]:
 
 
 def check_own_name(name: str, address: str) -> Iterator[Check]:
-    """Judge the address of this host's own name, by which other hosts connect back."""
+    """Check the address of this host's own name, which other hosts use to connect to it."""
     if not address or not _is_loopback(address):
         return
     yield problem("own-name-loopback", "Hosts", name, f"this host's own name stands for {address}, on this host alone")
@@ -56,7 +56,7 @@ def check_own_name(name: str, address: str) -> Iterator[Check]:
 def _check_host(host: str, options: Options, helper: str, own: Inventory) -> Iterator[Check]:
     group = f"Host {host}"
     address = inventory.resolve(host)
-    # A launch agent may know names that nobody else does.
+    # A launch agent may know names that the system cannot resolve.
     if not address and options.ssh == ("ssh",):
         yield problem("host-unresolved", group, "name", f"{host} has no address here")
         return
@@ -82,7 +82,7 @@ def _check_host(host: str, options: Options, helper: str, own: Inventory) -> Ite
 
 
 def reach(host: str, options: Options, command: list[str]) -> list[str]:
-    """Return the command that runs another one on a host."""
+    """Return the command that runs another command on a host."""
     settings = ["-oBatchMode=yes", f"-oConnectTimeout={max(1, int(min(options.seconds, 10)))}"]
     return [*options.ssh, *settings, host, shlex.join(command)]
 
@@ -133,7 +133,7 @@ def _is_loopback(address: str) -> bool:
 
 
 def _is_here(address: str) -> bool:
-    """Return whether an address is one of this host's: only then can a socket have it."""
+    """Return whether an address belongs to this host: only then can a socket be bound to it."""
     if not address:
         return False
     family = socket.AF_INET6 if ":" in address else socket.AF_INET

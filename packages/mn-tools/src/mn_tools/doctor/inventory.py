@@ -18,11 +18,11 @@ MODULES = ("mn_comm", "mn_compat", "chainermn_meta", "chainer")
 
 
 def take(helper: str, names: list[str]) -> dict[str, object]:
-    """Return what there is here, as JSON can hold it."""
+    """Return the inventory as objects that JSON can represent."""
     packages: dict[str, str] = {}
     for name, version in distributions():
         if re.fullmatch(WANTED, name):
-            packages.setdefault(name, version)  # the first on sys.path is the one that is imported
+            packages.setdefault(name, version)  # the first one on sys.path is imported
     return {
         "host": socket.gethostname(),
         "python": ".".join(map(str, sys.version_info[:3])),
@@ -34,12 +34,12 @@ def take(helper: str, names: list[str]) -> dict[str, object]:
 
 
 def distributions() -> list[tuple[str, str]]:
-    """Return name and version of what is installed; leftovers of broken installations have neither."""
+    """Return names and versions of installed distributions; leftovers of broken installations have neither."""
     found = []
     for distribution in importlib.metadata.distributions():
         try:
             metadata = distribution.metadata
-        except FileNotFoundError:  # from Python 3.15 on; before, the metadata were empty
+        except FileNotFoundError:  # from Python 3.15 on; in earlier versions, the metadata were empty
             continue
         if metadata and "Name" in metadata and "Version" in metadata:
             found.append((metadata["Name"].lower().replace("_", "-"), metadata["Version"]))
@@ -47,7 +47,7 @@ def distributions() -> list[tuple[str, str]]:
 
 
 def resolve(name: str) -> str:
-    """Return the address of a host; empty if it has none that is known here."""
+    """Return the address of a host; empty if this host cannot resolve it."""
     try:
         found = socket.getaddrinfo(name, None, type=socket.SOCK_STREAM)
     except (OSError, UnicodeError):

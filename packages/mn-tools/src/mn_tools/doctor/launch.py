@@ -1,4 +1,4 @@
-"""Starts ranks, as a user would, and judges how far they came."""
+"""Starts ranks, as a user would, and checks how far they get."""
 
 from __future__ import annotations
 
@@ -35,14 +35,14 @@ Record = dict[str, Any]
 
 @dataclass(frozen=True)
 class Job:
-    """A job that has been run.
+    """A job that was run.
 
     Attributes:
-        group: The heading under which its checks stand.
-        ranks: How many were asked for.
-        command: What started it.
-        outcome: How that ended.
-        hosts: Where, if not on this host.
+        group: The heading under which its checks are printed.
+        ranks: How many were requested.
+        command: The command that started it.
+        outcome: Its outcome.
+        hosts: The hosts, if not this host.
     """
 
     group: str
@@ -53,7 +53,7 @@ class Job:
 
     @property
     def by_process(self) -> list[list[Record]]:
-        """What each process wrote, in order."""
+        """The records of each process, in order."""
         found: dict[str, list[Record]] = {}
         for record in self.outcome.records():
             found.setdefault(str(record["pid"]), []).append(record)
@@ -61,16 +61,16 @@ class Job:
 
     @property
     def hint(self) -> str:
-        """What may help where ranks do not reach each other."""
+        """Advice for ranks that cannot reach each other."""
         return _ON_HOSTS if self.hosts else _ON_ONE_HOST
 
     def found(self, step: str) -> Any:
-        """Return what rank 0 has found in a step, or ``None`` if it did not get through it."""
+        """Return rank 0's result of a step, or ``None`` if it did not complete the step."""
         mine = [record for records in self.by_process for record in records if record["rank"] == 0]
         return next((record["found"] for record in mine if (record["step"], record["state"]) == (step, "end")), None)
 
     def error(self, step: str) -> str:
-        """Return what some rank found wrong in a step, or an empty string."""
+        """Return the error of some rank in a step, or an empty string."""
         everything = [record for records in self.by_process for record in records]
         return next((str(r["found"]) for r in everything if (r["step"], r["state"]) == (step, "error")), "")
 
@@ -80,13 +80,13 @@ class Job:
 
 
 def check(launcher: Launcher, library: Library, options: Options, hosts: Sequence[str] = ()) -> tuple[list[Check], Job]:
-    """Run a job, and say how it went.
+    """Run a job, and return its checks.
 
     Args:
-        launcher: What starts it.
-        library: The MPI library that mpi4py runs against.
-        options: How many ranks, how long they may take, and how hosts are reached.
-        hosts: Where they run, at least one on each; on this host if there are none.
+        launcher: The launcher that starts it.
+        library: The MPI library that mpi4py uses.
+        options: The number of ranks, the time limit, and how to reach hosts.
+        hosts: The hosts on which they run, at least one rank on each; if empty, this host.
 
     Returns:
         The checks, and the job.
@@ -96,7 +96,7 @@ def check(launcher: Launcher, library: Library, options: Options, hosts: Sequenc
 
 
 def start(launcher: Launcher, options: Options, hosts: Sequence[str]) -> Job:
-    """Run the job, to its end or until its time is over."""
+    """Run the job until it ends or its time is over."""
     ranks = max(options.ranks, len(hosts))
     where: list[str] = []
     environ: dict[str, str] = {}
@@ -116,7 +116,7 @@ def start(launcher: Launcher, options: Options, hosts: Sequence[str]) -> Job:
 
 
 def _agent(command: str) -> dict[str, str]:
-    """Return the variables that make MPICH's and Open MPI's launchers reach hosts by another command than ssh."""
+    """Return the variables that make MPICH's and Open MPI's launchers reach hosts by a command other than ssh."""
     return {"HYDRA_LAUNCHER": "ssh", "HYDRA_LAUNCHER_EXEC": command, "PRTE_MCA_plm_ssh_agent": command}
 
 
@@ -128,7 +128,7 @@ def _judge(job: Job, launcher: Launcher, library: Library) -> Iterator[Check]:
 
 
 def _judge_start(job: Job, launcher: Launcher, library: Library) -> Iterator[Check]:
-    """Say whether as many ranks started as were asked for, and know of each other."""
+    """Check whether the requested number of ranks started, and whether they know of each other."""
     processes = job.by_process
     worlds = [record for records in processes for record in records if record.get("size")]
     worlds.sort(key=lambda record: int(record["rank"]))
@@ -147,7 +147,7 @@ def _judge_start(job: Job, launcher: Launcher, library: Library) -> Iterator[Che
 
 
 def _judge_places(job: Job, names: list[str]) -> Check:
-    """Say on which hosts the ranks take themselves to be: where names are equal they try to share memory."""
+    """Check the host names that ranks see: ranks with equal names try to share memory."""
     found = f"{job.ranks} ranks on {', '.join(names)}"
     if len(names) < len(job.hosts):
         return job.problem("hosts-look-alike", "start", f"{found}, where {', '.join(job.hosts)} were asked for")
@@ -179,7 +179,7 @@ def _judge_exercises(job: Job) -> Iterator[Check]:
         found = _judge_exercise(job, step)
         yield found
         if found.status is Status.FAILURE:
-            return  # the ranks did not get to the next one
+            return  # the ranks did not reach the next step
 
 
 def _judge_exercise(job: Job, step: str) -> Check:

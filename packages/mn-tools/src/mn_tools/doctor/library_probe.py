@@ -36,7 +36,7 @@ SETTINGS = ("MPI4PY_LIBMPI", "MPI4PY_MPIABI")
 
 
 def loaded() -> list[str]:
-    """Return the files of the MPI libraries that are loaded."""
+    """Return the files of the loaded MPI libraries."""
     try:
         lines = Path("/proc/self/maps").read_text().splitlines()
     except OSError:

@@ -1,4 +1,4 @@
-"""``/dev/shm``, where MPI libraries, NCCL and loaders of data keep what processes share."""
+"""``/dev/shm``, where MPI libraries, NCCL and data loaders keep memory that processes share."""
 
 from __future__ import annotations
 
@@ -17,21 +17,21 @@ __all__ = ["check"]
 
 GROUP = "Memory"
 MEBI = 1 << 20
-_PER_RANK = 8 * MEBI  # MPICH takes 1 to 4 MB for each rank, NCCL about as much
+_PER_RANK = 8 * MEBI  # MPICH uses 1 to 4 MB for each rank, NCCL about as much
 _NEW_SECONDS = 60
 _SHOWN = 3
-_SMALL = 64 * MEBI  # what a container has unless it is told otherwise
+_SMALL = 64 * MEBI  # the default size in a container
 
 
 def check(
     options: Options, folder: Path = Path("/dev/shm"), usage: Callable[[Path], Any] = shutil.disk_usage
 ) -> Iterator[Check]:
-    """Look at the size of ``/dev/shm``, and at what aborted jobs have left there.
+    """Check the size of ``/dev/shm``, and look for files that aborted jobs have left there.
 
     Args:
-        options: How many ranks share it, and whether what was left there is removed.
-        folder: Where it is mounted.
-        usage: Tells the size and what is free, in bytes.
+        options: How many ranks share it, and whether to remove leftover files.
+        folder: The mount point.
+        usage: Returns the total size and the free size, in bytes.
     """
     if not folder.is_dir() or not os.access(folder, os.W_OK):
         yield problem("shm-missing", GROUP, str(folder), "it does not exist, or is not writable", folder=folder)
@@ -50,8 +50,8 @@ def check(
 
 
 def _leftovers(folder: Path, fix: bool) -> Iterator[Check]:
-    # Those of another user's jobs may be in use: who may not look at his processes cannot tell. A file that was just
-    # made may be mapped in a moment.
+    # Files of other users' jobs may be in use; without permission to inspect their processes, this cannot be
+    # determined. A file that was just created may be mapped a moment later.
     me, now = os.getuid(), time.time()
     found = {path: status for path in folder.glob("mpich_shm_*") if (status := _status(path)) is not None}
     mapped = _mapped_files() if found else set()
@@ -74,7 +74,7 @@ def _leftovers(folder: Path, fix: bool) -> Iterator[Check]:
 
 
 def _status(path: Path) -> os.stat_result | None:
-    """Return what is known of a file; ``None`` if a job that has just ended took it along."""
+    """Return the status of a file; ``None`` if a job that has just ended has removed it."""
     try:
         return path.stat()
     except OSError:
@@ -82,7 +82,7 @@ def _status(path: Path) -> os.stat_result | None:
 
 
 def _mapped_files() -> set[str]:
-    """Return the files that some process, as far as one may look, has mapped."""
+    """Return the files that are mapped by processes which this user may inspect."""
     found: set[str] = set()
     for maps in Path("/proc").glob("[0-9]*/maps"):
         try:

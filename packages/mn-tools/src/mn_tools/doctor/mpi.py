@@ -1,4 +1,4 @@
-"""Which MPI library mpi4py uses, which mpiexec is first on PATH, and whether the two belong together."""
+"""Which MPI library mpi4py uses, which mpiexec is first on PATH, and whether they belong together."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ __all__ = ["Launcher", "Library", "check_library", "check_match", "check_surviva
 
 GROUP = "MPI"
 
-# The launchers of one family start the ranks of its libraries.
+# The launchers of a family can start ranks that use the family's libraries.
 _FAMILIES = {
     "Open MPI": "Open MPI",
     "MPICH": "MPICH",
@@ -41,9 +41,9 @@ class Library:
     """The MPI library that mpi4py uses.
 
     Attributes:
-        vendor: Whose it is, as mpi4py says it.
+        vendor: Its implementation, as mpi4py reports it.
         version: Its version.
-        file: Where it lies; empty if unknown.
+        file: Its path; empty if unknown.
     """
 
     vendor: str
@@ -52,7 +52,7 @@ class Library:
 
     @property
     def family(self) -> str:
-        """Whose launchers can start it."""
+        """The family of launchers that can start it."""
         return _FAMILIES.get(self.vendor, self.vendor)
 
     def __str__(self) -> str:
@@ -64,9 +64,9 @@ class Launcher:
     """An ``mpiexec``.
 
     Attributes:
-        path: Where it lies.
-        vendor: Whose it is; empty if it does not say.
-        version: Its version; empty if it does not say.
+        path: Its path.
+        vendor: Its implementation; empty if it does not report one.
+        version: Its version; empty if it does not report one.
     """
 
     path: str
@@ -75,7 +75,7 @@ class Launcher:
 
     @property
     def family(self) -> str:
-        """Whose libraries it can start; empty if unknown."""
+        """The family of libraries whose ranks it can start; empty if unknown."""
         return _FAMILIES.get(self.vendor, "")
 
     def __str__(self) -> str:
@@ -83,10 +83,10 @@ class Launcher:
 
 
 def check_library(options: Options) -> tuple[Library | None, list[Check]]:
-    """Load and start the library in a process of its own.
+    """Load and start the library in a separate process.
 
     Returns:
-        The library, if it could be loaded, and what there is to say.
+        The library, if it could be loaded, and the checks.
     """
     outcome = commands.python("mn_tools.doctor.library_probe", options.seconds)
     records = outcome.records()
@@ -120,10 +120,10 @@ def _start(outcome: commands.Outcome, records: list[dict[str, object]]) -> Check
 
 
 def find_launcher(options: Options) -> tuple[Launcher | None, Check]:
-    """Find the first ``mpiexec`` on PATH, and ask it whose it is.
+    """Find the first ``mpiexec`` on PATH, and identify it.
 
     Returns:
-        It, or the one beside Python if PATH has none, or ``None``; and what there is to say.
+        The launcher, or the one beside Python if PATH has none, or ``None``; and the checks.
     """
     path = shutil.which("mpiexec")
     beside = _beside_python()
@@ -152,7 +152,7 @@ def _judge(launcher: Launcher, beside: str | None) -> Check:
 
 
 def identify(path: str, seconds: float) -> Launcher | str:
-    """Return whose launcher this is, or what it says when it cannot even tell its version."""
+    """Return the implementation of a launcher, or its error message if it cannot report its version."""
     outcome = commands.run([path, "--version"], seconds)
     if outcome.status != 0:
         return f"{outcome.ending}\n{outcome.said()}".strip()
@@ -164,7 +164,7 @@ def identify(path: str, seconds: float) -> Launcher | str:
 
 
 def check_match(launcher: Launcher, library: Library) -> Iterator[Check]:
-    """Say whether a launcher and a library belong to the same MPI, if that is known."""
+    """Check whether a launcher and a library belong to the same MPI, if this is known."""
     if not launcher.family:
         return
     if launcher.family == library.family:
@@ -181,12 +181,12 @@ def check_match(launcher: Launcher, library: Library) -> Iterator[Check]:
 
 
 def check_survival(library: Library) -> Check:
-    """Say whether a job can go on without a rank that died."""
+    """Check whether a job can continue after a rank has died."""
     major = re.match(r"\d+", library.version)
     if library.vendor == "Open MPI" and major and int(major[0]) >= 5:
-        found = "training can go on without ranks that die: elastic=True, started by mpiexec --with-ft ulfm"
+        found = "training can continue without ranks that die: elastic=True, started by mpiexec --with-ft ulfm"
     else:
-        found = f"a rank that dies ends the job: only Open MPI 5 can go on without it, not {library}"
+        found = f"a rank that dies ends the job: only Open MPI 5 can continue without it, not {library}"
     return ok(GROUP, "lost ranks", found)
 
 

@@ -1,4 +1,4 @@
-"""InfiniBand, and whether processes that use it may fork, as Chainer's ``MultiprocessIterator`` does."""
+"""InfiniBand, and whether processes that use it may fork, as with Chainer's ``MultiprocessIterator``."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _LITTLE = 64 << 20
 
 
 def fork_status() -> int:
-    """Ask libibverbs; versions before 35 have no answer, and count as one that says "disabled"."""
+    """Ask libibverbs; versions before 35 cannot answer, which counts as "disabled"."""
     try:
         return int(ctypes.CDLL("libibverbs.so.1").ibv_is_fork_initialized())
     except (OSError, AttributeError):
@@ -30,7 +30,7 @@ def fork_status() -> int:
 
 
 def locked_memory() -> int:
-    """Return how many bytes a process may lock, which is what a card can read and write; -1 for no limit."""
+    """Return how many bytes a process may lock, as memory for a network card must be; -1 for no limit."""
     return resource.getrlimit(resource.RLIMIT_MEMLOCK)[0]
 
 
@@ -41,14 +41,14 @@ def check(
     status: Callable[[], int] = fork_status,
     limit: Callable[[], int] = locked_memory,
 ) -> Iterator[Check]:
-    """Look for InfiniBand cards, and for what goes wrong with them.
+    """Look for InfiniBand cards, and check their requirements.
 
     Args:
         options: Not used.
-        folder: Where Linux lists the cards.
+        folder: The folder in which Linux lists the cards.
         environ: The environment.
-        status: Tells what libibverbs does about forks.
-        limit: Tells how much memory may be locked.
+        status: Returns the setting of libibverbs for forks.
+        limit: Returns how much memory may be locked.
     """
     cards = sorted(path.name for path in folder.iterdir()) if folder.is_dir() else []
     if not cards:
@@ -61,7 +61,7 @@ def check(
 
 
 def _fork(cards: str, environ: Mapping[str, str], status: int) -> Check:
-    # libibverbs looks whether one of them is there, not what it is set to.
+    # libibverbs checks whether one of them is set, not its value.
     by_variable = [name for name in VARIABLES if name in environ]
     if status == UNNEEDED:
         return ok(GROUP, "InfiniBand", f"{cards}; this kernel makes forks safe")

@@ -34,18 +34,18 @@ class Options:
 
 
 def parse(arguments: list[str], prog: str, description: str) -> Options:
-    """Read the command line; ends the process, as argparse does, if that is wrong."""
+    """Read the command line; ends the process, as argparse does, if it is wrong."""
     parser = argparse.ArgumentParser(
         prog=prog, description=description, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
     )
-    parser.add_argument("--ranks", type=int, default=2, help="how many ranks it starts; default %(default)s")
+    parser.add_argument("--ranks", type=int, default=2, help="how many ranks to start; default %(default)s")
     where = parser.add_mutually_exclusive_group()
-    where.add_argument("--hosts", default="", help="hosts to look at as well, separated by commas")
-    where.add_argument("--hostfile", type=Path, help="a file of hosts, as mpiexec takes it")
+    where.add_argument("--hosts", default="", help="other hosts to check, separated by commas")
+    where.add_argument("--hostfile", type=Path, help="a hostfile for mpiexec with the hosts to check")
     parser.add_argument("--ssh", default="ssh", help="the command that reaches a host; default %(default)s")
-    parser.add_argument("--timeout", type=float, default=60.0, help="seconds that each step may take; default 60")
+    parser.add_argument("--timeout", type=float, default=60.0, help="time limit for each step in seconds; default 60")
     parser.add_argument("--json", action="store_true", help="write one JSON object")
-    parser.add_argument("--fix", action="store_true", help="remove the shared memory that ended jobs have left behind")
+    parser.add_argument("--fix", action="store_true", help="remove shared memory that ended jobs have left behind")
     given = parser.parse_args(arguments)
     if given.ranks < 1:
         parser.error(f"expected 1 or more for --ranks, got {given.ranks}")

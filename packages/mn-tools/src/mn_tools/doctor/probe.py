@@ -57,7 +57,7 @@ def main(folder: str = "") -> None:
             at(step=step, state="error", found=in_short(error))
             if step in FATAL:
                 time.sleep(GRACE)
-                world.Abort(1)  # the others may be waiting
+                world.Abort(1)  # other ranks may be waiting
     at(step="end", state="begin")
     MPI.Finalize()
     at(step="end", state="end", found="all ranks ended as they should")

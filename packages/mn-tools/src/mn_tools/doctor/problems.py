@@ -1,6 +1,6 @@
 """Every problem that the doctor can name, and what to do about it.
 
-The codes are part of the output of ``--json``, so they stay. Each has a test that provokes it.
+The codes are part of the output of ``--json``, so they do not change. For each, there is a test that causes it.
 """
 
 from __future__ import annotations

@@ -18,7 +18,7 @@ _INDENT = 28
 
 
 class Status(enum.Enum):
-    """How a check went, from good to bad."""
+    """The result of a check, from good to bad."""
 
     OK = "OK"
     WARNING = "warning"
@@ -27,13 +27,13 @@ class Status(enum.Enum):
 
 @dataclass(frozen=True)
 class Check:
-    """What one check has found.
+    """A check and its result.
 
     Attributes:
-        group: The heading under which it stands.
-        name: What was looked at.
-        status: How it went.
-        found: What was seen.
+        group: The heading under which it is printed.
+        name: What was checked.
+        status: The result.
+        found: The observation.
         code: The name of the problem, which stays the same from release to release; empty if there is none.
         advice: What to do; empty if there is no problem.
     """
@@ -47,15 +47,15 @@ class Check:
 
 
 def ok(group: str, name: str, found: str) -> Check:
-    """Return a check that found nothing wrong."""
+    """Return a check that found no problem."""
     return Check(group, name, Status.OK, found)
 
 
 class Catalogue:
-    """Every problem that can be named: the only way to make a check that is not OK.
+    """All problems that have a name; every check that is not OK is created by a catalogue.
 
     Args:
-        problems: By code, how bad it is and what to do; the advice is a format string.
+        problems: By code, the severity and the advice; the advice is a format string.
     """
 
     def __init__(self, problems: Mapping[str, tuple[Status, str]]) -> None:
@@ -72,9 +72,9 @@ class Catalogue:
         Args:
             code: The problem.
             group: The heading.
-            name: What was looked at.
-            found: What was seen.
-            values: What the advice mentions.
+            name: What was checked.
+            found: The observation.
+            values: The values for the advice.
         """
         status, advice = self._problems[code]
         return Check(group, name, status, found, code, advice.format(**values))
@@ -91,7 +91,7 @@ def as_text(check: Check, columns: int | None = None) -> str:
 
     Args:
         check: The check.
-        columns: How wide the lines may be; by default as wide as the terminal, within reason.
+        columns: The maximum width of lines; by default the width of the terminal, within limits.
     """
     width = min(max(columns or shutil.get_terminal_size((80, 24)).columns, _NARROWEST), _WIDEST)
     head = f"  {check.status.value:<8} {check.name:<{_INDENT - 12}} "
@@ -103,7 +103,7 @@ def as_text(check: Check, columns: int | None = None) -> str:
 
 
 def summary(checks: Sequence[Check]) -> str:
-    """Return the last line: how many checks went how."""
+    """Return the last line: how many checks had which result."""
     counts = {status: sum(check.status is status for check in checks) for status in Status}
     words = [f"{counts[Status.OK]} OK", _counted(counts[Status.WARNING], "warning")]
     return f"{', '.join([*words, _counted(counts[Status.FAILURE], 'failure')])}\n"

@@ -21,14 +21,14 @@ NEEDED = {"numpy": (1, 26), "mpi4py": (4, 1)}
 
 
 def check(options: Options) -> Iterator[Check]:
-    """Look at Python, and at NumPy and mpi4py as a program of its own imports them."""
+    """Check Python, NumPy and mpi4py; packages are imported in separate processes."""
     yield check_python(sys.version_info[:2])
     for name, oldest in NEEDED.items():
         yield check_package(name, oldest, options.seconds)
 
 
 def check_python(version: tuple[int, ...]) -> Check:
-    """Judge the version of Python."""
+    """Check the version of Python."""
     found = f"{platform.python_version()}, {sys.executable}"
     if version < OLDEST_PYTHON:
         found = f"{'.'.join(map(str, version))}, {sys.executable}"
@@ -37,7 +37,7 @@ def check_python(version: tuple[int, ...]) -> Check:
 
 
 def check_package(name: str, oldest: tuple[int, ...], seconds: float) -> Check:
-    """Import a package in a process of its own, and judge its version."""
+    """Import a package in a separate process, and check its version."""
     outcome = commands.python("mn_tools.doctor.import_probe", seconds, name)
     record = next(iter(outcome.records()), {"error": f"{outcome.ending}\n{outcome.said()}".strip()})
     requirement = f"{name}>={'.'.join(map(str, oldest))}"

@@ -1,18 +1,18 @@
-"""``chainermn elastic -n 4 script.py``: runs a job, and starts it again where it fails, on the hosts that are left.
+"""``chainermn elastic -n 4 script.py``: runs a job, and restarts it on the remaining hosts if it fails.
 
 ::
 
     python -m mn_comm elastic -n 4 --hosts a:2,b:2 --min 2 --restart 3 train.py --epoch 20
 
-It starts ``mpiexec``, MPICH's or Open MPI's, with as many ranks as asked for, and waits until the ranks say that they
-have come to the end of the script: that is when it ends with status 0, whatever ``mpiexec`` says. Where a rank fails,
-or a host is lost, it ends what is left of the job and starts it again, on the hosts that it can still reach; with
-``create_communicator(…, elastic=True)`` under Open MPI most failures of single ranks need no restart. On each host a
-process of a few megabytes holds what :func:`chainermn.extensions.create_memory_keeper` keeps there: the script goes on
-from that.
+It starts the ``mpiexec`` of MPICH or Open MPI with the requested number of ranks, and waits until the ranks report that
+they have reached the end of the script. Then it ends with status 0, whatever ``mpiexec`` returns. If a rank fails or a
+host is lost, it ends the rest of the job, and restarts it on the hosts that it can still reach. With
+``create_communicator(…, elastic=True)`` under Open MPI, most failures of single ranks need no restart. On each host, a
+process of a few megabytes holds the state that :func:`chainermn.extensions.create_memory_keeper` saves, and the script
+continues from this state.
 
-It gives up, with the status that a rank has failed with or else with 1, if fewer than ``--min`` ranks can be started,
-if all restarts are used up, or if three attempts in turn have failed and nothing newer was kept meanwhile.
+It gives up if fewer than ``--min`` ranks can be started, if no restarts are left, or if three attempts in a row have
+failed without saving a newer state. Its exit status is then that of a failed rank, or 1.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ __all__ = ["main"]
 
 
 def main(arguments: list[str] | None = None, program: str = "mn_comm") -> int:
-    """Run a job, and start it again where it fails, on the hosts that are left; return its status.
+    """Run a job, and restart it on the remaining hosts if it fails; return its status.
 
     Args:
         arguments: The command line.
-        program: What the command line is to begin with, in what is said about it.
+        program: The beginning of the command line, for messages.
     """
     options = parse(sys.argv[1:] if arguments is None else arguments, f"python -m {program} elastic", __doc__ or "")
     from mn_tools.elastic.supervisor import Supervisor

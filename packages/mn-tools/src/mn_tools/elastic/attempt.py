@@ -1,4 +1,4 @@
-"""What is known of one attempt to run a job: what its ranks have said, through the keepers of their nodes."""
+"""The state of one attempt to run a job, as its ranks have reported it through the keepers of their nodes."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ __all__ = ["Attempt"]
 
 @dataclass
 class Attempt:
-    """What is known of one attempt.
+    """The state of one attempt.
 
     Attributes:
-        number: Which one it is, from 1.
-        size: How many ranks there are; 0 until one has said so.
-        present: The ranks that are there.
-        joined: The ranks that are or were there.
-        finished: The ranks that have come to the end of the script, and whose end is that of the training.
-        is_elastic: Whether one of these stands for all: the others were lost.
-        failures: What ranks have failed of: the rank, its status, and why in a line.
-        newest: The largest number under which something was kept; -1 if there is none.
+        number: Its number, from 1.
+        size: The number of ranks; 0 until one has reported it.
+        present: The ranks that are connected.
+        joined: The ranks that are or were connected.
+        finished: The ranks that have reached the end of the script, and so the end of the training.
+        is_elastic: Whether one of these reports for all ranks, because the others were lost.
+        failures: The failures of ranks: the rank, its status, and the reason in one line.
+        newest: The largest number under which a state was saved; -1 if there is none.
     """
 
     number: int
@@ -33,7 +33,7 @@ class Attempt:
     newest: int = -1
 
     def hear(self, message: dict[str, Any]) -> None:
-        """Take note of what a keeper has passed on."""
+        """Process a message from a keeper."""
         if message["op"] == "kept":
             self.newest = max(self.newest, message["number"])
         if message.get("attempt") != self.number:
@@ -53,7 +53,7 @@ class Attempt:
 
     @property
     def is_finished(self) -> bool:
-        """Whether the training has come to its end."""
+        """Whether the training has been completed."""
         return bool(self.finished) and (self.is_elastic or len(self.finished) == self.size)
 
     @property
@@ -63,15 +63,15 @@ class Attempt:
 
     @property
     def status(self) -> int:
-        """What a job ends with whose last attempt this was."""
+        """The exit status of a job whose last attempt this was."""
         return 0 if self.is_finished else max((status for _, status, _ in self.failures), default=1) or 1
 
     @property
     def reason(self) -> str:
-        """Why it has failed, as far as ranks have said."""
+        """Why it has failed, as far as ranks have reported it."""
         if not self.joined:
             return "no rank has made a communicator"
         if self.failures:
             rank, _, summary = self.failures[0]
             return f"rank {rank}: {summary}"
-        return f"ranks ended without a message: {len(self.finished)} of {self.size} have come to the end of the script"
+        return f"ranks ended without a message: {len(self.finished)} of {self.size} have reached the end of the script"

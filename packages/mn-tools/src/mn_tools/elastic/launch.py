@@ -1,4 +1,4 @@
-"""The command that starts an attempt, and which hosts are left for it."""
+"""The command that starts an attempt, and the hosts that are left for it."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from mn_tools.elastic.options import Host, Options
 __all__ = ["command_of", "environment_of", "own_address", "ranks_on", "reachable"]
 
 _PROBE_SECONDS = 2.5
-# Connects back: that a host can be reached from here is not enough.
+# This connects back, because it is not enough that a host can be reached from here.
 _PROBE = "import socket, sys; socket.create_connection((sys.argv[1], int(sys.argv[2])), 2).close()"
 
 
 def command_of(options: Options, launcher: Launcher, hosts: Sequence[Host]) -> list[str]:
-    """Return the command line that starts the ranks on some hosts; on this one if there are none."""
+    """Return the command line that starts the ranks on some hosts; if there are none, on this host."""
     ranks = ["-n", str(ranks_on(options, hosts))]
     script = [sys.executable, *options.command]
     start = [launcher.path, *options.mpiexec[1:]]
@@ -43,17 +43,17 @@ def environment_of(options: Options) -> Mapping[str, str]:
 
 
 def ranks_on(options: Options, hosts: Iterable[Host]) -> int:
-    """Return how many ranks can be started: as many as asked for, where there is room."""
+    """Return how many ranks can be started: the requested number, if there is room."""
     room = sum(host.slots for host in hosts)
     return min(options.ranks, room) if options.hosts else options.ranks
 
 
 def reachable(options: Options, address: tuple[str, int]) -> tuple[Host, ...]:
-    """Return those of the hosts that can be reached now, and can reach the supervisor.
+    """Return the hosts that can be reached now, and can reach the supervisor.
 
     Args:
-        options: The hosts, and how they are reached.
-        address: Where the supervisor listens.
+        options: The hosts, and how to reach them.
+        address: The supervisor's address.
     """
     with ThreadPoolExecutor(max_workers=max(1, len(options.hosts))) as pool:
         answers = list(pool.map(lambda host: _answers(options, host, address), options.hosts))
@@ -76,11 +76,11 @@ def _is_here(host: Host) -> bool:
 
 
 def own_address(hosts: Iterable[Host]) -> str:
-    """Return the address of this host by which others reach it."""
+    """Return the address at which other hosts can reach this one."""
     others = [host.name for host in hosts if not _is_here(host)]
     if not others:
         return "127.0.0.1"
-    # Sends nothing: it only asks the kernel for the way.
+    # This sends nothing: it only asks the kernel for the route.
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         probe.connect((re.sub(r"^.*@", "", others[-1]), 9))
         return str(probe.getsockname()[0])

@@ -1,4 +1,4 @@
-"""What the supervisor was asked to do: its command line."""
+"""The command line of the supervisor."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ __all__ = ["Host", "Options", "parse"]
 
 @dataclass(frozen=True)
 class Host:
-    """Where ranks can be started.
+    """A host on which ranks can be started.
 
     Attributes:
-        name: How it is reached.
-        slots: How many ranks it takes.
+        name: The name by which it is reached.
+        slots: The maximum number of ranks on it.
     """
 
     name: str
@@ -25,17 +25,17 @@ class Host:
 
 @dataclass(frozen=True)
 class Options:
-    """How a job is run.
+    """The settings of a job.
 
     Attributes:
-        ranks: How many ranks are started, where there is room.
+        ranks: How many ranks to start, if there is room.
         command: The script and its arguments.
-        hosts: Where; on this host if there are none.
-        least: With how many ranks at least.
-        restarts: How often it is started again.
-        ssh: The command that reaches a host, and its options.
-        mpiexec: The launcher, and its options.
-        patience: How many seconds it may take until the first rank has a communicator.
+        hosts: The hosts; if empty, this host.
+        least: The minimum number of ranks.
+        restarts: The maximum number of restarts.
+        ssh: The command that reaches a host, with its options.
+        mpiexec: The launcher, with its options.
+        patience: The maximum number of seconds until the first rank has a communicator.
     """
 
     ranks: int
@@ -49,18 +49,18 @@ class Options:
 
 
 def parse(arguments: list[str], prog: str, description: str) -> Options:
-    """Read the command line; ends the process, as argparse does, if that is wrong."""
+    """Read the command line; ends the process, as argparse does, if it is wrong."""
     parser = argparse.ArgumentParser(
         prog=prog, description=description, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
     )
     parser.add_argument("-n", type=int, required=True, metavar="RANKS", help="how many ranks to start")
-    parser.add_argument("--hosts", default="", help="on which hosts: a:2,b:2 for two ranks on each; default: this one")
-    parser.add_argument("--min", type=int, default=1, help="with how many ranks at least; default %(default)s")
-    parser.add_argument("--restart", type=int, default=3, help="how often to start again; default %(default)s")
+    parser.add_argument("--hosts", default="", help="the hosts: a:2,b:2 for two ranks on each; default: this host")
+    parser.add_argument("--min", type=int, default=1, help="the minimum number of ranks; default %(default)s")
+    parser.add_argument("--restart", type=int, default=3, help="the maximum number of restarts; default %(default)s")
     parser.add_argument("--ssh", default="ssh", help="the command that reaches a host; default %(default)s")
-    parser.add_argument("--mpiexec", default="mpiexec", help="the launcher, with options of its own")
+    parser.add_argument("--mpiexec", default="mpiexec", help="the launcher, with its options")
     parser.add_argument(
-        "--patience", type=float, default=120.0, help="seconds until the first rank has a communicator; default 120"
+        "--patience", type=float, default=120.0, help="seconds to wait for the first communicator; default 120"
     )
     parser.add_argument("command", nargs=argparse.REMAINDER, help="the script and its arguments, or -m and a module")
     given = parser.parse_args(arguments)
@@ -82,7 +82,7 @@ def parse(arguments: list[str], prog: str, description: str) -> Options:
 
 
 def read_hosts(text: str, ranks: int) -> tuple[Host, ...]:
-    """Return hosts as ``a:2,b:2`` has them; where a number is left out, it is an equal share of the ranks."""
+    """Return the hosts of a list such as ``a:2,b:2``; without a number, a host gets an equal share of the ranks."""
     names = [name.strip() for name in text.split(",") if name.strip()]
     hosts = []
     for name in names:

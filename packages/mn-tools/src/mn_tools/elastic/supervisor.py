@@ -1,4 +1,4 @@
-"""The supervisor: runs attempts, listens to the keepers of nodes, and decides whether to start again."""
+"""The supervisor: runs attempts, listens to the keepers of nodes, and decides whether to restart."""
 
 from __future__ import annotations
 
@@ -28,18 +28,18 @@ from mn_tools.elastic.options import Host, Options
 __all__ = ["Supervisor"]
 
 _MOST_WITHOUT_PROGRESS = 3
-_LAUNCHER_SECONDS = 5.0  # for mpiexec to end once all ranks have
-_END_SECONDS = 2.0  # between asking mpiexec to end and ending it
+_LAUNCHER_SECONDS = 5.0  # the time for mpiexec to end after all ranks have ended
+_END_SECONDS = 2.0  # between asking mpiexec to end and killing it
 
 
 @dataclass
 class _Keeper:
-    """The keeper of a node, or what is going to say that it is one.
+    """The keeper of a node, or a connection that has not identified itself yet.
 
     Attributes:
-        heard: When it was heard last.
-        host: The node; empty before it has said so.
-        came: What has come of a line.
+        heard: When its last message arrived.
+        host: The node; empty until the keeper has sent it.
+        came: The received beginning of a line.
     """
 
     heard: float
@@ -48,14 +48,14 @@ class _Keeper:
 
 
 class _Stopped(Exception):
-    """Somebody wants the supervisor to end."""
+    """The supervisor was asked to end."""
 
 
 class Supervisor:
-    """Runs a job until it has come to its end, or there is a reason to give up.
+    """Runs a job until it has ended, or there is a reason to give up.
 
     Args:
-        options: What to run, and how.
+        options: The command line's settings.
     """
 
     def __init__(self, options: Options) -> None:
@@ -76,7 +76,7 @@ class Supervisor:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        for keeper in [*self._keepers]:  # which then end what is left, and themselves
+        for keeper in [*self._keepers]:  # they then end the remaining ranks and themselves
             keeper.close()
         self._listening.close()
         self._selector.close()
@@ -104,7 +104,7 @@ class Supervisor:
         raise AssertionError("the last attempt has succeeded, or there was a reason to give up")
 
     def _problem(self, number: int, in_vain: int, hosts: Sequence[Host]) -> str:
-        """Return why there can be no other attempt, if so."""
+        """Return why there can be no further attempt, or an empty result."""
         if number > self._options.restarts:
             return f"it was started {number} times"
         if in_vain >= _MOST_WITHOUT_PROGRESS:
@@ -116,7 +116,7 @@ class Supervisor:
         return ""
 
     def _try(self, number: int, launcher: Launcher, hosts: Sequence[Host]) -> Attempt:
-        """Run one attempt, until nothing of it is left."""
+        """Run one attempt, until all of its processes have ended."""
         attempt = Attempt(number)
         self._lost = []
         host, port = self._listening.getsockname()[:2]
@@ -124,7 +124,7 @@ class Supervisor:
         environ = {**os.environ, VARIABLE: said, **environment_of(self._options)}
         where = f" on {', '.join(each.name for each in hosts)}" if hosts else ""
         _say(f"attempt {number}: {ranks_on(self._options, hosts)} ranks{where}")
-        # In a session of its own: Ctrl-C is for the supervisor, which ends it.
+        # In its own session: Ctrl-C is for the supervisor, which then ends mpiexec.
         process = subprocess.Popen(
             command_of(self._options, launcher, hosts), stdin=subprocess.DEVNULL, env=environ, start_new_session=True
         )
@@ -139,7 +139,7 @@ class Supervisor:
         return attempt
 
     def _watch(self, attempt: Attempt, process: subprocess.Popen[bytes]) -> None:
-        """Listen until the attempt is over: the launcher has ended, a host is lost, or something takes too long."""
+        """Listen until the attempt is over: the launcher has ended, a host is lost, or the time is over."""
         began = time.monotonic()
         over_since: float | None = None
         while True:
@@ -157,9 +157,9 @@ class Supervisor:
                 return
 
     def _end(self, attempt: Attempt, process: subprocess.Popen[bytes]) -> None:
-        """End what is left of an attempt, on all hosts that can be heard."""
+        """End the remaining processes of an attempt, on all hosts whose keepers respond."""
         if process.poll() is None:
-            process.terminate()  # it ends its ranks
+            process.terminate()  # this ends its ranks
             with contextlib.suppress(subprocess.TimeoutExpired):
                 process.wait(_END_SECONDS)
         with contextlib.suppress(ProcessLookupError):
@@ -171,7 +171,7 @@ class Supervisor:
             self._listen(attempt)
 
     def _listen(self, attempt: Attempt) -> bool:
-        """Wait a moment for something to happen, and take note of it; return whether something did."""
+        """Wait a moment for events, and handle them; return whether there were any."""
         happened = self._selector.select(BEAT_SECONDS / 4)
         for key, _ in happened:
             ready: socket.socket = key.fileobj  # type: ignore[assignment]
@@ -211,13 +211,13 @@ class Supervisor:
             if message["op"] == "keeper" and secrets.compare_digest(str(message["token"]), self._token):
                 keeper.host = message["host"]
             elif not keeper.host:
-                self._lose(connection, "")  # somebody else
+                self._lose(connection, "")  # not one of our keepers
                 return
             else:
                 attempt.hear(message)
 
     def _lose(self, connection: socket.socket, why: str) -> None:
-        """Give up a keeper; it and its node are lost, if it was one."""
+        """Drop a connection; if it was a keeper, its node is lost."""
         keeper = self._keepers.pop(connection)
         self._selector.unregister(connection)
         connection.close()

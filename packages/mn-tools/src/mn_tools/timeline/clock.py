@@ -39,9 +39,9 @@ class Sample(NamedTuple):
     """One comparison of two clocks, all in nanoseconds.
 
     Attributes:
-        at: When it was made, by the other rank's clock.
+        at: The time of the comparison by the other rank's clock.
         offset: By how much that clock is ahead of rank 0's.
-        error: By how much ``offset`` may be wrong, either way.
+        error: The maximum error of ``offset``, in either direction.
     """
 
     at: int
@@ -50,17 +50,18 @@ class Sample(NamedTuple):
 
 
 def best_of(answers: Sequence[tuple[int, int, int]]) -> Sample:
-    """Return what the answer with the shortest round trip tells.
+    """Return the result of the answer with the shortest round trip.
 
     Args:
-        answers: For each the time of the question, that of the answer by the other clock, and that of its arrival.
+        answers: For each, the time of the question, the time in the answer (by the other clock), and the time of
+            arrival.
     """
     asked, read, came = min(answers, key=lambda answer: answer[2] - answer[0])
     return Sample(at=read, offset=read - (asked + came) // 2, error=(came - asked + 1) // 2)
 
 
 def offset_at(samples: Sequence[Sample], at: int) -> float:
-    """Return by how many nanoseconds a clock is ahead at a time that it shows, given one sample or two."""
+    """Return by how many nanoseconds a clock is ahead at a time that it shows, from one sample or two."""
     first, last = samples[0], samples[-1]
     if last.at == first.at:
         return first.offset
@@ -68,15 +69,15 @@ def offset_at(samples: Sequence[Sample], at: int) -> float:
 
 
 def measure(mpi_comm: MPI.Intracomm, rank: int, seconds: float) -> Sample | None:
-    """Compare this rank's clock with that of another, which is in :func:`reply`.
+    """Compare this rank's clock with the clock of another rank, which calls :func:`reply`.
 
     Args:
         mpi_comm: A communicator that is used for nothing else.
-        rank: The other.
+        rank: The other rank.
         seconds: How long to wait for it.
 
     Returns:
-        What came out, or ``None`` if it has not answered once.
+        The sample, or ``None`` if the other rank has not answered.
     """
     deadline = time.monotonic() + seconds
     answer = np.zeros(1, np.int64)
@@ -92,19 +93,19 @@ def measure(mpi_comm: MPI.Intracomm, rank: int, seconds: float) -> Sample | None
 
 
 def tell(mpi_comm: MPI.Intracomm, rank: int, sample: Sample | None, seconds: float) -> bool:
-    """End the :func:`reply` of another rank, and let it know what came out; return whether it was sent in time."""
+    """End the :func:`reply` of another rank by sending the result; return whether it was sent in time."""
     return send(mpi_comm, np.array(sample or (0, 0, -1), np.int64), rank, GO, time.monotonic() + seconds)
 
 
 def reply(mpi_comm: MPI.Intracomm, seconds: float) -> list[Sample] | None:
-    """Answer rank 0's questions for the time until it tells what came out.
+    """Answer rank 0's questions about the time until it sends the result.
 
     Args:
         mpi_comm: A communicator that is used for nothing else.
-        seconds: How long to wait for each.
+        seconds: How long to wait for each message.
 
     Returns:
-        The sample, in a list, which is empty if rank 0 has none; or ``None`` if rank 0 does not speak any more.
+        The sample, in a list, which is empty if rank 0 has none; or ``None`` if rank 0 has stopped sending messages.
     """
     message = np.zeros(3, np.int64)
     while True:
@@ -118,14 +119,14 @@ def reply(mpi_comm: MPI.Intracomm, seconds: float) -> list[Sample] | None:
 
 
 def send(mpi_comm: MPI.Intracomm, buffer: Any, dest: int, tag: int, deadline: float) -> bool:
-    """Send a message, and return whether it left in time.
+    """Send a message, and return whether it was sent in time.
 
     Args:
         mpi_comm: The communicator.
-        buffer: What to send.
-        dest: To whom.
-        tag: As what.
-        deadline: Until when, by ``time.monotonic()``.
+        buffer: The data.
+        dest: The receiver.
+        tag: The tag.
+        deadline: The deadline, by ``time.monotonic()``.
     """
     request = mpi_comm.Isend(buffer, dest, tag)
     while not request.Test():
@@ -136,17 +137,17 @@ def send(mpi_comm: MPI.Intracomm, buffer: Any, dest: int, tag: int, deadline: fl
 
 
 def receive(mpi_comm: MPI.Intracomm, buffer: Any, source: int, tag: int, deadline: float) -> int | None:
-    """Receive a message, if it comes in time.
+    """Receive a message, if it arrives in time.
 
     Args:
         mpi_comm: The communicator.
-        buffer: Where to.
-        source: From whom.
-        tag: Which; may be any.
-        deadline: Until when, by ``time.monotonic()``.
+        buffer: Memory for the data.
+        source: The sender.
+        tag: The tag; may be any tag.
+        deadline: The deadline, by ``time.monotonic()``.
 
     Returns:
-        Its tag, or ``None`` if none has come.
+        Its tag, or ``None`` if no message has arrived.
     """
     status = MPI.Status()
     request = mpi_comm.Irecv(buffer, source, tag)
@@ -155,5 +156,5 @@ def receive(mpi_comm: MPI.Intracomm, buffer: Any, source: int, tag: int, deadlin
             request.Cancel()
             request.Wait(status)
             return None if status.Is_cancelled() else status.tag
-        os.sched_yield()  # there may be more ranks than cores, and the one that is to answer may wait for this one's
+        os.sched_yield()  # there may be more ranks than cores, and the answering rank may wait for this rank's core
     return status.tag

@@ -31,11 +31,11 @@ _PAUSE_SECONDS = 1e-3
 
 
 class Collector:
-    """Makes sure that what this rank records gets into the trace.
+    """Adds the spans of this rank to the trace.
 
     Args:
-        recorder: This rank's record.
-        file: Where the trace is to be.
+        recorder: This rank's spans.
+        file: The file for the trace.
 
     Attributes:
         is_aligned: Whether clocks have been compared; the same on all ranks.
@@ -51,8 +51,8 @@ class Collector:
         self._samples: list[Sample] = []
         self._pid = os.getpid()
         self.is_aligned = False
-        _remove(trace.part_file(file, self._rank))  # of a former job
-        atexit.register(self.finish)  # MPI is finalised after this
+        _remove(trace.part_file(file, self._rank))  # of an earlier job
+        atexit.register(self.finish)  # so that it runs before MPI is finalised
 
     def align(self, mpi_comm: MPI.Intracomm) -> None:
         """Compare the clocks of all ranks with that of rank 0; collective.
@@ -70,7 +70,7 @@ class Collector:
             clock.tell(self._mpi_comm, other, clock.measure(self._mpi_comm, other, float("inf")), float("inf"))
 
     def finish(self) -> None:
-        """Bring what was recorded to rank 0, or, there, write what has come; when the program ends."""
+        """Send the spans to rank 0; on rank 0, write all spans that have arrived. Called when the program ends."""
         if self._pid != os.getpid():
             return
         has_failed = hasattr(sys, "last_type")  # set when an exception has ended the program
@@ -95,7 +95,7 @@ class Collector:
         )
 
     def _hand_over(self) -> bool:
-        """Send what was recorded to rank 0, and return whether it has taken it."""
+        """Send the spans to rank 0, and return whether it has received them."""
         try:
             clock.send(self._mpi_comm, _empty(1), 0, clock.HELLO, _soon())
             latest = clock.reply(self._mpi_comm, _PATIENCE_SECONDS)
@@ -105,15 +105,15 @@ class Collector:
             self._samples += latest
             content = np.frombuffer(self._part().to_bytes(), np.uint8)
             return clock.send(self._mpi_comm, content, 0, clock.EVENTS, _soon())
-        except MPI.Exception:  # rank 0 is dead, and the MPI library says so
+        except MPI.Exception:  # rank 0 is dead, and the MPI library reports it
             return False
 
     def _gather(self) -> list[Part]:
-        """Return what has come from other ranks."""
+        """Return the parts that other ranks have sent."""
         parts: list[Part] = []
         waiting = set(range(1, self._size))
         last = time.monotonic()
-        with contextlib.suppress(MPI.Exception):  # somebody is dead, and the MPI library says so
+        with contextlib.suppress(MPI.Exception):  # a rank is dead, and the MPI library reports it
             while waiting and time.monotonic() - last < _PATIENCE_SECONDS:
                 status = MPI.Status()
                 if self._mpi_comm.Iprobe(MPI.ANY_SOURCE, clock.HELLO, status):
@@ -129,7 +129,7 @@ class Collector:
         return parts
 
     def _answer(self, rank: int) -> bool:
-        """Let a rank that said hello send, unless it has given up meanwhile."""
+        """Let a rank that has said hello send its spans, unless it has given up in the meantime."""
         clock.receive(self._mpi_comm, _empty(1), rank, clock.HELLO, _soon())
         if self._mpi_comm.Iprobe(rank, clock.GAVE_UP):
             clock.receive(self._mpi_comm, _empty(1), rank, clock.GAVE_UP, _soon())
@@ -144,7 +144,7 @@ class Collector:
         return [Part.from_bytes(content.tobytes())]
 
     def _write(self, parts: list[Part]) -> None:
-        """Write the trace, with those parts that are there as files."""
+        """Write the trace, with parts that exist as files."""
         known = {part.rank for part in parts}
         files = [trace.part_file(self._file, rank) for rank in range(self._size) if rank not in known]
         for file in files:

@@ -1,4 +1,4 @@
-"""The record that one rank keeps: spans, in memory."""
+"""The spans of one rank, kept in memory."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ class Recorder:
     """The spans of one process.
 
     Args:
-        most: How many to keep.
+        most: The maximum number of spans to keep.
 
     Attributes:
         events: The spans, in the order in which they ended.
-        threads: The names of the threads that they are of.
-        dropped: How many there were beyond those that are kept.
-        full_at: When the first of them ended, in nanoseconds.
+        threads: The names of the spans' threads.
+        dropped: The number of spans that were not kept.
+        full_at: When the first of these ended, in nanoseconds.
         started: This process's clock and the wall clock at the same moment, in nanoseconds.
     """
 
@@ -40,11 +40,11 @@ class Recorder:
         self.started = (time.perf_counter_ns(), time.time_ns())
 
     def span(self, name: str, details: dict[str, Any]) -> _Span:
-        """Return a context whose duration is kept."""
+        """Return a context whose duration is recorded as a span."""
         return _Span(self, name, details or None)
 
     def add(self, name: str, begin: int, end: int, details: dict[str, Any] | None) -> None:
-        """Keep a span of the calling thread."""
+        """Record a span of the calling thread."""
         if len(self.events) >= self.most:
             self.full_at = self.full_at or end
             self.dropped += 1

@@ -1,4 +1,4 @@
-"""The beginning: whether a timeline is recorded, and the comparison of this rank's clock with that of rank 0."""
+"""The beginning of a timeline: whether one is recorded, and the comparison of this rank's clock with that of rank 0."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ _collector: Collector | None = None
 
 
 def join(mpi_comm: MPI.Intracomm, file: str) -> None:
-    """Keep a timeline from now on; collective.
+    """Record a timeline from now on; collective.
 
     Args:
-        mpi_comm: The communicator, which is being made.
-        file: Where rank 0 is to write it.
+        mpi_comm: The communicator, which is being created.
+        file: The file that rank 0 will write.
     """
     global _collector
-    # Rank 0 alone looks: the others may be on hosts where there is no such folder.
+    # Only rank 0 checks this: other ranks may be on hosts without such a folder.
     can_write = mpi_comm.bcast(_absolute(file) if mpi_comm.rank == 0 else "")
     if _collector is None and can_write:
         from mn_tools.timeline.collect import Collector
@@ -37,7 +37,7 @@ def join(mpi_comm: MPI.Intracomm, file: str) -> None:
         record(recorder)
         _collector = Collector(recorder, can_write)
         os.register_at_fork(after_in_child=_forget)
-    # The same on all ranks: for all of them it is the first communicator of all ranks, or for none.
+    # The same on all ranks: either it is the first communicator of all ranks for each of them, or for none.
     is_of_all = MPI.Comm.Compare(mpi_comm, MPI.COMM_WORLD) in (MPI.IDENT, MPI.CONGRUENT)
     if _collector is not None and not _collector.is_aligned and is_of_all:
         _collector.align(mpi_comm)
@@ -45,7 +45,7 @@ def join(mpi_comm: MPI.Intracomm, file: str) -> None:
 
 @functools.cache  # one warning is enough
 def _absolute(file: str) -> str:
-    """Return the whole path of a file, as the script may change to another folder; empty if it cannot be written."""
+    """Return the absolute path of a file, because the script may change its folder; empty if it cannot be written."""
     folder = os.path.dirname(file) or "."
     writable = os.access(file if os.path.exists(file) else folder, os.W_OK)
     if os.path.isdir(file) or not writable:
@@ -55,7 +55,7 @@ def _absolute(file: str) -> str:
 
 
 def _forget() -> None:
-    """Keep no timeline in a forked process, which is no rank."""
+    """Stop recording in a forked process, which is not a rank."""
     global _collector
     record(None)
     _collector = None

@@ -1,7 +1,7 @@
-"""The spans of a rank, as a message or a file; and merging those of several ranks into one trace.
+"""The spans of a rank, as a message or a file, and merging the spans of several ranks into one trace.
 
-The format is the JSON Object Format of "Trace Event Format", the document by which Chrome's and Perfetto's viewers
-read: complete events (``"ph": "X"``) with times in microseconds, and metadata events that name processes and threads.
+The format is the JSON Object Format of "Trace Event Format", which Chrome's and Perfetto's viewers read: complete
+events (``"ph": "X"``) with times in microseconds, and metadata events that name processes and threads.
 """
 
 from __future__ import annotations
@@ -19,22 +19,22 @@ from mn_tools.timeline.record import Event
 __all__ = ["Base", "Part", "add", "events_of", "load", "part_file", "write", "write_part"]
 
 _MAIN = "MainThread"
-_BACKGROUND = "mn_comm"  # how the threads that communicate are called
+_BACKGROUND = "mn_comm"  # the names of the threads that communicate
 
 
 @dataclass
 class Part:
-    """What one rank has recorded.
+    """The spans that one rank has recorded.
 
     Attributes:
         rank: The rank.
-        host: Where it ran.
+        host: Its host.
         events: Its spans.
         threads: The names of their threads.
-        dropped: How many more there were.
-        full_at: When the first of those ended, in nanoseconds.
+        dropped: How many further spans were not kept.
+        full_at: When the first of these ended, in nanoseconds.
         started: Its clock and the wall clock at the same moment, in nanoseconds.
-        samples: By how much its clock is ahead of rank 0's, at times; none if they were never compared.
+        samples: By how much its clock is ahead of rank 0's, at some times; empty if the clocks were never compared.
     """
 
     rank: int
@@ -47,12 +47,12 @@ class Part:
     samples: list[Sample]
 
     def to_bytes(self) -> bytes:
-        """Return it as JSON."""
+        """Return the part as JSON."""
         return json.dumps(asdict(self), separators=(",", ":"), default=str).encode()
 
     @classmethod
     def from_bytes(cls, text: bytes) -> Part:
-        """Return what :meth:`to_bytes` was called on.
+        """Return the part for a result of :meth:`to_bytes`.
 
         Raises:
             ValueError: It is something else.
@@ -67,7 +67,7 @@ class Part:
 
 
 def part_file(file: str, rank: int) -> str:
-    """Return where a rank that cannot reach rank 0 writes its part."""
+    """Return the file to which a rank writes its part if it cannot reach rank 0."""
     return f"{file}.rank{rank}.part"
 
 
@@ -95,9 +95,9 @@ def write(file: str, parts: Sequence[Part], notes: Sequence[str] = ()) -> None:
     """Write one trace of several parts.
 
     Args:
-        file: Where to; what is there is replaced when the new one is complete.
-        parts: Those of the ranks; at least one.
-        notes: What else is to be said in it.
+        file: The file; it is replaced when the new one is complete.
+        parts: The parts of the ranks; at least one.
+        notes: Further entries for the trace.
 
     Raises:
         OSError: It cannot be written.
@@ -108,11 +108,11 @@ def write(file: str, parts: Sequence[Part], notes: Sequence[str] = ()) -> None:
 
 
 def add(file: str, parts: Sequence[Part]) -> None:
-    """Add parts to the trace in a file, if there is one; else write one.
+    """Add parts to the trace in a file; if there is none, write a new one.
 
     Raises:
         OSError: It cannot be read or written.
-        ValueError: The file is something else than a trace that was written here.
+        ValueError: The file is not a trace that this module has written.
     """
     try:
         with open(file, encoding="utf-8") as content:
@@ -136,11 +136,11 @@ def add(file: str, parts: Sequence[Part]) -> None:
 
 @dataclass(frozen=True)
 class Base:
-    """What the times of a trace start from.
+    """The origin of the times in a trace.
 
     Attributes:
         started: The clock of the lowest rank and the wall clock at the same moment, in nanoseconds.
-        zero: When the trace begins, in microseconds of rank 0's clock.
+        zero: The beginning of the trace, in microseconds of rank 0's clock.
     """
 
     started: tuple[int, int]
@@ -174,14 +174,14 @@ def _write(file: str, other: dict[str, Any], events: Iterable[dict[str, Any]]) -
 
 
 def events_of(parts: Sequence[Part], base: Base) -> Iterator[dict[str, Any]]:
-    """Yield the events of a trace, in rank 0's time."""
+    """Yield the events of a trace, with times of rank 0's clock."""
     for part in parts:
         yield from _metadata(part)
         yield from _spans(part, base)
 
 
 def _clock_of(part: Part, base: Base) -> Callable[[int], float]:
-    """Return what turns a time of a rank's clock into microseconds of the trace."""
+    """Return a function that converts a time of a rank's clock to microseconds of the trace."""
     samples = part.samples
     if samples:
         return lambda at: (at - offset_at(samples, at)) / 1e3 - base.zero
@@ -202,7 +202,7 @@ def _metadata(part: Part) -> Iterator[dict[str, Any]]:
 
 
 def _rows(part: Part) -> dict[int, tuple[int, str]]:
-    """Return, for each thread, a small number and what it is called; the main thread first."""
+    """Return, for each thread, a small number and its name; the main thread first."""
     ordered = sorted(part.threads, key=lambda thread: part.threads[thread] != _MAIN)
     return {thread: (number, _called(part.threads[thread])) for number, thread in enumerate(ordered)}
 
@@ -243,7 +243,7 @@ def _spans(part: Part, base: Base) -> Iterator[dict[str, Any]]:
 
 
 def _event(rank: int, row: int, name: str, begin: float, end: float, args: dict[str, Any]) -> dict[str, Any]:
-    # Both ends are rounded: what lies within another must not end later than that.
+    # Both ends are rounded, because a span within another one must not end later than the outer one.
     ts = round(begin, 3)
     found = {"name": name, "cat": "mn_comm", "ph": "X", "pid": rank, "tid": row}
     found |= {"ts": ts, "dur": round(round(end, 3) - ts, 3)}
@@ -251,7 +251,7 @@ def _event(rank: int, row: int, name: str, begin: float, end: float, args: dict[
 
 
 def _replace(file: str, lines: Iterator[str]) -> None:
-    """Write a file, and let it take its place when it is complete."""
+    """Write a file, and replace the old one when it is complete."""
     unfinished = f"{file}.{os.getpid()}.tmp"
     try:
         with open(unfinished, "w", encoding="utf-8") as out:

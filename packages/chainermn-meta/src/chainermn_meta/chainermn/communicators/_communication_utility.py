@@ -61,7 +61,7 @@ def chunked_bcast_obj(
     Args:
         obj: At the root anything that can be pickled, of any size; ignored elsewhere.
         mpi_comm: The ranks.
-        max_buf_len: The most bytes to pass to MPI at once.
+        max_buf_len: The maximum number of bytes to pass to MPI at once.
         root: The rank that has the object.
     """
     comm = mpi_comm if isinstance(mpi_comm, CommunicatorBase) else create_communicator("naive", mpi_comm)
@@ -72,7 +72,7 @@ def _get_nccl_type_id(dtype: Any) -> int:
     """Return NCCL's constant for a floating dtype.
 
     Raises:
-        ValueError: It is another dtype.
+        ValueError: It is a different dtype.
     """
     name = np.dtype(dtype).name
     if name not in _NCCL_TYPES:
