@@ -32,7 +32,7 @@ ENDS = {
     "another model": ["rank 1 differs from rank 0, first at /extra/W: missing on rank 0"],
     "fewer iterations": ["rank 1 has reached the end of its program"],
     "_exit": [r"\[chainermn\] rank 1 of 3 .* (ended with status 5|died of a signal, or called os._exit)"],
-    "SIGKILL": [r"\[chainermn\] rank 1 of 3 .* (was killed by SIGKILL|died, by a signal)"],
+    "SIGKILL": [r"\[chainermn\] rank 1 of 3 .* (was killed by SIGKILL|died of a signal, or called os._exit)"],
     "SIGTERM": [r"\[chainermn\] rank 1 of 3 .* was ended by SIGTERM, at .*mistaken_training.py:[0-9]+ in end_by"],
     "SIGSEGV": [r"\[chainermn\] rank 1 of 3 .* \(Segmentation fault\), at .*mistaken_training.py:[0-9]+ in read_"],
 }
