@@ -26,7 +26,7 @@ from mn_comm.mpi import MPI
 from mn_comm.supervised import report
 from mn_comm.worker import close_all
 
-__all__ = ["asked_to_leave", "end_alone", "leave_as_asked"]
+__all__ = ["asked_to_leave", "end_alone", "end_as_spare", "is_shared", "leave_as_asked"]
 
 _PATIENCE_SECONDS = 3.0  # for the others to come to a vote; they may have come to the end of the script instead
 _BY_SIGNAL = 128  # a shell's status of a process that a signal has ended
@@ -60,6 +60,26 @@ def end_alone(party: Party) -> None:
     """
     _parties.append(party)
     _install()
+
+
+def is_shared() -> bool:
+    """Return whether there are others from whom this rank would take leave."""
+    return bool(_parties)
+
+
+def end_as_spare(*, in_vain: bool) -> NoReturn:
+    """End a process that has waited for its turn to train, when the job is over.
+
+    Args:
+        in_vain: Whether it has not come to its end: all who trained are gone, and nobody else has their state.
+    """
+    if not in_vain:
+        raise SystemExit(0)
+    reason = "all ranks that trained are gone"
+    say(f"\nchainermn: {reason}, the spare that waits as process {MPI.COMM_WORLD.rank} ends\n")
+    flush_until_read()
+    report.has_failed(1, reason)
+    os._exit(1)
 
 
 def leave_as_asked() -> NoReturn:
