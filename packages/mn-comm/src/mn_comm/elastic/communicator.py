@@ -320,13 +320,15 @@ class ElasticCommunicator(Communicator):
     def fill_places(self) -> None:
         """Let spares take the places of ranks that were lost, if there are any; collective, between two steps.
 
-        They return from :meth:`take_places`, and are the last ranks. Nothing is sent to them here.
+        They return from :meth:`take_places`, and are the last ranks. Nothing is sent to them here. If a rank is lost
+        meanwhile, :attr:`lacks_ranks` still holds: then this can be called again, but not before all have come to the
+        same place.
         """
-        while self.lacks_ranks:
-            assert self._pool is not None
-            self._meet()
-            if self.lacks_ranks:
-                self._muster(self._pool)
+        if not self.lacks_ranks:
+            return
+        assert self._pool is not None
+        self._meet()
+        self._muster(self._pool)
 
     def catch_up(self, until: str) -> None:
         """Refuse transactions on a rank that has joined, until it has come to where the others are.

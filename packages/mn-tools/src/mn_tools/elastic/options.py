@@ -28,7 +28,7 @@ class Options:
     """How a job is run.
 
     Attributes:
-        ranks: How many ranks are started, where there is room.
+        ranks: How many ranks train, where there is room.
         command: The script and its arguments.
         hosts: Where; on this host if there are none.
         least: With how many ranks at least.
@@ -36,6 +36,7 @@ class Options:
         ssh: The command that reaches a host, and its options.
         mpiexec: The launcher, and its options.
         patience: How many seconds it may take until the first rank has a communicator.
+        spares: How many processes wait, beside these, to take the places of ranks that are lost.
     """
 
     ranks: int
@@ -46,6 +47,7 @@ class Options:
     ssh: tuple[str, ...] = ("ssh",)
     mpiexec: tuple[str, ...] = ("mpiexec",)
     patience: float = 120.0
+    spares: int = 0
 
 
 def parse(arguments: list[str], prog: str, description: str) -> Options:
@@ -56,6 +58,12 @@ def parse(arguments: list[str], prog: str, description: str) -> Options:
     parser.add_argument("-n", type=int, required=True, metavar="RANKS", help="how many ranks to start")
     parser.add_argument("--hosts", default="", help="on which hosts: a:2,b:2 for two ranks on each; default: this one")
     parser.add_argument("--min", type=int, default=1, help="with how many ranks at least; default %(default)s")
+    parser.add_argument(
+        "--spares",
+        type=int,
+        default=0,
+        help="how many more processes to start, which wait until a rank is lost (Open MPI, elastic=True); default 0",
+    )
     parser.add_argument("--restart", type=int, default=3, help="how often to start again; default %(default)s")
     parser.add_argument("--ssh", default="ssh", help="the command that reaches a host; default %(default)s")
     parser.add_argument("--mpiexec", default="mpiexec", help="the launcher, with options of its own")
@@ -69,27 +77,28 @@ def parse(arguments: list[str], prog: str, description: str) -> Options:
         parser.error("expected a script to run, got none")
     if not 1 <= given.min <= given.n:
         parser.error(f"expected 1 <= --min <= -n, got --min {given.min} and -n {given.n}")
-    if given.restart < 0:
-        parser.error(f"expected 0 or more for --restart, got {given.restart}")
+    for name in ("restart", "spares"):
+        if getattr(given, name) < 0:
+            parser.error(f"expected 0 or more for --{name}, got {getattr(given, name)}")
     try:
-        hosts = read_hosts(given.hosts, given.n)
+        hosts = read_hosts(given.hosts, given.n + given.spares)
     except ValueError as error:
         parser.error(str(error))
     if hosts and sum(host.slots for host in hosts) < given.min:
         parser.error(f"expected room for at least {given.min} ranks on --hosts, got {given.hosts}")
     ssh, mpiexec = tuple(shlex.split(given.ssh)), tuple(shlex.split(given.mpiexec))
-    return Options(given.n, command, hosts, given.min, given.restart, ssh, mpiexec, given.patience)
+    return Options(given.n, command, hosts, given.min, given.restart, ssh, mpiexec, given.patience, given.spares)
 
 
-def read_hosts(text: str, ranks: int) -> tuple[Host, ...]:
-    """Return hosts as ``a:2,b:2`` has them; where a number is left out, it is an equal share of the ranks."""
+def read_hosts(text: str, processes: int) -> tuple[Host, ...]:
+    """Return hosts as ``a:2,b:2`` has them; where a number is left out, it is an equal share of the processes."""
     names = [name.strip() for name in text.split(",") if name.strip()]
     hosts = []
     for name in names:
         match = re.fullmatch(r"([^:]+)(?::([1-9]\d*))?", name)
         if match is None:
             raise ValueError(f"expected hosts as a:2,b:2 for --hosts, got {name!r}")
-        hosts.append(Host(match[1], int(match[2] or -(-ranks // len(names)))))
+        hosts.append(Host(match[1], int(match[2] or -(-processes // len(names)))))
     if len({host.name for host in hosts}) < len(hosts):
         raise ValueError(f"expected each host once in --hosts, got {text!r}")
     return tuple(hosts)
