@@ -13,7 +13,7 @@ from mn_comm import agreement, spans
 from mn_comm.communicator import Communicator
 from mn_comm.elastic import ends
 from mn_comm.elastic.change import Change, RankLost
-from mn_comm.elastic.support import SPARES, problem_of
+from mn_comm.elastic.support import SPARES, is_minority, problem_of
 from mn_comm.elastic.support import n_spares as read_n_spares
 from mn_comm.mpi import MPI
 
@@ -250,11 +250,17 @@ class ElasticCommunicator(Communicator):
             self._abandon()
             self._renew(before)
         change = self._change_since(before, began)
+        self._expect_majority(change)
         self._progress.alarms = 0 if change.lost else self._progress.alarms + 1
         if self._progress.alarms >= _MOST_ALARMS:
             raise RuntimeError(f"MPI failed {_MOST_ALARMS} times in turn, although no rank was lost") from error
         self._tell(change)
         return change
+
+    def _expect_majority(self, change: Change) -> None:
+        left = len(change.survivors) + len(change.set_aside)
+        if is_minority(left, change.old_size):
+            ends.end_as_minority(left, change.old_size)
 
     def _tell(self, change: Change) -> None:
         if self.rank == 0:
@@ -369,7 +375,7 @@ class ElasticCommunicator(Communicator):
             mustered = pool.muster(self.rank, self._generation)
             assert mustered is not None  # this one is not leaving
             if mustered.is_called:
-                self._begin(mustered, before, began)
+                self._expect_majority(self._begin(mustered, before, began))
         return mustered.is_called
 
     def _wait(self, pool: Pool) -> None:
@@ -386,12 +392,14 @@ class ElasticCommunicator(Communicator):
                 self._waits = False
                 self._begin(mustered, before, began)
 
-    def _begin(self, mustered: Mustered, before: Family, began: float) -> None:
+    def _begin(self, mustered: Mustered, before: Family, began: float) -> Change:
         from mn_comm.elastic.recovery import first_generation
 
         self._generation = mustered.generation
         self._go_on(*first_generation(mustered.base, self._build))
-        self._tell(self._change_since(before, began, mustered))
+        change = self._change_since(before, began, mustered)
+        self._tell(change)
+        return change
 
     def take_leave(self, *, at_once: bool) -> bool:
         """Leave the others, who go on; return whether there are none. Nothing must be done with this object later.

@@ -21,12 +21,13 @@ from types import FrameType
 from typing import NoReturn, Protocol
 
 from mn_comm import exit_status, global_except_hook
+from mn_comm.elastic.support import detects
 from mn_comm.last_words import flush_until_read, say
 from mn_comm.mpi import MPI
 from mn_comm.supervised import report
 from mn_comm.worker import close_all
 
-__all__ = ["asked_to_leave", "end_alone", "end_as_spare", "is_shared", "leave_as_asked"]
+__all__ = ["asked_to_leave", "end_alone", "end_as_minority", "end_as_spare", "is_shared", "leave_as_asked"]
 
 _PATIENCE_SECONDS = 3.0  # for the others to come to a vote; they may have come to the end of the script instead
 _BY_SIGNAL = 128  # a shell's status of a process that a signal has ended
@@ -82,6 +83,16 @@ def end_as_spare(*, in_vain: bool) -> NoReturn:
     os._exit(1)
 
 
+def end_as_minority(left: int, before: int) -> NoReturn:
+    """End this process, as all others that it can hear do: more may be alive that take them for dead.
+
+    Args:
+        left: How many of them there are.
+        before: How many there were.
+    """
+    _leave(f"only {left} of {before} ranks are left, not more than half, with failure detection", 1)
+
+
 def leave_as_asked() -> NoReturn:
     """End this process after SIGTERM; to be called where all ranks have come through a step."""
     _leave("SIGTERM", _BY_SIGNAL + signal.SIGTERM)
@@ -129,7 +140,8 @@ def _end(process: int) -> None:
     close_all()
     are_all = _parties[0].take_leave(at_once=False)
     report.leave(together=are_all)
-    if not are_all or _parties[0].generation:
+    # With the failure detector MPI_Finalize hangs as well (Open MPI 5.0.11).
+    if not are_all or _parties[0].generation or detects():
         _very_end.skips_finalize = True
 
 

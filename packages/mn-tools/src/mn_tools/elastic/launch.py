@@ -28,13 +28,22 @@ def command_of(options: Options, launcher: Launcher, hosts: Sequence[Host]) -> l
     script = [sys.executable, *options.command]
     start = [launcher.path, *options.mpiexec[1:]]
     if launcher.family == "Open MPI":
-        fault_tolerance = ["--with-ft", "ulfm"]
+        fault_tolerance = ["--with-ft", "ulfm", *_detector(options.detect)]
         where = ["--host", ",".join(f"{host.name}:{host.slots}" for host in hosts)] if hosts else []
         for name in (VARIABLE, SPARES) if hosts else ():
             where += ["-x", name]
         return [*start, *fault_tolerance, *ranks, *where, *script]
     where = ["-hosts", ",".join(f"{host.name}:{host.slots}" for host in hosts)] if hosts else []
     return [*start, *ranks, *where, *script]
+
+
+def _detector(seconds: float | None) -> list[str]:
+    """Return the options of Open MPI's failure detector: signs of life between ranks, from a thread of each."""
+    if seconds is None:
+        return []
+    # It expects more than three periods.
+    settings = {"": "true", "_thread": "true", "_period": f"{seconds / 4:g}", "_timeout": f"{seconds:g}"}
+    return [word for name, value in settings.items() for word in ("--mca", f"mpi_ft_detector{name}", value)]
 
 
 def environment_of(options: Options, hosts: Sequence[Host]) -> Mapping[str, str]:

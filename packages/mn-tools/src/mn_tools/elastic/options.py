@@ -9,6 +9,8 @@ from dataclasses import dataclass
 
 __all__ = ["Host", "Options", "parse"]
 
+_LEAST_DETECT = 0.5
+
 
 @dataclass(frozen=True)
 class Host:
@@ -37,6 +39,7 @@ class Options:
         mpiexec: The launcher, and its options.
         patience: How many seconds it may take until the first rank has a communicator.
         spares: How many processes wait, beside these, to take the places of ranks that are lost.
+        detect: After how many seconds of silence a rank is taken to be dead; ``None`` for never.
     """
 
     ranks: int
@@ -48,6 +51,7 @@ class Options:
     mpiexec: tuple[str, ...] = ("mpiexec",)
     patience: float = 120.0
     spares: int = 0
+    detect: float | None = None
 
 
 def parse(arguments: list[str], prog: str, description: str) -> Options:
@@ -63,6 +67,13 @@ def parse(arguments: list[str], prog: str, description: str) -> Options:
         type=int,
         default=0,
         help="how many more processes to start, which wait until a rank is lost (Open MPI, elastic=True); default 0",
+    )
+    parser.add_argument(
+        "--detect",
+        type=float,
+        metavar="SECONDS",
+        help="after how long a rank that is stopped or cut off is taken to be dead, at least 0.5; then more than half "
+        "of the ranks have to be left each time (experimental; Open MPI, elastic=True); default: never",
     )
     parser.add_argument("--restart", type=int, default=3, help="how often to start again; default %(default)s")
     parser.add_argument("--ssh", default="ssh", help="the command that reaches a host; default %(default)s")
@@ -80,6 +91,8 @@ def parse(arguments: list[str], prog: str, description: str) -> Options:
     for name in ("restart", "spares"):
         if getattr(given, name) < 0:
             parser.error(f"expected 0 or more for --{name}, got {getattr(given, name)}")
+    if given.detect is not None and not _LEAST_DETECT <= given.detect < float("inf"):
+        parser.error(f"expected at least {_LEAST_DETECT} seconds for --detect, got {given.detect}")
     try:
         hosts = read_hosts(given.hosts, given.n + given.spares)
     except ValueError as error:
@@ -87,7 +100,9 @@ def parse(arguments: list[str], prog: str, description: str) -> Options:
     if hosts and sum(host.slots for host in hosts) < given.min:
         parser.error(f"expected room for at least {given.min} ranks on --hosts, got {given.hosts}")
     ssh, mpiexec = tuple(shlex.split(given.ssh)), tuple(shlex.split(given.mpiexec))
-    return Options(given.n, command, hosts, given.min, given.restart, ssh, mpiexec, given.patience, given.spares)
+    return Options(
+        given.n, command, hosts, given.min, given.restart, ssh, mpiexec, given.patience, given.spares, given.detect
+    )
 
 
 def read_hosts(text: str, processes: int) -> tuple[Host, ...]:

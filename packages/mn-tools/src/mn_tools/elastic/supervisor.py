@@ -244,11 +244,12 @@ def _find_launcher(options: Options) -> Launcher:
         found, problem = (None, identified) if isinstance(identified, str) else (identified, "")
     if found is None:
         raise SystemExit(f"expected a launcher, {options.mpiexec[0]}: {problem}")
-    if options.spares and found.family != "Open MPI":
-        raise SystemExit(
-            f"expected Open MPI's mpiexec with --spares {options.spares}, got {found.family}'s ({found.path}): under it no "
-            "process can take the place of a rank that is lost; do without --spares, the job is then started again"
-        )
+    for name, value in (("--spares", options.spares), ("--detect", options.detect)):
+        if value and found.family != "Open MPI":
+            raise SystemExit(
+                f"expected Open MPI's mpiexec with {name} {value:g}, got {found.family}'s ({found.path}): its ranks "
+                f"cannot go on without one; do without {name}, and the job is started again"
+            )
     return found
 
 
