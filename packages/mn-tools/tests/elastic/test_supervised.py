@@ -92,16 +92,3 @@ def test_no_more_than_half_of_the_ranks_do_not_go_on(launcher, tmp_path):
     done = run(tmp_path, STOPS, "-n", "2", "--detect", "1", "--restart", "0", arguments=["elastic"])
     assert done.returncode == 1, done.stderr
     assert "only 1 of 2 ranks are left, not more than half, with failure detection" in done.stderr
-
-
-def test_neither_spares_nor_detection_without_open_mpi(tmp_path):
-    from mn_tools.doctor.mpi import Launcher
-    from mn_tools.elastic import supervisor
-    from mn_tools.elastic.options import Options
-
-    found = Launcher("/m/mpiexec", "MPICH", "5.0.2")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(supervisor, "identify", lambda *_: found)
-        for options in ({"spares": 1}, {"detect": 2.0}):
-            with pytest.raises(SystemExit, match=r"expected Open MPI's mpiexec with --\w+ \d, got MPICH's"):
-                supervisor._find_launcher(Options(2, ("t.py",), mpiexec=("/m/mpiexec",), **options))

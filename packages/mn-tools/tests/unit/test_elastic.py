@@ -5,6 +5,7 @@ import sys
 import pytest
 
 from mn_tools.doctor.mpi import Launcher
+from mn_tools.elastic import supervisor
 from mn_tools.elastic.attempt import Attempt
 from mn_tools.elastic.launch import command_of, environment_of, own_address, ranks_on, reachable, spares_on
 from mn_tools.elastic.options import Host, Options, parse, read_hosts
@@ -146,3 +147,10 @@ def test_nobody_has_joined():
     attempt = Attempt(1)
     assert not attempt.is_over
     assert attempt.reason == "no rank has made a communicator"
+
+
+@pytest.mark.parametrize("options", [{"spares": 1}, {"detect": 2.0}])
+def test_neither_spares_nor_detection_without_open_mpi(options, monkeypatch):
+    monkeypatch.setattr(supervisor, "identify", lambda *_: MPICH)
+    with pytest.raises(SystemExit, match=r"expected Open MPI's mpiexec with --\w+ \d, got MPICH's \(/m/mpiexec\)"):
+        supervisor.Supervisor(Options(2, ("t.py",), mpiexec=("/m/mpiexec",), **options)).run()

@@ -11,6 +11,10 @@ or a host is lost, it ends what is left of the job and starts it again, on the h
 process of a few megabytes holds what :func:`chainermn.extensions.create_memory_keeper` keeps there: the script goes on
 from that.
 
+With ``--spares`` more processes are started, which wait until a rank is lost: then one takes its place, with the state
+of another rank. With ``--detect`` a rank that is stopped or cut off counts as lost. Both need Open MPI and
+``elastic=True``.
+
 It gives up, with the status that a rank has failed with or else with 1, if fewer than ``--min`` ranks can be started,
 if all restarts are used up, or if three attempts in turn have failed and nothing newer was kept meanwhile.
 """
