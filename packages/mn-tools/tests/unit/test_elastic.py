@@ -152,5 +152,9 @@ def test_nobody_has_joined():
 @pytest.mark.parametrize("options", [{"spares": 1}, {"detect": 2.0}])
 def test_neither_spares_nor_detection_without_open_mpi(options, monkeypatch):
     monkeypatch.setattr(supervisor, "identify", lambda *_: MPICH)
-    with pytest.raises(SystemExit, match=r"expected Open MPI's mpiexec with --\w+ \d, got MPICH's \(/m/mpiexec\)"):
-        supervisor.Supervisor(Options(2, ("t.py",), mpiexec=("/m/mpiexec",), **options)).run()
+    refused = r"expected Open MPI's mpiexec with --\w+ \d, got MPICH's \(/m/mpiexec\)"
+    with (
+        supervisor.Supervisor(Options(2, ("t.py",), mpiexec=("/m/mpiexec",), **options)) as made,
+        pytest.raises(SystemExit, match=refused),
+    ):
+        made.run()
