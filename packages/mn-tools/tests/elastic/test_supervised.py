@@ -75,6 +75,7 @@ def test_a_job_of_which_only_spares_are_left_is_started_again(launcher, tmp_path
 
 
 STOPS = """
+comm.barrier()
 if first_rank == 1:
     os.kill(os.getpid(), signal.SIGSTOP)
 count(30)
@@ -82,13 +83,13 @@ count(30)
 
 
 def test_a_rank_that_is_stopped_is_taken_to_be_dead(launcher, tmp_path):
-    done = run(tmp_path, STOPS, "-n", "3", "--detect", "1", arguments=["elastic"])
+    done = run(tmp_path, STOPS, "-n", "3", "--detect", "2", arguments=["elastic"])
     assert done.returncode == 0, done.stderr
     assert done.stdout.count("ends with 30") == 2
     assert "lost rank 1 of 3, 2 go on" in done.stderr
 
 
 def test_no_more_than_half_of_the_ranks_do_not_go_on(launcher, tmp_path):
-    done = run(tmp_path, STOPS, "-n", "2", "--detect", "1", "--restart", "0", arguments=["elastic"])
+    done = run(tmp_path, STOPS, "-n", "2", "--detect", "2", "--restart", "0", arguments=["elastic"])
     assert done.returncode == 1, done.stderr
     assert "only 1 of 2 ranks are left, not more than half, with failure detection" in done.stderr

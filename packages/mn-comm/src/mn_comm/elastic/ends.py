@@ -128,6 +128,7 @@ def _end_job_if_all_leave(status: int) -> None:
     if _parties[0].take_leave(at_once=True):
         say("chainermn: no rank goes on: the job ends\n")
         flush_until_read()
+        report.job_ends()
         os._exit(status)  # several ranks that call MPI_Abort now and then make the launcher hang
 
 

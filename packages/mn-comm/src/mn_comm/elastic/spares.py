@@ -20,8 +20,8 @@ if TYPE_CHECKING:
 
 __all__ = ["Mustered", "Pool"]
 
-_PAUSE_SECONDS = 0.01  # between two looks: a third of a percent of a core
-_LOOKS_UNTIL_COUNT = 50  # between two counts of those who are alive
+_PAUSE_SECONDS = 0.02  # between two looks: a third of a percent of a core
+_LOOKS_UNTIL_COUNT = 25  # between two counts of those who are alive
 
 
 class Member(NamedTuple):
