@@ -35,3 +35,16 @@ def job(launcher, request, tmp_path):
         return sorted(done.stdout.splitlines())
 
     return run
+
+
+@pytest.fixture
+def spare_job(job, monkeypatch):
+    """Run code as ``job`` does, where some of the processes are spares; the code and its arguments come last."""
+
+    def run(spares, processes, code, *args, status=0):
+        monkeypatch.setenv("CHAINERMN_SPARES", str(spares))
+        printed = job(processes, code, *args, status=status)
+        run.stderr = job.stderr
+        return printed
+
+    return run

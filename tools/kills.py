@@ -5,7 +5,8 @@ folder as this Python, and prints a table: how many ranks were killed in which p
 next complete step. It ends with status 1 if a job hung or failed, or if ranks differed after any step.
 
 A job trains a small network for some iterations, with an evaluator and a checkpointer. Each victim is killed before a
-wait for other ranks, counted from the beginning of a phase, or by a thread some time after the beginning.
+wait for other ranks, counted from the beginning of a phase, or by a thread some time after the beginning. With
+``--spares`` each job has one or two spares, which replace the killed ranks, and may themselves be killed.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ import sys
 import tempfile
 from collections import Counter
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -37,7 +39,8 @@ class Victim:
     """A rank that is killed.
 
     Attributes:
-        phase: The phase: one of those above, or ``recovery``, after another rank was killed.
+        phase: The phase: one of those above; ``recovery``, after another rank was killed; or ``joining``, while a
+            spare takes a place.
         iteration: The first iteration in which it may be killed.
         wait: The number of the wait, from the beginning of the phase, before which it is killed.
         seconds: If above 0, the time after the beginning of the phase, which replaces ``wait``.
@@ -58,6 +61,22 @@ class Plan:
     strategy: str
     options: dict[str, bool]
     victims: dict[int, Victim]
+    spares: int = 0
+
+
+def plan_with_spares(seed: int) -> Plan:
+    """Return the job of a seed in which spares take places."""
+    random = np.random.RandomState(seed)
+    ranks, spares = int(random.randint(2, 4)), int(random.randint(1, 3))
+    order = [int(each) for each in random.permutation(ranks)]
+    at = int(random.randint(1, ITERATIONS - 6))
+    victims = {order[0]: Victim(PHASES[:2][seed % 2], at, int(random.randint(0, 9)), 0.0)}
+    # One of those who let in, or of those who join, and always one who does not.
+    other = order[1] if seed % 2 and ranks > 2 else ranks
+    if seed % 4 < 3 and (spares > 1 or other < ranks):
+        victims[other] = Victim("joining", 0, int(random.randint(0, 14)), 0.0)
+    options = OPTIONS[seed // 3 % len(OPTIONS)]
+    return Plan(seed, ranks, STRATEGIES[seed % len(STRATEGIES)], options, victims, spares)
 
 
 def plan(seed: int) -> Plan:
@@ -90,16 +109,18 @@ def run(job: Plan, patience: float) -> tuple[str, list[dict[str, object]]]:
     """
     mpiexec = shutil.which("mpiexec", path=os.path.dirname(sys.executable)) or "mpiexec"
     with tempfile.TemporaryDirectory() as folder:
-        command = [mpiexec, "--with-ft", "ulfm", "-n", str(job.ranks), sys.executable, __file__, "--train"]
+        processes = str(job.ranks + job.spares)
+        command = [mpiexec, "--with-ft", "ulfm", "-n", processes, sys.executable, __file__, "--train"]
         environ = {
             **os.environ,
             "PRTE_MCA_rmaps_default_mapping_policy": ":oversubscribe",
             "OMP_NUM_THREADS": "1",
             "KILLS_STACKS_AFTER": str(0.8 * patience),
+            "CHAINERMN_SPARES": str(job.spares),
         }
         log = Path(folder, "log")
         with log.open("w") as output:
-            started = [*command, str(job.seed), "--folder", folder]
+            started = [*command, str(job.seed), "--folder", folder, *(["--spares"] if job.spares else [])]
             process = subprocess.Popen(started, stdout=output, stderr=output, env=environ)
             try:
                 status = process.wait(patience)
@@ -122,10 +143,14 @@ def check(job: Plan, notes: list[dict[str, object]]) -> str:
         if len(digests) > 1:
             return f"ranks differ after iteration {iteration}"
     killed = {note["rank"] for note in notes if "killed" in note}
-    for rank in set(range(job.ranks)) - killed:
-        if [note["iteration"] for note in steps if note["rank"] == rank] != list(range(ITERATIONS)):
+    joined = {note["rank"]: note["joined"] for note in notes if "joined" in note}
+    begun = {rank: 0 for rank in range(job.ranks)} | joined
+    for rank in sorted(set(begun) - killed):
+        if [note["iteration"] for note in steps if note["rank"] == rank] != list(range(begun[rank], ITERATIONS)):  # type: ignore[call-overload]
             return f"rank {rank} has not come to the end"
-    return ""
+    sizes = {note["size"] for note in steps if note["iteration"] == ITERATIONS - 1}
+    left = min(job.ranks, job.ranks + job.spares - len(killed))
+    return "" if not job.spares or sizes == {left} else f"expected {left} ranks at the end, got {sizes}"
 
 
 def latencies(notes: list[dict[str, object]]) -> list[float]:
@@ -144,20 +169,22 @@ def main() -> int:
     parser.add_argument("--jobs", type=int, default=12, help="how many jobs; default %(default)s")
     parser.add_argument("--first", type=int, default=0, help="the first seed")
     parser.add_argument("--patience", type=float, default=60, help="seconds after which a job counts as hung")
+    parser.add_argument("--spares", action="store_true", help="whether jobs have spares")
     parser.add_argument("--train", type=int, help=argparse.SUPPRESS)
     parser.add_argument("--folder", type=Path, help=argparse.SUPPRESS)
     arguments = parser.parse_args()
+    plan_of = plan_with_spares if arguments.spares else plan
     if arguments.train is not None:
-        train(plan(arguments.train), arguments.folder)
+        train(plan_of(arguments.train), arguments.folder)
         return 0
     tally = Tally()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
     try:
         for seed in range(arguments.first, arguments.first + arguments.jobs):
-            problem, notes = run(plan(seed), arguments.patience)
+            problem, notes = run(plan_of(seed), arguments.patience)
             tally.add(notes, bool(problem))
             if problem:
-                print(f"{plan(seed)}: {problem}", flush=True)
+                print(f"{plan_of(seed)}: {problem}", flush=True)
     finally:
         print(tally)
     return int(tally.failed > 0)
@@ -225,11 +252,16 @@ def train(job: Plan, folder: Path) -> None:
     iterator = chainer.iterators.SerialIterator(dataset, 8, repeat=False, shuffle=False)
     evaluator = create_multi_node_evaluator(chainer.training.extensions.Evaluator(iterator, net), comm)
     checkpointer = create_multi_node_checkpointer("run", comm, path=folder)
-    for iteration in range(ITERATIONS):
+    keeper = chainermn.extensions.create_memory_keeper(comm)
+    state = State(optimizer, net)
+    begin = keeper.maybe_load(state, optimizer)
+    if begin is not None:
+        notes.write(joined=begin)
+    for iteration in range(begin or 0, ITERATIONS):
         killer.arm("update" if iteration else "first", iteration)
         optimizer.update(net, random.rand(8, 10).astype("f"), random.randint(0, 4, 8).astype("i"))
         killer.disarm()
-        notes.write(iteration=iteration, digest=digest(optimizer, net))
+        notes.write(iteration=iteration, digest=digest(optimizer, net), size=comm.size)
         if iteration % 3 == 2:
             killer.arm("evaluator", iteration)
             evaluator()
@@ -238,8 +270,27 @@ def train(job: Plan, folder: Path) -> None:
             killer.arm("checkpoint", iteration)
             checkpointer.save(net, iteration)
             killer.disarm()
+        keeper.keep(state, iteration + 1)
     comm.barrier()
     checkpointer.finalize()
+
+
+class State:
+    """What a spare gets.
+
+    Args:
+        optimizer: The optimizer.
+        net: Its model.
+    """
+
+    def __init__(self, optimizer: Any, net: Any) -> None:
+        self._optimizer = optimizer
+        self._net = net
+
+    def serialize(self, serializer: Any) -> None:
+        """Save or load it."""
+        self._net.serialize(serializer["model"])
+        self._optimizer.serialize(serializer["optimizer:main"])  # may have no state yet, which the name tells
 
 
 def digest(optimizer: object, net: object) -> str:
@@ -281,6 +332,21 @@ class Killer:
         self._wait_for = Activity.wait_for
         if victim is not None:
             Activity.wait_for = lambda *args: self._waits(*args)  # type: ignore[method-assign,assignment,misc]
+            if victim.phase == "joining":
+                self._begin_when_one_joins()
+
+    def _begin_when_one_joins(self) -> None:
+        from mn_comm.elastic.spares import Pool
+
+        muster, times = Pool.muster, [0]
+
+        def musters(pool: Pool, *args: int) -> object:
+            times[0] += 1
+            if times[0] == 2:  # by the first, spares are set aside
+                self._begin()
+            return muster(pool, *args)
+
+        Pool.muster = musters  # type: ignore[method-assign,assignment]
 
     def arm(self, phase: str, iteration: int) -> None:
         """Begin a phase."""

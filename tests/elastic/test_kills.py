@@ -37,6 +37,24 @@ def test_the_others_go_on_with_equal_parameters(launcher, seed):
     assert any("killed" in note for note in notes)
 
 
+# Trainers and spares that are killed while one joins, with overlap and double buffering among them.
+WITH_SPARES = [0, 3, 5, 6, 10]
+
+
+def test_the_seeds_reach_both_sides_of_joining():
+    jobs = [kills.plan_with_spares(seed) for seed in WITH_SPARES]
+    joining = [rank >= job.ranks for job in jobs for rank, each in job.victims.items() if each.phase == "joining"]
+    assert set(joining) == {False, True}
+    assert {tuple(job.options) for job in jobs} == {(), ("overlap",), ("double_buffering",)}
+
+
+@pytest.mark.parametrize("seed", WITH_SPARES)
+def test_spares_take_places_with_equal_parameters(launcher, seed):
+    problem, notes = kills.run(kills.plan_with_spares(seed), patience=60)
+    assert problem == ""
+    assert any("joined" in note for note in notes)
+
+
 RUN = """
 import os, runpy, signal, sys, threading, time
 import chainermn

@@ -626,6 +626,9 @@ def create_communicator(
 
         communicator: Communicator = ElasticCommunicator(mpi_comm, communicator_name)
     else:
+        from mn_comm.elastic.support import refuse_spares
+
+        refuse_spares()
         communicator = kind(mpi_comm)
     communicator._config = config  # noqa: SLF001 - checked before anything collective
     return communicator

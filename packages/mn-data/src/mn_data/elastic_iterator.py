@@ -18,6 +18,7 @@ from mn_data.loading import Loader
 __all__ = ["ElasticIterator"]
 
 _Positions = np.ndarray[Any, np.dtype[np.int64]]
+_NOTHING: _Positions = np.zeros(0, np.int64)
 
 
 class ElasticIterator(Iterator):  # type: ignore[misc]  # Chainer has no types
@@ -167,14 +168,15 @@ class ElasticIterator(Iterator):  # type: ignore[misc]  # Chainer has no types
         return [deal.indices(each[bounds[rank] : bounds[rank + 1]]) for each in ahead]
 
     def _flat_under_way(self) -> _Positions:
-        return np.concatenate([np.zeros(0, np.int64), *(part for parts in self._under_way for part in parts)])
+        return np.concatenate([_NOTHING, *(part for parts in self._under_way for part in parts)])
 
     def take_over(self, change: Change) -> None:
         """Give back the samples dealt to lost ranks since the last step. An elastic communicator calls this."""
         for parts in self._under_way:
-            for lost in change.lost:
+            for lost in (*change.lost, *change.set_aside):
                 self._deal.give_back(parts[lost])
             parts[:] = [parts[old] for old in change.survivors]
+            parts.extend([_NOTHING] * (change.size - len(parts)))
 
 
 def _positions(text: str) -> _Positions:

@@ -7,7 +7,7 @@ import logging
 from mn_comm import Change, CommunicatorBase, is_elastic
 from mn_data.plan import part
 
-__all__ = ["refuse_elastic", "tell_of_lost_parts"]
+__all__ = ["place_of", "places", "refuse_elastic", "tell_of_lost_parts"]
 
 logger = logging.getLogger(__name__)
 
@@ -21,6 +21,16 @@ def refuse_elastic(communicator: CommunicatorBase) -> None:
         )
 
 
+def places(communicator: CommunicatorBase) -> int:
+    """Return into how many parts a dataset is divided: one for each rank that trains, and none for spares."""
+    return int(getattr(communicator, "places", communicator.size)) if is_elastic(communicator) else communicator.size
+
+
+def place_of(communicator: CommunicatorBase, rank: int) -> int:
+    """Return which part a rank gets: a spare, which may take any place later, the same as another rank."""
+    return rank % places(communicator)
+
+
 def tell_of_lost_parts(communicator: CommunicatorBase, length: int, force_equal_length: bool) -> None:
     """Let rank 0 warn which samples are gone, whenever a rank is lost.
 
@@ -31,12 +41,14 @@ def tell_of_lost_parts(communicator: CommunicatorBase, length: int, force_equal_
     """
     if not is_elastic(communicator):
         return
-    size = communicator.size
-    owners = list(range(size))  # whose part each rank of the current generation has
+    size = places(communicator)
+    # Whose part each rank of the current generation has; those that are or were spares have one that others have, too.
+    owners: list[int | None] = [rank if rank < size else None for rank in range(communicator.size)]
 
     def tell(change: Change) -> None:
         for lost in change.lost:
-            begin, end = part(length, size, owners[lost], force_equal_length)
+            owner = owners[lost]
+            begin, end = (0, 0) if owner is None else part(length, size, owner, force_equal_length)
             if change.rank == 0 and begin < end:
                 logger.warning(
                     "samples %d to %d of %d, in the order of scatter_dataset, were lost with rank %d: "
@@ -44,5 +56,6 @@ def tell_of_lost_parts(communicator: CommunicatorBase, length: int, force_equal_
                     *(begin, min(end, length) - 1, length, lost),
                 )
         owners[:] = [owners[old] for old in change.survivors]
+        owners.extend([None] * (change.size - len(owners)))
 
     communicator.on_change(tell)  # type: ignore[attr-defined]

@@ -11,7 +11,7 @@ import chainer
 import numpy as np
 
 from mn_comm import MPI, Communicator, CommunicatorBase, create_communicator, raise_on_all, transact, watched
-from mn_data.lost_parts import tell_of_lost_parts
+from mn_data.lost_parts import place_of, places, tell_of_lost_parts
 from mn_data.plan import part
 from mn_data.progress import progress
 from mn_data.take import ArrayLayout, assemble, can_take, columns_of, layout_of, leaves
@@ -93,7 +93,7 @@ def _scatter(
         return _scatter_samples(dataset, communicator, root, order, max_buf_len, force_equal_length)
     to_send = (dataset, order) if communicator.rank == root else None
     whole, order = communicator.bcast_obj(to_send, max_buf_len=max_buf_len, root=root)
-    begin, end = part(len(whole), communicator.size, communicator.rank, force_equal_length)
+    begin, end = part(len(whole), places(communicator), place_of(communicator, communicator.rank), force_equal_length)
     return chainer.datasets.SubDataset(whole, begin, end, order), len(whole)
 
 
@@ -125,7 +125,7 @@ def scatter_index(
             if communicator.rank == root:
                 _check_count(n_total_samples)
         total = communicator.bcast_obj(n_total_samples if communicator.rank == root else None, root=root)
-        return part(int(total), communicator.size, communicator.rank, force_equal_length)
+        return part(int(total), places(communicator), place_of(communicator, communicator.rank), force_equal_length)
 
 
 def _scatter_samples(
@@ -139,7 +139,8 @@ def _scatter_samples(
     mpi_comm = watched(communicator.mpi_comm)
     is_root = communicator.rank == root
     layout, length = communicator.bcast_obj((layout_of(dataset), len(dataset)) if is_root else None, root=root)
-    bounds = [part(length, communicator.size, rank, force_equal_length) for rank in range(communicator.size)]
+    parts_of_all = [place_of(communicator, rank) for rank in range(communicator.size)]
+    bounds = [part(length, places(communicator), each, force_equal_length) for each in parts_of_all]
     begin, end = bounds[communicator.rank]
     columns = list(columns_of(dataset, order)) if is_root else [None] * len(list(leaves(layout)))
     mine: list[Any] = []

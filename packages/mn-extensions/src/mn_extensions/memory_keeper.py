@@ -1,8 +1,12 @@
-"""An extension that saves the training's state in each node's memory, for the next attempt of a supervised job."""
+"""An extension that saves the training's state in each node's memory, for the next attempt of a supervised job.
+
+It also lets spares join: they wait in ``maybe_load`` until they are needed, and get the state from another rank.
+"""
 
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Mapping
 from functools import partial
 from typing import Any
@@ -11,9 +15,10 @@ import numpy as np
 from chainer.serializers import npz
 from chainer.training import Extension
 
-from mn_comm import CommunicatorBase, NodeMemory, raise_on_all, transact
-from mn_extensions.checkpoint.replicas import assume_synchronized, synchronize
+from mn_comm import CommunicatorBase, ElasticCommunicator, NodeMemory, is_elastic, raise_on_all, transact
+from mn_extensions.checkpoint.replicas import assume_synchronized, optimizers_of, synchronize
 from mn_extensions.checkpoint.state import check_fits, load_state
+from mn_extensions.handover import Handover, hand_over, hyperparameters_of, set_hyperparameters
 from mn_extensions.snapshot import fit_iterators
 
 __all__ = ["MemoryKeeper", "create_memory_keeper"]
@@ -34,6 +39,10 @@ def create_memory_keeper(comm: CommunicatorBase) -> MemoryKeeper:
     all ranks, as with data parallelism: parameters, optimizers, the trainer. State that only rank 0 has, such as the
     log, is saved as well. A shuffled part of a dataset from :func:`mn_data.scatter_dataset` continues at the same place
     in a different order; :class:`mn_data.ElasticIterator` continues exactly. Random number generators start again.
+
+    In a job with spares, ``maybe_load`` is where they wait. It returns on them when they take the place of a rank that
+    was lost, between two iterations of the others, with the state of one of these. So all that communicates before the
+    first iteration has to come before it.
 
     Args:
         comm: The ranks that train together.
@@ -63,10 +72,10 @@ class MemoryKeeper(Extension):  # type: ignore[misc]  # Chainer has no types
 
     def __call__(self, trainer: Any) -> None:
         """Save the trainer's state; collective."""
-        self.keep(trainer, trainer.updater.iteration)
+        self._keep_if_there(trainer, trainer.updater.iteration)
 
     def keep(self, target: Any, iteration: int) -> None:
-        """Save a state, which replaces the previous one; collective.
+        """Save a state, which replaces the previous one, and let spares join if ranks were lost; collective.
 
         Args:
             target: A trainer, or anything else that Chainer can serialize.
@@ -75,6 +84,30 @@ class MemoryKeeper(Extension):  # type: ignore[misc]  # Chainer has no types
         Raises:
             TypeError: The state holds Python objects (on every rank).
         """
+        self._keep_if_there(target, iteration)
+        self.let_in(target, iteration)
+
+    def let_in(self, target: Any, iteration: int) -> None:
+        """Let spares take the places of ranks that were lost, and send them a state; collective, between two steps.
+
+        Where a trainer was passed to :meth:`maybe_load`, this is called after each of its iterations, last of all
+        extensions. Nothing is done, and nothing sent, unless ranks were lost and spares are left.
+
+        Args:
+            target: What spares have passed to :meth:`maybe_load`: the trainer, for example.
+            iteration: The number of the state, the same on every rank.
+        """
+        if not (is_elastic(self.comm) and _elastic(self.comm).lacks_ranks):
+            return
+        _elastic(self.comm).fill_places()
+
+        def take() -> Handover:
+            return Handover(iteration, _state_of(target), hyperparameters_of(target))
+
+        synchronize(target)
+        transact(self.comm, lambda: hand_over(_elastic(self.comm), take))
+
+    def _keep_if_there(self, target: Any, iteration: int) -> None:
         if self._is_there:
             synchronize(target)
             transact(self.comm, partial(self._keep, target, iteration))
@@ -97,6 +130,8 @@ class MemoryKeeper(Extension):  # type: ignore[misc]  # Chainer has no types
     def maybe_load(self, target: Any, optimizer: Any = None) -> int | None:
         """Load the newest state that the memory of a node holds, if there is one; collective.
 
+        In a job with spares, these wait here, and load the state of another rank when they take a place.
+
         Args:
             target: The object whose state was saved: a trainer before it runs, or something else.
             optimizer: A multi-node optimizer whose next update takes a step, rather than distribute the parameters of
@@ -108,10 +143,41 @@ class MemoryKeeper(Extension):  # type: ignore[misc]  # Chainer has no types
         Raises:
             ValueError: The state belongs to a different model (on every rank); then nothing was loaded.
         """
-        if not self._is_there:
-            return None
-        found: int | None = transact(self.comm, partial(self._load, target, optimizer))
+        found: int | None = None
+        if self._is_there:
+            found = transact(self.comm, partial(self._load, target, optimizer))
+        if not is_elastic(self.comm):
+            return found
+        comm = _elastic(self.comm)
+        has_waited = comm.take_places()
+        is_trainer = hasattr(type(target), "extend")
+        if is_trainer and comm.has_spares:
+            target.extend(_Door(self), name=_Door.name, trigger=lambda _: comm.lacks_ranks)
+        if not has_waited:
+            return found
+        found = self._catch_up(target, optimizer)
+        if is_trainer:
+            comm.catch_up("maybe_load")
         return found
+
+    def _catch_up(self, target: Any, optimizer: Any) -> int:
+        """Get the state of another rank, and load it; collective with :meth:`let_in` there."""
+        began = time.monotonic()
+        handover = transact(self.comm, lambda: hand_over(_elastic(self.comm), None))
+        assert handover is not None  # it is for those who have joined
+        state = _loadable(handover.state)
+        check_fits(state, target)
+        load_state(fit_iterators(state, target), target)
+        set_hyperparameters(target, handover.hyperparameters)
+        for each in optimizers_of(target) if optimizer is None else [optimizer]:
+            if hasattr(each, "assume_synchronized") and each.target is not None:
+                each.assume_synchronized()
+        size = sum(array.nbytes for array in state.values()) / 1e6
+        logger.warning(
+            "rank %d of %d got the state of iteration %d: %.1f MB in %.0f ms",
+            *(self.comm.rank, self.comm.size, handover.number, size, 1000 * (time.monotonic() - began)),
+        )
+        return handover.number
 
     def _load(self, target: Any, optimizer: Any) -> int | None:
         found = self._memory.get()
@@ -131,6 +197,32 @@ class MemoryKeeper(Extension):  # type: ignore[misc]  # Chainer has no types
         if self.comm.rank == 0:
             logger.info("went on at iteration %d, from the memory of a node", newest)
         return newest
+
+
+class _Door(Extension):  # type: ignore[misc]  # Chainer has no types
+    """Lets spares join after an iteration, when all other extensions have been called.
+
+    Args:
+        keeper: What gives them the state.
+    """
+
+    name = "chainermn_spares"
+    priority = float("-inf")
+
+    def __init__(self, keeper: MemoryKeeper) -> None:
+        self._keeper = keeper
+
+    def initialize(self, trainer: Any) -> None:
+        """Take note that the trainer runs, on a rank that has joined: from here on it does what all others do."""
+        _elastic(self._keeper.comm).catch_up("")
+
+    def __call__(self, trainer: Any) -> None:
+        """Let them join; collective."""
+        self._keeper.let_in(trainer, trainer.updater.iteration)
+
+
+def _elastic(comm: Any) -> ElasticCommunicator:
+    return comm  # type: ignore[no-any-return]
 
 
 def _state_of(target: Any) -> _State:

@@ -59,11 +59,16 @@ def multi_node_snapshot(
         >>> snapshot = chainermn.extensions.multi_node_snapshot(comm, snapshot, replica_sets=[0])
         >>> trainer.extend(snapshot, trigger=(1, "epoch"))
     """
-    with raise_on_all(comm):
-        sets = parse_replica_sets(replica_sets, comm.size)
-        if snapshot.autoload and callable(snapshot.filename):
-            raise ValueError("expected a string as the file name of a snapshot with autoload, got a function")
-    return MultiNodeSnapshot(comm, snapshot, sets)
+    replica_sets = list(replica_sets)
+
+    def check() -> list[list[int]]:
+        with raise_on_all(comm):
+            if snapshot.autoload and callable(snapshot.filename):
+                raise ValueError("expected a string as the file name of a snapshot with autoload, got a function")
+            return parse_replica_sets(replica_sets, comm.size)
+        raise AssertionError("raise_on_all lets the block return, or raises")
+
+    return MultiNodeSnapshot(comm, snapshot, transact(comm, check))
 
 
 def parse_replica_sets(replica_sets: Iterable[int | Iterable[int]], size: int) -> list[list[int]]:
@@ -122,7 +127,8 @@ class MultiNodeSnapshot(Extension):  # type: ignore[misc]  # Chainer has no type
                 self.snapshot.initialize(trainer)
         finally:
             self.snapshot.autoload = autoload
-        if autoload:
+        # A spare that has joined has got the state already, and the others have begun long ago.
+        if autoload and not getattr(self.comm, "is_catching_up", False):
             transact(self.comm, partial(self._load, self._target_of(trainer), Path(trainer.out)))
 
     def __call__(self, trainer: Any) -> None:

@@ -5,8 +5,9 @@ import sys
 import pytest
 
 from mn_tools.doctor.mpi import Launcher
+from mn_tools.elastic import supervisor
 from mn_tools.elastic.attempt import Attempt
-from mn_tools.elastic.launch import command_of, environment_of, own_address, ranks_on, reachable
+from mn_tools.elastic.launch import command_of, environment_of, own_address, ranks_on, reachable, spares_on
 from mn_tools.elastic.options import Host, Options, parse, read_hosts
 
 MPICH, OPEN_MPI = Launcher("/m/mpiexec", "MPICH", "5.0.2"), Launcher("/o/mpiexec", "Open MPI", "5.0.11")
@@ -32,6 +33,9 @@ def test_a_module_needs_two_hyphens():
         (["-n", "2"], "expected a script to run, got none"),
         (["-n", "2", "--min", "3", "a.py"], "expected 1 <= --min <= -n, got --min 3 and -n 2"),
         (["-n", "2", "--restart", "-1", "a.py"], "expected 0 or more for --restart, got -1"),
+        (["-n", "2", "--spares", "-1", "a.py"], "expected 0 or more for --spares, got -1"),
+        (["-n", "2", "--detect", "0.1", "a.py"], "expected at least 0.5 seconds for --detect, got 0.1"),
+        (["-n", "2", "--detect", "nan", "a.py"], "expected at least 0.5 seconds for --detect, got nan"),
         (["-n", "2", "--hosts", "a:0", "a.py"], "expected hosts as a:2,b:2 for --hosts, got 'a:0'"),
         (["-n", "2", "--hosts", "a,a", "a.py"], "expected each host once in --hosts, got 'a,a'"),
         (["-n", "4", "--min", "3", "--hosts", "a:1,b:1", "a.py"], "expected room for at least 3 ranks on --hosts"),
@@ -56,19 +60,37 @@ def test_there_are_as_many_ranks_as_asked_for_and_fit():
     assert ranks_on(Options(3, ("t.py",)), ()) == 3
 
 
+def test_spares_wait_where_ranks_leave_room():
+    options = Options(3, ("t.py",), HOSTS, spares=2)
+    assert [spares_on(options, hosts) for hosts in (HOSTS, HOSTS[:1], ())] == [1, 0, 0]
+    assert spares_on(Options(3, ("t.py",), spares=2), ()) == 2
+    assert command_of(options, OPEN_MPI, HOSTS)[3:5] == ["-n", "4"]
+    assert environment_of(options, HOSTS) == {"CHAINERMN_SPARES": "1"}
+    assert parsed("-n", "3", "--spares", "1", "--hosts", "a,b", "t.py").hosts == HOSTS
+
+
+def test_open_mpi_looks_for_ranks_that_are_silent():
+    command = command_of(parsed("-n", "3", "--detect", "2", "t.py"), OPEN_MPI, ())
+    assert command[1:] == [
+        *("--with-ft", "ulfm", "--mca", "mpi_ft_detector", "true", "--mca", "mpi_ft_detector_thread", "true"),
+        *("--mca", "mpi_ft_detector_period", "0.5", "--mca", "mpi_ft_detector_timeout", "2"),
+        *("-n", "3", sys.executable, "t.py"),
+    ]
+
+
 def test_the_command_of_each_launcher():
     options = Options(4, ("t.py", "-e", "2"), HOSTS, mpiexec=("mpiexec", "--verbose"))
     script = [sys.executable, "t.py", "-e", "2"]
     assert command_of(options, MPICH, HOSTS[1:]) == ["/m/mpiexec", "--verbose", "-n", "2", "-hosts", "b:2", *script]
-    where = ["--host", "a:2,b:2", "-x", "CHAINERMN_SUPERVISOR"]
+    where = ["--host", "a:2,b:2", "-x", "CHAINERMN_SUPERVISOR", "-x", "CHAINERMN_SPARES"]
     tolerant = ["--with-ft", "ulfm"]
     assert command_of(options, OPEN_MPI, HOSTS) == ["/o/mpiexec", "--verbose", *tolerant, "-n", "4", *where, *script]
     assert command_of(Options(4, ("t.py",)), MPICH, ()) == ["/m/mpiexec", "-n", "4", sys.executable, "t.py"]
 
 
 def test_both_launchers_reach_hosts_as_the_supervisor_does():
-    assert environment_of(Options(1, ("t.py",))) == {}
-    environ = environment_of(Options(1, ("t.py",), ssh=("ssh", "-p", "22")))
+    assert environment_of(Options(1, ("t.py",)), ()) == {"CHAINERMN_SPARES": "0"}
+    environ = environment_of(Options(1, ("t.py",), ssh=("ssh", "-p", "22")), ())
     assert environ["HYDRA_LAUNCHER_EXEC"] == environ["PRTE_MCA_plm_ssh_agent"] == "ssh -p 22"
 
 
@@ -115,6 +137,13 @@ def test_the_status_is_that_of_a_rank_that_has_failed():
     assert attempt.reason == "rank 1: exit status 3"
 
 
+def test_it_is_over_when_ranks_say_so_although_one_is_stopped():
+    attempt = heard(*JOINED, ("failed", 1, {"status": 1, "summary": "only 1 of 2 is left"}), ("over", 1, {}))
+    assert attempt.present == {0, 1}
+    assert attempt.is_over
+    assert not attempt.is_finished
+
+
 def test_a_rank_of_the_attempt_before_does_not_count():
     attempt = heard(*JOINED)
     attempt.hear({"op": "gone", "attempt": 0, "rank": 0})
@@ -125,3 +154,14 @@ def test_nobody_has_joined():
     attempt = Attempt(1)
     assert not attempt.is_over
     assert attempt.reason == "no rank has made a communicator"
+
+
+@pytest.mark.parametrize("options", [{"spares": 1}, {"detect": 2.0}])
+def test_neither_spares_nor_detection_without_open_mpi(options, monkeypatch):
+    monkeypatch.setattr(supervisor, "identify", lambda *_: MPICH)
+    refused = r"expected Open MPI's mpiexec with --\w+ \d, got MPICH's \(/m/mpiexec\)"
+    with (
+        supervisor.Supervisor(Options(2, ("t.py",), mpiexec=("/m/mpiexec",), **options)) as made,
+        pytest.raises(SystemExit, match=refused),
+    ):
+        made.run()

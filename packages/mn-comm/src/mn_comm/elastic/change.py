@@ -17,6 +17,9 @@ class Change:
         survivors: The old numbers of the ranks that continue: the one at position ``i`` is now rank ``i``.
         rank: The new number of this rank.
         seconds: The time since this rank learned of the loss.
+        set_aside: The ranks that wait as spares from now on, by their numbers before, in ascending order.
+        newcomers: Spares that have joined, by their names in messages. Their numbers follow those of the survivors. For
+            a spare itself, which has a number from the set-up, all are survivors.
     """
 
     generation: int
@@ -24,11 +27,13 @@ class Change:
     survivors: tuple[int, ...]
     rank: int
     seconds: float
+    set_aside: tuple[int, ...] = ()
+    newcomers: tuple[str, ...] = ()
 
     @property
     def size(self) -> int:
         """The new number of ranks."""
-        return len(self.survivors)
+        return len(self.survivors) + len(self.newcomers)
 
     @property
     def old_rank(self) -> int:
@@ -38,11 +43,20 @@ class Change:
     @property
     def old_size(self) -> int:
         """The old number of ranks."""
-        return len(self.survivors) + len(self.lost)
+        return len(self.survivors) + len(self.lost) + len(self.set_aside)
 
     def __str__(self) -> str:
-        names = f"rank{'s' * (len(self.lost) > 1)} {', '.join(map(str, self.lost))}" if self.lost else "no rank"
-        return f"lost {names} of {self.old_size}, {self.size} go on"
+        if self.newcomers:
+            lost = f"lost {_named(self.lost)}, " if self.lost else ""
+            return f"{lost}{', '.join(self.newcomers)} joined {len(self.survivors)} ranks, {self.size} go on"
+        if self.set_aside:
+            lost = f"lost {_named(self.lost)}, " if self.lost else ""
+            return f"{lost}{_named(self.set_aside)} of {self.old_size} set aside as spares, {self.size} go on"
+        return f"lost {_named(self.lost)} of {self.old_size}, {self.size} go on"
+
+
+def _named(ranks: tuple[int, ...]) -> str:
+    return f"rank{'s' * (len(ranks) > 1)} {', '.join(map(str, ranks))}" if ranks else "no rank"
 
 
 class RankLost(RuntimeError):

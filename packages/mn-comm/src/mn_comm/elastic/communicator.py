@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 import weakref
 from collections.abc import Callable
@@ -12,12 +13,14 @@ from mn_comm import agreement, spans
 from mn_comm.communicator import Communicator
 from mn_comm.elastic import ends
 from mn_comm.elastic.change import Change, RankLost
-from mn_comm.elastic.support import problem_of
+from mn_comm.elastic.support import SPARES, is_minority, problem_of
+from mn_comm.elastic.support import n_spares as read_n_spares
 from mn_comm.mpi import MPI
 
 if TYPE_CHECKING:
     from mn_comm.context import Contexts
     from mn_comm.elastic.family import Family
+    from mn_comm.elastic.spares import Mustered, Pool
     from mn_comm.gradients.reducer import GradientReducer
     from mn_comm.protocols import Model
     from mn_comm.strategies import Strategy
@@ -40,13 +43,23 @@ class _Progress:
     Attributes:
         depth: The number of nested transactions that are running.
         alarms: How many times in a row MPI has failed although no rank was lost.
+        no_steps: Why no step can be taken now; empty if one can.
+        nothing: Why no transaction at all can be made now; empty if one can.
     """
 
-    __slots__ = ("alarms", "depth")
+    __slots__ = ("alarms", "depth", "no_steps", "nothing")
 
     def __init__(self) -> None:
         self.depth = 0
         self.alarms = 0
+        self.no_steps = ""
+        self.nothing = ""
+
+    def check(self, is_step: bool) -> None:
+        """Raise if no transaction can be made now."""
+        problem = self.nothing or (is_step and self.no_steps)
+        if problem:
+            raise RuntimeError(problem)
 
 
 class ElasticCommunicator(Communicator):
@@ -58,13 +71,17 @@ class ElasticCommunicator(Communicator):
     operation is a transaction, unless it is part of a larger one. The communicator must not be used by several threads
     at the same time.
 
+    Where ``CHAINERMN_SPARES`` asks for spares, all processes are ranks until :meth:`take_places` is called, and so take
+    part in the set-up of the script.
+
     Args:
         mpi_comm: The ranks that take part. Creating a communicator is collective.
         strategy: How gradients are averaged: the name of a communicator.
 
     Raises:
         RuntimeError: The job cannot continue after a rank has died (on every rank).
-        ValueError: The strategy cannot be elastic, or cannot work on these hosts.
+        ValueError: The strategy cannot be elastic, or cannot work on these hosts; or there cannot be as many spares as
+            asked for.
     """
 
     strategy = "naive"
@@ -79,17 +96,31 @@ class ElasticCommunicator(Communicator):
             raise TypeError(f"expected an mpi4py intracommunicator for mpi_comm, got {type(mpi_comm).__name__}")
         if strategy in _UNABLE:
             raise ValueError(f"expected a communicator that averages in host memory with elastic=True, got {strategy}")
-        with agreement.raise_on_all(Ranks(mpi_comm)):
+        ranks = Ranks(mpi_comm)
+        with agreement.raise_on_all(ranks):
             problem = problem_of(MPI.Get_library_version())
             if problem is not None:
                 raise RuntimeError(problem)
+        # Not each by its own environment: Open MPI's launcher passes a variable to the ranks of its own host only.
+        n_spares = read_n_spares(ranks.size, ranks.bcast(os.environ.get(SPARES, "")))
+        if n_spares and ends.is_shared():
+            raise ValueError(f"expected one elastic communicator with {SPARES}={n_spares}, got another one")
         self.strategy = strategy
         self._generation = -1
         self._progress = _Progress()
         self._on_change: list[Callable[[Change], object]] = []
         self._on_commit: list[Callable[[], object]] = []
         self._handed_out: list[tuple[weakref.ref[GradientReducer], bool]] = []
+        self._places = ranks.size - n_spares if n_spares else 0
+        self._pool: Pool | None = None
+        self._waits = False
+        self._is_over = False
         self._renew(Family(mpi_comm))
+        if n_spares:
+            self._progress.no_steps = (
+                f"{SPARES}={n_spares}: expected keeper.maybe_load(trainer) before the first step, for a keeper "
+                "of chainermn.extensions.create_memory_keeper(comm): that is where spares wait"
+            )
         ends.end_alone(self)
 
     @property
@@ -158,9 +189,12 @@ class ElasticCommunicator(Communicator):
 
         Raises:
             RankLost: A rank was lost, and the function cannot be repeated (on every remaining rank).
+            RuntimeError: Spares have not been set aside before the first step (on every rank); or a spare has joined,
+                and calls what the others have called before.
         """
         if self._progress.depth:
             return function()
+        self._progress.check(is_step)
         while True:
             try:
                 result = self._attempt(function)
@@ -218,21 +252,156 @@ class ElasticCommunicator(Communicator):
             self._abandon()
             self._renew(before)
         change = self._change_since(before, began)
+        self._expect_majority(change)
         self._progress.alarms = 0 if change.lost else self._progress.alarms + 1
         if self._progress.alarms >= _MOST_ALARMS:
             raise RuntimeError(f"MPI failed {_MOST_ALARMS} times in turn, although no rank was lost") from error
+        self._tell(change)
+        return change
+
+    def _expect_majority(self, change: Change) -> None:
+        left = len(change.survivors) + len(change.set_aside)
+        if is_minority(left, change.old_size):
+            ends.end_as_minority(left, change.old_size)
+
+    def _tell(self, change: Change) -> None:
         if self.rank == 0:
             _log(change)
         for callback in self._on_change:
             callback(change)
-        return change
 
-    def _change_since(self, before: Family, began: float) -> Change:
+    def _change_since(self, before: Family, began: float, mustered: Mustered | None = None) -> Change:
         from mn_comm.elastic.recovery import survivors
 
-        alive = survivors(before, self._family)
-        lost = tuple(sorted(set(range(before.base.size)) - set(alive)))
-        return Change(self._generation, lost, alive, self.rank, time.monotonic() - began)
+        alive = survivors(before.base, self._family.base)
+        gone = set(range(before.base.size)) - set(alive)
+        aside: set[int] = set()
+        newcomers: tuple[str, ...] = ()
+        if mustered is not None:
+            assert self._pool is not None
+            aside = gone & set(survivors(before.base, self._pool.base))
+            present = survivors(mustered.base, self._family.base)
+            names = dict(enumerate(mustered.newcomers, mustered.base.size - len(mustered.newcomers)))
+            newcomers = tuple(names[each] for each in present if each in names) if len(alive) < self.size else ()
+        return Change(
+            *(self._generation, tuple(sorted(gone - aside)), alive, self.rank, time.monotonic() - began),
+            *(tuple(sorted(aside)), newcomers),
+        )
+
+    @property
+    def places(self) -> int:
+        """How many ranks are to train; the others, if there are more, are going to wait as spares."""
+        return min(self._places, self.size) or self.size
+
+    @property
+    def has_spares(self) -> bool:
+        """Whether processes have been set aside by :meth:`take_places`; on every rank alike."""
+        return self._pool is not None
+
+    @property
+    def lacks_ranks(self) -> bool:
+        """Whether ranks were lost whose places spares may take; on every rank alike."""
+        return self._pool is not None and self._pool.waiting > 0 and self.size < self._places
+
+    def take_places(self) -> bool:
+        """Let as many ranks train as were asked for, and the others wait until they are needed; collective.
+
+        Without spares nothing is done. A process that is not needed ends here, with status 0, when the job does.
+
+        Returns:
+            Whether this process has waited, and takes the place of a lost one now: it is one of the last ranks.
+        """
+        if not self._progress.no_steps:
+            return False
+        from mn_comm.elastic.spares import Pool
+
+        self._meet()
+        self._progress.no_steps = ""
+        self._pool = Pool(self._family, self._places)
+        if self._muster(self._pool):
+            return False
+        self._generation += 1  # it was rebuilt without this one
+        self._waits = True
+        self._wait(self._pool)
+        return True
+
+    def fill_places(self) -> None:
+        """Let spares take the places of ranks that were lost, if there are any; collective, between two steps.
+
+        They return from :meth:`take_places`, and are the last ranks. Nothing is sent to them here. If a rank is lost
+        meanwhile, :attr:`lacks_ranks` still holds: then this can be called again, but not before all have come to the
+        same place.
+        """
+        if not self.lacks_ranks:
+            return
+        assert self._pool is not None
+        self._meet()
+        self._muster(self._pool)
+
+    def catch_up(self, until: str) -> None:
+        """Refuse transactions on a rank that has joined, until it has come to where the others are.
+
+        Args:
+            until: What it has to come to; empty if it has.
+        """
+        self._progress.nothing = until and (
+            f"expected all that communicates before {until}, in a script that has spares: the other ranks have done it "
+            "long before this one joined them"
+        )
+
+    @property
+    def is_catching_up(self) -> bool:
+        """Whether this rank has joined, and has not come to where the others are."""
+        return bool(self._progress.nothing)
+
+    def _meet(self) -> None:
+        """Make sure that all ranks are here; collective."""
+        if self._progress.depth:
+            raise RuntimeError("expected spares to be called between two transactions, got a call within one")
+        while True:
+            try:
+                self._attempt(lambda: None)
+            except Exception as error:
+                if not self._is_of_a_loss(error):
+                    raise
+                self._recover(error)
+            else:
+                return
+
+    def _muster(self, pool: Pool) -> bool:
+        """Decide with all who wait who trains, and go on with these; return whether this process does. Collective."""
+        began, before = time.monotonic(), self._family
+        with spans.span("muster", generation=self._generation + 1):
+            before.give_up()
+            self._abandon()
+            mustered = pool.muster(self.rank, self._generation)
+            assert mustered is not None  # this one is not leaving
+            if mustered.is_called:
+                self._expect_majority(self._begin(mustered, before, began))
+        return mustered.is_called
+
+    def _wait(self, pool: Pool) -> None:
+        """Wait until this process is called, or end it if it never is."""
+        before = self._family
+        while self._waits:
+            pool.wait()
+            began = time.monotonic()
+            mustered = None if pool.is_abandoned else pool.muster(-1, -1)
+            if mustered is None:
+                self._is_over = True
+                ends.end_as_spare(in_vain=pool.is_abandoned)
+            elif mustered.is_called:
+                self._waits = False
+                self._begin(mustered, before, began)
+
+    def _begin(self, mustered: Mustered, before: Family, began: float) -> Change:
+        from mn_comm.elastic.recovery import first_generation
+
+        self._generation = mustered.generation
+        self._go_on(*first_generation(mustered.base, self._build))
+        change = self._change_since(before, began, mustered)
+        self._tell(change)
+        return change
 
     def take_leave(self, *, at_once: bool) -> bool:
         """Leave the other ranks, which continue; return whether no rank does. This object must not be used afterwards.
@@ -242,7 +411,12 @@ class ElasticCommunicator(Communicator):
         """
         from mn_comm.elastic.recovery import all_leave
 
-        return all_leave(self._family, at_once=at_once)
+        if self._is_over or self._waits:
+            return self._is_over
+        is_over = all_leave(self._family, at_once=at_once)
+        if is_over and self._pool is not None:
+            self._pool.dismiss()
+        return is_over
 
     def _abandon(self) -> None:
         """End all work in the background: it fails, because the communicators are revoked."""
@@ -254,7 +428,10 @@ class ElasticCommunicator(Communicator):
         """Shrink a family that was given up, and continue with the next one; collective among the remaining ranks."""
         from mn_comm.elastic.recovery import next_generation
 
-        self._family, (contexts, strategy) = next_generation(before, self._build)
+        self._go_on(*next_generation(before, self._build))
+
+    def _go_on(self, family: Family, built: tuple[Contexts, Strategy]) -> None:
+        self._family, (contexts, strategy) = family, built
         self._generation += 1
         self._use(self._family.base, contexts, strategy)
         for reducer, is_background in self._reducers_handed_out():

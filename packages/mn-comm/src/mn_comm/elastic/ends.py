@@ -22,12 +22,13 @@ from types import FrameType
 from typing import NoReturn, Protocol
 
 from mn_comm import exit_status, global_except_hook
+from mn_comm.elastic.support import detects
 from mn_comm.last_words import flush_until_read, say
 from mn_comm.mpi import MPI
 from mn_comm.supervised import report
 from mn_comm.worker import close_all
 
-__all__ = ["asked_to_leave", "end_alone", "leave_as_asked"]
+__all__ = ["asked_to_leave", "end_alone", "end_as_minority", "end_as_spare", "is_shared", "leave_as_asked"]
 
 _PATIENCE_SECONDS = 3.0  # until the others vote, unless they have reached the end of the script
 _BY_SIGNAL = 128  # a shell's exit status for a process that was ended by a signal
@@ -61,6 +62,36 @@ def end_alone(party: Party) -> None:
     """
     _parties.append(party)
     _install()
+
+
+def is_shared() -> bool:
+    """Return whether other ranks must be informed before this rank ends."""
+    return bool(_parties)
+
+
+def end_as_spare(*, in_vain: bool) -> NoReturn:
+    """End a spare that has not been needed, when the job is over.
+
+    Args:
+        in_vain: Whether the job has failed: all ranks that trained are lost, and no other process has their state.
+    """
+    if not in_vain:
+        raise SystemExit(0)
+    reason = "all ranks that trained are gone"
+    say(f"\nchainermn: {reason}, the spare that waits as process {MPI.COMM_WORLD.rank} ends\n")
+    flush_until_read()
+    report.has_failed(1, reason)
+    os._exit(1)
+
+
+def end_as_minority(left: int, before: int) -> NoReturn:
+    """End this process, and so all ranks of this part: the ranks of a larger part may be alive and continue.
+
+    Args:
+        left: The number of ranks in this part.
+        before: The number of ranks before.
+    """
+    _leave(f"only {left} of {before} ranks are left, not more than half, with failure detection", 1)
 
 
 def leave_as_asked() -> NoReturn:
@@ -98,6 +129,7 @@ def _end_job_if_all_leave(status: int) -> None:
     if _parties[0].take_leave(at_once=True):
         say("chainermn: no rank goes on: the job ends\n")
         flush_until_read()
+        report.job_ends()
         os._exit(status)  # if several ranks call MPI_Abort, the launcher sometimes hangs
 
 
@@ -110,7 +142,8 @@ def _end(process: int) -> None:
     close_all()
     are_all = _parties[0].take_leave(at_once=False)
     report.leave(together=are_all)
-    if not are_all or _parties[0].generation:
+    # With the failure detector MPI_Finalize hangs as well (Open MPI 5.0.11).
+    if not are_all or _parties[0].generation or detects():
         _very_end.skips_finalize = True
 
 

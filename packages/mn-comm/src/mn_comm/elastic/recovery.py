@@ -11,7 +11,7 @@ from mpi4py import MPI
 from mn_comm.elastic.family import Family, Overruled
 from mn_comm.watch import activity
 
-__all__ = ["all_leave", "next_generation", "survivors"]
+__all__ = ["agree_to_leave", "all_leave", "attempt", "first_generation", "next_generation", "shrink", "survivors"]
 
 _T = TypeVar("_T")
 
@@ -25,19 +25,38 @@ def next_generation(family: Family, build: Callable[[Family], _T]) -> tuple[Fami
             dies.
     """
     while True:
-        family = Family(_shrink(family))
+        family = shrink(family)
         family.all_leave(leaving=False)
-        try:
-            built = build(family)
-            family.vote(approve=True)
-        except Overruled:
-            continue
-        except Exception as error:
-            if not isinstance(error, MPI.Exception) and not family.is_revoked:
-                raise  # the exception is raised on every rank: it concerns what the ranks have in common
-            family.give_up()
-            continue
-        return family, built
+        done = attempt(family, build)
+        if done is not None:
+            return family, done[0]
+
+
+def first_generation(base: MPI.Intracomm, build: Callable[[Family], _T]) -> tuple[Family, _T]:
+    """Return a family of the ranks of a new communicator, or of those that are alive; collective.
+
+    Args:
+        base: The communicator.
+        build: Creates everything that depends on the family; see :func:`next_generation`.
+    """
+    family = Family(base)
+    done = attempt(family, build)
+    return (family, done[0]) if done is not None else next_generation(family, build)
+
+
+def attempt(family: Family, build: Callable[[Family], _T]) -> tuple[_T] | None:
+    """Return the result of ``build`` for a family, or ``None`` on every rank if a rank was lost meanwhile; collective."""
+    try:
+        built = build(family)
+        family.vote(approve=True)
+    except Overruled:
+        return None
+    except Exception as error:
+        if not isinstance(error, MPI.Exception) and not family.is_revoked:
+            raise  # the exception is raised on every rank: it concerns what the ranks have in common
+        family.give_up()
+        return None
+    return (built,)
 
 
 def all_leave(family: Family, *, at_once: bool) -> bool:
@@ -53,15 +72,28 @@ def all_leave(family: Family, *, at_once: bool) -> bool:
         family.revoke()
     with contextlib.suppress(Overruled):
         family.vote(approve=False)
-    return Family(_shrink(family)).all_leave(leaving=True)
+    return shrink(family).all_leave(leaving=True)
 
 
-def survivors(before: Family, after: Family) -> tuple[int, ...]:
-    """Return which ranks of one family are in a later one, in the order of the later one."""
-    members = range(after.base.size)
-    return tuple(after.base.group.Translate_ranks(list(members), before.base.group))
+def agree_to_leave(family: Family) -> None:
+    """Leave together with all other ranks of a family; collective.
+
+    Args:
+        family: A family in which no rank is going to vote again.
+    """
+    family = shrink(family)
+    while not family.all_leave(leaving=True):  # one has died meanwhile
+        family.give_up()
+        family = shrink(family)
 
 
-def _shrink(family: Family) -> MPI.Intracomm:
+def survivors(before: MPI.Intracomm, after: MPI.Intracomm) -> tuple[int, ...]:
+    """Return which ranks of one communicator are in a later one, in the order of the later one."""
+    found = after.group.Translate_ranks(range(after.size), before.group)
+    return tuple(each for each in found if each != MPI.UNDEFINED)
+
+
+def shrink(family: Family) -> Family:
+    """Return a family of the ranks that are alive; collective among those."""
     shrunk: Any = activity().wait_for(MPI.Comm.Shrink, "Shrink", family.base, (family.base,))
-    return shrunk  # type: ignore[no-any-return]
+    return Family(shrunk)

@@ -5,10 +5,13 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 
-__all__ = ["ENABLED", "problem_of"]
+__all__ = ["ENABLED", "SPARES", "detects", "is_minority", "n_spares", "problem_of", "refuse_spares"]
 
 ENABLED = "OMPI_MCA_mpi_ft_enable"
 """What ``mpiexec --with-ft ulfm`` sets to 1 in every process."""
+_DETECTOR = "OMPI_MCA_mpi_ft_detector"
+SPARES = "CHAINERMN_SPARES"
+"""How many of the processes that the launcher starts are to wait, until a rank is lost."""
 _CURE = "start the job by Open MPI's `mpiexec --with-ft ulfm`, or do without elastic=True"
 
 
@@ -25,3 +28,48 @@ def problem_of(library: str, environ: Mapping[str, str] = os.environ) -> str | N
     if environ.get(ENABLED, "") not in ("1", "true"):
         return f"elastic=True: expected a job started with fault tolerance, but {ENABLED} is not 1: {_CURE}"
     return None
+
+
+def detects(environ: Mapping[str, str] = os.environ) -> bool:
+    """Return whether Open MPI's failure detector is on, for which a rank that is silent is dead."""
+    return environ.get(_DETECTOR, "") in ("1", "true")
+
+
+def is_minority(left: int, before: int, environ: Mapping[str, str] = os.environ) -> bool:
+    """Return whether ranks must end, as others may be alive that take these for dead: only with the detector.
+
+    Args:
+        left: How many go on.
+        before: How many there were before.
+        environ: The environment of a process of the job.
+    """
+    return detects(environ) and 2 * left <= before
+
+
+def n_spares(size: int, text: str) -> int:
+    """Return how many processes are to wait.
+
+    Args:
+        size: How many processes there are.
+        text: The value of the variable; empty if it is not set.
+
+    Raises:
+        ValueError: It is no number, or none would train.
+    """
+    text = text or "0"
+    if not text.isdecimal() or not int(text) < size:
+        raise ValueError(f"expected 0 to {size - 1} for {SPARES}, in a job of {size} processes; got {text!r}")
+    return int(text)
+
+
+def refuse_spares(environ: Mapping[str, str] = os.environ) -> None:
+    """Raise ValueError if spares are asked for, for a communicator that is not elastic in a job that has no other."""
+    if environ.get(SPARES, "") in ("", "0"):
+        return
+    from mn_comm.elastic import ends
+
+    if not ends.is_shared():
+        raise ValueError(
+            f"expected create_communicator(…, elastic=True) with {SPARES}={environ[SPARES]}, got elastic=False: no "
+            "process can take the place of a rank that is lost"
+        )

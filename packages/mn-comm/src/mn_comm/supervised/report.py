@@ -11,7 +11,7 @@ from typing import Any
 from mn_comm import exit_status
 from mn_comm.supervised import link
 
-__all__ = ["has_failed", "join", "leave"]
+__all__ = ["has_failed", "job_ends", "join", "leave"]
 
 _LONGEST_SUMMARY = 500
 _said: list[str] = []
@@ -44,6 +44,11 @@ def has_failed(status: int, summary: str) -> None:
     if not _said:
         _said.append(summary)
         _tell(op="failed", status=status, summary=summary[:_LONGEST_SUMMARY])
+
+
+def job_ends() -> None:
+    """Tell that no rank goes on: those that are still there are stopped, or cut off."""
+    _tell(op="over")
 
 
 def leave(*, together: bool) -> None:

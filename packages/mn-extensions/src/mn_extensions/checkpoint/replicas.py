@@ -11,7 +11,7 @@ from chainer.backends import cuda
 
 from mn_comm import synchronize_replicas
 
-__all__ = ["assume_synchronized", "own_parts", "synchronize"]
+__all__ = ["assume_synchronized", "optimizers_of", "own_parts", "synchronize"]
 
 
 def synchronize(target: Any) -> None:
@@ -20,7 +20,7 @@ def synchronize(target: Any) -> None:
     Args:
         target: A trainer, an updater, an optimizer, or a link; anything else has no parameters.
     """
-    for each in _optimizers_of(target) or [target]:
+    for each in optimizers_of(target) or [target]:
         if hasattr(type(each), "synchronize") and getattr(each, "target", None) is not None:
             each.synchronize()
         elif hasattr(type(each), "namedparams"):
@@ -35,7 +35,7 @@ def own_parts(target: Any) -> Iterator[None]:
         target: The object to save, for example a trainer.
     """
     with ExitStack() as stack:
-        for each in _optimizers_of(target) or [target]:
+        for each in optimizers_of(target) or [target]:
             if hasattr(type(each), "own_part"):
                 stack.enter_context(each.own_part())
         yield
@@ -49,14 +49,15 @@ def assume_synchronized(target: Any, optimizer: Any = None) -> None:
             none.
         optimizer: The optimizer to inform. It counts as a multi-node optimizer if it has ``assume_synchronized``.
     """
-    for each in _optimizers_of(target) if optimizer is None else [optimizer]:
+    for each in optimizers_of(target) if optimizer is None else [optimizer]:
         if hasattr(each, "assume_synchronized") and each.target is not None:
             digests = each.communicator.allgather_obj(_digest(each.target))
             if all(digest == digests[0] for digest in digests):
                 each.assume_synchronized()
 
 
-def _optimizers_of(target: Any) -> list[Any]:
+def optimizers_of(target: Any) -> list[Any]:
+    """Return the optimizers of a trainer or updater, in the order of their names; of anything else, none."""
     updater: Any = getattr(target, "updater", target)
     if not hasattr(type(updater), "get_all_optimizers"):  # an attribute of the class: a mock object has every attribute
         return []

@@ -20,6 +20,7 @@ class Attempt:
         finished: The ranks that have reached the end of the script, and so the end of the training.
         is_elastic: Whether one of these reports for all ranks, because the others were lost.
         failures: The failures of ranks: the rank, its status, and the reason in one line.
+        has_ended: Whether ranks have said that none goes on. Others may be there that are stopped.
         newest: The largest number under which a state was saved; -1 if there is none.
     """
 
@@ -30,6 +31,7 @@ class Attempt:
     finished: set[int] = field(default_factory=set)
     is_elastic: bool = False
     failures: list[tuple[int, int, str]] = field(default_factory=list)
+    has_ended: bool = False
     newest: int = -1
 
     def hear(self, message: dict[str, Any]) -> None:
@@ -48,6 +50,8 @@ class Attempt:
         elif message["op"] == "finished":
             self.finished.add(rank)
             self.is_elastic |= message["elastic"]
+        elif message["op"] == "over":
+            self.has_ended = True
         elif message["op"] == "failed":
             self.failures.append((rank, message["status"], message["summary"]))
 
@@ -58,8 +62,8 @@ class Attempt:
 
     @property
     def is_over(self) -> bool:
-        """Whether there were ranks, and none is left."""
-        return bool(self.joined) and not self.present
+        """Whether there were ranks, and none is left that goes on."""
+        return self.has_ended or (bool(self.joined) and not self.present)
 
     @property
     def status(self) -> int:

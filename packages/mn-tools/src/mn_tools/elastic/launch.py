@@ -10,11 +10,12 @@ import sys
 from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
+from mn_comm.elastic.support import SPARES
 from mn_comm.supervised.link import VARIABLE
 from mn_tools.doctor.mpi import Launcher
 from mn_tools.elastic.options import Host, Options
 
-__all__ = ["command_of", "environment_of", "own_address", "ranks_on", "reachable"]
+__all__ = ["command_of", "environment_of", "own_address", "ranks_on", "reachable", "spares_on"]
 
 _PROBE_SECONDS = 2.5
 # This connects back, because it is not enough that a host can be reached from here.
@@ -22,30 +23,51 @@ _PROBE = "import socket, sys; socket.create_connection((sys.argv[1], int(sys.arg
 
 
 def command_of(options: Options, launcher: Launcher, hosts: Sequence[Host]) -> list[str]:
-    """Return the command line that starts the ranks on some hosts; if there are none, on this host."""
-    ranks = ["-n", str(ranks_on(options, hosts))]
+    """Return the command line that starts ranks and spares on some hosts; if there are none, on this host."""
+    ranks = ["-n", str(ranks_on(options, hosts) + spares_on(options, hosts))]
     script = [sys.executable, *options.command]
     start = [launcher.path, *options.mpiexec[1:]]
     if launcher.family == "Open MPI":
-        fault_tolerance = ["--with-ft", "ulfm"]
-        where = ["--host", ",".join(f"{host.name}:{host.slots}" for host in hosts), "-x", VARIABLE] if hosts else []
+        fault_tolerance = ["--with-ft", "ulfm", *_detector(options.detect)]
+        where = ["--host", ",".join(f"{host.name}:{host.slots}" for host in hosts)] if hosts else []
+        for name in (VARIABLE, SPARES) if hosts else ():
+            where += ["-x", name]
         return [*start, *fault_tolerance, *ranks, *where, *script]
     where = ["-hosts", ",".join(f"{host.name}:{host.slots}" for host in hosts)] if hosts else []
     return [*start, *ranks, *where, *script]
 
 
-def environment_of(options: Options) -> Mapping[str, str]:
-    """Return the variables that make either launcher reach hosts as the supervisor does."""
+def _detector(seconds: float | None) -> list[str]:
+    """Return the options of Open MPI's failure detector: signs of life between ranks, from a thread of each."""
+    if seconds is None:
+        return []
+    # It expects more than three periods.
+    settings = {"": "true", "_thread": "true", "_period": f"{seconds / 4:g}", "_timeout": f"{seconds:g}"}
+    return [word for name, value in settings.items() for word in ("--mca", f"mpi_ft_detector{name}", value)]
+
+
+def environment_of(options: Options, hosts: Sequence[Host]) -> Mapping[str, str]:
+    """Return the variables that make either launcher reach hosts as the supervisor does, and spares wait."""
+    environ = {SPARES: str(spares_on(options, hosts))}
     if options.ssh == ("ssh",):
-        return {}
+        return environ
     command = shlex.join(options.ssh)
-    return {"HYDRA_LAUNCHER": "ssh", "HYDRA_LAUNCHER_EXEC": command, "PRTE_MCA_plm_ssh_agent": command}
+    return environ | {"HYDRA_LAUNCHER": "ssh", "HYDRA_LAUNCHER_EXEC": command, "PRTE_MCA_plm_ssh_agent": command}
 
 
 def ranks_on(options: Options, hosts: Iterable[Host]) -> int:
     """Return how many ranks can be started: the requested number, if there is room."""
-    room = sum(host.slots for host in hosts)
-    return min(options.ranks, room) if options.hosts else options.ranks
+    return min(options.ranks, _room(hosts)) if options.hosts else options.ranks
+
+
+def spares_on(options: Options, hosts: Iterable[Host]) -> int:
+    """Return how many processes can wait: as many as asked for, where the ranks leave room."""
+    hosts = tuple(hosts)
+    return min(options.spares, _room(hosts) - ranks_on(options, hosts)) if options.hosts else options.spares
+
+
+def _room(hosts: Iterable[Host]) -> int:
+    return sum(host.slots for host in hosts)
 
 
 def reachable(options: Options, address: tuple[str, int]) -> tuple[Host, ...]:

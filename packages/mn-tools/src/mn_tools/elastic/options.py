@@ -9,6 +9,8 @@ from dataclasses import dataclass
 
 __all__ = ["Host", "Options", "parse"]
 
+_LEAST_DETECT = 0.5
+
 
 @dataclass(frozen=True)
 class Host:
@@ -28,7 +30,7 @@ class Options:
     """The settings of a job.
 
     Attributes:
-        ranks: How many ranks to start, if there is room.
+        ranks: How many ranks train, if there is room.
         command: The script and its arguments.
         hosts: The hosts; if empty, this host.
         least: The minimum number of ranks.
@@ -36,6 +38,8 @@ class Options:
         ssh: The command that reaches a host, with its options.
         mpiexec: The launcher, with its options.
         patience: The maximum number of seconds until the first rank has a communicator.
+        spares: How many processes wait, beside these, to take the places of ranks that are lost.
+        detect: After how many seconds of silence a rank is taken to be dead; ``None`` for never.
     """
 
     ranks: int
@@ -46,6 +50,8 @@ class Options:
     ssh: tuple[str, ...] = ("ssh",)
     mpiexec: tuple[str, ...] = ("mpiexec",)
     patience: float = 120.0
+    spares: int = 0
+    detect: float | None = None
 
 
 def parse(arguments: list[str], prog: str, description: str) -> Options:
@@ -56,6 +62,19 @@ def parse(arguments: list[str], prog: str, description: str) -> Options:
     parser.add_argument("-n", type=int, required=True, metavar="RANKS", help="how many ranks to start")
     parser.add_argument("--hosts", default="", help="the hosts: a:2,b:2 for two ranks on each; default: this host")
     parser.add_argument("--min", type=int, default=1, help="the minimum number of ranks; default %(default)s")
+    parser.add_argument(
+        "--spares",
+        type=int,
+        default=0,
+        help="how many more processes to start, which wait until a rank is lost (Open MPI, elastic=True); default 0",
+    )
+    parser.add_argument(
+        "--detect",
+        type=float,
+        metavar="SECONDS",
+        help="after how long a rank that is stopped or cut off is taken to be dead, at least 0.5; then more than half "
+        "of the ranks have to be left each time (experimental; Open MPI, elastic=True); default: never",
+    )
     parser.add_argument("--restart", type=int, default=3, help="the maximum number of restarts; default %(default)s")
     parser.add_argument("--ssh", default="ssh", help="the command that reaches a host; default %(default)s")
     parser.add_argument("--mpiexec", default="mpiexec", help="the launcher, with its options")
@@ -69,27 +88,32 @@ def parse(arguments: list[str], prog: str, description: str) -> Options:
         parser.error("expected a script to run, got none")
     if not 1 <= given.min <= given.n:
         parser.error(f"expected 1 <= --min <= -n, got --min {given.min} and -n {given.n}")
-    if given.restart < 0:
-        parser.error(f"expected 0 or more for --restart, got {given.restart}")
+    for name in ("restart", "spares"):
+        if getattr(given, name) < 0:
+            parser.error(f"expected 0 or more for --{name}, got {getattr(given, name)}")
+    if given.detect is not None and not _LEAST_DETECT <= given.detect < float("inf"):
+        parser.error(f"expected at least {_LEAST_DETECT} seconds for --detect, got {given.detect}")
     try:
-        hosts = read_hosts(given.hosts, given.n)
+        hosts = read_hosts(given.hosts, given.n + given.spares)
     except ValueError as error:
         parser.error(str(error))
     if hosts and sum(host.slots for host in hosts) < given.min:
         parser.error(f"expected room for at least {given.min} ranks on --hosts, got {given.hosts}")
     ssh, mpiexec = tuple(shlex.split(given.ssh)), tuple(shlex.split(given.mpiexec))
-    return Options(given.n, command, hosts, given.min, given.restart, ssh, mpiexec, given.patience)
+    return Options(
+        given.n, command, hosts, given.min, given.restart, ssh, mpiexec, given.patience, given.spares, given.detect
+    )
 
 
-def read_hosts(text: str, ranks: int) -> tuple[Host, ...]:
-    """Return the hosts of a list such as ``a:2,b:2``; without a number, a host gets an equal share of the ranks."""
+def read_hosts(text: str, processes: int) -> tuple[Host, ...]:
+    """Return the hosts of a list such as ``a:2,b:2``; without a number, a host gets an equal share of the processes."""
     names = [name.strip() for name in text.split(",") if name.strip()]
     hosts = []
     for name in names:
         match = re.fullmatch(r"([^:]+)(?::([1-9]\d*))?", name)
         if match is None:
             raise ValueError(f"expected hosts as a:2,b:2 for --hosts, got {name!r}")
-        hosts.append(Host(match[1], int(match[2] or -(-ranks // len(names)))))
+        hosts.append(Host(match[1], int(match[2] or -(-processes // len(names)))))
     if len({host.name for host in hosts}) < len(hosts):
         raise ValueError(f"expected each host once in --hosts, got {text!r}")
     return tuple(hosts)

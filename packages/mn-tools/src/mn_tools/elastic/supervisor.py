@@ -22,7 +22,7 @@ from mn_comm.supervised.link import VARIABLE, Supervision
 from mn_tools.doctor.mpi import Launcher, find_launcher, identify
 from mn_tools.doctor.options import Options as DoctorOptions
 from mn_tools.elastic.attempt import Attempt
-from mn_tools.elastic.launch import command_of, environment_of, own_address, ranks_on, reachable
+from mn_tools.elastic.launch import command_of, environment_of, own_address, ranks_on, reachable, spares_on
 from mn_tools.elastic.options import Host, Options
 
 __all__ = ["Supervisor"]
@@ -121,9 +121,11 @@ class Supervisor:
         self._lost = []
         host, port = self._listening.getsockname()[:2]
         said = str(Supervision(host, port, self._token, number))
-        environ = {**os.environ, VARIABLE: said, **environment_of(self._options)}
+        environ = {**os.environ, VARIABLE: said, **environment_of(self._options, hosts)}
         where = f" on {', '.join(each.name for each in hosts)}" if hosts else ""
-        _say(f"attempt {number}: {ranks_on(self._options, hosts)} ranks{where}")
+        n_spares = spares_on(self._options, hosts)
+        waiting = f" and {n_spares} spare{'s' * (n_spares > 1)}" if n_spares else ""
+        _say(f"attempt {number}: {ranks_on(self._options, hosts)} ranks{waiting}{where}")
         # In its own session: Ctrl-C is for the supervisor, which then ends mpiexec.
         process = subprocess.Popen(
             command_of(self._options, launcher, hosts), stdin=subprocess.DEVNULL, env=environ, start_new_session=True
@@ -242,6 +244,12 @@ def _find_launcher(options: Options) -> Launcher:
         found, problem = (None, identified) if isinstance(identified, str) else (identified, "")
     if found is None:
         raise SystemExit(f"expected a launcher, {options.mpiexec[0]}: {problem}")
+    for name, value in (("--spares", options.spares), ("--detect", options.detect)):
+        if value and found.family != "Open MPI":
+            raise SystemExit(
+                f"expected Open MPI's mpiexec with {name} {value:g}, got {found.family}'s ({found.path}): its ranks "
+                f"cannot continue after a rank has died; omit {name}, and the job is restarted after a failure"
+            )
     return found
 
 

@@ -1,0 +1,196 @@
+"""Trainings whose lost ranks are replaced by processes that wait in ``keeper.maybe_load``."""
+
+import re
+
+import pytest
+
+TRAINING = """
+import os, signal, sys
+import chainer
+import chainer.links as L
+import numpy as np
+from chainer.training import extensions
+import mn_comm
+from mn_comm.watch import Activity
+from mn_data import ElasticIterator, scatter_dataset
+from mn_extensions import create_memory_keeper, create_multi_node_evaluator, multi_node_snapshot
+from mn_optim import create_multi_node_optimizer
+
+comm = mn_comm.create_communicator("two_dimensional", elastic=True)
+me = comm.rank
+comm.transact(lambda: comm.bcast_obj("a part of the set-up"))
+
+def die():
+    os.kill(os.getpid(), signal.SIGKILL)
+
+def die_before(what, number=0):
+    "Die before a wait of that name."
+    wait_for = Activity.wait_for
+    left = [number]
+    def waits(self, call, name, *args):
+        left[0] -= name == what
+        if left[0] < 0:
+            die()
+        return wait_for(self, call, name, *args)
+    Activity.wait_for = waits
+
+np.random.seed(me)
+model = L.Classifier(L.Linear(None, 4))
+with model.init_scope():
+    model.large = chainer.Parameter(np.random.rand(*shape).astype("f"))
+optimizer = create_multi_node_optimizer(chainer.optimizers.Adam(0.25), comm, **options).setup(model)
+
+@comm.on_change
+def keep_the_step_per_sample(change):
+    optimizer.alpha *= change.size / change.old_size
+
+random = np.random.RandomState(1)
+samples = chainer.datasets.TupleDataset(random.rand(90, 10).astype("f"), random.randint(0, 4, 90).astype("i"))
+iterator = ElasticIterator(samples, 5, comm, seed=0)
+part = scatter_dataset(samples, comm)
+evaluator = extensions.Evaluator(chainer.iterators.SerialIterator(part, 10, repeat=False, shuffle=False), model)
+evaluator = create_multi_node_evaluator(evaluator, comm)
+keeper = create_memory_keeper(comm)
+
+def digest():
+    return "%.9g %.9g" % tuple(sum(param.array.astype("d").ravel()[::97]) for param in (model.large, model.predictor.W))
+"""
+
+WITH_TRAINER = """
+updater = chainer.training.StandardUpdater(iterator, optimizer)
+trainer = chainer.training.Trainer(updater, (20, "iteration"), out="out")
+trainer.extend(evaluator, trigger=(4, "iteration"))
+snapshot = extensions.snapshot(n_retains=1, autoload=True)
+trainer.extend(multi_node_snapshot(comm, snapshot, [0]), trigger=(6, "iteration"))
+if comm.rank == 0:
+    trainer.extend(extensions.LogReport(trigger=(1, "iteration")))
+trainer.extend(keeper, trigger=(5, "iteration"))
+
+@trainer.extend
+@chainer.training.make_extension(trigger=(1, "iteration"), priority=-200)
+def end_it(trainer):
+    kill(updater.iteration)
+
+resumed = keeper.maybe_load(trainer)
+trainer.run()
+words = ("end", updater.iteration, optimizer.t, optimizer.alpha, iterator.epoch_detail, comm.size, digest())
+print(*words, f"- {me} is {comm.rank} since {resumed}", flush=True)
+"""
+
+BY_HAND = """
+class State:
+    iteration = 0
+    def serialize(self, serializer):
+        self.iteration = int(serializer("iteration", self.iteration))
+        optimizer.serialize(serializer["optimizer"])
+        model.serialize(serializer["model"])
+        iterator.serialize(serializer["iterator"])
+state = State()
+resumed = keeper.maybe_load(state, optimizer)
+while state.iteration < 20:
+    optimizer.update(model, *chainer.dataset.concat_examples(next(iterator)))
+    state.iteration += 1
+    kill(state.iteration)
+    keeper.keep(state, state.iteration)
+words = ("end", state.iteration, optimizer.t, comm.size, digest())
+print(*words, f"- {me} is {comm.rank} since {resumed}", flush=True)
+"""
+
+
+@pytest.fixture
+def train(spare_job):
+    """Train, and return what its ranks have at the end, and who they are."""
+
+    def run(spares, processes, kill, loop=WITH_TRAINER, options="{}", shape=(3,), before="", status=0):
+        code = f"options, shape = {options}, {shape}\n{TRAINING}\ndef kill(iteration):\n    {kill}\n{before}\n{loop}"
+        printed = spare_job(spares, processes, code, status=status)
+        run.stderr = spare_job.stderr
+        found = [line.split(" - ") for line in printed if line.startswith("end")]
+        return {what for what, _ in found}, [who for _, who in found]
+
+    return run
+
+
+@pytest.mark.parametrize("options", ["{}", "{'overlap': True}", "{'double_buffering': True}"])
+def test_the_newcomer_has_what_the_others_have(train, options):
+    ends, ranks = train(1, 4, "if me == 1 and iteration == 7: die()", options=options)
+    (end,) = ends
+    # The size of steps is as for three ranks of the four that were there at the set-up.
+    assert re.match(r"end 20 \d+ 0.1875 [\d.]+ 3 ", end)
+    # A snapshot was there to be loaded, by all or none.
+    assert sorted(ranks) == ["0 is 0 since None", "2 is 1 since None", "3 is 2 since 8"]
+    assert ") joined 2 ranks, 3 go on (" in train.stderr
+    assert re.search(r"rank 2 of 3 got the state of iteration 8: [\d.]+ MB in \d+ ms", train.stderr)
+
+
+def test_a_training_of_ones_own(train):
+    ends, ranks = train(1, 3, "if me == 0 and iteration == 7: die()", loop=BY_HAND)
+    assert len(ends) == 1
+    assert sorted(ranks) == ["1 is 0 since None", "2 is 1 since 8"]
+
+
+def test_ranks_are_lost_again_and_again(train):
+    ends, ranks = train(2, 4, "if iteration == {0: 3, 2: 8, 3: 12}.get(me): die()")
+    assert len(ends) == 1
+    assert ranks == ["1 is 0 since None"]
+
+
+ARM = "if me == 0 and iteration == 7: die()\n    if me == 1 and iteration == 8: die_before(*what)"
+
+
+@pytest.mark.parametrize("what", [("send", 0), ("Send", 1), ("Agree", 6)])
+def test_the_one_that_sends_dies_and_another_one_sends(train, what):
+    # In two pieces; each process waits for several others in the meantime.
+    ends, ranks = train(1, 4, ARM, shape=(50_000, 2), before=f"what = {what}")
+    assert len(ends) == 1
+    assert len(ranks) == 2
+
+
+@pytest.mark.parametrize("what", [("recv", 0), ("Recv", 1)])
+def test_the_newcomer_dies_while_it_receives(train, what):
+    before = f"if me == 3: die_before(*{what})"
+    ends, ranks = train(2, 5, "if me == 0 and iteration == 7: die()", shape=(50_000, 2), before=before)
+    assert len(ends) == 1
+    assert sorted(ranks) == ["1 is 0 since None", "2 is 1 since None", "4 is 2 since 9"]
+
+
+GROWS = """
+take_places = comm.take_places
+def take_and_grow():
+    has_waited = take_places()
+    if has_waited:
+        model.add_param("more", (2, 2))
+    return has_waited
+comm.take_places = take_and_grow
+"""
+
+
+def test_a_newcomer_whose_model_is_another_dies_alone(train):
+    _, ranks = train(1, 3, "if me == 0 and iteration == 7: die()", loop=BY_HAND, before=GROWS)
+    assert ranks == ["1 is 0 since None"]
+    assert "the checkpoint is of a different model: it has no model/more" in train.stderr
+
+
+def test_an_exception_in_the_setup_of_one_rank(train):
+    ends, ranks = train(1, 3, "pass", before="if me == 2: raise ValueError('a mistake')")
+    assert len(ends) == 1
+    assert sorted(ranks) == ["0 is 0 since None", "1 is 1 since None"]
+
+
+def test_what_the_others_did_long_ago_is_refused(train):
+    loop = WITH_TRAINER.replace("trainer.run()", "comm.barrier()\ntrainer.run()")
+    _, ranks = train(1, 3, "if me == 0 and iteration == 7: die()", loop=loop)
+    assert ranks == ["1 is 0 since None"]
+    assert "RuntimeError: expected all that communicates before maybe_load" in train.stderr
+
+
+def test_a_script_without_a_place_for_spares_is_refused(train):
+    loop = WITH_TRAINER.replace("keeper.maybe_load(trainer)", "None")
+    train(1, 3, "pass", loop=loop, status=1)
+    assert "expected keeper.maybe_load(trainer) before the first step" in train.stderr
+
+
+def test_nobody_is_left_who_has_the_state(train):
+    before = "if me == 0: die_before('send')"
+    train(1, 3, "if me == 1 and iteration == 7: die()", before=before, status=1)
+    assert "the state of the training is lost" in train.stderr
