@@ -45,7 +45,7 @@ def first_generation(base: MPI.Intracomm, build: Callable[[Family], _T]) -> tupl
 
 
 def attempt(family: Family, build: Callable[[Family], _T]) -> tuple[_T] | None:
-    """Return the result of ``build`` for a family, or ``None`` on every rank if a rank was lost meanwhile; collective."""
+    """Return the result of ``build`` for a family; ``None``, on every rank, if a rank was lost; collective."""
     try:
         built = build(family)
         family.vote(approve=True)
