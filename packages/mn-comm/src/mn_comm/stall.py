@@ -324,7 +324,8 @@ def join(ranks: Ranks) -> None:
         # The thread must not be inside MPI when that is finalised. That happens after this; or before, if the script
         # does it, and begins with what is attached to this communicator.
         atexit.register(_monitor.say_farewell)
-        MPI.COMM_SELF.Set_attr(MPI.Comm.Create_keyval(delete_fn=lambda *_: _monitor.stop()), True)
+        monitor = _monitor  # not the global: a forked child has none, and finalises MPI as well
+        MPI.COMM_SELF.Set_attr(MPI.Comm.Create_keyval(delete_fn=lambda *_: monitor.stop()), True)
         around_forks(before=_monitor.stop, after_in_parent=_monitor.start, after_in_child=_forget)
     _monitor.join(ranks)
 
@@ -337,6 +338,8 @@ def leave(ranks: Ranks) -> None:
 
 def _forget() -> None:
     global _monitor
+    if _monitor is not None:
+        atexit.unregister(_monitor.say_farewell)  # this rank goes on
     _monitor = None
 
 
