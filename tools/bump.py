@@ -16,7 +16,9 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 HOLDERS = ("pyproject.toml", "packages/*/pyproject.toml", "packages/*/src/**/__init__.py", "CITATION.cff")
-VERSION = re.compile(r"\d+\.\d+\.\d+((a|b|rc)\d+)?")
+_NUMBER = "(0|[1-9][0-9]*)"
+VERSION = re.compile(rf"{_NUMBER}\.{_NUMBER}\.{_NUMBER}((a|b|rc){_NUMBER})?")  # as pip writes them
+ADDRESS = re.compile(r"https://[\w.-]+(/[\w-][\w.-]*)+")
 CHANGELOG = "CHANGELOG.md"
 
 
@@ -29,15 +31,22 @@ def main(arguments: list[str], root: Path = ROOT) -> None:
     options = parser.parse_args(arguments)
     project = (root / "pyproject.toml").read_text()
     if options.repository is not None:
-        changed = [*replace(root, written(project, "Repository"), options.repository.rstrip("/"), of_git(root))]
+        address = options.repository.rstrip("/")
+        if not ADDRESS.fullmatch(address) or address.endswith(".git"):
+            sys.exit(f"expected an address such as https://github.com/NAME/NAME, got {options.repository!r}")
+        changed = [*replace(root, written(project, "Repository"), address, of_git(root))]
     else:
         if not VERSION.fullmatch(options.version):
             sys.exit(f"expected a version such as 8.0.0, 8.0.0a2, 8.0.0b1 or 8.0.0rc1, got {options.version!r}")
+        if options.version == written(project, "version"):
+            sys.exit(f"expected another version, got {options.version!r}, which is the present one")
+        changelog = dated_changelog(root, options.version)  # first: if it raises, nothing has changed
         holders = [path for pattern in HOLDERS for path in sorted(root.glob(pattern))]
         changed = [
             *replace(root, written(project, "version"), options.version, holders),
-            date_changelog(root, options.version),
+            CHANGELOG,
         ]
+        (root / CHANGELOG).write_text(changelog)
     print("\n".join(map(str, changed)))
 
 
@@ -67,14 +76,12 @@ def replace(root: Path, old: str, new: str, files: list[Path]) -> Iterator[Path]
             yield path.relative_to(root)
 
 
-def date_changelog(root: Path, version: str) -> Path:
-    """Turn the section "Unreleased" into one with the version and today's date; return the name of the file."""
-    path = root / CHANGELOG
-    text = path.read_text()
+def dated_changelog(root: Path, version: str) -> str:
+    """Return the changelog with the section "Unreleased" renamed to the version and today's date."""
+    text = (root / CHANGELOG).read_text()
     if text.count("## Unreleased\n") != 1:
         sys.exit(f'expected one heading "## Unreleased" in {CHANGELOG}')
-    path.write_text(text.replace("## Unreleased\n", f"## Unreleased\n\n## {version} ({date.today().isoformat()})\n"))
-    return path.relative_to(root)
+    return text.replace("## Unreleased\n", f"## Unreleased\n\n## {version} ({date.today().isoformat()})\n")
 
 
 if __name__ == "__main__":

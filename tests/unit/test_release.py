@@ -166,10 +166,32 @@ def test_an_address_is_changed_everywhere(bump, project):
     assert 'Repository = "https://example.org/new"' in (project / "pyproject.toml").read_text()
 
 
-@pytest.mark.parametrize("version", ["8", "v8.0.0", "8.0.0-beta", "next"])
+@pytest.mark.parametrize(
+    "version", ["8", "v8.0.0", "8.0.0-beta", "next", "08.0.0", "8.0.0a01", "\uff18.0.0", "8.0.0a1"]
+)
 def test_what_is_no_version(bump, project, version):
     with pytest.raises(SystemExit, match=f"got '{version}'"):
         bump.main([version], project)
+
+
+@pytest.mark.parametrize("address", ["", "somewhere", "git@github.com:a/b.git", "https://github.com/a/b.git"])
+def test_what_is_no_address(bump, project, address):
+    before = contents(project)
+    with pytest.raises(SystemExit, match=re.escape(f"got {address!r}")):
+        bump.main(["--repository", address], project)
+    assert contents(project) == before
+
+
+def test_nothing_is_changed_if_the_changelog_cannot_be(bump, project):
+    (project / "CHANGELOG.md").write_text("# Changelog\n")
+    before = contents(project)
+    with pytest.raises(SystemExit, match="expected one heading"):
+        bump.main(["8.0.0"], project)
+    assert contents(project) == before
+
+
+def contents(project):
+    return {path: path.read_text() for path in project.rglob("*") if path.is_file() and ".git" not in path.parts}
 
 
 def test_the_pages_have_commands_to_install_by(root):

@@ -593,7 +593,8 @@ def create_communicator(
     Raises:
         ValueError: There is no communicator of that name, it cannot have these settings, or it cannot work on these
             hosts.
-        RuntimeError: ``pure_nccl`` was requested, and CuPy or NCCL is missing on some rank (on every rank). Or the
+        RuntimeError: MPI does not run in this process, for example in a worker of multiprocessing. Or
+            ``pure_nccl`` was requested, and CuPy or NCCL is missing on some rank (on every rank). Or the
             launcher has started several processes, but the MPI library belongs to another implementation, so that each
             process would be alone (``CHAINERMN_ALLOW_SINGLETONS=1`` allows this). Or the communicator was to be
             elastic, and the job cannot continue without a rank that died (on every rank).
@@ -607,10 +608,11 @@ def create_communicator(
         >>> flat = chainermn.create_communicator("flat", allreduce_grad_dtype="float16")
     """
     from mn_comm.global_except_hook import add_hook_by_default
-    from mn_comm.launch import check_launch
+    from mn_comm.launch import check_initialized, check_launch
     from mn_comm.registry import kind_of
     from mn_comm.supervised import report
 
+    check_initialized()
     add_hook_by_default()
     report.join(MPI.COMM_WORLD.rank, MPI.COMM_WORLD.size)
     check_launch(MPI.COMM_WORLD.size)

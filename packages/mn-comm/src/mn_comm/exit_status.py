@@ -19,11 +19,13 @@ from types import CodeType
 from typing import Any, NoReturn
 
 from mn_comm.last_words import abort_when_read, say
+from mn_comm.mpi import has_been_finalized
 
 __all__ = ["at_exit", "end_by", "share_exit_status"]
 
 _GRACE_SECONDS = 1.0  # time for other ranks that also end, and are writing their messages
 _LONGEST_TEXT = 500
+_BITS = 64  # of a C long, with its sign
 _TOOLS = (3, 4)  # numbers that Python's documentation does not assign to any kind of tool
 
 _noted: list[object] = []
@@ -127,7 +129,7 @@ def _end_all() -> None:
     if not _sharing:
         return
     (rank, process), status = _sharing[0], _as_number(_noted[-1])
-    if not status or os.getpid() != process:
+    if not status or os.getpid() != process or has_been_finalized():
         return
     if _end is not None:
         _end(f"exit status {status}", status)
@@ -141,4 +143,6 @@ def _as_number(status: object) -> int:
     """Return the exit status that the launcher will see."""
     if status is None:
         return 0
-    return status & 0xFF if isinstance(status, int) else 1
+    if not isinstance(status, int):
+        return 1
+    return status & 0xFF if status.bit_length() < _BITS else 255  # as Python, which then passes -1 on

@@ -1,17 +1,22 @@
 """Functions to call before and after a fork of the process, for one fork at a time.
 
+A child that reaches the end of the program would finalise MPI like a rank. A warning says so.
+
 Since 3.12, Python warns of a fork while threads run, because the child does not have these threads. So threads end
 before a fork, and start again after it. But several threads of a program may fork at the same time.
 """
 
 from __future__ import annotations
 
+import atexit
+import functools
 import os
+import sys
 import threading
 from collections.abc import Callable
 from typing import NamedTuple
 
-__all__ = ["around_forks", "no_fork"]
+__all__ = ["around_forks", "no_fork", "warn_of_children_that_end"]
 
 no_fork = threading.RLock()
 """A lock that is held during a fork; hold it where a fork must not happen."""
@@ -37,6 +42,28 @@ def around_forks(*, before: _Function, after_in_parent: _Function, after_in_chil
         after_in_child: Called after the fork in the child.
     """
     _all.append(_Around(before, after_in_parent, after_in_child))
+
+
+@functools.cache
+def warn_of_children_that_end(name: str) -> None:
+    """From now on, let each forked child print a warning if it reaches the end of the program.
+
+    There, mpi4py finalises MPI, also in a child, where ``MPI_Finalize`` may wait forever. Workers of
+    :mod:`multiprocessing` end before.
+
+    Args:
+        name: The name of this process in the warning.
+    """
+    os.register_at_fork(after_in_child=lambda: atexit.register(_warn, name, os.getpid()))
+
+
+def _warn(name: str, process: int) -> None:
+    if os.getpid() == process:  # its own children print the warning themselves
+        sys.stderr.write(
+            f"[chainermn] process {process}, a child of {name}, has come to its end, where mpi4py calls MPI_Finalize, "
+            "which may wait forever: end a child of os.fork with os._exit, or start it with multiprocessing\n"
+        )
+        sys.stderr.flush()
 
 
 def _before() -> None:

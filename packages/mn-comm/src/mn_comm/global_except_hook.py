@@ -11,12 +11,13 @@ import sys
 import time
 import warnings
 from collections.abc import Callable
-from traceback import format_exception_only
+from traceback import format_exc, format_exception_only
 from types import TracebackType
 
 from mn_comm.exit_status import share_exit_status
 from mn_comm.interrupts import watch_interrupts
 from mn_comm.last_words import abort_when_read, say
+from mn_comm.mpi import has_been_finalized
 
 __all__ = ["add_hook", "add_hook_by_default", "add_hook_if_enabled", "end_by"]
 
@@ -108,7 +109,7 @@ class _AbortAllRanks:
         self.is_asked_for = is_asked_for
 
     def __call__(self, kind: type[BaseException], value: BaseException, traceback: TracebackType | None) -> None:
-        if os.getpid() != self._process:  # a child process, which is not a rank
+        if os.getpid() != self._process or has_been_finalized():  # a child process, or no rank waits for it
             self._previous(kind, value, traceback)  # type: ignore[operator]
             return
         text = ""
@@ -116,14 +117,14 @@ class _AbortAllRanks:
             if issubclass(kind, KeyboardInterrupt):
                 time.sleep(_PATIENCE_AFTER_CTRL_C if _rank() else 0)
                 return
-            if hasattr(value, "raised_on_rank"):
+            if "raised_on_rank" in value.__dict__:
                 time.sleep(_PATIENCE_SECONDS)
             if _shown_by_trainer(value, traceback):
                 text = "".join(format_exception_only(kind, value))
             elif self._previous is sys.__excepthook__:
                 text = _as_python_shows_it(kind, value, traceback)
             else:
-                self._previous(kind, value, traceback)  # type: ignore[operator]
+                text = self._shown_by_previous(kind, value, traceback)
         finally:
             if issubclass(kind, KeyboardInterrupt):
                 _abort("interrupted")
@@ -132,7 +133,18 @@ class _AbortAllRanks:
                     say(text)
                     text = ""
                     _end("uncaught exception", 1)
-                _abort("uncaught exception", details=format_exception_only(kind, value)[-1], text=text)
+                _abort("uncaught exception", details=_in_a_line(kind, value), text=text)
+
+    def _shown_by_previous(
+        self, kind: type[BaseException], value: BaseException, traceback: TracebackType | None
+    ) -> str:
+        """Let the previous hook show an exception; if it fails, return the text that must still be written."""
+        try:
+            self._previous(kind, value, traceback)  # type: ignore[operator]
+        except Exception:  # Python would show both, but only after this hook
+            original = _as_python_shows_it(kind, value, traceback)
+            return f"Error in sys.excepthook:\n{format_exc()}\nOriginal exception was:\n{original}"
+        return ""
 
 
 def _as_python_shows_it(kind: type[BaseException], value: BaseException, traceback: TracebackType | None) -> str:
@@ -141,6 +153,14 @@ def _as_python_shows_it(kind: type[BaseException], value: BaseException, traceba
     with contextlib.redirect_stderr(text):
         sys.__excepthook__(kind, value, traceback)
     return text.getvalue()
+
+
+def _in_a_line(kind: type[BaseException], value: BaseException) -> str:
+    """Return the line with the message, without notes; only the name if the exception cannot be formatted."""
+    lines = []
+    with contextlib.suppress(Exception):  # from a method of the exception
+        lines = format_exception_only(kind, value)
+    return next((line for line in lines if line[:1].strip() and kind.__qualname__ in line), kind.__qualname__)
 
 
 def _shown_by_trainer(value: BaseException, traceback: TracebackType | None) -> bool:

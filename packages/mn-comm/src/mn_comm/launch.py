@@ -1,4 +1,4 @@
-"""Check that the MPI library recognised the launcher that started the process."""
+"""Check that this process is a rank, and that the MPI library recognised the launcher that started it."""
 
 from __future__ import annotations
 
@@ -6,14 +6,33 @@ import os
 from collections.abc import Mapping
 
 from mn_comm.mpi import MPI
+from mn_comm.workers import is_worker
 
-__all__ = ["check_launch"]
+__all__ = ["check_initialized", "check_launch"]
 
 _OF_OPEN_MPI = ("OMPI_COMM_WORLD_SIZE", "PMIX_RANK")
 _OF_MPICH = ("PMI_SIZE", "PMI_RANK", "PMI_FD")
 _SIZES = ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "SLURM_STEP_NUM_TASKS")
 """Where Open MPI's, MPICH's and Slurm's launchers say how many processes they have started."""
 _ALLOWED = "CHAINERMN_ALLOW_SINGLETONS"
+
+
+def check_initialized() -> None:
+    """Raise if MPI does not run in this process, where the next call of MPI would end it.
+
+    Raises:
+        RuntimeError: MPI is not initialised, as in the processes that multiprocessing starts, or has been finalised.
+    """
+    if MPI.Is_finalized():
+        raise RuntimeError("expected MPI to run, but MPI.Finalize() has been called")
+    if MPI.Is_initialized():
+        return
+    if is_worker():
+        raise RuntimeError(
+            "expected create_communicator to be called by a rank, got a call in a worker process of multiprocessing, "
+            'which imports the main script again: put the call under `if __name__ == "__main__":`'
+        )
+    raise RuntimeError("expected MPI to be initialized, got mpi4py.rc.initialize = False and no call of MPI.Init()")
 
 
 def check_launch(size: int, library: str | None = None, environ: Mapping[str, str] = os.environ) -> None:

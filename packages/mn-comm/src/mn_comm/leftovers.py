@@ -10,10 +10,12 @@ import atexit
 import collections
 import contextlib
 import functools
+import os
 
 import numpy as np
 from mpi4py import MPI
 
+from mn_comm.forks import warn_of_children_that_end
 from mn_comm.last_words import say
 
 __all__ = ["receive_leftovers_at_exit"]
@@ -26,6 +28,9 @@ def receive_leftovers_at_exit() -> None:
     """At the end of the program, receive and report messages on ``MPI_COMM_WORLD`` that were never received."""
     if MPI.COMM_WORLD.size > 1:
         atexit.register(_receive)
+        # The messages are for this process. A child would otherwise receive them.
+        os.register_at_fork(after_in_child=functools.partial(atexit.unregister, _receive))
+        warn_of_children_that_end(f"rank {MPI.COMM_WORLD.rank} of {MPI.COMM_WORLD.size}")
 
 
 def _receive() -> None:

@@ -7,6 +7,7 @@ imports ``MPI`` from this one.
 
 from __future__ import annotations
 
+import sys
 import types
 from typing import TYPE_CHECKING, Any
 
@@ -27,4 +28,10 @@ else:
 
     MPI = _LazyMPI("mpi4py.MPI")
 
-__all__ = ["MPI"]
+__all__ = ["MPI", "has_been_finalized"]
+
+
+def has_been_finalized() -> bool:
+    """Return whether MPI has been finalised, so that no other rank waits for this one; this does not load MPI."""
+    module = sys.modules.get("mpi4py.MPI")
+    return module is not None and bool(module.Is_finalized())

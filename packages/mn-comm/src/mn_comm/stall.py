@@ -42,6 +42,8 @@ _FOR_ALL = {
     *("Reduce_scatter", "Reduce_scatter_block", "allreduce", "allgather", "alltoall"),
     *("barrier", "split", "allreduce_obj", "allgather_obj", "reduce_scatter", "multi_node_mean_grad"),
 }
+_WITH_PARTNER = {"send", "recv", "send_obj", "recv_obj"}
+_WHY_SILENT = "it is stopped, dead or overloaded, or in C code that keeps the GIL"
 _SLOWEST_POLL = 1.0
 
 _explanations: list[Callable[[], Sequence[str]]] = []
@@ -134,7 +136,7 @@ class Monitor:
             self._inquiry.answer(self._tell)
             for rank in self._inquiry.silent():
                 if rank not in self._inquiry.finished:
-                    self._write(f"[chainermn] rank {rank} does not answer: it is stopped, dead or overloaded\n")
+                    self._write(f"[chainermn] rank {rank} does not answer: {_WHY_SILENT}\n")
             reasons = {self._why_hopeless(*each) for each in stalled} - {""}
             if reasons:
                 self._write(f"[chainermn] rank {MPI.COMM_WORLD.rank} ends the job: {min(reasons)}\n")
@@ -166,8 +168,8 @@ class Monitor:
         reported_for, reported_at = self._reported.get(activity.thread, (0, 0.0))
         if reported_for != since or time.monotonic() - reported_at < self._time_to_speak:
             return ""
-        for ranks in _needed(activity):
-            gone = self._inquiry.finished.keys() & set(ranks.group.Translate_ranks(None, MPI.COMM_WORLD.group))
+        for needed in _needed(activity):
+            gone = self._inquiry.finished.keys() & needed
             if gone:
                 return f"rank {min(gone)} has reached the end of its program, but this rank still waits for it"
         return "CHAINERMN_STALL_ABORT is set" if self.abort else ""
@@ -212,11 +214,29 @@ class Monitor:
         self._write("".join(f"[chainermn] {line}\n" for line in lines))
 
 
-def _needed(activity: Activity) -> list[Ranks]:
-    """Return the ranks all of which a wait needs."""
+def _needed(activity: Activity) -> list[set[int]]:
+    """Return groups of ranks, as numbered in ``MPI_COMM_WORLD``; a wait needs all ranks of each group."""
     waits = [(activity.wait[0], activity.wait[1])] if activity.wait is not None else []
     waits += [(call.function.__name__, _ranks_of(call)) for call in activity.calls]
-    return [ranks for name, ranks in waits if name in _FOR_ALL and ranks is not None]
+    groups = [set(_in_world(ranks)) for name, ranks in waits if name in _FOR_ALL and ranks is not None]
+    # Another thread may wait for messages until the program ends, and the program does not need it.
+    if activity.calls and activity.thread == threading.main_thread().ident:
+        groups.append(_partner(activity.calls[-1]))
+    return groups
+
+
+def _partner(call: Call) -> set[int]:
+    """Return the rank that a call sends to or receives from, if it is of that kind and names one."""
+    ranks = _ranks_of(call)
+    if ranks is None or call.function.__name__ not in _WITH_PARTNER:
+        return set()
+    bound = inspect.signature(call.function).bind(*call.arguments, **call.keywords).arguments
+    partner = bound.get("source", bound.get("dest", MPI.ANY_SOURCE))
+    return {_in_world(ranks)[partner]} if partner != MPI.ANY_SOURCE else set()
+
+
+def _in_world(ranks: Ranks) -> list[int]:
+    return ranks.group.Translate_ranks(None, MPI.COMM_WORLD.group)
 
 
 def _ranks_of(call: Call) -> Ranks | None:
@@ -324,7 +344,8 @@ def join(ranks: Ranks) -> None:
         # The thread must not be inside MPI when MPI is finalised. This happens later; or earlier, if the script
         # finalises MPI, which first frees the attributes of this communicator.
         atexit.register(_monitor.say_farewell)
-        MPI.COMM_SELF.Set_attr(MPI.Comm.Create_keyval(delete_fn=lambda *_: _monitor.stop()), True)
+        monitor = _monitor  # not the global: a forked child has none, and finalises MPI as well
+        MPI.COMM_SELF.Set_attr(MPI.Comm.Create_keyval(delete_fn=lambda *_: monitor.stop()), True)
         around_forks(before=_monitor.stop, after_in_parent=_monitor.start, after_in_child=_forget)
     _monitor.join(ranks)
 
@@ -337,6 +358,8 @@ def leave(ranks: Ranks) -> None:
 
 def _forget() -> None:
     global _monitor
+    if _monitor is not None:
+        atexit.unregister(_monitor.say_farewell)  # this rank continues
     _monitor = None
 
 

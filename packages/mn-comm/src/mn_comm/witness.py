@@ -82,11 +82,9 @@ def _is_open_mpi() -> bool:
 
 def _start(expected: int, folders: Sequence[str]) -> str | None:
     """Start a witness for some ranks of this node; return its address, or ``None``."""
-    import secrets  # not at import: loading it takes time
-
     from mn_comm import witness_process
 
-    address = f"\0chainermn-{secrets.token_hex(16)}"
+    address = f"\0chainermn-{os.urandom(16).hex()}"  # not by `secrets`: many scripts have a file of that name
     with contextlib.suppress(Exception), socket.socket(socket.AF_UNIX) as listening:
         listening.bind(address)
         listening.listen(expected)

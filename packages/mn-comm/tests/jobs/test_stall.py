@@ -155,3 +155,37 @@ def test_a_rank_that_does_not_answer_is_named():
     job = run(2, STOPPED, CHAINERMN_STALL_SECONDS="1")
     assert job.returncode == 0, job.stderr
     assert job.stderr.count("rank 1 does not answer") == 1
+
+
+PARTNER_FINISHES = """
+from mn_comm import create_communicator
+comm = create_communicator("naive")
+if comm.rank == 0:
+    {}
+"""
+WAITS = ["comm.recv(1)", "comm.recv_obj(source=1, tag=3)", "comm.recv_obj(1)"]
+
+
+@pytest.mark.parametrize("wait", WAITS)
+def test_a_rank_that_waits_for_one_that_has_come_to_its_end_ends_the_job(wait):
+    job = run(2, PARTNER_FINISHES.replace("{}", wait), CHAINERMN_STALL_SECONDS="1")
+    assert job.returncode != 0
+    assert "rank 1 has reached the end of its program, but this rank still waits for it" in job.stderr
+
+
+ONLY_A_THREAD_WAITS = """
+import os, threading, time
+from mn_comm import create_communicator
+comm = create_communicator("naive")
+if comm.rank == 0:
+    threading.Thread(target=comm.recv_obj, args=(1,), daemon=True).start()
+    time.sleep(5)
+    print("done", flush=True)
+    os._exit(0)  # MPI may crash if a thread is inside it at its end
+"""
+
+
+def test_a_thread_may_wait_for_a_rank_that_has_come_to_its_end():
+    job = run(2, ONLY_A_THREAD_WAITS, CHAINERMN_STALL_SECONDS="1")
+    assert job.stdout.startswith("done\n"), job.stderr
+    assert "has reached the end of its program" not in job.stderr

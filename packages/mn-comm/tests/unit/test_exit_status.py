@@ -46,6 +46,8 @@ ENDS = {
     "begin(); raise SystemExit(3)": 3,
     "begin(); exit(3)": 3,
     "begin(); sys.exit(-1)": 255,
+    "begin(); sys.exit(2**70)": 255,
+    "begin(); sys.exit(2**63 + 256)": 255,
     "begin(); sys.exit(0.0)": 1,
     "begin(); sys.exit([])": 1,
     "begin()\ntry:\n    end(4)\nfinally:\n    x = 1": 4,

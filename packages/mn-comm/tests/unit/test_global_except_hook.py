@@ -2,6 +2,8 @@
 
 import sys
 
+import pytest
+
 from mn_comm import global_except_hook
 
 
@@ -16,17 +18,66 @@ class Recorder:
         pass
 
 
-def test_a_traceback_is_written_as_one_text(monkeypatch):
+@pytest.fixture
+def shown(monkeypatch):
+    """Call the hook with an exception that a function raises; return what it writes, and the line for the witness."""
+
+    def show(function, previous=sys.__excepthook__):
+        recorder, lines = Recorder(), []
+        monkeypatch.setattr(sys, "stderr", recorder)
+        monkeypatch.setattr(global_except_hook, "_rank", lambda: 3)
+        monkeypatch.setattr(global_except_hook, "abort_when_read", lambda status, line: lines.append(line))
+        try:
+            function()
+        except BaseException as error:
+            raised = error
+        # Not while it is handled, as Python does.
+        global_except_hook._AbortAllRanks(previous)(type(raised), raised, raised.__traceback__)
+        (line,) = lines
+        return recorder.texts, line
+
+    return show
+
+
+def raising(error):
+    raise error
+
+
+def test_a_traceback_is_written_as_one_text(shown):
     # When it was written in pieces, as Python does, the output of another rank cut its lines in two.
-    recorder = Recorder()
-    monkeypatch.setattr(sys, "stderr", recorder)
-    monkeypatch.setattr(global_except_hook, "_rank", lambda: 3)
-    monkeypatch.setattr(global_except_hook, "abort_when_read", lambda *_: None)
-    try:
-        raise FileExistsError("a text\nof two lines")
-    except FileExistsError as error:
-        global_except_hook._AbortAllRanks(sys.__excepthook__)(type(error), error, error.__traceback__)
-    (text,) = recorder.texts
+    (text,), line = shown(lambda: raising(FileExistsError("a text\nof two lines")))
     assert text.startswith("Traceback (most recent call last):\n")
     assert "\nFileExistsError: a text\nof two lines\n\nchainermn: uncaught exception on rank 3 (" in text
     assert text.endswith("): ending all ranks\n")
+    assert line == "uncaught exception: FileExistsError: a text\nof two lines"
+
+
+class WithNotes(ValueError):
+    __notes__ = ("a note", "another: WithNotes")
+
+
+def test_the_line_is_the_message_and_not_a_note(shown):
+    _, line = shown(lambda: raising(WithNotes("why")))
+    assert line.endswith("WithNotes: why")
+
+
+def test_the_line_about_an_error_of_syntax(shown):
+    _, line = shown(lambda: exec("a b"))
+    assert line == "uncaught exception: SyntaxError: invalid syntax"
+
+
+class Hostile(Exception):
+    def __getattr__(self, name):
+        raise RuntimeError(name)
+
+
+def test_an_exception_that_cannot_be_looked_at_ends_the_job_all_the_same(shown):
+    (text,), line = shown(lambda: raising(Hostile("why")))
+    assert "in raising" in text
+    assert text.endswith("): ending all ranks\n")
+    assert "Hostile" in line
+
+
+def test_a_previous_hook_that_fails_hides_nothing(shown):
+    (text,), _ = shown(lambda: raising(ValueError("why")), previous=lambda *_: raising(KeyError("the hook fails")))
+    assert text.index("KeyError: 'the hook fails'") < text.index("ValueError: why") < text.index("ending all ranks")

@@ -191,3 +191,37 @@ def test_the_monitor_goes_on_after_an_exception(monkeypatch):
     monitor.start()
     assert done.wait(10)
     monitor.stop()
+
+
+class Group:
+    def Translate_ranks(self, ranks, group):
+        return [4, 6, 8]
+
+
+class Peers:
+    group = Group()
+
+
+def send_obj(comm, obj, dest, tag=0):
+    """Stand for the method."""
+
+
+def recv(comm, source, tag=0):
+    """Stand for the method."""
+
+
+@pytest.mark.parametrize(
+    ("function", "arguments", "keywords", "partner"),
+    [
+        (send_obj, ("text",), {"dest": 2}, {8}),
+        (send_obj, ("text", 0, 5), {}, {4}),
+        (recv, (1,), {}, {6}),
+        (recv, (None,), {}, set()),
+    ],
+)
+def test_whom_a_message_goes_to_or_comes_from(function, arguments, keywords, partner):
+    from mpi4py import MPI
+
+    comm = type("Comm", (), {"ranks": Peers()})()
+    arguments = tuple(MPI.ANY_SOURCE if value is None else value for value in arguments)
+    assert stall._partner(watch.Call(function, (comm, *arguments), keywords)) == partner

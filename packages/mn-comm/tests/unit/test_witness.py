@@ -5,6 +5,7 @@ import socket
 import subprocess
 import sys
 import time
+import types
 
 import pytest
 
@@ -98,5 +99,12 @@ def test_the_witness_is_no_child_of_the_rank():
     with pytest.raises(ChildProcessError):
         os.waitpid(-1, os.WNOHANG)
     connection = witness._connected(address, f"0 1 {os.getpid()}\n")
+    connection.sendall(witness_process.FINISHED)
+    connection.close()
+
+
+def test_a_file_of_the_script_may_be_called_secrets(monkeypatch):
+    monkeypatch.setitem(sys.modules, "secrets", types.ModuleType("secrets"))
+    connection = witness._connected(witness._start(1, FOLDERS), f"0 1 {os.getpid()}\n")
     connection.sendall(witness_process.FINISHED)
     connection.close()

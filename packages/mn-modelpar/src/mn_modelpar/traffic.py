@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import atexit
 import functools
+import os
 import weakref
 from collections import Counter, defaultdict, deque
 from collections.abc import Sequence
@@ -399,3 +400,4 @@ def _read_the_rest() -> None:
 
 explain_stalls(_explain)
 atexit.register(_read_the_rest)
+os.register_at_fork(after_in_child=_all.clear)  # the answers are for the parent

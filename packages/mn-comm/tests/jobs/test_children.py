@@ -1,0 +1,43 @@
+"""Children of os.fork that come to the end of the program: nobody takes them for the rank whose children they are."""
+
+import os
+import shutil
+import subprocess
+import sys
+
+MPIEXEC = shutil.which("mpiexec", path=os.path.dirname(sys.executable))
+
+# The child does not get to MPI_Finalize, in which it could stay: what is registered first is called last.
+SCRIPT = """
+import atexit, os, sys, time
+process = os.getpid()
+atexit.register(lambda: os.getpid() == process or os._exit(0))
+from mn_comm import create_communicator
+
+comm = create_communicator("naive")
+if comm.rank == 1:
+    comm.send_obj("for rank 0, not for its child", 0, tag=4)
+comm.barrier()
+if comm.rank == 0:
+    if os.fork() == 0:
+        sys.exit()
+    os.wait()
+    time.sleep(4)
+comm.barrier()
+if comm.rank == 0:
+    print(comm.recv_obj(1, tag=4))
+"""
+
+
+def test_a_child_that_ends_receives_nothing_and_says_no_farewell():
+    job = subprocess.run(
+        [MPIEXEC, "-n", "2", sys.executable, "-c", SCRIPT],
+        env={**os.environ, "CHAINERMN_STALL_SECONDS": "1"},
+        capture_output=True,
+        text=True,
+        timeout=40,
+    )
+    assert (job.returncode, job.stdout) == (0, "for rank 0, not for its child\n"), job.stderr
+    assert "without having received" not in job.stderr
+    assert job.stderr.count(", a child of rank 0 of 2, has come to its end") == 1, job.stderr
+    assert "end a child of os.fork with os._exit" in job.stderr
