@@ -15,7 +15,7 @@ class Attempt:
     Attributes:
         number: Which one it is, from 1.
         size: How many ranks there are; 0 until one has said so.
-        present: The ranks that are there.
+        present: The ranks that are there, and on which host each is.
         joined: The ranks that are or were there.
         finished: The ranks that have come to the end of the script, and whose end is that of the training.
         is_elastic: Whether one of these stands for all: the others were lost.
@@ -25,15 +25,15 @@ class Attempt:
 
     number: int
     size: int = 0
-    present: set[int] = field(default_factory=set)
+    present: dict[int, str] = field(default_factory=dict)
     joined: set[int] = field(default_factory=set)
     finished: set[int] = field(default_factory=set)
     is_elastic: bool = False
     failures: list[tuple[int, int, str]] = field(default_factory=list)
     newest: int = -1
 
-    def hear(self, message: dict[str, Any]) -> None:
-        """Take note of what a keeper has passed on."""
+    def hear(self, message: dict[str, Any], host: str) -> None:
+        """Take note of what the keeper of a host has passed on."""
         if message["op"] == "kept":
             self.newest = max(self.newest, message["number"])
         if message.get("attempt") != self.number:
@@ -41,10 +41,10 @@ class Attempt:
         rank = message["rank"]
         if message["op"] == "join":
             self.size = message["size"]
-            self.present.add(rank)
+            self.present[rank] = host
             self.joined.add(rank)
         elif message["op"] == "gone":
-            self.present.discard(rank)
+            self.present.pop(rank, None)
         elif message["op"] == "finished":
             self.finished.add(rank)
             self.is_elastic |= message["elastic"]
