@@ -4,7 +4,7 @@
 
 Each host is a network namespace with a host name of its own, joined to the others by a bridge whose links are as fast
 as asked for (``tc tbf``). The ``mpiexec`` beside this Python, MPICH's or Open MPI's, starts its processes there through
-a script in the place of ``ssh``, and takes them for different machines. Needs root, and the commands ``ip``, ``tc``,
+a stand-in for ``ssh``, and takes them for different machines. Needs root, and the commands ``ip``, ``tc``,
 ``setsid`` and ``unshare`` (Debian: iproute2, util-linux).
 """
 
@@ -28,7 +28,7 @@ from pathlib import Path
 SUBNET = "10.213.77"
 # On a host: its name, and shared memory of its own, in the namespace of mounts that `ip netns exec` makes.
 ENTER = 'hostname "$0"; mount -t tmpfs tmpfs /dev/shm'
-# In the place of ssh: options, the host or its address, and the command to run there, which outlives this one.
+# Stands in for ssh: options, the host or its address, and the command to run there, which outlives this one.
 SSH = f"""#!/bin/sh
 while [ "${{1#-}}" != "$1" ]; do shift; done
 host=$1; shift
@@ -111,7 +111,7 @@ class Hosts:
 
     Attributes:
         names: Their names: ``node1`` and so on. Open MPI takes two names for one if they are equal up to a dot.
-        ssh: The command that reaches them, in the place of ``ssh``.
+        ssh: The command that reaches them, as ``ssh`` reaches other machines.
         environ: The environment in which ``mpiexec`` uses that, and their links.
         prefix: What the names of their network namespaces begin with.
     """
@@ -131,7 +131,7 @@ class Hosts:
 
     @contextlib.contextmanager
     def knowing_each_other(self) -> Iterator[None]:
-        """Let hosts look up each other's names: ``ip netns exec`` puts a file in the place of ``/etc/hosts``."""
+        """Let hosts look up each other's names: ``ip netns exec`` puts a file instead of ``/etc/hosts``."""
         folders = [Path("/etc/netns", self._namespace(name)) for name in self.names]
         lines = ["127.0.0.1 localhost", *(f"{address} {name}" for name, address in self.addresses().items()), ""]
         try:

@@ -12,9 +12,9 @@ What is lost is one of these:
 ``daemon``
     The process that ``mpiexec`` has started on the host, and that has started the ranks, is killed.
 ``link``
-    What is sent to the host, and by it, is lost without a word.
+    What is sent to the host, and what it sends, is lost; nobody is told so.
 ``machine``
-    So it is, and every process on the host is killed.
+    The same, and every process on the host is killed, as where the power fails.
 """
 
 from __future__ import annotations
