@@ -49,6 +49,7 @@ def main() -> int:
     parser.add_argument("--mpiexec", default="mpiexec", help="the launcher, with options of its own")
     parser.add_argument("command", nargs=argparse.REMAINDER)
     args = parser.parse_args()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # the hosts go as well
     missing = what_is_missing()
     if missing:
         print(f"no virtual cluster here: {missing}", file=sys.stderr)

@@ -88,6 +88,7 @@ def main() -> int:
         print(f"no virtual cluster here: {missing}", file=sys.stderr)
         return 77
     losses = args.losses.split(",") if args.losses else LOSSES if is_open_mpi() else LOSSES[1:]
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # the hosts go as well
     found: dict[str, list[Outcome]] = {loss: [] for loss in losses}
     for _ in range(args.jobs):
         for loss in losses:
