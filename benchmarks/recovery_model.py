@@ -117,8 +117,8 @@ def connections(ranks: int, measured: Measured, assumed: Assumed) -> dict[str, f
     nodes = -(-ranks // assumed.per_node)
     return {
         "connections": nodes,
-        "messages": 2 * BEATS_PER_SECOND * nodes,
-        "core": BEATS_PER_SECOND * nodes * measured.beat,
+        "messages a second": 2 * BEATS_PER_SECOND * nodes,
+        "part of a core": BEATS_PER_SECOND * nodes * measured.beat,
     }
 
 
@@ -165,18 +165,23 @@ def table(measured: Measured, assumed: Assumed, sizes: tuple[int, ...] = (2, 16,
     """Return tables of what grows, as they are on the page."""
     lines = [f"| | {' | '.join(f'{size:,}' for size in sizes)} |", "|---|" + "---|" * len(sizes)]
     for name in parts(2, measured, assumed):
-        cells = [f"{1e3 * parts(size, measured, assumed)[name]:,.3g}" for size in sizes]
+        cells = [number(1e3 * parts(size, measured, assumed)[name]) for size in sizes]
         lines.append(f"| {name}, ms | {' | '.join(cells)} |")
     for name in per_step(2, measured, assumed):
-        cells = [f"{1e3 * per_step(size, measured, assumed)[name]:,.2g}" for size in sizes]
+        cells = [number(1e3 * per_step(size, measured, assumed)[name]) for size in sizes]
         lines.append(f"| in each step: {name}, ms | {' | '.join(cells)} |")
     for name in connections(2, measured, assumed):
-        cells = [f"{connections(size, measured, assumed)[name]:,.3g}" for size in sizes]
+        cells = [number(connections(size, measured, assumed)[name]) for size in sizes]
         lines.append(f"| supervisor: {name} | {' | '.join(cells)} |")
     for name in lost_time(2, measured, assumed):
-        cells = [f"{100 * lost_time(size, measured, assumed)[name]:,.2g}" for size in sizes]
+        cells = [number(100 * lost_time(size, measured, assumed)[name]) for size in sizes]
         lines.append(f"| lost: {name}, % | {' | '.join(cells)} |")
     return "\n".join(lines)
+
+
+def number(value: float) -> str:
+    """Return a number with two digits, or with all before the point."""
+    return f"{value:,.0f}" if value >= 10 else f"{value:.2g}"
 
 
 if __name__ == "__main__":

@@ -55,8 +55,8 @@ def test_a_network_that_takes_no_time_leaves_what_ranks_do_themselves(model, mea
 
 def test_a_keeper_is_one_connection_for_each_node(model, measured):
     found = model.connections(10_000, measured, model.Assumed())
-    assert (found["connections"], found["messages"]) == (1250, 6250)
-    assert found["core"] == pytest.approx(2.5 * 1250 * 1e-5)
+    assert (found["connections"], found["messages a second"]) == (1250, 6250)
+    assert found["part of a core"] == pytest.approx(2.5 * 1250 * 1e-5)
 
 
 def test_time_is_lost_in_proportion_to_how_often_a_rank_fails(model, measured):
