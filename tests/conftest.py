@@ -2,6 +2,7 @@ import os
 import shutil
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -24,3 +25,16 @@ def mpiexec(tmp_path):
         return job.stdout
 
     return run
+
+
+@pytest.fixture(scope="session")
+def virtual_cluster():
+    """Return the module tools/cluster.py, where it can make hosts."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(str(Path(__file__).parents[1] / "tools"))
+        import cluster
+
+        missing = cluster.what_is_missing()
+        if missing:
+            pytest.skip(f"no virtual cluster here: {missing}")
+        yield cluster

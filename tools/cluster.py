@@ -2,30 +2,41 @@
 
     python tools/cluster.py --hosts 2,2 --rate 1gbit -- python script.py
 
-Each host is a network namespace with its own host name. A bridge connects the hosts, and its links have the given speed
-(``tc tbf``). MPICH's ``mpiexec`` starts its processes there through a launch agent, and treats the hosts as different
-machines. Needs root, and the commands ``ip``, ``tc`` and ``unshare`` (Debian: iproute2, util-linux).
+Each host is a network namespace with a host name of its own, joined to the others by a bridge whose links are as fast
+as asked for (``tc tbf``). The ``mpiexec`` beside this Python, MPICH's or Open MPI's, starts its processes there through
+a stand-in for ``ssh``, and takes them for different machines. Needs root, and the commands ``ip``, ``tc``,
+``setsid`` and ``unshare`` (Debian: iproute2, util-linux).
 """
 
 from __future__ import annotations
 
 import argparse
 import contextlib
+import dataclasses
+import itertools
 import os
+import shlex
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 SUBNET = "10.213.77"
-AGENT = """#!/bin/sh
-# Started by mpiexec as ssh would be: options, the host, and the command to run there.
-while [ "${1#-}" != "$1" ]; do shift; done
+# On a host: its name, and shared memory of its own, in the namespace of mounts that `ip netns exec` makes.
+ENTER = 'hostname "$0"; mount -t tmpfs tmpfs /dev/shm'
+# Stands in for ssh: options, the host or its address, and the command to run there, which outlives this one.
+SSH = f"""#!/bin/sh
+while [ "${{1#-}}" != "$1" ]; do shift; done
 host=$1; shift
-exec ip netns exec "$PREFIX-$host" unshare --uts sh -c 'hostname "$0"; eval "$*"' "$PREFIX-$host" "$@"
+case $host in {SUBNET}.*) host=node${{host##*.}};; esac
+exec setsid --fork --wait ip netns exec "$PREFIX-$host" unshare --uts sh -c '{ENTER}; eval "$*"' "$host" "$@"
 """
+_END_SECONDS = 5.0  # for processes that were killed
+_numbers = itertools.count()
 
 
 def main() -> int:
@@ -35,19 +46,22 @@ def main() -> int:
     parser.add_argument(
         "--rate", default="", help="how fast each host's link is, as tc writes it: 1gbit; default: no limit"
     )
+    parser.add_argument("--mpiexec", default="mpiexec", help="the launcher, with options of its own")
     parser.add_argument("command", nargs=argparse.REMAINDER)
     args = parser.parse_args()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # the hosts go as well
     missing = what_is_missing()
     if missing:
         print(f"no virtual cluster here: {missing}", file=sys.stderr)
         return 77
     command = args.command[1:] if args.command[:1] == ["--"] else args.command
-    return run([int(n) for n in args.hosts.split(",")], command, rate=args.rate).returncode
+    ranks = [int(n) for n in args.hosts.split(",")]
+    return run(ranks, command, rate=args.rate, launcher=shlex.split(args.mpiexec)).returncode
 
 
 def what_is_missing() -> str:
     """Return why there can be no virtual cluster here, or an empty string."""
-    for tool in ("ip", "tc", "unshare"):
+    for tool in ("ip", "tc", "unshare", "setsid"):
         if shutil.which(tool) is None:
             return f"there is no command {tool}"
     probe = f"mn{os.getpid()}-probe"
@@ -59,78 +73,137 @@ def what_is_missing() -> str:
 
 
 def run(
-    ranks: Sequence[int], command: Sequence[str], *, rate: str = "", **options: object
+    ranks: Sequence[int],
+    command: Sequence[str],
+    *,
+    rate: str = "",
+    launcher: Sequence[str] = ("mpiexec",),
+    **options: object,
 ) -> subprocess.CompletedProcess:
     """Run a command on the given number of ranks on each host.
 
     Args:
         ranks: How many ranks each host has.
-        command: The command; its Python's environment must contain MPICH.
-        rate: The speed of each host's link, in the notation of ``tc``; empty for no limit.
+        command: The command.
+        rate: How fast each host's link is, as ``tc`` writes it; empty for no limit.
+        launcher: MPICH's or Open MPI's ``mpiexec``, and options of its own.
         options: Passed to ``subprocess.run``.
 
     Returns:
         The finished job.
     """
-    with cluster(len(ranks), rate) as (prefix, agent):
-        addresses = ",".join(f"{SUBNET}.{i + 1}:{n}" for i, n in enumerate(ranks))
-        mpiexec = shutil.which("mpiexec", path=os.path.dirname(sys.executable)) or "mpiexec"
+    with cluster(len(ranks), rate) as hosts, hosts.knowing_each_other():
+        where = ",".join(f"{name}:{n}" for name, n in zip(hosts.names, ranks, strict=True))
+        mpiexec = shutil.which(launcher[0], path=os.path.dirname(sys.executable)) or launcher[0]
+        job = [mpiexec, *launcher[1:], *_on_hosts(mpiexec, where), "-n", str(sum(ranks)), *command]
         # mpiexec itself runs on the first host, so that its agents can call back.
-        here = ["ip", "netns", "exec", f"{prefix}-{SUBNET}.1", "unshare", "--uts"]
-        there = [mpiexec, "-launcher", "ssh", "-launcher-exec", str(agent), "-iface", "eth0", "-hosts", addresses]
-        shell = 'hostname "$0"; exec "$@"'
-        environ = {**os.environ, "PREFIX": prefix, "OMP_NUM_THREADS": "1", **_one_network()}
-        job = [*here, "sh", "-c", shell, f"{prefix}-{SUBNET}.1", *there, "-n", str(sum(ranks)), *command]
-        return subprocess.run(job, env=environ, **options)  # type: ignore[call-overload,no-any-return]
+        there = hosts.command_on(hosts.names[0], job)
+        return subprocess.run(there, env=hosts.environ, **options)  # type: ignore[call-overload,no-any-return]
+
+
+def _on_hosts(mpiexec: str, where: str) -> list[str]:
+    version = subprocess.run([mpiexec, "--version"], capture_output=True, text=True, check=True).stdout
+    return ["-hosts" if "HYDRA" in version else "--host", where]
+
+
+@dataclasses.dataclass(frozen=True)
+class Hosts:
+    """Hosts on this machine.
+
+    Attributes:
+        names: Their names: ``node1`` and so on. Open MPI takes two names for one if they are equal up to a dot.
+        ssh: The command that reaches them, as ``ssh`` reaches other machines.
+        environ: The environment in which ``mpiexec`` uses that, and their links.
+        prefix: What the names of their network namespaces begin with.
+    """
+
+    names: tuple[str, ...]
+    ssh: Path
+    environ: Mapping[str, str]
+    prefix: str
+
+    def command_on(self, name: str, command: Sequence[str]) -> list[str]:
+        """Return the command that runs another one on a host, and ends with it."""
+        return [*self._in(name), "unshare", "--uts", "sh", "-c", f'{ENTER}; exec "$@"', name, *command]
+
+    def addresses(self) -> dict[str, str]:
+        """Return the address of each host."""
+        return {name: f"{SUBNET}.{number}" for number, name in enumerate(self.names, 1)}
+
+    @contextlib.contextmanager
+    def knowing_each_other(self) -> Iterator[None]:
+        """Let hosts look up each other's names: ``ip netns exec`` puts a file instead of ``/etc/hosts``."""
+        folders = [Path("/etc/netns", self._namespace(name)) for name in self.names]
+        lines = ["127.0.0.1 localhost", *(f"{address} {name}" for name, address in self.addresses().items()), ""]
+        try:
+            for folder in folders:
+                folder.mkdir(parents=True)
+                (folder / "hosts").write_text("\n".join(lines))
+            yield
+        finally:
+            for folder in folders:
+                (folder / "hosts").unlink(missing_ok=True)
+                folder.rmdir()
+            with contextlib.suppress(OSError):  # it was there before, or another job uses it
+                Path("/etc/netns").rmdir()
+
+    def cut(self, name: str) -> None:
+        """Cut the link of a host: nothing reaches it, nothing comes back, and nobody is told so."""
+        _ip("link", "set", f"{self.prefix}v{self.names.index(name)}", "nomaster")
+
+    def kill(self, name: str) -> None:
+        """End every process on a host."""
+        deadline = time.monotonic() + _END_SECONDS
+        while time.monotonic() < deadline:
+            found = subprocess.run(["ip", "netns", "pids", self._namespace(name)], capture_output=True, text=True)
+            if not found.stdout.split():
+                return
+            for process in found.stdout.split():
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(int(process), signal.SIGKILL)
+
+    def _namespace(self, name: str) -> str:
+        return f"{self.prefix}-{name}"
+
+    def _in(self, name: str) -> list[str]:
+        return ["ip", "netns", "exec", self._namespace(name)]
 
 
 @contextlib.contextmanager
-def cluster(hosts: int, rate: str) -> Iterator[tuple[str, Path]]:
-    """Create hosts, and yield the prefix of their names and the launch agent; the hosts are removed at the end."""
-    prefix = f"mn{os.getpid()}"
-    with contextlib.ExitStack() as undo, tempfile.TemporaryDirectory() as folder:
-        agent = Path(folder) / "agent"
-        agent.write_text(AGENT)
-        agent.chmod(0o755)
+def cluster(number: int, rate: str = "") -> Iterator[Hosts]:
+    """Make hosts, and yield them; they are gone afterwards, with all that runs there.
+
+    Args:
+        number: How many.
+        rate: How fast each host's link is, as ``tc`` writes it; empty for no limit.
+    """
+    prefix = f"mn{os.getpid()}x{next(_numbers)}"  # the kernel takes its time to remove those before
+    with contextlib.ExitStack() as undo:
+        ssh = Path(undo.enter_context(tempfile.TemporaryDirectory()), "ssh")
+        ssh.write_text(SSH)
+        ssh.chmod(0o755)
+        environ = {**os.environ, **_one_network(), "PREFIX": prefix, "OMP_NUM_THREADS": "1"}
+        environ |= {"HYDRA_LAUNCHER": "ssh", "HYDRA_LAUNCHER_EXEC": str(ssh), "PRTE_MCA_plm_ssh_agent": str(ssh)}
+        # With it, Open MPI starts all processes on the first host.
+        environ.pop("PRTE_MCA_rmaps_default_mapping_policy", None)
+        hosts = Hosts(tuple(f"node{i + 1}" for i in range(number)), ssh, environ, prefix)
         bridge = f"{prefix}b"
         _ip("link", "add", bridge, "type", "bridge")
         undo.callback(_ip, "link", "del", bridge)
         _ip("link", "set", bridge, "up")
-        for i in range(hosts):
+        for i, name in enumerate(hosts.names):
             _add_host(prefix, i, bridge, rate, undo)
-        yield prefix, agent
-
-
-@contextlib.contextmanager
-def known_to_each_other(names: Mapping[str, Mapping[str, str]]) -> Iterator[None]:
-    """Let hosts resolve names: ``ip netns exec`` uses these files in place of those of /etc.
-
-    Args:
-        names: For each host, by its network namespace, the addresses of the names that it can resolve.
-    """
-    folders = {Path("/etc/netns") / host: known for host, known in names.items()}
-    try:
-        for folder, known in folders.items():
-            folder.mkdir(parents=True)
-            lines = [f"{address} {name}" for name, address in known.items()]
-            (folder / "hosts").write_text("\n".join(["127.0.0.1 localhost", *lines, ""]))
-        yield
-    finally:
-        for folder in folders:
-            (folder / "hosts").unlink(missing_ok=True)
-            folder.rmdir()
-        with contextlib.suppress(OSError):  # it existed before, or another job uses it
-            Path("/etc/netns").rmdir()
+            undo.callback(hosts.kill, name)
+        yield hosts
 
 
 def _add_host(prefix: str, i: int, bridge: str, rate: str, undo: contextlib.ExitStack) -> None:
-    address = f"{SUBNET}.{i + 1}"
-    host, outer = f"{prefix}-{address}", f"{prefix}v{i}"
+    host, outer = f"{prefix}-node{i + 1}", f"{prefix}v{i}"
     _ip("netns", "add", host)
     undo.callback(_ip, "netns", "del", host)
     _ip("link", "add", outer, "type", "veth", "peer", "name", "eth0", "netns", host)
     _ip("link", "set", outer, "master", bridge, "up")
-    _ip("-n", host, "addr", "add", f"{address}/24", "dev", "eth0")
+    _ip("-n", host, "addr", "add", f"{SUBNET}.{i + 1}/24", "dev", "eth0")
     _ip("-n", host, "link", "set", "eth0", "up")
     _ip("-n", host, "link", "set", "lo", "up")
     if rate:
@@ -139,8 +212,9 @@ def _add_host(prefix: str, i: int, bridge: str, rate: str, undo: contextlib.Exit
 
 
 def _one_network() -> dict[str, str]:
-    """Return the variables that make MPICH (and Gloo, in the benchmarks) use the hosts' links."""
-    return {"UCX_NET_DEVICES": "eth0", "UCX_TLS": "tcp,self", "FI_TCP_IFACE": "eth0", "GLOO_SOCKET_IFNAME": "eth0"}
+    """Return the variables that make MPI (and Gloo, in the benchmarks) use the hosts' links."""
+    found = {"UCX_NET_DEVICES": "eth0", "UCX_TLS": "tcp,self", "FI_TCP_IFACE": "eth0", "GLOO_SOCKET_IFNAME": "eth0"}
+    return {**found, "HYDRA_IFACE": "eth0"}
 
 
 def _ip(*arguments: str) -> None:

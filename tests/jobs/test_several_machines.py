@@ -4,7 +4,6 @@ The names of the tests have "example" in them, so that the sessions `examples-mp
 with either library.
 """
 
-import importlib.util
 import os
 import re
 import subprocess
@@ -20,12 +19,6 @@ MPIEXEC = os.path.join(os.path.dirname(sys.executable), "mpiexec")
 VERSION = subprocess.run([MPIEXEC, "--version"], capture_output=True, text=True, check=True).stdout
 LIBRARY = "mpich" if "HYDRA" in VERSION else "openmpi"
 HOSTS = ["node1", "node2"]
-# In place of ssh: options, the host, and the command to run there.
-SSH = """#!/bin/sh
-while [ "${1#-}" != "$1" ]; do shift; done
-host=$1; shift
-exec ip netns exec "$PREFIX-10.213.77.${host#node}" unshare --uts sh -c 'hostname "$0"; eval "$*"' "$host" "$@"
-"""
 
 
 def blocks(mark, kind):
@@ -40,34 +33,21 @@ def commands():
 
 
 @pytest.fixture(scope="module")
-def run(tmp_path_factory):
+def run(virtual_cluster, tmp_path_factory):
     """Return a function that runs a command on the first of two hosts, in a folder with the page's files."""
-    spec = importlib.util.spec_from_file_location("cluster", ROOT / "tools/cluster.py")
-    tool = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(tool)
-    missing = tool.what_is_missing()
-    if missing:
-        pytest.skip(f"no virtual cluster here: {missing}")
     folder = tmp_path_factory.mktemp("machines")
     (folder / "hosts").write_text(blocks("file: hosts", "text")[0])
     (folder / "hello.py").write_text(re.search(r"```python\n(.*?)^```$", PAGE, re.M | re.S)[1])
-    (folder / "bin").mkdir()
-    (folder / "bin/ssh").write_text(SSH)
-    (folder / "bin/ssh").chmod(0o755)
-    addresses = {host: f"{tool.SUBNET}.{i}" for i, host in enumerate(HOSTS, 1)}
-    with tool.cluster(len(HOSTS), "") as (prefix, _):
-        namespaces = [f"{prefix}-{address}" for address in addresses.values()]
-        path = os.pathsep.join([str(folder / "bin"), os.path.dirname(sys.executable), os.environ["PATH"]])
-        environ = {**os.environ, **tool._one_network(), "PREFIX": prefix, "PATH": path, "HYDRA_IFACE": "eth0"}
-        # As on the page: with it, Open MPI starts all processes on the first host.
-        environ.pop("PRTE_MCA_rmaps_default_mapping_policy", None)
+    with virtual_cluster.cluster(len(HOSTS)) as hosts, hosts.knowing_each_other():
+        path = os.pathsep.join([str(hosts.ssh.parent), os.path.dirname(sys.executable), os.environ["PATH"]])
+        # As on a page: they find ssh themselves.
+        environ = {name: value for name, value in hosts.environ.items() if value != str(hosts.ssh)} | {"PATH": path}
 
         def start(command):
-            here = ["ip", "netns", "exec", namespaces[0], "unshare", "--uts", "sh", "-c", f"hostname node1; {command}"]
+            here = hosts.command_on(HOSTS[0], ["sh", "-c", command])
             return subprocess.run(here, cwd=folder, env=environ, capture_output=True, text=True, timeout=70)
 
-        with tool.known_to_each_other(dict.fromkeys(namespaces, addresses)):
-            yield start
+        yield start
 
 
 COMMANDS = list(commands())

@@ -7,7 +7,7 @@ import pytest
 from mn_tools.doctor.mpi import Launcher
 from mn_tools.elastic import supervisor
 from mn_tools.elastic.attempt import Attempt
-from mn_tools.elastic.launch import command_of, environment_of, own_address, ranks_on, reachable, spares_on
+from mn_tools.elastic.launch import command_of, environment_of, left, own_address, ranks_on, reachable, spares_on
 from mn_tools.elastic.options import Host, Options, parse, read_hosts
 
 MPICH, OPEN_MPI = Launcher("/m/mpiexec", "MPICH", "5.0.2"), Launcher("/o/mpiexec", "Open MPI", "5.0.11")
@@ -102,6 +102,23 @@ def test_a_host_that_does_not_answer_is_not_used(tmp_path):
     assert reachable(options, ("127.0.0.1", 9)) == (Host("there", 1),)
 
 
+def test_a_silent_host_is_asked_only_if_the_others_are_too_few(tmp_path):
+    agent, asked = tmp_path / "agent", tmp_path / "asked"
+    agent.write_text(f'#!/bin/sh\necho "$1" >>{asked}\n')
+    agent.chmod(0o755)
+    hosts = tuple(Host(name, 2) for name in ("me@a.x", "b.x", "b.y", "c.x"))
+
+    def found(least, *silent):
+        asked.write_text("")
+        left_over = left(Options(8, ("t.py",), hosts, least, ssh=(str(agent),)), ("127.0.0.1", 9), silent)
+        return left_over, len(asked.read_text().split())
+
+    assert found(1) == (hosts, 4)
+    assert found(6, "a", "c.x.z") == (hosts, 2 + 4)
+    assert found(4, "a", "c.x.z") == (hosts[1:3], 2)
+    assert found(1, "b", "other") == (hosts, 4)  # two may be meant
+
+
 def test_without_other_hosts_it_listens_to_this_one_alone():
     assert own_address(()) == own_address([Host("localhost", 2)]) == "127.0.0.1"
 
@@ -109,7 +126,7 @@ def test_without_other_hosts_it_listens_to_this_one_alone():
 def heard(*messages):
     attempt = Attempt(1)
     for op, rank, more in messages:
-        attempt.hear({"op": op, "attempt": 1, "rank": rank, **more})
+        attempt.hear({"op": op, "attempt": 1, "rank": rank, **more}, f"host{rank}")
     return attempt
 
 
@@ -146,8 +163,8 @@ def test_it_is_over_when_ranks_say_so_although_one_is_stopped():
 
 def test_a_rank_of_the_attempt_before_does_not_count():
     attempt = heard(*JOINED)
-    attempt.hear({"op": "gone", "attempt": 0, "rank": 0})
-    assert attempt.present == {0, 1}
+    attempt.hear({"op": "gone", "attempt": 0, "rank": 0}, "host0")
+    assert attempt.present == {0: "host0", 1: "host1"}
 
 
 def test_nobody_has_joined():

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import mmap
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, cast
 
 import numpy as np
@@ -101,8 +101,8 @@ class _File:
             self._mapped = mmap.mmap(self.descriptor, size)
         return self._mapped
 
-    def __del__(self) -> None:
-        os.close(self.descriptor)
+    def __del__(self, close: Callable[[int], None] = os.close) -> None:  # modules may be gone by then
+        close(self.descriptor)
 
 
 def _begin(head: int) -> int:

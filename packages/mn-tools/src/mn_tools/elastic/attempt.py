@@ -15,7 +15,7 @@ class Attempt:
     Attributes:
         number: Its number, from 1.
         size: The number of ranks; 0 until one has reported it.
-        present: The ranks that are connected.
+        present: The ranks that are connected, and the host of each.
         joined: The ranks that are or were connected.
         finished: The ranks that have reached the end of the script, and so the end of the training.
         is_elastic: Whether one of these reports for all ranks, because the others were lost.
@@ -26,7 +26,7 @@ class Attempt:
 
     number: int
     size: int = 0
-    present: set[int] = field(default_factory=set)
+    present: dict[int, str] = field(default_factory=dict)
     joined: set[int] = field(default_factory=set)
     finished: set[int] = field(default_factory=set)
     is_elastic: bool = False
@@ -34,8 +34,8 @@ class Attempt:
     has_ended: bool = False
     newest: int = -1
 
-    def hear(self, message: dict[str, Any]) -> None:
-        """Process a message from a keeper."""
+    def hear(self, message: dict[str, Any], host: str) -> None:
+        """Process a message from the keeper of a host."""
         if message["op"] == "kept":
             self.newest = max(self.newest, message["number"])
         if message.get("attempt") != self.number:
@@ -43,10 +43,10 @@ class Attempt:
         rank = message["rank"]
         if message["op"] == "join":
             self.size = message["size"]
-            self.present.add(rank)
+            self.present[rank] = host
             self.joined.add(rank)
         elif message["op"] == "gone":
-            self.present.discard(rank)
+            self.present.pop(rank, None)
         elif message["op"] == "finished":
             self.finished.add(rank)
             self.is_elastic |= message["elastic"]

@@ -9,13 +9,14 @@ import subprocess
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 
 from mn_comm.elastic.support import SPARES
 from mn_comm.supervised.link import VARIABLE
 from mn_tools.doctor.mpi import Launcher
 from mn_tools.elastic.options import Host, Options
 
-__all__ = ["command_of", "environment_of", "own_address", "ranks_on", "reachable", "spares_on"]
+__all__ = ["command_of", "environment_of", "left", "own_address", "ranks_on", "reachable", "spares_on"]
 
 _PROBE_SECONDS = 2.5
 # This connects back, because it is not enough that a host can be reached from here.
@@ -82,6 +83,32 @@ def reachable(options: Options, address: tuple[str, int]) -> tuple[Host, ...]:
     return tuple(host for host, answered in zip(options.hosts, answers, strict=True) if answered)
 
 
+def left(options: Options, address: tuple[str, int], silent: Iterable[str] = ()) -> tuple[Host, ...]:
+    """Return the hosts that can be reached; those that are silent are asked only if the others are too few.
+
+    Args:
+        options: The hosts, and how they are reached.
+        address: Where the supervisor listens.
+        silent: What the hosts call themselves of which nothing is heard any more. To ask them takes seconds.
+    """
+    passed_over = {_named(name, options.hosts) for name in silent}
+    others = replace(options, hosts=tuple(host for host in options.hosts if host not in passed_over))
+    found = reachable(others, address)
+    if others == options or ranks_on(options, found) >= options.least:
+        return found
+    return reachable(options, address)
+
+
+def _named(name: str, hosts: Sequence[Host]) -> Host | None:
+    """Return which of the hosts calls itself by a name, if there is no doubt."""
+    found = [host for host in hosts if _without_user(host).partition(".")[0] == name.partition(".")[0]]
+    return found[0] if len(found) == 1 else None
+
+
+def _without_user(host: Host) -> str:
+    return re.sub(r"^.*@", "", host.name)
+
+
 def _answers(options: Options, host: Host, address: tuple[str, int]) -> bool:
     probe = [sys.executable, "-c", _PROBE, address[0], str(address[1])]
     command = probe if _is_here(host) else [*options.ssh, host.name, shlex.join(probe)]
@@ -99,10 +126,10 @@ def _is_here(host: Host) -> bool:
 
 def own_address(hosts: Iterable[Host]) -> str:
     """Return the address at which other hosts can reach this one."""
-    others = [host.name for host in hosts if not _is_here(host)]
+    others = [host for host in hosts if not _is_here(host)]
     if not others:
         return "127.0.0.1"
     # This sends nothing: it only asks the kernel for the route.
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-        probe.connect((re.sub(r"^.*@", "", others[-1]), 9))
+        probe.connect((_without_user(others[-1]), 9))
         return str(probe.getsockname()[0])

@@ -22,7 +22,7 @@ from mn_comm.supervised.link import VARIABLE, Supervision
 from mn_tools.doctor.mpi import Launcher, find_launcher, identify
 from mn_tools.doctor.options import Options as DoctorOptions
 from mn_tools.elastic.attempt import Attempt
-from mn_tools.elastic.launch import command_of, environment_of, own_address, ranks_on, reachable, spares_on
+from mn_tools.elastic.launch import command_of, environment_of, left, own_address, ranks_on, spares_on
 from mn_tools.elastic.options import Host, Options
 
 __all__ = ["Supervisor"]
@@ -30,6 +30,7 @@ __all__ = ["Supervisor"]
 _MOST_WITHOUT_PROGRESS = 3
 _LAUNCHER_SECONDS = 5.0  # the time for mpiexec to end after all ranks have ended
 _END_SECONDS = 2.0  # between asking mpiexec to end and killing it
+_END_SECONDS_WITHOUT_A_HOST = 0.5  # Open MPI's then waits for that host
 
 
 @dataclass
@@ -67,6 +68,7 @@ class Supervisor:
         self._selector.register(self._listening, selectors.EVENT_READ)
         self._keepers: dict[socket.socket, _Keeper] = {}
         self._lost: list[str] = []
+        self._silent: set[str] = set()
         self._spoken = 0.0
         self._newest = -1
 
@@ -96,7 +98,7 @@ class Supervisor:
                 return 0
             in_vain = 1 if self._newest > before else in_vain + 1
             _say(f"attempt {number} has failed: {'; '.join([*self._lost, attempt.reason])}")
-            hosts = reachable(self._options, self._listening.getsockname()[:2])
+            hosts = left(self._options, self._listening.getsockname()[:2], self._silent)
             problem = self._problem(number, in_vain, hosts)
             if problem:
                 _say(f"giving up: {problem}")
@@ -108,17 +110,17 @@ class Supervisor:
         if number > self._options.restarts:
             return f"it was started {number} times"
         if in_vain >= _MOST_WITHOUT_PROGRESS:
-            since = f"than number {self._newest}" if self._newest >= 0 else ""
-            return f"{in_vain} attempts in turn have failed, and nothing {f'newer {since}' if since else ''} was kept"
-        left = ranks_on(self._options, hosts)
-        if left < self._options.least:
-            return f"there is room for {left} ranks on the hosts that answer, {self._options.least} are needed"
+            what = f"nothing newer than number {self._newest}" if self._newest >= 0 else "nothing"
+            return f"{in_vain} attempts in turn have failed, and {what} was kept"
+        room = ranks_on(self._options, hosts)
+        if room < self._options.least:
+            return f"there is room for {room} ranks on the hosts that answer, {self._options.least} are needed"
         return ""
 
     def _try(self, number: int, launcher: Launcher, hosts: Sequence[Host]) -> Attempt:
         """Run one attempt, until all of its processes have ended."""
         attempt = Attempt(number)
-        self._lost = []
+        self._lost, self._silent = [], set()
         host, port = self._listening.getsockname()[:2]
         said = str(Supervision(host, port, self._token, number))
         environ = {**os.environ, VARIABLE: said, **environment_of(self._options, hosts)}
@@ -163,14 +165,18 @@ class Supervisor:
         if process.poll() is None:
             process.terminate()  # this ends its ranks
             with contextlib.suppress(subprocess.TimeoutExpired):
-                process.wait(_END_SECONDS)
+                process.wait(_END_SECONDS_WITHOUT_A_HOST if self._lost else _END_SECONDS)
         with contextlib.suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)
         process.wait()
         self._tell(op="end", attempt=attempt.number)
         deadline = time.monotonic() + _END_SECONDS
-        while attempt.present and self._keepers and time.monotonic() < deadline:
+        while self._may_hear_of_ranks(attempt) and time.monotonic() < deadline:
             self._listen(attempt)
+
+    def _may_hear_of_ranks(self, attempt: Attempt) -> bool:
+        heard = {keeper.host for keeper in self._keepers.values()}
+        return not heard.isdisjoint(attempt.present.values())
 
     def _listen(self, attempt: Attempt) -> bool:
         """Wait a moment for events, and handle them; return whether there were any."""
@@ -187,6 +193,7 @@ class Supervisor:
             self._tell(op="beat")
         for connection, keeper in [*self._keepers.items()]:
             if now - keeper.heard > SILENCE_SECONDS:
+                self._silent.add(keeper.host)
                 self._lose(connection, "nothing was heard of it")
         return bool(happened)
 
@@ -216,7 +223,7 @@ class Supervisor:
                 self._lose(connection, "")  # not one of our keepers
                 return
             else:
-                attempt.hear(message)
+                attempt.hear(message, keeper.host)
 
     def _lose(self, connection: socket.socket, why: str) -> None:
         """Drop a connection; if it was a keeper, its node is lost."""
