@@ -1,7 +1,8 @@
 """Change text that occurs in many files and must be the same in all: the version, or the repository's address.
 
 ``python tools/bump.py 8.0.0b1`` or ``python tools/bump.py --repository https://github.com/NAME/NAME``; the session
-`bump` of nox does so, and updates uv.lock. It changes files that Git tracks, except those that describe the past.
+`bump` of nox does so, and updates uv.lock. With the address of a repository on GitHub, the address of its Pages changes
+as well. The tool changes files that Git tracks, except those that describe the past.
 """
 
 from __future__ import annotations
@@ -34,7 +35,10 @@ def main(arguments: list[str], root: Path = ROOT) -> None:
         address = options.repository.rstrip("/")
         if not ADDRESS.fullmatch(address) or address.endswith(".git"):
             sys.exit(f"expected an address such as https://github.com/NAME/NAME, got {options.repository!r}")
-        changed = [*replace(root, written(project, "Repository"), address, of_git(root))]
+        found = {*replace(root, written(project, "Repository"), address, of_git(root))}
+        if pages := pages_of(address):
+            found |= {*replace(root, written(project, "Documentation").rstrip("/"), pages, of_git(root))}
+        changed = sorted(found)
     else:
         if not VERSION.fullmatch(options.version):
             sys.exit(f"expected a version such as 8.0.0, 8.0.0a2, 8.0.0b1 or 8.0.0rc1, got {options.version!r}")
@@ -53,6 +57,12 @@ def main(arguments: list[str], root: Path = ROOT) -> None:
 def written(project: str, key: str) -> str:
     """Return the value of a key in the text of pyproject.toml; Python 3.10 has no tomllib."""
     return re.findall(rf'^{key} = "(.+)"$', project, re.MULTILINE)[0]
+
+
+def pages_of(address: str) -> str | None:
+    """Return the address of a repository's GitHub Pages; ``None`` if the repository is not on GitHub."""
+    match = re.fullmatch(r"https://github\.com/([^/]+)/([^/]+)", address)
+    return f"https://{match[1].lower()}.github.io/{match[2]}" if match else None
 
 
 def of_git(root: Path) -> list[Path]:

@@ -137,6 +137,7 @@ def project(tmp_path):
     (tmp_path / "packages" / "a" / "src" / "a").mkdir(parents=True)
     (tmp_path / "pyproject.toml").write_text(
         '[project]\nversion = "8.0.0a1"\n[project.urls]\nRepository = "https://example.org/old"\n'
+        'Documentation = "https://old.github.io/old/"\n'
     )
     pins = 'version = "8.0.0a1"\ndependencies = ["b==8.0.0a1", "c==8.0.0a10", "d==18.0.0a1"]\n'
     (tmp_path / "packages" / "a" / "pyproject.toml").write_text(pins)
@@ -164,6 +165,13 @@ def test_an_address_is_changed_everywhere(bump, project):
     bump.main(["--repository", "https://example.org/new/"], project)
     assert "https://example.org/new/1" in (project / "CHANGELOG.md").read_text()
     assert 'Repository = "https://example.org/new"' in (project / "pyproject.toml").read_text()
+
+
+def test_the_pages_follow_the_repository(bump, project):
+    bump.main(["--repository", "https://github.com/Somebody/else"], project)
+    text = (project / "pyproject.toml").read_text()
+    assert 'Repository = "https://github.com/Somebody/else"' in text
+    assert 'Documentation = "https://somebody.github.io/else/"' in text
 
 
 @pytest.mark.parametrize(
