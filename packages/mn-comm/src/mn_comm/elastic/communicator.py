@@ -71,8 +71,8 @@ class ElasticCommunicator(Communicator):
     operation is a transaction, unless it is part of a larger one. The communicator must not be used by several threads
     at the same time.
 
-    Where ``CHAINERMN_SPARES`` asks for spares, all processes are ranks until :meth:`take_places` is called, and so take
-    part in the set-up of the script.
+    With spares (``CHAINERMN_SPARES``), all processes are ranks until a memory keeper's ``maybe_load`` is called, so spares
+    take part in the set-up of the script.
 
     Args:
         mpi_comm: The ranks that take part. Creating a communicator is collective.
