@@ -71,7 +71,7 @@ class ElasticCommunicator(Communicator):
     operation is a transaction, unless it is part of a larger one. The communicator must not be used by several threads
     at the same time.
 
-    With spares (``CHAINERMN_SPARES``), all processes are ranks until a memory keeper's ``maybe_load`` is called, so spares
+    With spares (``CHAINERMN_SPARES``), all processes are ranks until ``maybe_load`` of a memory keeper is called, so spares
     take part in the set-up of the script.
 
     Args:
