@@ -71,8 +71,8 @@ class ElasticCommunicator(Communicator):
     operation is a transaction, unless it is part of a larger one. The communicator must not be used by several threads
     at the same time.
 
-    With spares (``CHAINERMN_SPARES``), all processes are ranks until ``maybe_load`` of a memory keeper is called, so spares
-    take part in the set-up of the script.
+    With spares (``CHAINERMN_SPARES``), all processes are ranks until ``maybe_load`` of a memory keeper is called.
+    So spares take part in the set-up of the script.
 
     Args:
         mpi_comm: The ranks that take part. Creating a communicator is collective.
