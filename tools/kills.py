@@ -147,7 +147,7 @@ def check(job: Plan, notes: list[dict[str, object]]) -> str:
     begun = {rank: 0 for rank in range(job.ranks)} | joined
     for rank in sorted(set(begun) - killed):
         if [note["iteration"] for note in steps if note["rank"] == rank] != list(range(begun[rank], ITERATIONS)):  # type: ignore[call-overload]
-            return f"rank {rank} has not come to the end"
+            return f"rank {rank} has not reached the end"
     sizes = {note["size"] for note in steps if note["iteration"] == ITERATIONS - 1}
     left = min(job.ranks, job.ranks + job.spares - len(killed))
     return "" if not job.spares or sizes == {left} else f"expected {left} ranks at the end, got {sizes}"

@@ -32,7 +32,7 @@ def test_the_script_goes_on(launcher, tmp_path):
         timeout=70,
     )
     assert job.returncode == 0, job.stdout + job.stderr
-    assert re.search(r"^lost rank 1 of 3, 2 go on \(\d+ ms\)$", job.stderr, re.M), job.stderr
+    assert re.search(r"^lost rank 1 of 3, 2 continue \(\d+ ms\)$", job.stderr, re.M), job.stderr
     lines = re.findall(r"^epoch (\d+), (\d) ranks: ([\d.]+)$", job.stdout, re.M)
     assert [int(epoch) for epoch, *_ in lines] == list(range(1, 21))
     assert (lines[0][1], lines[-1][1]) == ("3", "2")
@@ -67,4 +67,4 @@ def test_the_other_script_is_started_again(launcher, tmp_path):
     )
     assert job.returncode == 0, job.stdout + job.stderr
     assert sorted(job.stdout.splitlines()) == ["went on from 10"] * 2 + ["went on from None"] * 2
-    assert job.stderr.rstrip().endswith("the training has come to its end, after 1 restart")
+    assert job.stderr.rstrip().endswith("the training is complete, after 1 restart")

@@ -60,7 +60,7 @@ raise ValueError("a mistake in the script")
 
 def test_a_job_whose_ranks_all_fail_has_failed(job):
     job(2, ALL, status=1)
-    assert "no rank goes on" in job.stderr
+    assert "no rank continues" in job.stderr
     assert "a mistake in the script" in job.stderr
 
 

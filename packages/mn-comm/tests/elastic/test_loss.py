@@ -51,7 +51,7 @@ if me == 1:
 try:
     average()
 except RankLost as error:
-    assert "multi_node_mean_grad: lost rank 1 of 3, 2 go on" in str(error)
+    assert "multi_node_mean_grad: lost rank 1 of 3, 2 continue" in str(error)
     assert [error.change] == changes
     (change,) = changes
     assert (change.lost, change.survivors, change.old_rank, change.rank) == ((1,), (0, 2), me, comm.rank)
@@ -68,7 +68,7 @@ def test_the_others_go_on(job, name):
         assert printed == sorted(
             [*["[2.0, 1.0]"] * 3, *["[2.0, 1.0]"] * 2, "0 2 0 2 0 1 1", "1 2 1 2 0 1 1", *["2 [0, 2]"] * 2]
         )
-    assert "lost rank 1 of 3, 2 go on (" in job.stderr
+    assert "lost rank 1 of 3, 2 continue (" in job.stderr
 
 
 EACH_OPERATION = """

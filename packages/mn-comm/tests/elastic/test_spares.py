@@ -73,7 +73,7 @@ say("end", comm.allreduce_obj([me]), comm.generation)
 
 def test_some_are_set_aside_and_end_with_the_job(spare_job):
     assert spare_job(2, 4, START + SET_ASIDE) == ["end [0, 1] 1"] * 2
-    assert "ranks 2, 3 of 4 set aside as spares, 2 go on (" in spare_job.stderr
+    assert "ranks 2, 3 of 4 set aside as spares, 2 continue (" in spare_job.stderr
 
 
 JOIN = """
@@ -99,7 +99,7 @@ def test_one_joins_and_is_the_last_rank(spare_job, victim):
     assert ends(printed) == ["end 3 8 3"] * 3
     assert printed[:3] == [f"{1 - victim} 0 False", "2 1 False", "3 2 True"]
     assert "process 3 (" in spare_job.stderr
-    assert ") joined 2 ranks, 3 go on (" in spare_job.stderr
+    assert ") joined 2 ranks, 3 continue (" in spare_job.stderr
 
 
 AT_WAIT = """
@@ -186,7 +186,7 @@ raise ValueError("a mistake in the script")
 
 def test_spares_end_with_a_job_that_fails(spare_job):
     spare_job(1, 3, START + ALL_RAISE, status=1)
-    assert "no rank goes on: the job ends" in spare_job.stderr
+    assert "no rank continues: the job ends" in spare_job.stderr
 
 
 IN_THE_SETUP = """

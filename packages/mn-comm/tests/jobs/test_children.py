@@ -39,5 +39,5 @@ def test_a_child_that_ends_receives_nothing_and_says_no_farewell():
     )
     assert (job.returncode, job.stdout) == (0, "for rank 0, not for its child\n"), job.stderr
     assert "without having received" not in job.stderr
-    assert job.stderr.count(", a child of rank 0 of 2, has come to its end") == 1, job.stderr
+    assert job.stderr.count(", a child of rank 0 of 2, has reached the end of the program") == 1, job.stderr
     assert "end a child of os.fork with os._exit" in job.stderr

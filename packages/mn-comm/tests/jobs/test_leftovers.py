@@ -23,7 +23,7 @@ if comm.rank == 0:
 other = comm.bcast_obj(os.getpid(), root=1)
 if comm.rank == 0:
     select.select([os.pidfd_open(other)], [], [], 1)
-    print("rank 0 has come to its end")
+    print("rank 0 has reached its end")
 """
 
 
@@ -32,7 +32,7 @@ def test_the_sender_comes_to_its_end(size):
     job = subprocess.run(
         [MPIEXEC, "-n", "2", sys.executable, "-c", SCRIPT, str(size)], capture_output=True, text=True, timeout=30
     )
-    assert (job.returncode, job.stdout) == (0, "rank 0 has come to its end\n"), job.stderr
+    assert (job.returncode, job.stdout) == (0, "rank 0 has reached its end\n"), job.stderr
     assert (
         "[chainermn] rank 1 of 2 has ended without having received all messages: "
         "1 from rank 0 with tag 5, 3 from rank 0 with tag 7; each send needs a recv\n"

@@ -27,14 +27,14 @@ def test_another_library_is_named():
 def test_a_change_tells_who_is_who():
     change = Change(generation=1, lost=(1, 3), survivors=(0, 2, 4), rank=1, seconds=0.1)
     assert (change.size, change.old_size, change.old_rank) == (3, 5, 2)
-    assert str(change) == "lost ranks 1, 3 of 5, 3 go on"
-    assert str(Change(1, (0,), (1,), 0, 0.1)) == "lost rank 0 of 2, 1 go on"
+    assert str(change) == "lost ranks 1, 3 of 5, 3 continue"
+    assert str(Change(1, (0,), (1,), 0, 0.1)) == "lost rank 0 of 2, 1 continue"
     aside = Change(1, (1,), (0, 2), 0, 0.1, set_aside=(3, 4))
     assert (aside.size, aside.old_size) == (2, 5)
-    assert str(aside) == "lost rank 1, ranks 3, 4 of 5 set aside as spares, 2 go on"
+    assert str(aside) == "lost rank 1, ranks 3, 4 of 5 set aside as spares, 2 continue"
     grown = Change(1, (), (0, 1), 1, 0.1, newcomers=("process 3 (a)",))
     assert (grown.size, grown.old_size, grown.old_rank) == (3, 2, 1)
-    assert str(grown) == "process 3 (a) joined 2 ranks, 3 go on"
+    assert str(grown) == "process 3 (a) joined 2 ranks, 3 continue"
 
 
 def test_at_least_one_trains():

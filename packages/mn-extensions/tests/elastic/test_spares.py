@@ -119,7 +119,7 @@ def test_the_newcomer_has_what_the_others_have(train, options):
     assert re.match(r"end 20 \d+ 0.1875 [\d.]+ 3 ", end)
     # A snapshot was there to be loaded, by all or none.
     assert sorted(ranks) == ["0 is 0 since None", "2 is 1 since None", "3 is 2 since 8"]
-    assert ") joined 2 ranks, 3 go on (" in train.stderr
+    assert ") joined 2 ranks, 3 continue (" in train.stderr
     assert re.search(r"rank 2 of 3 got the state of iteration 8: [\d.]+ MB in \d+ ms", train.stderr)
 
 

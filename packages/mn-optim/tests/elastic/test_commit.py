@@ -80,7 +80,7 @@ say(comm.size, opt.t)
 @pytest.mark.parametrize("options", ["dict()", "dict(overlap=True)", "dict(double_buffering=True)"])
 def test_whenever_a_rank_dies_the_others_take_the_same_steps(job, options, wait):
     printed = job(3, START + TRAIN, "two_dimensional", options, "3", str(wait))
-    lost = re.findall(r"^lost (.+) of \d, \d go on \(\d+ ms\)$", job.stderr, re.M)
+    lost = re.findall(r"^lost (.+) of \d, \d continue \(\d+ ms\)$", job.stderr, re.M)
     assert lost.count("rank 1") == 1 and set(lost) <= {"rank 1", "no rank"}, job.stderr
     # With double buffering, there is one step fewer from the start, and the step that was being averaged is dropped.
     # MPI may also fail when no rank is lost; then another recovery drops another step, if it is in a different one.
@@ -146,7 +146,7 @@ def test_an_update_without_a_loss_function_raises_on_all_survivors_and_applies_n
     *raised, one, other = sorted(job(3, START + WITHOUT_FUNCTION, "naive"), reverse=True)
     assert [one, other] == ["2 2", "2 2"]
     assert len(raised) == 2
-    assert raised[0].startswith("update without a loss function: lost rank 0 of 3, 2 go on")
+    assert raised[0].startswith("update without a loss function: lost rank 0 of 3, 2 continue")
 
 
 PARTS = """

@@ -17,7 +17,7 @@ def test_where_others_go_on_nothing_is_started_again(launcher, tmp_path, end):
     done = run(tmp_path, f"count(40, lambda step: {end} {IF_IT_IS_RANK_1} else None)", "-n", "3", arguments=["elastic"])
     assert done.returncode == 0, done.stderr
     assert done.stdout.count("ends with 40") == 2
-    assert done.stderr.rstrip().endswith("the training has come to its end")
+    assert done.stderr.rstrip().endswith("the training is complete")
 
 
 def test_where_none_goes_on_it_is_started_again(launcher, tmp_path):
@@ -25,7 +25,7 @@ def test_where_none_goes_on_it_is_started_again(launcher, tmp_path):
     done = run(tmp_path, f"count(40, {die})", "-n", "2", arguments=["elastic"])
     assert done.returncode == 0, done.stderr
     assert done.stdout.count("attempt 2 of 2 begins at 20 with 20") == 2
-    assert done.stderr.rstrip().endswith("the training has come to its end, after 1 restart")
+    assert done.stderr.rstrip().endswith("the training is complete, after 1 restart")
 
 
 def test_where_all_fail_it_gives_up_with_their_status(launcher, tmp_path):
@@ -64,7 +64,7 @@ def test_a_spare_takes_the_place_of_a_lost_rank(launcher, tmp_path):
     assert done.returncode == 0, done.stderr
     assert sorted(done.stdout.splitlines()) == [f"ends with 30, 2 ranks, begun at {begin}" for begin in (0, 13)]
     assert "attempt 1: 2 ranks and 1 spare" in done.stderr
-    assert done.stderr.rstrip().endswith("the training has come to its end")
+    assert done.stderr.rstrip().endswith("the training is complete")
 
 
 def test_a_job_of_which_only_spares_are_left_is_started_again(launcher, tmp_path):
@@ -86,7 +86,7 @@ def test_a_rank_that_is_stopped_is_taken_to_be_dead(launcher, tmp_path):
     done = run(tmp_path, STOPS, "-n", "3", "--detect", "2", arguments=["elastic"])
     assert done.returncode == 0, done.stderr
     assert done.stdout.count("ends with 30") == 2
-    assert "lost rank 1 of 3, 2 go on" in done.stderr
+    assert "lost rank 1 of 3, 2 continue" in done.stderr
 
 
 def test_no_more_than_half_of_the_ranks_do_not_go_on(launcher, tmp_path):

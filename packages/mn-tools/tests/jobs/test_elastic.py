@@ -22,7 +22,7 @@ def said(done):
 def test_a_job_that_comes_to_its_end_is_started_once(tmp_path):
     done = run(tmp_path, "count(5)", "-n", "2")
     assert done.returncode == 0, done.stderr
-    assert said(done) == ["attempt 1: 2 ranks", "the training has come to its end"]
+    assert said(done) == ["attempt 1: 2 ranks", "the training is complete"]
     assert done.stdout.count("ends with 5") == 2
 
 
@@ -32,7 +32,7 @@ def test_after_a_rank_was_killed_it_goes_on_from_memory(tmp_path):
     assert done.returncode == 0, done.stderr
     assert done.stdout.count("attempt 2 of 2 begins at 20 with 20") == 2
     assert done.stdout.count("ends with 40") == 2
-    assert said(done)[-1] == "the training has come to its end, after 1 restart"
+    assert said(done)[-1] == "the training is complete, after 1 restart"
 
 
 def test_it_gives_up_with_the_status_of_the_rank_that_failed(tmp_path):
@@ -45,7 +45,7 @@ def test_it_gives_up_with_the_status_of_the_rank_that_failed(tmp_path):
 def test_it_gives_up_where_nothing_gets_any_further(tmp_path):
     done = run(tmp_path, "count(25, lambda step: 1 / 0 if step == 15 else None)", "-n", "1", "--restart", "9")
     assert done.returncode == 1, done.stderr
-    assert said(done)[-1] == "giving up: 3 attempts in turn have failed, and nothing newer than number 10 was kept"
+    assert said(done)[-1] == "giving up: 3 attempts in a row have failed, and nothing newer than number 10 was kept"
     assert sum("has failed: rank 0: " in line for line in said(done)) == 3
     assert done.stderr.count("ZeroDivisionError: division by zero") >= 3
 

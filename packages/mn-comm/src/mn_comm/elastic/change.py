@@ -48,11 +48,11 @@ class Change:
     def __str__(self) -> str:
         if self.newcomers:
             lost = f"lost {_named(self.lost)}, " if self.lost else ""
-            return f"{lost}{', '.join(self.newcomers)} joined {len(self.survivors)} ranks, {self.size} go on"
+            return f"{lost}{', '.join(self.newcomers)} joined {len(self.survivors)} ranks, {self.size} continue"
         if self.set_aside:
             lost = f"lost {_named(self.lost)}, " if self.lost else ""
-            return f"{lost}{_named(self.set_aside)} of {self.old_size} set aside as spares, {self.size} go on"
-        return f"lost {_named(self.lost)} of {self.old_size}, {self.size} go on"
+            return f"{lost}{_named(self.set_aside)} of {self.old_size} set aside as spares, {self.size} continue"
+        return f"lost {_named(self.lost)} of {self.old_size}, {self.size} continue"
 
 
 def _named(ranks: tuple[int, ...]) -> str:

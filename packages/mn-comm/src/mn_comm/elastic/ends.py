@@ -115,7 +115,7 @@ def _install() -> None:
 
 def _leave(reason: str, status: int) -> NoReturn:
     """End this process or, if no rank continues, the job."""
-    say(f"\nchainermn: {reason} on rank {MPI.COMM_WORLD.rank} ({socket.gethostname()}): it ends, others go on\n")
+    say(f"\nchainermn: {reason} on rank {MPI.COMM_WORLD.rank} ({socket.gethostname()}): it ends, the others continue\n")
     flush_until_read()
     report.has_failed(status, reason)
     talk = threading.Thread(target=_end_job_if_all_leave, args=(status,), name="chainermn-leave", daemon=True)
@@ -127,7 +127,7 @@ def _leave(reason: str, status: int) -> NoReturn:
 
 def _end_job_if_all_leave(status: int) -> None:
     if _parties[0].take_leave(at_once=True):
-        say("chainermn: no rank goes on: the job ends\n")
+        say("chainermn: no rank continues: the job ends\n")
         flush_until_read()
         report.job_ends()
         os._exit(status)  # if several ranks call MPI_Abort, the launcher sometimes hangs

@@ -39,7 +39,7 @@ def is_minority(left: int, before: int, environ: Mapping[str, str] = os.environ)
     """Return whether ranks must end, as others may be alive that take these for dead: only with the detector.
 
     Args:
-        left: How many go on.
+        left: How many continue.
         before: How many there were before.
         environ: The environment of a process of the job.
     """

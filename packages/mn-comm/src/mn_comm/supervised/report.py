@@ -47,7 +47,7 @@ def has_failed(status: int, summary: str) -> None:
 
 
 def job_ends() -> None:
-    """Tell that no rank goes on: those that are still there are stopped, or cut off."""
+    """Report that no rank continues: ranks that are still present are stopped or cut off."""
     _tell(op="over")
 
 

@@ -20,7 +20,7 @@ class Attempt:
         finished: The ranks that have reached the end of the script, and so the end of the training.
         is_elastic: Whether one of these reports for all ranks, because the others were lost.
         failures: The failures of ranks: the rank, its status, and the reason in one line.
-        has_ended: Whether ranks have said that none goes on. Others may be there that are stopped.
+        has_ended: Whether ranks have reported that none continues. Ranks that are stopped may still be present.
         newest: The largest number under which a state was saved; -1 if there is none.
     """
 
@@ -62,7 +62,7 @@ class Attempt:
 
     @property
     def is_over(self) -> bool:
-        """Whether there were ranks, and none is left that goes on."""
+        """Whether there were ranks, and none of them continues."""
         return self.has_ended or (bool(self.joined) and not self.present)
 
     @property

@@ -94,7 +94,7 @@ class Supervisor:
             before = self._newest
             attempt = self._try(number, launcher, hosts)
             if attempt.is_finished:
-                _say(f"the training has come to its end{_after(number - 1)}")
+                _say(f"the training is complete{_after(number - 1)}")
                 return 0
             in_vain = 1 if self._newest > before else in_vain + 1
             _say(f"attempt {number} has failed: {'; '.join([*self._lost, attempt.reason])}")
@@ -111,7 +111,7 @@ class Supervisor:
             return f"it was started {number} times"
         if in_vain >= _MOST_WITHOUT_PROGRESS:
             what = f"nothing newer than number {self._newest}" if self._newest >= 0 else "nothing"
-            return f"{in_vain} attempts in turn have failed, and {what} was kept"
+            return f"{in_vain} attempts in a row have failed, and {what} was kept"
         room = ranks_on(self._options, hosts)
         if room < self._options.least:
             return f"there is room for {room} ranks on the hosts that answer, {self._options.least} are needed"
