@@ -61,6 +61,8 @@ def main() -> int:
     if arguments.installed:
         check_installed(arguments.installed)
     with tempfile.TemporaryDirectory() as scratch:
+        # Killed jobs leave folders behind, named after the number of a process. A later job with the same number fails.
+        os.environ["TMPDIR"] = scratch
         reports = arguments.reports or Path(scratch)
         outcomes = list(run_all(arguments, reports.resolve()))
         reports.joinpath("counts").write_text("".join(f"{o.passed} {o.failed} {o.skipped}\n" for o in outcomes))

@@ -4,12 +4,14 @@ import collections
 import mmap
 import os
 import select
+import socket
+import subprocess
 import sys
 from dataclasses import replace
 
 import pytest
 
-from mn_tools.doctor import commands, memory, network, software
+from mn_tools.doctor import commands, leftovers, memory, network, software
 from mn_tools.doctor.options import Options
 
 OPTIONS = Options(seconds=30)
@@ -105,15 +107,41 @@ def test_files_that_aborted_jobs_have_left(tmp_path):
     (tmp_path / "of_another_program").write_bytes(bytes(2 * MEBI))
     with open(tmp_path / "mpich_shm_1", "r+b") as used:
         mapped = mmap.mmap(used.fileno(), 0)
-    *_, left = memory.check(OPTIONS, tmp_path, lambda folder: Room(1024 * MEBI, 0, 1024 * MEBI))
+    (left,) = leftovers.check(OPTIONS, tmp_path, tmp_path)
     assert left.code == "shm-leftovers"
     files = "4 files of jobs that have ended, 8 MiB: mpich_shm_0, mpich_shm_2, mpich_shm_3 and 1 more"
     assert left.found == files
-    *_, left = memory.check(replace(OPTIONS, fix=True), tmp_path, lambda folder: Room(1024 * MEBI, 0, 1024 * MEBI))
+    (left,) = leftovers.check(replace(OPTIONS, fix=True), tmp_path, tmp_path)
     mapped.close()
     assert (left.code, left.found) == ("", f"removed {files}")
     remaining = sorted(path.name for path in tmp_path.iterdir())
     assert remaining == ["mpich_shm_1", "mpich_shm_5", "mpich_shm_gone", "of_another_program"]
+
+
+def test_session_folders_of_jobs_that_were_killed(tmp_path):
+    host = socket.gethostname().partition(".")[0]
+    ended = subprocess.Popen([sys.executable, "-c", ""])
+    ended.wait()
+    running, elsewhere, new = os.getpid(), ended.pid + 1, ended.pid + 2
+    for number, where, seconds in (
+        (ended.pid, host, 0),
+        (running, host, 0),
+        (elsewhere, "other", 0),
+        (new, host, None),
+    ):
+        folder = tmp_path / f"ompi.{number}"
+        (folder / "0").mkdir(parents=True)
+        (folder / f"pmix.{where}.tool.{number}").touch()
+        if seconds is not None:
+            os.utime(folder, (seconds, seconds))
+    (tmp_path / "ompi.txt").touch()
+    (left,) = leftovers.check(OPTIONS, tmp_path, tmp_path)
+    folders = f"1 session folders of Open MPI jobs that have ended: ompi.{ended.pid}"
+    assert (left.code, left.found) == ("session-leftovers", folders)
+    (left,) = leftovers.check(replace(OPTIONS, fix=True), tmp_path, tmp_path)
+    assert (left.code, left.found) == ("", f"removed {folders}")
+    assert len(list(tmp_path.iterdir())) == 4
+    assert not list(leftovers.check(OPTIONS, tmp_path, tmp_path))
 
 
 @pytest.fixture

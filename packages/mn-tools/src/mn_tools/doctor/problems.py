@@ -92,7 +92,11 @@ problem = Catalogue(
             _W,
             "make it larger: with Docker --shm-size=1g or --ipc=host, with Kubernetes an emptyDir of medium Memory",
         ),
-        "shm-leftovers": (_W, "aborted jobs left them, and no process uses them: run the doctor again with --fix"),
+        "shm-leftovers": (_W, "killed jobs left them, and no process uses them: run the doctor again with --fix"),
+        "session-leftovers": (
+            _W,
+            "killed jobs left them, and a new job may fail to start because of them: run the doctor again with --fix",
+        ),
         # Devices
         "gpu-without-cupy": (_W, "{python} -m pip install 'mn-comm[cuda13]', or [cuda12] for a driver of CUDA 12"),
         "cupy-twice": (_F, "they overwrite each other: uninstall all of them, and install one"),
