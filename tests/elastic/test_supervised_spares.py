@@ -1,0 +1,40 @@
+"""Jobs under the supervisor whose lost ranks are replaced by spares."""
+
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parents[2] / "packages/mn-tools/tests/fakes"))
+
+from supervised import run
+
+SPARE = """
+class Counter:
+    def serialize(self, serializer):
+        self.total = int(serializer("total", self.total))
+counter = Counter()
+counter.total = 0
+from mn_extensions import create_memory_keeper
+keeper = create_memory_keeper(comm)
+begin = keeper.maybe_load(counter) or 0
+for step in range(begin, 30):
+    if first_rank in VICTIMS and step == 12 and attempt == 1:
+        die()
+    counter.total += mn_comm.transact(comm, lambda: comm.allreduce_obj(1)) // comm.size
+    keeper.keep(counter, step + 1)
+say(f"ends with {counter.total}, {comm.size} ranks, begun at {begin}")
+"""
+
+
+def test_a_spare_takes_the_place_of_a_lost_rank(launcher, tmp_path):
+    done = run(tmp_path, SPARE.replace("VICTIMS", "[1]"), "-n", "2", "--spares", "1", arguments=["elastic"])
+    assert done.returncode == 0, done.stderr
+    assert sorted(done.stdout.splitlines()) == [f"ends with 30, 2 ranks, begun at {begin}" for begin in (0, 13)]
+    assert "attempt 1: 2 ranks and 1 spare" in done.stderr
+    assert done.stderr.rstrip().endswith("the training is complete")
+
+
+def test_a_job_of_which_only_spares_are_left_is_started_again(launcher, tmp_path):
+    done = run(tmp_path, SPARE.replace("VICTIMS", "[0, 1]"), "-n", "2", "--spares", "1", arguments=["elastic"])
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines() == ["ends with 30, 2 ranks, begun at 12"] * 2
+    assert "attempt 1 has failed: rank 2: all ranks that trained are gone" in done.stderr
