@@ -342,7 +342,8 @@ class ElasticCommunicator(Communicator):
         """Refuse transactions on a rank that has joined, until it has reached the same point as the other ranks.
 
         Args:
-            until: The name of that point; empty if the rank has reached it.
+            until: The name, in messages, of the call that must come after everything else that communicates; empty if
+                the rank has reached the same point.
         """
         self._progress.nothing = until and (
             f"expected all that communicates before {until}, in a script that has spares: the other ranks have done it "

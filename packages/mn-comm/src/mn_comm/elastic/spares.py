@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Mustered", "Pool"]
 
-_PAUSE_SECONDS = 0.02  # between two polls, which together take a third of a percent of a core
+_PAUSE_SECONDS = 0.02  # between two polls; polling takes a third of a percent of a core
 _LOOKS_UNTIL_COUNT = 25  # polls between two counts of the processes that are alive
 
 
