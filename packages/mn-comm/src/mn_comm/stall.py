@@ -219,7 +219,7 @@ def _needed(activity: Activity) -> list[set[int]]:
     waits = [(activity.wait[0], activity.wait[1])] if activity.wait is not None else []
     waits += [(call.function.__name__, _ranks_of(call)) for call in activity.calls]
     groups = [set(_in_world(ranks)) for name, ranks in waits if name in _FOR_ALL and ranks is not None]
-    # Only the main thread: another one may wait for messages until the program ends, which does not wait for it.
+    # Only in the main thread: the program does not wait for other threads, which may wait until it ends.
     if activity.calls and activity.thread == threading.main_thread().ident:
         groups.append(_partner(activity.calls[-1]))
     return groups

@@ -1,4 +1,4 @@
-"""Children of os.fork that reach the end of the program: other ranks do not take them for their parents."""
+"""Children of os.fork that reach the end of the program: no rank takes such a child for its parent."""
 
 import os
 import shutil

@@ -94,6 +94,6 @@ def survivors(before: MPI.Intracomm, after: MPI.Intracomm) -> tuple[int, ...]:
 
 
 def shrink(family: Family) -> Family:
-    """Return a family of the ranks that are alive; collective among those."""
+    """Return a family of the ranks that are alive; collective among these."""
     shrunk: Any = activity().wait_for(MPI.Comm.Shrink, "Shrink", family.base, (family.base,))
     return Family(shrunk)

@@ -31,14 +31,14 @@ def problem_of(library: str, environ: Mapping[str, str] = os.environ) -> str | N
 
 
 def detects(environ: Mapping[str, str] = os.environ) -> bool:
-    """Return whether Open MPI's failure detector is on, which takes a silent rank for dead."""
+    """Return whether Open MPI's failure detector is on, which regards silent ranks as dead."""
     return environ.get(_DETECTOR, "") in ("1", "true")
 
 
 def is_minority(left: int, before: int, environ: Mapping[str, str] = os.environ) -> bool:
     """Return whether the remaining ranks must end, because they are not the majority; only with the failure detector.
 
-    The other ranks may then be alive, and take these for dead.
+    The other ranks may then be alive, and regard these as dead.
 
     Args:
         left: How many ranks remain.
