@@ -39,7 +39,7 @@ def job(launcher, request, tmp_path):
 
 @pytest.fixture
 def spare_job(job, monkeypatch):
-    """Run code as ``job`` does, where some of the processes are spares; the code and its arguments come last."""
+    """Run code as ``job`` does, with some of the processes as spares; the code and its arguments come last."""
 
     def run(spares, processes, code, *args, status=0):
         monkeypatch.setenv("CHAINERMN_SPARES", str(spares))

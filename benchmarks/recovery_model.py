@@ -1,10 +1,10 @@
-"""From some ranks to 10,000: what grows with their number when one is lost; see docs/recovery-model.md.
+"""What grows with the number of ranks, up to 10,000, when a rank is lost; see docs/recovery-model.md.
 
     python benchmarks/recovery_model.py
 
-It prints the table of that page. Constants are medians that ``recovery_parts.py`` and ``recovery.py`` measured
-(``results/elastic.jsonl``); everything that has to do with a network, and with how often something fails, is an
-assumption, and has a name here.
+It prints the table of that page. Constants are medians that ``recovery_parts.py``, ``recovery.py`` and ``restart.py``
+measured (``results/elastic.jsonl``). Everything about networks, and about how often something fails, is an assumption,
+which has a name here.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ from pathlib import Path
 __all__ = ["Assumed", "Measured", "connections", "lost_time", "parts", "per_step", "read"]
 
 RESULTS = Path(__file__).parent / "results" / "elastic.jsonl"
-VOTES = 6  # of a recovery: to give up, who leaves, for the duplicate and two parts of it, and at the end
-VOTES_IN_SHRINK = 2  # one that finds who has failed, and one that finds nobody else
-NEW_COMMUNICATORS = 4  # the shrunk one, its duplicate, the ranks of a node, and those of a place on all nodes
-ROUNDS_OF_EACH = 5  # votes: a duplicate of two ranks takes as long as five of them
+VOTES = 6  # in a recovery: to give up, on who leaves, for the duplicate and two parts of it, and at the end
+VOTES_IN_SHRINK = 2  # one finds the ranks that have failed, and one finds no others
+NEW_COMMUNICATORS = 4  # the shrunk one, its duplicate, and those of a node's ranks and of one place on all nodes
+ROUNDS_OF_EACH = 5  # the time of each, in votes: with two ranks, a duplicate takes as long as five votes
 NAME_BYTES = 32  # of a pickled name
 COLOR_BYTES = 8
 SILENCE_SECONDS, END_SECONDS = 2.5, 0.5  # as in mn_comm.supervised and mn_tools.elastic
@@ -29,16 +29,16 @@ BEATS_PER_SECOND = 2.5
 
 @dataclass(frozen=True)
 class Measured:
-    """What was measured, in seconds.
+    """Times that were measured, in seconds.
 
     Attributes:
-        notice: From a kill until the step that the others complete, of which MPI's own recovery is a small part.
-        vote: Of two ranks on one node.
-        name: To read the name of a rank's node.
-        place: To find out about one rank where it runs.
-        lost: To find out about one rank whether it is there.
-        deal: To deal the samples of one rank, in each step.
-        beat: For the supervisor to tell a keeper that it is there, and to hear one.
+        notice: From a kill until the others complete a step; MPI's own recovery is a small part of this.
+        vote: For a vote of two ranks on one node.
+        name: For reading the name of one rank's node.
+        place: For finding out where one rank runs.
+        lost: For finding out whether one rank is lost.
+        deal: For dealing the samples of one rank, in each step.
+        beat: For the supervisor to send a sign of life to one keeper, and to receive one.
         restart: From the end of one attempt until a step of the next, of two ranks on one node.
     """
 
@@ -54,15 +54,15 @@ class Measured:
 
 @dataclass(frozen=True)
 class Assumed:
-    """What was not measured here.
+    """Values that were not measured here.
 
     Attributes:
         per_node: Ranks on a node.
-        latency: Seconds of a message between two nodes, with MPI's own work.
+        latency: Seconds for a message between two nodes, including MPI's own work.
         rate: Bytes per second of a node's link, each way.
-        step: Seconds of a step, which is done again.
-        hours_of_a_rank: Hours until one rank of its own fails. 16,384 GPUs had 419 interruptions in 54 days (Llama 3).
-        kept_every: Seconds between two states that are kept in memory.
+        step: Seconds for a step, which is repeated.
+        hours_of_a_rank: Hours until a given rank fails. 16,384 GPUs had 419 interruptions in 54 days (Llama 3).
+        kept_every: Seconds between two states that are saved in memory.
         saved_every: Seconds between two checkpoints.
     """
 
@@ -76,12 +76,12 @@ class Assumed:
 
 
 def rounds(count: int) -> int:
-    """Return how many times the number of those who know something has to double until all of some do."""
+    """Return in how many rounds all of some ranks learn something, if twice as many know it after each round."""
     return math.ceil(math.log2(max(1, count)))
 
 
 def collective(ranks: int, measured: Measured, assumed: Assumed) -> float:
-    """Return the seconds of something small that all ranks do together: up a tree, and down again."""
+    """Return the seconds for a small collective operation: up a tree, and down again."""
     inside = min(ranks, assumed.per_node)
     nodes = -(-ranks // assumed.per_node)
     return rounds(inside) * measured.vote + 2 * rounds(nodes) * assumed.latency
@@ -91,7 +91,7 @@ def parts(ranks: int, measured: Measured, assumed: Assumed) -> dict[str, float]:
     """Return the seconds of each part of a recovery in place, by name.
 
     Args:
-        ranks: How many there are, 2 or more.
+        ranks: The number of ranks, at least 2.
         measured: Constants that were measured.
         assumed: Constants that were not.
     """
@@ -108,12 +108,12 @@ def parts(ranks: int, measured: Measured, assumed: Assumed) -> dict[str, float]:
 
 
 def per_step(ranks: int, measured: Measured, assumed: Assumed) -> dict[str, float]:
-    """Return the seconds that a step takes more, by name, while nobody dies."""
+    """Return the seconds that are added to each step, by name, while no rank dies."""
     return {"the vote": collective(ranks, measured, assumed), "the iterator": ranks * measured.deal}
 
 
 def connections(ranks: int, measured: Measured, assumed: Assumed) -> dict[str, float]:
-    """Return what the supervisor has to do with the keepers: connections, messages a second, and part of a core."""
+    """Return the supervisor's work for the keepers: connections, messages per second, and the part of a core."""
     nodes = -(-ranks // assumed.per_node)
     return {
         "connections": nodes,
@@ -123,7 +123,7 @@ def connections(ranks: int, measured: Measured, assumed: Assumed) -> dict[str, f
 
 
 def lost_time(ranks: int, measured: Measured, assumed: Assumed) -> dict[str, float]:
-    """Return which part of all time is lost to failures, by what is done about them."""
+    """Return the part of all time that is lost to failures, for each way of continuing."""
     hours = assumed.hours_of_a_rank / ranks
     restart = SILENCE_SECONDS + END_SECONDS + measured.restart
     seconds = {
@@ -156,13 +156,13 @@ def read(file: Path = RESULTS) -> Measured:
 
 
 def median(values: list[float]) -> float:
-    """Return the middle one, or the mean of the two in the middle."""
+    """Return the median: the middle value, or the mean of the two in the middle."""
     ordered = sorted(values)
     return (ordered[(len(ordered) - 1) // 2] + ordered[len(ordered) // 2]) / 2
 
 
 def table(measured: Measured, assumed: Assumed, sizes: tuple[int, ...] = (2, 16, 128, 1_000, 10_000)) -> str:
-    """Return tables of what grows, as they are on the page."""
+    """Return the table on the page: what grows with the number of ranks."""
     lines = [f"| | {' | '.join(f'{size:,}' for size in sizes)} |", "|---|" + "---|" * len(sizes)]
     for name in parts(2, measured, assumed):
         cells = [number(1e3 * parts(size, measured, assumed)[name]) for size in sizes]
@@ -180,7 +180,7 @@ def table(measured: Measured, assumed: Assumed, sizes: tuple[int, ...] = (2, 16,
 
 
 def number(value: float) -> str:
-    """Return a number with two digits, or with all before the point."""
+    """Return a number with two digits, or with all digits before the point."""
     return f"{value:,.0f}" if value >= 10 else f"{value:.2g}"
 
 

@@ -1,11 +1,11 @@
-"""What the parts of a recovery take, one by one, while nobody dies.
+"""How long each part of a recovery takes, measured while no rank dies.
 
     mpiexec --with-ft ulfm -n 2 python benchmarks/recovery_parts.py [--json figures.jsonl]
     python benchmarks/recovery_parts.py --alone [--json figures.jsonl]
 
-The first form times what MPI does in a recovery, on ranks that have just met. The second one times, in one process,
-what each rank, and the supervisor, do for every rank of a job: in jobs of up to 10,000 that are not there.
-``benchmarks/recovery_model.py`` reads both.
+The first command measures what MPI does in a recovery, right after a barrier. The second one measures, in one process,
+what each rank and the supervisor do for all ranks of a job, in jobs of up to 10,000 ranks, which do not exist.
+``benchmarks/recovery_model.py`` reads the results of both.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ BATCH = 32
 def main() -> None:
     """Measure, and print a table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--alone", action="store_true", help="time what needs no other ranks")
+    parser.add_argument("--alone", action="store_true", help="measure the parts that need no other ranks")
     parser.add_argument("--rounds", type=int, default=100)
     parser.add_argument("--json", default="", help="a file to add the figures to, as lines of JSON")
     args = parser.parse_args()
@@ -45,7 +45,7 @@ def main() -> None:
 
 
 def together(rounds: int) -> list[tuple[int, dict[str, float]]]:
-    """Return the median seconds of what MPI does, on rank 0 alone."""
+    """Return the median seconds of what MPI does; an empty list on all ranks but 0."""
     from mpi4py import MPI
 
     world = MPI.COMM_WORLD
@@ -71,12 +71,12 @@ def together(rounds: int) -> list[tuple[int, dict[str, float]]]:
 
 
 def alone(rounds: int) -> list[tuple[int, dict[str, float]]]:
-    """Return the median seconds of what is done for each rank of a job, for some numbers of them."""
+    """Return the median seconds of what is done for all ranks of a job, for some numbers of ranks."""
     return [(ranks, {name: median_of(run, rounds) for name, run in parts_of(ranks).items()}) for ranks in SIZES]
 
 
 def median_of(run: Callable[[], object], rounds: int) -> float:
-    """Return the median seconds of a call, by the clock of this process: it stands still where others use the core."""
+    """Return the median seconds of a call, by this process's clock, which stops while others use the core."""
     seconds = []
     for _ in range(rounds):
         began = time.process_time()
@@ -86,7 +86,7 @@ def median_of(run: Callable[[], object], rounds: int) -> float:
 
 
 def parts_of(ranks: int) -> dict[str, Callable[[], object]]:
-    """Return what a rank, or the supervisor, does for each of some ranks."""
+    """Return what a rank, or the supervisor, does for all ranks of a job, by name."""
     from mn_comm.topology import place
 
     names = [f"node{rank // RANKS_PER_NODE:05}" for rank in range(ranks)]
@@ -106,7 +106,7 @@ def parts_of(ranks: int) -> dict[str, Callable[[], object]]:
 
 
 class _Job:
-    """What the iterator asks a communicator: a job of any size, whose ranks are not there."""
+    """Stands in for the communicator of an iterator: a job of any size, whose other ranks do not exist."""
 
     is_elastic = True
 
@@ -126,33 +126,33 @@ class _Job:
         return function()
 
     def on_change(self, callback: object) -> None:
-        """Ignore whom to tell: there are no losses."""
+        """Ignore a function to call after a loss: there are no losses."""
 
     on_commit = on_change
 
 
 def make_iterator(ranks: int) -> Any:
-    """Return an iterator of the first of some ranks."""
+    """Return the iterator of rank 0, in a job with some number of ranks."""
     import mn_data
 
     return mn_data.ElasticIterator(range(1_000_000), BATCH, _Job(ranks), shuffle=False)
 
 
 def deal(iterator: Any) -> None:
-    """Have an iterator deal for a step."""
+    """Let an iterator deal the samples of a step."""
     next(iterator)
     iterator.commit()
 
 
 def lose_one(iterator: Any, ranks: int) -> None:
-    """Have an iterator lose a rank in the middle of a step, and deal again."""
+    """Let an iterator lose a rank in the middle of a step, and deal again."""
     next(iterator)
     iterator.take_over(Change(1, (ranks - 1,), tuple(range(ranks - 1)), 0, 0.0))
     iterator.commit()
 
 
 def make_listener(nodes: int) -> Callable[[], object]:
-    """Return a function that does for the keeper of each node what the supervisor does 2.5 times a second."""
+    """Return a function that does what the supervisor does 2.5 times a second for the keepers of all nodes."""
     pairs = [socket.socketpair() for _ in range(max(1, nodes))]
     selector = selectors.DefaultSelector()
     for here, _ in pairs:

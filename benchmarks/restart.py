@@ -1,17 +1,17 @@
-"""How long a training stands still that is started again: from what the memory of its node holds, and from a disk.
+"""How long a restart interrupts a training that continues from the memory of its node, or from files on a disk.
 
     python benchmarks/restart.py [--sizes 1,100,1000] [--rounds 3] [--json figures.jsonl]
 
-``mpiexec`` has to lie beside this Python. Each job is run by ``chainermn elastic``: one of its ranks is killed once its
-state is kept, and the job is started again. Measured is the time from the kill until all ranks have completed a step.
-The state is that of a linear layer and of its momentum, half of it each. Contestants, in turn:
+``mpiexec`` must be in the same folder as this Python. ``chainermn elastic`` runs each job. Once the state is saved, one
+rank is killed, and the job is restarted. The benchmark measures the time from the kill until all ranks have completed a
+step. One half of the state is that of a linear layer, and the other half is its momentum. The contestants run in turn:
 
 ``memory``
     ``create_memory_keeper``.
 ``disk, cached``
     ``create_multi_node_checkpointer``; the files are still in the page cache.
 ``disk``
-    The same, but the files are not in the page cache any more, as on another host.
+    The same, but the files are no longer in the page cache, as on another host.
 """
 
 from __future__ import annotations
@@ -30,19 +30,19 @@ from pathlib import Path
 from typing import Any
 
 WAYS = ("memory", "disk, cached", "disk")
-KEPT_AT = 3  # the step after which the state is kept, and a rank killed
+KEPT_AT = 3  # the step after which the state is saved, and a rank is killed
 BATCH = 4
 PATIENCE_SECONDS = 300
-MOST_OF_MEMORY = 9  # what a job uses of it, in states: those of two ranks, gradients, copies of the keeper and of files
+MOST_OF_MEMORY = 9  # how much a job uses, in states: those of two ranks, gradients, copies of the keeper and of files
 
 
 def main() -> None:
-    """Run what the arguments ask for, and print what was found."""
+    """Run the requested jobs, and print the results."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--sizes", default="1,100,1000", help="of the state, in MB; default %(default)s")
+    parser.add_argument("--sizes", default="1,100,1000", help="the sizes of the state, in MB; default %(default)s")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--ranks", type=int, default=2)
-    parser.add_argument("--folder", help="where checkpoints are written; default: where temporary files are")
+    parser.add_argument("--folder", help="where checkpoints are written; default: the folder of temporary files")
     parser.add_argument("--json", default="", help="a file to add the figures to, as lines of JSON")
     parser.add_argument("--train", metavar="FOLDER", help=argparse.SUPPRESS)
     parser.add_argument("--way", choices=WAYS, help=argparse.SUPPRESS)
@@ -61,7 +61,7 @@ def main() -> None:
 
 
 def check_memory(megabytes: int) -> None:
-    """Refuse what does not fit into memory."""
+    """Exit if a state does not fit into memory."""
     available = int(re.findall(r"^MemAvailable:\s+(\d+) kB", Path("/proc/meminfo").read_text(), re.M)[0]) / 1000
     if available < MOST_OF_MEMORY * megabytes:
         sys.exit(
@@ -70,7 +70,7 @@ def check_memory(megabytes: int) -> None:
 
 
 def report(args: argparse.Namespace, megabytes: int, found: dict[str, dict[str, list[float]]]) -> None:
-    """Print medians, and keep all figures."""
+    """Print medians, and save all figures if requested."""
     library = mpi()
     print(f"\n{library}, {args.ranks} ranks, a state of {megabytes} MB, {args.rounds} times")
     print(f"{'':16}{'restart, s':>12}{'longest, s':>12}{'of which load, s':>18}{'keep, s':>10}")
@@ -85,14 +85,14 @@ def report(args: argparse.Namespace, megabytes: int, found: dict[str, dict[str, 
 
 
 def mpi() -> str:
-    """Return which MPI library is beside this Python."""
+    """Return the name of the MPI library beside this Python."""
     mpiexec = Path(sys.executable).with_name("mpiexec")
     version = subprocess.run([mpiexec, "--version"], capture_output=True, text=True, check=True).stdout
     return "MPICH" if "HYDRA" in version else "Open MPI"
 
 
 def run(args: argparse.Namespace, way: str, megabytes: int) -> dict[str, float]:
-    """Return the seconds from the kill until all ranks had completed a step, and those of keeping and of loading."""
+    """Run a job; return the seconds from the kill to a step of all ranks, and those for saving and for loading."""
     path = os.pathsep.join([os.path.dirname(sys.executable), os.environ["PATH"]])
     environ = {**os.environ, "PRTE_MCA_rmaps_default_mapping_policy": ":oversubscribe", "OMP_NUM_THREADS": "1"}
     with tempfile.TemporaryDirectory(dir=args.folder) as folder:
@@ -116,7 +116,7 @@ def run(args: argparse.Namespace, way: str, megabytes: int) -> dict[str, float]:
 
 
 def train(folder: Path, way: str, megabytes: int) -> None:
-    """Train on one rank: keep the state, be killed, go on for a step."""
+    """Train on one rank: save the state, be killed, and continue for one step."""
     import chainer
     import chainermn
     import numpy as np
@@ -165,7 +165,7 @@ def train(folder: Path, way: str, megabytes: int) -> None:
 
 
 def keeper_of(comm: Any, way: str, folder: Path) -> Any:
-    """Return what keeps the state: in memory, or in files."""
+    """Return the extension that saves the state: in memory, or in files."""
     import chainermn
 
     if way == "memory":
@@ -174,7 +174,7 @@ def keeper_of(comm: Any, way: str, folder: Path) -> Any:
 
 
 def forget(folder: Path) -> None:
-    """Have the kernel drop files, which are on disk already, from its page cache."""
+    """Make the kernel drop files, which are already on disk, from its page cache."""
     for path in folder.iterdir():
         descriptor = os.open(path, os.O_RDONLY)
         os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)

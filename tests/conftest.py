@@ -29,7 +29,7 @@ def mpiexec(tmp_path):
 
 @pytest.fixture(scope="session")
 def virtual_cluster():
-    """Return the module tools/cluster.py, where it can make hosts."""
+    """Return the module tools/cluster.py; skip the test if it cannot create hosts."""
     with pytest.MonkeyPatch.context() as patch:
         patch.syspath_prepend(str(Path(__file__).parents[1] / "tools"))
         import cluster

@@ -18,7 +18,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 HOLDERS = ("pyproject.toml", "packages/*/pyproject.toml", "packages/*/src/**/__init__.py", "CITATION.cff")
 _NUMBER = "(0|[1-9][0-9]*)"
-VERSION = re.compile(rf"{_NUMBER}\.{_NUMBER}\.{_NUMBER}((a|b|rc){_NUMBER})?")  # as pip writes them
+VERSION = re.compile(rf"{_NUMBER}\.{_NUMBER}\.{_NUMBER}((a|b|rc){_NUMBER})?")  # in the form that pip writes
 ADDRESS = re.compile(r"https://[\w.-]+(/[\w-][\w.-]*)+")
 CHANGELOG = "CHANGELOG.md"
 
@@ -27,7 +27,7 @@ def main(arguments: list[str], root: Path = ROOT) -> None:
     """Change the version or the address, and print the changed files."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     what = parser.add_mutually_exclusive_group(required=True)
-    what.add_argument("version", nargs="?", help="the next one, as 8.0.0, 8.0.0a2, 8.0.0b1 or 8.0.0rc1")
+    what.add_argument("version", nargs="?", help="the next version, such as 8.0.0, 8.0.0a2, 8.0.0b1 or 8.0.0rc1")
     what.add_argument("--repository", help="the address of the repository")
     options = parser.parse_args(arguments)
     project = (root / "pyproject.toml").read_text()

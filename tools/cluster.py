@@ -2,9 +2,9 @@
 
     python tools/cluster.py --hosts 2,2 --rate 1gbit -- python script.py
 
-Each host is a network namespace with a host name of its own, joined to the others by a bridge whose links are as fast
-as asked for (``tc tbf``). The ``mpiexec`` beside this Python, MPICH's or Open MPI's, starts its processes there through
-a stand-in for ``ssh``, and takes them for different machines. Needs root, and the commands ``ip``, ``tc``,
+Each host is a network namespace with its own host name. A bridge connects the hosts, and its links have the requested
+speed (``tc tbf``). The ``mpiexec`` beside this Python, MPICH's or Open MPI's, starts its processes there through a
+stand-in for ``ssh``, and regards the hosts as different machines. Needs root, and the commands ``ip``, ``tc``,
 ``setsid`` and ``unshare`` (Debian: iproute2, util-linux).
 """
 
@@ -26,30 +26,30 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 SUBNET = "10.213.77"
-# On a host: its name, and shared memory of its own, in the namespace of mounts that `ip netns exec` makes.
+# Gives a host its name, and its own shared memory, in the mount namespace that `ip netns exec` creates.
 ENTER = 'hostname "$0"; mount -t tmpfs tmpfs /dev/shm'
-# Stands in for ssh: options, the host or its address, and the command to run there, which outlives this one.
+# Stands in for ssh. The arguments are options, the host or its address, and a command, which outlives this one.
 SSH = f"""#!/bin/sh
 while [ "${{1#-}}" != "$1" ]; do shift; done
 host=$1; shift
 case $host in {SUBNET}.*) host=node${{host##*.}};; esac
 exec setsid --fork --wait ip netns exec "$PREFIX-$host" unshare --uts sh -c '{ENTER}; eval "$*"' "$host" "$@"
 """
-_END_SECONDS = 5.0  # for processes that were killed
+_END_SECONDS = 5.0  # the time for killed processes to end
 _numbers = itertools.count()
 
 
 def main() -> int:
     """Run a command across hosts; return its exit status."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--hosts", default="2,2", help="how many ranks each host has, for instance 2,1")
+    parser.add_argument("--hosts", default="2,2", help="the number of ranks on each host, for example 2,1")
     parser.add_argument(
-        "--rate", default="", help="how fast each host's link is, as tc writes it: 1gbit; default: no limit"
+        "--rate", default="", help="the speed of each host's link, in the notation of tc: 1gbit; default: no limit"
     )
-    parser.add_argument("--mpiexec", default="mpiexec", help="the launcher, with options of its own")
+    parser.add_argument("--mpiexec", default="mpiexec", help="the launcher, with its options")
     parser.add_argument("command", nargs=argparse.REMAINDER)
     args = parser.parse_args()
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # the hosts go as well
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # so that the hosts are removed
     missing = what_is_missing()
     if missing:
         print(f"no virtual cluster here: {missing}", file=sys.stderr)
@@ -83,10 +83,10 @@ def run(
     """Run a command on the given number of ranks on each host.
 
     Args:
-        ranks: How many ranks each host has.
+        ranks: The number of ranks on each host.
         command: The command.
-        rate: How fast each host's link is, as ``tc`` writes it; empty for no limit.
-        launcher: MPICH's or Open MPI's ``mpiexec``, and options of its own.
+        rate: The speed of each host's link, in the notation of ``tc``; empty for no limit.
+        launcher: MPICH's or Open MPI's ``mpiexec``, and its options.
         options: Passed to ``subprocess.run``.
 
     Returns:
@@ -96,7 +96,7 @@ def run(
         where = ",".join(f"{name}:{n}" for name, n in zip(hosts.names, ranks, strict=True))
         mpiexec = shutil.which(launcher[0], path=os.path.dirname(sys.executable)) or launcher[0]
         job = [mpiexec, *launcher[1:], *_on_hosts(mpiexec, where), "-n", str(sum(ranks)), *command]
-        # mpiexec itself runs on the first host, so that its agents can call back.
+        # mpiexec itself runs on the first host, so that its agents can connect to it.
         there = hosts.command_on(hosts.names[0], job)
         return subprocess.run(there, env=hosts.environ, **options)  # type: ignore[call-overload,no-any-return]
 
@@ -111,10 +111,10 @@ class Hosts:
     """Hosts on this machine.
 
     Attributes:
-        names: Their names: ``node1`` and so on. Open MPI takes two names for one if they are equal up to a dot.
+        names: Their names: ``node1`` and so on. Open MPI regards two names as one if they are equal up to a dot.
         ssh: The command that reaches them, as ``ssh`` reaches other machines.
-        environ: The environment in which ``mpiexec`` uses that, and their links.
-        prefix: What the names of their network namespaces begin with.
+        environ: The environment that makes ``mpiexec`` use this command, and the links of the hosts.
+        prefix: The beginning of the names of their network namespaces.
     """
 
     names: tuple[str, ...]
@@ -123,7 +123,7 @@ class Hosts:
     prefix: str
 
     def command_on(self, name: str, command: Sequence[str]) -> list[str]:
-        """Return the command that runs another one on a host, and ends with it."""
+        """Return the command that runs a given command on a host, and ends when that ends."""
         return [*self._in(name), "unshare", "--uts", "sh", "-c", f'{ENTER}; exec "$@"', name, *command]
 
     def addresses(self) -> dict[str, str]:
@@ -132,7 +132,7 @@ class Hosts:
 
     @contextlib.contextmanager
     def knowing_each_other(self) -> Iterator[None]:
-        """Let hosts look up each other's names: ``ip netns exec`` puts a file instead of ``/etc/hosts``."""
+        """Let hosts look up each other's names: ``ip netns exec`` replaces ``/etc/hosts`` by a file for the host."""
         folders = [Path("/etc/netns", self._namespace(name)) for name in self.names]
         lines = ["127.0.0.1 localhost", *(f"{address} {name}" for name, address in self.addresses().items()), ""]
         try:
@@ -144,11 +144,11 @@ class Hosts:
             for folder in folders:
                 (folder / "hosts").unlink(missing_ok=True)
                 folder.rmdir()
-            with contextlib.suppress(OSError):  # it was there before, or another job uses it
+            with contextlib.suppress(OSError):  # the folder has other files: those of another job, for example
                 Path("/etc/netns").rmdir()
 
     def cut(self, name: str) -> None:
-        """Cut the link of a host: nothing reaches it, nothing comes back, and nobody is told so."""
+        """Cut the link of a host: nothing reaches it or comes from it, and no process is notified."""
         _ip("link", "set", f"{self.prefix}v{self.names.index(name)}", "nomaster")
 
     def kill(self, name: str) -> None:
@@ -171,20 +171,20 @@ class Hosts:
 
 @contextlib.contextmanager
 def cluster(number: int, rate: str = "") -> Iterator[Hosts]:
-    """Make hosts, and yield them; they are gone afterwards, with all that runs there.
+    """Create hosts, and yield them; afterwards, remove them, and kill all processes on them.
 
     Args:
-        number: How many.
-        rate: How fast each host's link is, as ``tc`` writes it; empty for no limit.
+        number: The number of hosts.
+        rate: The speed of each host's link, in the notation of ``tc``; empty for no limit.
     """
-    prefix = f"mn{os.getpid()}x{next(_numbers)}"  # the kernel takes its time to remove those before
+    prefix = f"mn{os.getpid()}x{next(_numbers)}"  # the kernel needs time to remove earlier ones
     with contextlib.ExitStack() as undo:
         ssh = Path(undo.enter_context(tempfile.TemporaryDirectory()), "ssh")
         ssh.write_text(SSH)
         ssh.chmod(0o755)
         environ = {**os.environ, **_one_network(), "PREFIX": prefix, "OMP_NUM_THREADS": "1"}
         environ |= {"HYDRA_LAUNCHER": "ssh", "HYDRA_LAUNCHER_EXEC": str(ssh), "PRTE_MCA_plm_ssh_agent": str(ssh)}
-        # With it, Open MPI starts all processes on the first host.
+        # With this variable, Open MPI starts all processes on the first host.
         environ.pop("PRTE_MCA_rmaps_default_mapping_policy", None)
         hosts = Hosts(tuple(f"node{i + 1}" for i in range(number)), ssh, environ, prefix)
         bridge = f"{prefix}b"

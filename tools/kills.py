@@ -65,13 +65,13 @@ class Plan:
 
 
 def plan_with_spares(seed: int) -> Plan:
-    """Return the job of a seed in which spares take places."""
+    """Return the job for a seed, with spares."""
     random = np.random.RandomState(seed)
     ranks, spares = int(random.randint(2, 4)), int(random.randint(1, 3))
     order = [int(each) for each in random.permutation(ranks)]
     at = int(random.randint(1, ITERATIONS - 6))
     victims = {order[0]: Victim(PHASES[:2][seed % 2], at, int(random.randint(0, 9)), 0.0)}
-    # One of those who let in, or of those who join, and always one who does not.
+    # A rank that lets spares join, or the first spare; another one of the same kind always survives.
     other = order[1] if seed % 2 and ranks > 2 else ranks
     if seed % 4 < 3 and (spares > 1 or other < ranks):
         victims[other] = Victim("joining", 0, int(random.randint(0, 14)), 0.0)
@@ -169,7 +169,7 @@ def main() -> int:
     parser.add_argument("--jobs", type=int, default=12, help="how many jobs; default %(default)s")
     parser.add_argument("--first", type=int, default=0, help="the first seed")
     parser.add_argument("--patience", type=float, default=60, help="seconds after which a job counts as hung")
-    parser.add_argument("--spares", action="store_true", help="whether jobs have spares")
+    parser.add_argument("--spares", action="store_true", help="run jobs with spares")
     parser.add_argument("--train", type=int, help=argparse.SUPPRESS)
     parser.add_argument("--folder", type=Path, help=argparse.SUPPRESS)
     arguments = parser.parse_args()
@@ -276,7 +276,7 @@ def train(job: Plan, folder: Path) -> None:
 
 
 class State:
-    """What a spare gets.
+    """The state that a spare receives.
 
     Args:
         optimizer: The optimizer.
@@ -288,9 +288,9 @@ class State:
         self._net = net
 
     def serialize(self, serializer: Any) -> None:
-        """Save or load it."""
+        """Save or load the state."""
         self._net.serialize(serializer["model"])
-        self._optimizer.serialize(serializer["optimizer:main"])  # may have no state yet, which the name tells
+        self._optimizer.serialize(serializer["optimizer:main"])  # with this name, it may have no state yet
 
 
 def digest(optimizer: object, net: object) -> str:
@@ -342,7 +342,7 @@ class Killer:
 
         def musters(pool: Pool, *args: int) -> object:
             times[0] += 1
-            if times[0] == 2:  # by the first, spares are set aside
+            if times[0] == 2:  # the first one sets the spares aside
                 self._begin()
             return muster(pool, *args)
 

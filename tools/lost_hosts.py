@@ -1,20 +1,21 @@
 """Lose a host of a training, on virtual hosts of this machine, and check that the training continues.
 
-``python tools/lost_hosts.py --jobs 3`` runs jobs of two ranks on each of two hosts (``tools/cluster.py``, which needs
-root) with the ``mpiexec`` beside this Python, and prints how long it took from each loss until all ranks had completed
-their next step. It ends with status 1 if a training has not come to its end, or has lost more than was kept last.
+``python tools/lost_hosts.py --jobs 3`` runs jobs with two ranks on each of two hosts (``tools/cluster.py``, which needs
+root) with the ``mpiexec`` beside this Python. It prints how long it took from each loss until all ranks had completed
+their next step. Its exit status is 1 if a training did not reach its end, or lost more steps than lie between two saved
+states.
 
-What is lost is one of these:
+There are these kinds of loss:
 
 ``ranks``
-    All ranks of a host are killed. They belong to an elastic communicator (Open MPI), and the others go on.
-    In what follows, ``chainermn elastic`` starts the job again.
+    All ranks of a host are killed. The communicator is elastic (Open MPI), and the other ranks continue.
+    For the other kinds of loss, ``chainermn elastic`` runs the job, and restarts it.
 ``daemon``
-    The process that ``mpiexec`` has started on the host, and that has started the ranks, is killed.
+    The process that ``mpiexec`` has started on the host, and which has started the ranks, is killed.
 ``link``
-    What is sent to the host, and what it sends, is lost; nobody is told so.
+    Everything that is sent to the host or by the host is lost, and no process is notified.
 ``machine``
-    The same, and every process on the host is killed, as where the power fails.
+    The same, and every process on the host is killed, as in a power failure.
 """
 
 from __future__ import annotations
@@ -38,10 +39,10 @@ from typing import Any
 import cluster
 
 LOSSES = ("ranks", "daemon", "link", "machine")
-PERIOD = 10  # steps between two states that are kept
-FIRST_STEP = 25  # when something may be lost
+PERIOD = 10  # steps between two states that are saved
+FIRST_STEP = 25  # the loss happens once all ranks have reached this step
 STEPS_AFTERWARDS = 20
-LOSS = "loss"  # a file that is there once something is lost
+LOSS = "loss"  # a file that exists once the loss has begun
 _FIRST, _LOST = "node1", "node2"
 _POLL_SECONDS = 0.002
 
@@ -50,15 +51,15 @@ Note = dict[str, Any]
 
 @dataclasses.dataclass(frozen=True)
 class Outcome:
-    """What has become of a training.
+    """The outcome of a training.
 
     Attributes:
         status: Its exit status.
-        said: What it has written.
+        said: Its output.
         seconds: From the loss until all ranks had completed their next step.
-        steps_lost: How many steps were done again.
-        ranks: With how many ranks it went on.
-        seconds_of_the_lost: From the loss until the last rank of the host that was lost had ended.
+        steps_lost: How many steps were repeated.
+        ranks: The number of ranks with which it continued.
+        seconds_of_the_lost: From the loss until the last rank of the lost host had ended.
     """
 
     status: int
@@ -70,12 +71,12 @@ class Outcome:
 
 
 def main() -> int:
-    """Run what the arguments ask for, and return the exit status."""
+    """Run the requested jobs, and return the exit status."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--jobs", type=int, default=3, help="how many jobs for each kind of loss; default %(default)s")
-    parser.add_argument("--losses", default="", help=f"some of {','.join(LOSSES)}; default: all that the MPI can do")
+    parser.add_argument("--losses", default="", help=f"some of {','.join(LOSSES)}; default: all that the MPI allows")
     parser.add_argument("--patience", type=float, default=60, help="seconds after which a job counts as hung")
-    parser.add_argument("--verbose", action="store_true", help="show what each job has written")
+    parser.add_argument("--verbose", action="store_true", help="show the output of each job")
     parser.add_argument("--json", default="", help="a file to add the figures to, as lines of JSON")
     parser.add_argument("--train", metavar="FOLDER", help=argparse.SUPPRESS)
     parser.add_argument("--elastic", action="store_true", help=argparse.SUPPRESS)
@@ -88,7 +89,7 @@ def main() -> int:
         print(f"no virtual cluster here: {missing}", file=sys.stderr)
         return 77
     losses = args.losses.split(",") if args.losses else LOSSES if is_open_mpi() else LOSSES[1:]
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # the hosts go as well
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # so that the hosts are removed
     found: dict[str, list[Outcome]] = {loss: [] for loss in losses}
     for _ in range(args.jobs):
         for loss in losses:
@@ -142,11 +143,11 @@ def lose(loss: str, patience: float) -> Outcome:
     """Run a training, lose a part of it, and wait for its end.
 
     Args:
-        loss: What: one of :data:`LOSSES`.
-        patience: After how many seconds it counts as hung.
+        loss: The kind of loss: one of :data:`LOSSES`.
+        patience: The number of seconds after which the job counts as hung.
 
     Raises:
-        TimeoutError: It has hung.
+        TimeoutError: The job has hung.
     """
     with contextlib.ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
@@ -200,7 +201,7 @@ def command_for(loss: str, hosts: cluster.Hosts, folder: Path) -> list[str]:
 
 
 def take_away(loss: str, hosts: cluster.Hosts, ranks: list[Note]) -> None:
-    """Do what a kind of loss is."""
+    """Cause a loss."""
     if loss == "ranks":
         for each in ranks:
             os.kill(each["process"], signal.SIGKILL)
@@ -213,7 +214,7 @@ def take_away(loss: str, hosts: cluster.Hosts, ranks: list[Note]) -> None:
 
 
 def victims(notes: list[Note]) -> list[Note]:
-    """Return how the ranks of the host to be lost have introduced themselves, once all are far enough."""
+    """Return the first notes of the ranks that will be lost, once all ranks have reached :data:`FIRST_STEP`."""
     if not notes or min((note["step"] for note in last_of_each(notes)), default=0) < FIRST_STEP:
         return []
     return [note for note in notes if note["what"] == "begin" and note["host"] == _LOST]
@@ -225,10 +226,10 @@ def last_of_each(notes: list[Note]) -> list[Note]:
 
 
 def outcome_of(status: int, watched: Watched, began: float, ended: float) -> Outcome:
-    """Return what has become of a training that has ended."""
+    """Return the outcome of a training that has ended."""
     notes, said = watched.notes(), watched.said()
     steps = [note for note in notes if note["what"] == "step"]
-    # A host that is cut off may note the end of a step that others do not come through.
+    # A host that is cut off may note the end of a step that the other host does not complete.
     went_on = [note for note in steps if (note["attempt"], note["generation"]) != (1, 0)] or [
         note for note in steps if note["time"] > began
     ]
@@ -248,7 +249,7 @@ def outcome_of(status: int, watched: Watched, began: float, ended: float) -> Out
 
 
 def is_alive(process: int) -> bool:
-    """Return whether there is a process, and not only its exit status."""
+    """Return whether a process exists and is not a zombie."""
     try:
         return Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
     except OSError:
@@ -256,11 +257,11 @@ def is_alive(process: int) -> bool:
 
 
 class Watched:
-    """What the ranks of a job note in files.
+    """The notes that the ranks of a job write to files.
 
     Args:
-        folder: Where.
-        deadline: Until when there is something to wait for.
+        folder: The folder of the files.
+        deadline: When to stop waiting.
     """
 
     def __init__(self, folder: Path, deadline: float) -> None:
@@ -272,7 +273,7 @@ class Watched:
         return [*self._read()]
 
     def said(self) -> str:
-        """Return what the job has written so far."""
+        """Return the output of the job so far."""
         return (self._folder / "log").read_text(errors="replace")
 
     def _read(self) -> Iterator[Note]:
@@ -281,7 +282,7 @@ class Watched:
             yield from map(json.loads, lines)
 
     def wait_for(self, condition: Callable[[], Any]) -> Any:
-        """Wait until something is so, and return it."""
+        """Wait until a condition is true, and return its value."""
         while not (found := condition()):
             if time.monotonic() > self._deadline:
                 raise TimeoutError(self.said())
@@ -290,7 +291,7 @@ class Watched:
 
 
 def train(folder: Path, *, elastic: bool) -> None:
-    """Train on one rank, and note each step: without end, before something is lost, and for some steps afterwards."""
+    """Train on one rank until some steps after the loss, and note each step."""
     import socket
 
     import chainer

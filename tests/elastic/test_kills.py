@@ -37,7 +37,7 @@ def test_the_others_go_on_with_equal_parameters(launcher, seed):
     assert any("killed" in note for note in notes)
 
 
-# Trainers and spares that are killed while one joins, with overlap and double buffering among them.
+# Ranks and spares that are killed while a spare joins; some jobs use overlap or double buffering.
 WITH_SPARES = [0, 3, 5, 6, 10]
 
 

@@ -1,4 +1,4 @@
-"""A host of a training is lost, with Open MPI: the others go on, or `chainermn elastic` starts it again."""
+"""A host of a training is lost, with Open MPI: the other ranks continue, or `chainermn elastic` restarts the job."""
 
 import subprocess
 import sys
@@ -8,14 +8,14 @@ import pytest
 
 @pytest.fixture(scope="module")
 def lost_hosts(virtual_cluster):
-    import lost_hosts  # it lies beside tools/cluster.py
+    import lost_hosts  # it is beside tools/cluster.py
 
     return lost_hosts
 
 
 @pytest.mark.parametrize(
     ("loss", "ranks"),
-    # Where only the daemon was lost, the host still answers, and is used again.
+    # If only the daemon was lost, the host still responds, and is used again.
     [("ranks", 2), ("daemon", 4), ("link", 2), ("machine", 2)],
 )
 def test_the_training_comes_to_its_end(lost_hosts, loss, ranks):
@@ -23,7 +23,7 @@ def test_the_training_comes_to_its_end(lost_hosts, loss, ranks):
     assert (outcome.status, outcome.ranks) == (0, ranks), outcome.said
     assert outcome.steps_lost <= (0 if loss == "ranks" else lost_hosts.PERIOD), outcome.said
     assert outcome.seconds < (10 if loss == "ranks" else 30)
-    # The keeper on the other side of the cut ends them; without it they would wait for ever.
+    # The keeper on the lost host ends its ranks; without the keeper, they would wait forever.
     assert outcome.seconds_of_the_lost < 15
 
 

@@ -99,7 +99,7 @@ print(*words, f"- {me} is {comm.rank} since {resumed}", flush=True)
 
 @pytest.fixture
 def train(spare_job):
-    """Train, and return what its ranks have at the end, and who they are."""
+    """Run a training; return the results that its ranks print, and which ranks these are."""
 
     def run(spares, processes, kill, loop=WITH_TRAINER, options="{}", shape=(3,), before="", status=0):
         code = f"options, shape = {options}, {shape}\n{TRAINING}\ndef kill(iteration):\n    {kill}\n{before}\n{loop}"
@@ -115,9 +115,9 @@ def train(spare_job):
 def test_the_newcomer_has_what_the_others_have(train, options):
     ends, ranks = train(1, 4, "if me == 1 and iteration == 7: die()", options=options)
     (end,) = ends
-    # The size of steps is as for three ranks of the four that were there at the set-up.
+    # The step size is the one for three of the four ranks of the set-up.
     assert re.match(r"end 20 \d+ 0.1875 [\d.]+ 3 ", end)
-    # A snapshot was there to be loaded, by all or none.
+    # There is a snapshot by then, which either all ranks load or none.
     assert sorted(ranks) == ["0 is 0 since None", "2 is 1 since None", "3 is 2 since 8"]
     assert ") joined 2 ranks, 3 continue (" in train.stderr
     assert re.search(r"rank 2 of 3 got the state of iteration 8: [\d.]+ MB in \d+ ms", train.stderr)
@@ -140,7 +140,7 @@ ARM = "if me == 0 and iteration == 7: die()\n    if me == 1 and iteration == 8: 
 
 @pytest.mark.parametrize("what", [("send", 0), ("Send", 1), ("Agree", 6)])
 def test_the_one_that_sends_dies_and_another_one_sends(train, what):
-    # In two pieces; each process waits for several others in the meantime.
+    # The state is sent by one `send` with all small arrays, and by a `Send` for each large array.
     ends, ranks = train(1, 4, ARM, shape=(50_000, 2), before=f"what = {what}")
     assert len(ends) == 1
     assert len(ranks) == 2

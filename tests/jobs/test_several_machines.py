@@ -40,7 +40,7 @@ def run(virtual_cluster, tmp_path_factory):
     (folder / "hello.py").write_text(re.search(r"```python\n(.*?)^```$", PAGE, re.M | re.S)[1])
     with virtual_cluster.cluster(len(HOSTS)) as hosts, hosts.knowing_each_other():
         path = os.pathsep.join([str(hosts.ssh.parent), os.path.dirname(sys.executable), os.environ["PATH"]])
-        # As on a page: they find ssh themselves.
+        # As in the documentation: the launchers find ssh by themselves.
         environ = {name: value for name, value in hosts.environ.items() if value != str(hosts.ssh)} | {"PATH": path}
 
         def start(command):

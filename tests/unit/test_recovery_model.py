@@ -1,4 +1,4 @@
-"""The arithmetic of the page on 10,000 ranks; nothing is measured here."""
+"""The arithmetic of the page on 10,000 ranks; these tests measure nothing."""
 
 import dataclasses
 import importlib

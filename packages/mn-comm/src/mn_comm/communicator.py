@@ -593,7 +593,7 @@ def create_communicator(
     Raises:
         ValueError: There is no communicator of that name, it cannot have these settings, or it cannot work on these
             hosts.
-        RuntimeError: MPI does not run in this process, for example in a worker of multiprocessing. Or
+        RuntimeError: MPI is not running in this process, for example in a worker of multiprocessing. Or
             ``pure_nccl`` was requested, and CuPy or NCCL is missing on some rank (on every rank). Or the
             launcher has started several processes, but the MPI library belongs to another implementation, so that each
             process would be alone (``CHAINERMN_ALLOW_SINGLETONS=1`` allows this). Or the communicator was to be

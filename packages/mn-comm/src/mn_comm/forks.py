@@ -1,6 +1,6 @@
 """Functions to call before and after a fork of the process, for one fork at a time.
 
-A child that reaches the end of the program would finalise MPI like a rank. A warning says so.
+A forked child that reaches the end of the program finalises MPI, as a rank does. It prints a warning about this.
 
 Since 3.12, Python warns of a fork while threads run, because the child does not have these threads. So threads end
 before a fork, and start again after it. But several threads of a program may fork at the same time.
@@ -48,8 +48,8 @@ def around_forks(*, before: _Function, after_in_parent: _Function, after_in_chil
 def warn_of_children_that_end(name: str) -> None:
     """From now on, let each forked child print a warning if it reaches the end of the program.
 
-    There, mpi4py finalises MPI, also in a child, where ``MPI_Finalize`` may wait forever. Workers of
-    :mod:`multiprocessing` end before.
+    At the end of the program, mpi4py finalises MPI, even in a child, where ``MPI_Finalize`` may wait forever. Workers
+    of :mod:`multiprocessing` end before that.
 
     Args:
         name: The name of this process in the warning.

@@ -109,7 +109,7 @@ class _AbortAllRanks:
         self.is_asked_for = is_asked_for
 
     def __call__(self, kind: type[BaseException], value: BaseException, traceback: TracebackType | None) -> None:
-        if os.getpid() != self._process or has_been_finalized():  # a child process, or no rank waits for it
+        if os.getpid() != self._process or has_been_finalized():  # a child process, or no other rank waits
             self._previous(kind, value, traceback)  # type: ignore[operator]
             return
         text = ""
@@ -156,9 +156,9 @@ def _as_python_shows_it(kind: type[BaseException], value: BaseException, traceba
 
 
 def _in_a_line(kind: type[BaseException], value: BaseException) -> str:
-    """Return the line with the message, without notes; only the name if the exception cannot be formatted."""
+    """Return an exception's name and message in one line, without notes; only the name if it cannot be formatted."""
     lines = []
-    with contextlib.suppress(Exception):  # from a method of the exception
+    with contextlib.suppress(Exception):  # raised by a method of the exception
         lines = format_exception_only(kind, value)
     return next((line for line in lines if line[:1].strip() and kind.__qualname__ in line), kind.__qualname__)
 

@@ -18,7 +18,7 @@ _ALLOWED = "CHAINERMN_ALLOW_SINGLETONS"
 
 
 def check_initialized() -> None:
-    """Raise if MPI does not run in this process, where the next call of MPI would end it.
+    """Raise if MPI is not running in this process: the next call of MPI would end the process.
 
     Raises:
         RuntimeError: MPI is not initialised, as in the processes that multiprocessing starts, or has been finalised.

@@ -215,18 +215,18 @@ class Monitor:
 
 
 def _needed(activity: Activity) -> list[set[int]]:
-    """Return groups of ranks, as numbered in ``MPI_COMM_WORLD``; a wait needs all ranks of each group."""
+    """Return groups of ranks, numbered as in ``MPI_COMM_WORLD``; an activity waits for all ranks of each group."""
     waits = [(activity.wait[0], activity.wait[1])] if activity.wait is not None else []
     waits += [(call.function.__name__, _ranks_of(call)) for call in activity.calls]
     groups = [set(_in_world(ranks)) for name, ranks in waits if name in _FOR_ALL and ranks is not None]
-    # Another thread may wait for messages until the program ends, and the program does not need it.
+    # Only in the main thread: the program does not wait for other threads, which may wait until it ends.
     if activity.calls and activity.thread == threading.main_thread().ident:
         groups.append(_partner(activity.calls[-1]))
     return groups
 
 
 def _partner(call: Call) -> set[int]:
-    """Return the rank that a call sends to or receives from, if it is of that kind and names one."""
+    """Return the rank that a call sends to or receives from; empty if the call does neither, or names no rank."""
     ranks = _ranks_of(call)
     if ranks is None or call.function.__name__ not in _WITH_PARTNER:
         return set()
@@ -344,7 +344,7 @@ def join(ranks: Ranks) -> None:
         # The thread must not be inside MPI when MPI is finalised. This happens later; or earlier, if the script
         # finalises MPI, which first frees the attributes of this communicator.
         atexit.register(_monitor.say_farewell)
-        monitor = _monitor  # not the global: a forked child has none, and finalises MPI as well
+        monitor = _monitor  # not the global, which is None in a forked child: the child also finalises MPI
         MPI.COMM_SELF.Set_attr(MPI.Comm.Create_keyval(delete_fn=lambda *_: monitor.stop()), True)
         around_forks(before=_monitor.stop, after_in_parent=_monitor.start, after_in_child=_forget)
     _monitor.join(ranks)
@@ -359,7 +359,7 @@ def leave(ranks: Ranks) -> None:
 def _forget() -> None:
     global _monitor
     if _monitor is not None:
-        atexit.unregister(_monitor.say_farewell)  # this rank continues
+        atexit.unregister(_monitor.say_farewell)  # the rank continues when this child ends
     _monitor = None
 
 

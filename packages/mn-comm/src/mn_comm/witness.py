@@ -84,7 +84,7 @@ def _start(expected: int, folders: Sequence[str]) -> str | None:
     """Start a witness for some ranks of this node; return its address, or ``None``."""
     from mn_comm import witness_process
 
-    address = f"\0chainermn-{os.urandom(16).hex()}"  # not by `secrets`: many scripts have a file of that name
+    address = f"\0chainermn-{os.urandom(16).hex()}"  # not by `secrets`: a script may have a file secrets.py
     with contextlib.suppress(Exception), socket.socket(socket.AF_UNIX) as listening:
         listening.bind(address)
         listening.listen(expected)

@@ -1,4 +1,4 @@
-"""Processes that wait from the start, and take the places of ranks that die: at every place where somebody may die."""
+"""Processes that wait from the start, and take the places of ranks that die, at every point where one may die."""
 
 import pytest
 
@@ -121,7 +121,7 @@ count()
 
 @pytest.mark.parametrize("wait", range(0, 11, 2))
 def test_the_one_that_is_called_dies_while_it_joins(spare_job, wait):
-    # The second one is called in its place.
+    # The second spare is called instead.
     printed = spare_job(2, 5, START + AT_WAIT, "spare", str(wait))
     assert [line.rsplit(" ", 1)[0] for line in ends(printed)] == ["end 3 8"] * 3
 
@@ -142,7 +142,7 @@ count()
 
 
 def test_more_losses_than_spares(spare_job):
-    # Two are lost and two join; two more are lost, one of which has joined.
+    # Two ranks are lost and two spares join. Then two more ranks are lost, one of which was a spare.
     assert spare_job(2, 5, START + SEVERAL) == ["end 1 8 5"]
 
 

@@ -1,4 +1,4 @@
-"""Children of os.fork that come to the end of the program: nobody takes them for the rank whose children they are."""
+"""Children of os.fork that reach the end of the program: no rank takes such a child for its parent."""
 
 import os
 import shutil
@@ -7,7 +7,7 @@ import sys
 
 MPIEXEC = shutil.which("mpiexec", path=os.path.dirname(sys.executable))
 
-# The child does not get to MPI_Finalize, in which it could stay: what is registered first is called last.
+# The first function that is registered is called last: it ends the child before MPI_Finalize, which may wait forever.
 SCRIPT = """
 import atexit, os, sys, time
 process = os.getpid()

@@ -1,4 +1,4 @@
-"""Ends of a rank after the script has finalized MPI: nobody waits for it any more."""
+"""A rank that fails after the script has finalized MPI: no other rank waits for it."""
 
 import os
 import shutil
@@ -26,6 +26,6 @@ def test_the_reason_is_seen(end):
     job = subprocess.run(command, capture_output=True, text=True, timeout=40)
     assert job.returncode == 1, job.stderr
     assert "no font for the picture\n" in job.stderr
-    # What MPICH and Open MPI say of a call after the end.
+    # The messages of MPICH and Open MPI about a call after MPI was finalized.
     assert "after finalizing" not in job.stderr
     assert "MPI_FINALIZE was invoked" not in job.stderr

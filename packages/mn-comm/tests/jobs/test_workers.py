@@ -1,4 +1,4 @@
-"""A process without MPI that creates a communicator is told why it cannot; MPI itself would only end it."""
+"""A process that creates a communicator while MPI is not running gets an explanation; MPI would only end it."""
 
 import os
 import shutil

@@ -31,7 +31,7 @@ def shown(monkeypatch):
             function()
         except BaseException as error:
             raised = error
-        # Not while it is handled, as Python does.
+        # Called after the except block, because Python does not call the hook within one.
         global_except_hook._AbortAllRanks(previous)(type(raised), raised, raised.__traceback__)
         (line,) = lines
         return recorder.texts, line

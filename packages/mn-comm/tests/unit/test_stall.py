@@ -203,11 +203,11 @@ class Peers:
 
 
 def send_obj(comm, obj, dest, tag=0):
-    """Stand for the method."""
+    """Stand in for the method."""
 
 
 def recv(comm, source, tag=0):
-    """Stand for the method."""
+    """Stand in for the method."""
 
 
 @pytest.mark.parametrize(

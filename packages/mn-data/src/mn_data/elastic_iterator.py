@@ -171,7 +171,10 @@ class ElasticIterator(Iterator):  # type: ignore[misc]  # Chainer has no types
         return np.concatenate([_NOTHING, *(part for parts in self._under_way for part in parts)])
 
     def take_over(self, change: Change) -> None:
-        """Give back the samples dealt to lost ranks since the last step. An elastic communicator calls this."""
+        """Give back the samples dealt since the last step to ranks that were lost or set aside.
+
+        An elastic communicator calls this.
+        """
         for parts in self._under_way:
             for lost in (*change.lost, *change.set_aside):
                 self._deal.give_back(parts[lost])

@@ -22,19 +22,19 @@ def refuse_elastic(communicator: CommunicatorBase) -> None:
 
 
 def places(communicator: CommunicatorBase) -> int:
-    """Return into how many parts a dataset is divided: one for each rank that trains, and none for spares."""
+    """Return the number of parts into which a dataset is divided: one for each rank that trains, none for spares."""
     return int(getattr(communicator, "places", communicator.size)) if is_elastic(communicator) else communicator.size
 
 
 def place_of(communicator: CommunicatorBase, rank: int) -> int:
-    """Return which part a rank gets: a spare, which may take any place later, the same as another rank."""
+    """Return which part a rank gets. A spare, which may take any place later, gets the same part as another rank."""
     return rank % places(communicator)
 
 
 def tell_of_lost_parts(communicator: CommunicatorBase, length: int, force_equal_length: bool) -> None:
     """Let rank 0 warn which samples are gone, whenever a rank is lost.
 
-    communicator: The ranks; nothing is done if they are not elastic.
+    Args:
         communicator: The ranks; nothing is done unless they are elastic.
         length: How many samples were divided among them.
         force_equal_length: Whether parts have equal lengths, as in :func:`mn_data.scatter_dataset`.
@@ -42,7 +42,7 @@ def tell_of_lost_parts(communicator: CommunicatorBase, length: int, force_equal_
     if not is_elastic(communicator):
         return
     size = places(communicator)
-    # Whose part each rank of the current generation has; those that are or were spares have one that others have, too.
+    # Whose part each rank of the current generation has; None for a spare, or a former one: others have its part, too.
     owners: list[int | None] = [rank if rank < size else None for rank in range(communicator.size)]
 
     def tell(change: Change) -> None:

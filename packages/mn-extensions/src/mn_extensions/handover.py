@@ -1,4 +1,4 @@
-"""The state of a training, sent by a rank that has it to those that have joined: the spares of an elastic job."""
+"""Sends the state of a training from a rank that has it to ranks that have joined: spares of an elastic job."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ __all__ = ["Handover", "hand_over", "hyperparameters_of", "set_hyperparameters"]
 _Array = np.ndarray[Any, Any]
 _State = dict[str, _Array]
 _PIECE_BYTES = 1 << 26  # MPI counts in 32 bits
-_SMALL_BYTES = 1 << 12  # below this, arrays travel in one message
+_SMALL_BYTES = 1 << 12  # arrays up to this size are sent together, in one message
 _TAG = 0
 
 
 class Handover(NamedTuple):
-    """What a rank gets that has joined.
+    """What a rank that has joined receives.
 
     Attributes:
-        number: What the state is called: the iteration.
+        number: The number of the state: the iteration.
         state: Arrays by their names.
-        hyperparameters: Of each optimizer, which Chainer does not count among its state.
+        hyperparameters: Those of each optimizer; for Chainer, they are not part of its state.
     """
 
     number: int
@@ -34,14 +34,14 @@ class Handover(NamedTuple):
 
 
 def hand_over(comm: ElasticCommunicator, take: Any) -> Handover | None:
-    """Send the state of the first rank that has it to all that do not; collective, to be called in a transaction.
+    """Send the state from the first rank that has it to all ranks that do not; collective, within a transaction.
 
     Args:
         comm: The ranks.
-        take: Returns the state of this rank, as a :class:`Handover`; ``None`` on one that has joined.
+        take: Returns the state of this rank, as a :class:`Handover`; ``None`` on a rank that has joined.
 
     Returns:
-        On a rank that has joined what it got, ``None`` on all others.
+        What this rank has received if it has joined; ``None`` on all other ranks.
 
     Raises:
         RuntimeError: All ranks that had the state are lost (on every rank).
@@ -97,7 +97,7 @@ def hyperparameters_of(target: Any) -> list[dict[str, Any]]:
 
 
 def set_hyperparameters(target: Any, hyperparameters: Iterable[Mapping[str, Any]]) -> None:
-    """Set what :func:`hyperparameters_of` has returned on another rank."""
+    """Set the hyperparameters that :func:`hyperparameters_of` has returned on another rank."""
     optimizers = [each for each in optimizers_of(target) if hasattr(each, "hyperparam")]
     for optimizer, found in zip(optimizers, hyperparameters, strict=True):
         for name, value in found.items():

@@ -1,6 +1,6 @@
 """An extension that saves the training's state in each node's memory, for the next attempt of a supervised job.
 
-It also lets spares join: they wait in ``maybe_load`` until they are needed, and get the state from another rank.
+It also lets spares join: they wait in ``maybe_load`` until they are needed, and then receive another rank's state.
 """
 
 from __future__ import annotations
@@ -40,9 +40,9 @@ def create_memory_keeper(comm: CommunicatorBase) -> MemoryKeeper:
     log, is saved as well. A shuffled part of a dataset from :func:`mn_data.scatter_dataset` continues at the same place
     in a different order; :class:`mn_data.ElasticIterator` continues exactly. Random number generators start again.
 
-    In a job with spares, ``maybe_load`` is where they wait. It returns on them when they take the place of a rank that
-    was lost, between two iterations of the others, with the state of one of these. So all that communicates before the
-    first iteration has to come before it.
+    In a job with spares, the spares wait in ``maybe_load``. On a spare, it returns when the spare takes the place of a
+    lost rank, between two iterations of the other ranks, and has loaded the state of one of them. So the script must
+    call ``maybe_load`` after everything else that communicates before the first iteration.
 
     Args:
         comm: The ranks that train together.
@@ -90,11 +90,11 @@ class MemoryKeeper(Extension):  # type: ignore[misc]  # Chainer has no types
     def let_in(self, target: Any, iteration: int) -> None:
         """Let spares take the places of ranks that were lost, and send them a state; collective, between two steps.
 
-        Where a trainer was passed to :meth:`maybe_load`, this is called after each of its iterations, last of all
-        extensions. Nothing is done, and nothing sent, unless ranks were lost and spares are left.
+        A trainer that was passed to :meth:`maybe_load` calls this after each of its iterations, after all other
+        extensions. This does nothing, and sends nothing, unless ranks were lost and spares remain.
 
         Args:
-            target: What spares have passed to :meth:`maybe_load`: the trainer, for example.
+            target: The object that spares have passed to :meth:`maybe_load`, for example the trainer.
             iteration: The number of the state, the same on every rank.
         """
         if not (is_elastic(self.comm) and _elastic(self.comm).lacks_ranks):
@@ -130,7 +130,7 @@ class MemoryKeeper(Extension):  # type: ignore[misc]  # Chainer has no types
     def maybe_load(self, target: Any, optimizer: Any = None) -> int | None:
         """Load the newest state that the memory of a node holds, if there is one; collective.
 
-        In a job with spares, these wait here, and load the state of another rank when they take a place.
+        In a job with spares, the spares wait here. They load the state of another rank when they take a place.
 
         Args:
             target: The object whose state was saved: a trainer before it runs, or something else.
@@ -161,10 +161,10 @@ class MemoryKeeper(Extension):  # type: ignore[misc]  # Chainer has no types
         return found
 
     def _catch_up(self, target: Any, optimizer: Any) -> int:
-        """Get the state of another rank, and load it; collective with :meth:`let_in` there."""
+        """Receive the state of another rank, and load it; collective: the other ranks call :meth:`let_in`."""
         began = time.monotonic()
         handover = transact(self.comm, lambda: hand_over(_elastic(self.comm), None))
-        assert handover is not None  # it is for those who have joined
+        assert handover is not None  # this rank has joined, so it receives one
         state = _loadable(handover.state)
         check_fits(state, target)
         load_state(fit_iterators(state, target), target)
@@ -203,7 +203,7 @@ class _Door(Extension):  # type: ignore[misc]  # Chainer has no types
     """Lets spares join after an iteration, when all other extensions have been called.
 
     Args:
-        keeper: What gives them the state.
+        keeper: Sends them the state.
     """
 
     name = "chainermn_spares"
@@ -213,11 +213,11 @@ class _Door(Extension):  # type: ignore[misc]  # Chainer has no types
         self._keeper = keeper
 
     def initialize(self, trainer: Any) -> None:
-        """Take note that the trainer runs, on a rank that has joined: from here on it does what all others do."""
+        """Allow transactions again on a rank that has joined: from here on, it does the same as the other ranks."""
         _elastic(self._keeper.comm).catch_up("")
 
     def __call__(self, trainer: Any) -> None:
-        """Let them join; collective."""
+        """Let spares join; collective."""
         self._keeper.let_in(trainer, trainer.updater.iteration)
 
 

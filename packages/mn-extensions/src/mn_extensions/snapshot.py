@@ -127,7 +127,7 @@ class MultiNodeSnapshot(Extension):  # type: ignore[misc]  # Chainer has no type
                 self.snapshot.initialize(trainer)
         finally:
             self.snapshot.autoload = autoload
-        # A spare that has joined has got the state already, and the others have begun long ago.
+        # A spare that has joined already has the state, and the other ranks have passed this point long ago.
         if autoload and not getattr(self.comm, "is_catching_up", False):
             transact(self.comm, partial(self._load, self._target_of(trainer), Path(trainer.out)))
 

@@ -116,7 +116,7 @@ def test_a_silent_host_is_asked_only_if_the_others_are_too_few(tmp_path):
     assert found(1) == (hosts, 4)
     assert found(6, "a", "c.x.z") == (hosts, 2 + 4)
     assert found(4, "a", "c.x.z") == (hosts[1:3], 2)
-    assert found(1, "b", "other") == (hosts, 4)  # two may be meant
+    assert found(1, "b", "other") == (hosts, 4)  # the name fits two hosts
 
 
 def test_without_other_hosts_it_listens_to_this_one_alone():

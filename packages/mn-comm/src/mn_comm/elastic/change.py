@@ -17,9 +17,9 @@ class Change:
         survivors: The old numbers of the ranks that continue: the one at position ``i`` is now rank ``i``.
         rank: The new number of this rank.
         seconds: The time since this rank learned of the loss.
-        set_aside: The ranks that wait as spares from now on, by their numbers before, in ascending order.
-        newcomers: Spares that have joined, by their names in messages. Their numbers follow those of the survivors. For
-            a spare itself, which has a number from the set-up, all are survivors.
+        set_aside: The old numbers of the ranks that wait as spares from now on, in ascending order.
+        newcomers: The names, as in messages, of spares that have joined. Their numbers follow those of the survivors.
+            On a spare that joins, all ranks are survivors, and their old numbers are those of the set-up.
     """
 
     generation: int

@@ -38,13 +38,13 @@ _POINT_TO_POINT = ("send", "recv", "send_obj", "recv_obj")
 
 
 class _Progress:
-    """Numbers that change in every step; as attributes of a communicator, they would be slow to set.
+    """State that transactions read and change; as attributes of a communicator, it would be slow to set.
 
     Attributes:
         depth: The number of nested transactions that are running.
         alarms: How many times in a row MPI has failed although no rank was lost.
         no_steps: Why no step can be taken now; empty if one can.
-        nothing: Why no transaction at all can be made now; empty if one can.
+        nothing: Why no transaction at all is possible now; empty if one is.
     """
 
     __slots__ = ("alarms", "depth", "no_steps", "nothing")
@@ -56,7 +56,7 @@ class _Progress:
         self.nothing = ""
 
     def check(self, is_step: bool) -> None:
-        """Raise if no transaction can be made now."""
+        """Raise RuntimeError if a transaction, which may be a step, is not possible now."""
         problem = self.nothing or (is_step and self.no_steps)
         if problem:
             raise RuntimeError(problem)
@@ -71,7 +71,7 @@ class ElasticCommunicator(Communicator):
     operation is a transaction, unless it is part of a larger one. The communicator must not be used by several threads
     at the same time.
 
-    With spares (``CHAINERMN_SPARES``), all processes are ranks until ``maybe_load`` of a memory keeper is called.
+    With spares (``CHAINERMN_SPARES``), all processes are ranks until they call ``maybe_load`` of a memory keeper.
     So spares take part in the set-up of the script.
 
     Args:
@@ -80,8 +80,8 @@ class ElasticCommunicator(Communicator):
 
     Raises:
         RuntimeError: The job cannot continue after a rank has died (on every rank).
-        ValueError: The strategy cannot be elastic, or cannot work on these hosts; or there cannot be as many spares as
-            asked for.
+        ValueError: The strategy cannot be elastic, or cannot work on these hosts; or the requested number of spares is
+            not possible.
     """
 
     strategy = "naive"
@@ -101,7 +101,7 @@ class ElasticCommunicator(Communicator):
             problem = problem_of(MPI.Get_library_version())
             if problem is not None:
                 raise RuntimeError(problem)
-        # Not each by its own environment: Open MPI's launcher passes a variable to the ranks of its own host only.
+        # From rank 0's environment: Open MPI's launcher passes a variable only to the ranks on its own host.
         n_spares = read_n_spares(ranks.size, ranks.bcast(os.environ.get(SPARES, "")))
         if n_spares and ends.is_shared():
             raise ValueError(f"expected one elastic communicator with {SPARES}={n_spares}, got another one")
@@ -189,8 +189,8 @@ class ElasticCommunicator(Communicator):
 
         Raises:
             RankLost: A rank was lost, and the function cannot be repeated (on every remaining rank).
-            RuntimeError: Spares have not been set aside before the first step (on every rank); or a spare has joined,
-                and calls what the others have called before.
+            RuntimeError: Spares were not set aside before the first step (on every rank). Or this rank was a spare, and
+                makes a call that the other ranks made before it joined them.
         """
         if self._progress.depth:
             return function()
@@ -290,26 +290,26 @@ class ElasticCommunicator(Communicator):
 
     @property
     def places(self) -> int:
-        """How many ranks are to train; the others, if there are more, are going to wait as spares."""
+        """How many ranks train; if there are more, the others will wait as spares."""
         return min(self._places, self.size) or self.size
 
     @property
     def has_spares(self) -> bool:
-        """Whether processes have been set aside by :meth:`take_places`; on every rank alike."""
+        """Whether processes have been set aside by :meth:`take_places`; the same on every rank."""
         return self._pool is not None
 
     @property
     def lacks_ranks(self) -> bool:
-        """Whether ranks were lost whose places spares may take; on every rank alike."""
+        """Whether ranks were lost, and spares can take their places; the same on every rank."""
         return self._pool is not None and self._pool.waiting > 0 and self.size < self._places
 
     def take_places(self) -> bool:
-        """Let as many ranks train as were asked for, and the others wait until they are needed; collective.
+        """Set aside the spares, which wait in this call until they are needed; collective.
 
-        Without spares nothing is done. A process that is not needed ends here, with status 0, when the job does.
+        Without spares, this does nothing. A spare that is never needed ends here, with status 0, when the job ends.
 
         Returns:
-            Whether this process has waited, and takes the place of a lost one now: it is one of the last ranks.
+            Whether this process has waited, and now takes the place of a lost rank. It is then one of the last ranks.
         """
         if not self._progress.no_steps:
             return False
@@ -320,17 +320,17 @@ class ElasticCommunicator(Communicator):
         self._pool = Pool(self._family, self._places)
         if self._muster(self._pool):
             return False
-        self._generation += 1  # it was rebuilt without this one
+        self._generation += 1  # the communicator was rebuilt without this process
         self._waits = True
         self._wait(self._pool)
         return True
 
     def fill_places(self) -> None:
-        """Let spares take the places of ranks that were lost, if there are any; collective, between two steps.
+        """Let spares take the places of lost ranks, if there are any; collective, between two steps.
 
-        They return from :meth:`take_places`, and are the last ranks. Nothing is sent to them here. If a rank is lost
-        meanwhile, :attr:`lacks_ranks` still holds: then this can be called again, but not before all have come to the
-        same place.
+        The spares return from :meth:`take_places`, and become the last ranks. This sends them no state. If a rank is
+        lost meanwhile, :attr:`lacks_ranks` stays true. This can then be called again, but only when all ranks have
+        reached the same point of the program.
         """
         if not self.lacks_ranks:
             return
@@ -339,10 +339,11 @@ class ElasticCommunicator(Communicator):
         self._muster(self._pool)
 
     def catch_up(self, until: str) -> None:
-        """Refuse transactions on a rank that has joined, until it has come to where the others are.
+        """Refuse transactions on a rank that has joined, until it has reached the same point as the other ranks.
 
         Args:
-            until: What it has to come to; empty if it has.
+            until: The name, in messages, of the call that must come after everything else that communicates; empty if
+                the rank has reached the same point.
         """
         self._progress.nothing = until and (
             f"expected all that communicates before {until}, in a script that has spares: the other ranks have done it "
@@ -351,11 +352,11 @@ class ElasticCommunicator(Communicator):
 
     @property
     def is_catching_up(self) -> bool:
-        """Whether this rank has joined, and has not come to where the others are."""
+        """Whether this rank has joined, but has not yet reached the same point as the other ranks."""
         return bool(self._progress.nothing)
 
     def _meet(self) -> None:
-        """Make sure that all ranks are here; collective."""
+        """Wait until all ranks have called this; collective."""
         if self._progress.depth:
             raise RuntimeError("expected spares to be called between two transactions, got a call within one")
         while True:
@@ -369,13 +370,13 @@ class ElasticCommunicator(Communicator):
                 return
 
     def _muster(self, pool: Pool) -> bool:
-        """Decide with all who wait who trains, and go on with these; return whether this process does. Collective."""
+        """Decide which processes train, and continue with these; return whether this one trains; collective."""
         began, before = time.monotonic(), self._family
         with spans.span("muster", generation=self._generation + 1):
             before.give_up()
             self._abandon()
             mustered = pool.muster(self.rank, self._generation)
-            assert mustered is not None  # this one is not leaving
+            assert mustered is not None  # this process is not leaving
             if mustered.is_called:
                 self._expect_majority(self._begin(mustered, before, began))
         return mustered.is_called
@@ -452,7 +453,7 @@ class ElasticCommunicator(Communicator):
         # This must not depend on objects of this rank alone: ranks do not drop their last reference to a reducer at the
         # same time.
         if ranks.any(any(is_background for _, is_background in self._reducers_handed_out())):
-            contexts.background  # noqa: B018 - made when first asked for
+            contexts.background  # noqa: B018 - created on first access
         return contexts, self._strategy_on(contexts.foreground)
 
     def _strategy_on(self, context: Any) -> Strategy:

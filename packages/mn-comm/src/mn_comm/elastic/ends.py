@@ -85,11 +85,11 @@ def end_as_spare(*, in_vain: bool) -> NoReturn:
 
 
 def end_as_minority(left: int, before: int) -> NoReturn:
-    """End this process, and so all ranks of this part: the ranks of a larger part may be alive and continue.
+    """End this process. All ranks of this part do so, because a larger part may be alive and continue.
 
     Args:
         left: The number of ranks in this part.
-        before: The number of ranks before.
+        before: The number of ranks before the loss.
     """
     _leave(f"only {left} of {before} ranks are left, not more than half, with failure detection", 1)
 
@@ -142,7 +142,7 @@ def _end(process: int) -> None:
     close_all()
     are_all = _parties[0].take_leave(at_once=False)
     report.leave(together=are_all)
-    # With the failure detector MPI_Finalize hangs as well (Open MPI 5.0.11).
+    # With the failure detector, MPI_Finalize also hangs (Open MPI 5.0.11).
     if not are_all or _parties[0].generation or detects():
         _very_end.skips_finalize = True
 

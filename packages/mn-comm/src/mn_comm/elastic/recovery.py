@@ -62,7 +62,7 @@ def attempt(family: Family, build: Callable[[Family], _T]) -> tuple[_T] | None:
 def all_leave(family: Family, *, at_once: bool) -> bool:
     """Leave the other ranks, which then recover; return whether no rank continues.
 
-    It takes part in their next vote, and waits for it.
+    This rank takes part in their next vote, and waits for it.
 
     Args:
         family: The current family.
@@ -79,10 +79,10 @@ def agree_to_leave(family: Family) -> None:
     """Leave together with all other ranks of a family; collective.
 
     Args:
-        family: A family in which no rank is going to vote again.
+        family: A family in which no rank will vote again.
     """
     family = shrink(family)
-    while not family.all_leave(leaving=True):  # one has died meanwhile
+    while not family.all_leave(leaving=True):  # a rank has died meanwhile
         family.give_up()
         family = shrink(family)
 
@@ -94,6 +94,6 @@ def survivors(before: MPI.Intracomm, after: MPI.Intracomm) -> tuple[int, ...]:
 
 
 def shrink(family: Family) -> Family:
-    """Return a family of the ranks that are alive; collective among those."""
+    """Return a family of the ranks that are alive; collective among these."""
     shrunk: Any = activity().wait_for(MPI.Comm.Shrink, "Shrink", family.base, (family.base,))
     return Family(shrunk)

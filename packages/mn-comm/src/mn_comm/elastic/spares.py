@@ -1,8 +1,8 @@
 """Processes that wait from the start and replace ranks that are lost; see docs/decisions/0015-spares.md.
 
-All processes that train or wait are one *pool*, with a communicator of its own that is used for nothing but a *muster*:
-the processes that train revoke it, which wakes those that wait. Then all of them shrink it, and split the result into
-those that train and those that wait.
+All processes that train or wait form a *pool*. It has its own communicator, which is used only for a *muster*: the
+processes that train revoke the communicator, which wakes the processes that wait. All of them then shrink it, and split
+the result into the processes that train and those that wait.
 """
 
 from __future__ import annotations
@@ -20,17 +20,17 @@ if TYPE_CHECKING:
 
 __all__ = ["Mustered", "Pool"]
 
-_PAUSE_SECONDS = 0.02  # between two looks: a third of a percent of a core
-_LOOKS_UNTIL_COUNT = 25  # between two counts of those who are alive
+_PAUSE_SECONDS = 0.02  # between two polls; polling takes a third of a percent of a core
+_LOOKS_UNTIL_COUNT = 25  # polls between two counts of the processes that are alive
 
 
 class Member(NamedTuple):
-    """What a process says at a muster.
+    """What a process reports at a muster.
 
     Attributes:
-        rank: Its rank among those who train; -1 while it waits.
+        rank: Its rank among the processes that train; -1 while it waits.
         generation: How often its communicator has been rebuilt.
-        name: What it is called in messages.
+        name: Its name in messages.
     """
 
     rank: int
@@ -39,13 +39,13 @@ class Member(NamedTuple):
 
 
 class Mustered(NamedTuple):
-    """What has come of a muster.
+    """The result of a muster for one process.
 
     Attributes:
-        base: The communicator of those who train, or of those who wait, to which this process belongs.
-        is_called: Whether it trains.
-        generation: How often the communicator of those who train has been rebuilt.
-        newcomers: The names of those who train now and have waited, in the order of their ranks, which are the last.
+        base: The communicator to which this process belongs: that of the processes that train, or of those that wait.
+        is_called: Whether this process trains.
+        generation: How often the communicator of the processes that train has been rebuilt.
+        newcomers: The names of the processes that have waited and train now. They are the last ranks, in this order.
     """
 
     base: MPI.Intracomm
@@ -58,11 +58,11 @@ class Pool:
     """All processes that train or wait.
 
     Args:
-        family: A family of all of them. It is given up.
-        places: How many are to train.
+        family: A family of all of them. The first muster gives it up.
+        places: How many of them train, if enough are alive.
 
     Attributes:
-        waiting: How many were waiting after the last muster.
+        waiting: How many of them were waiting after the last muster.
     """
 
     def __init__(self, family: Family, places: int) -> None:
@@ -73,18 +73,20 @@ class Pool:
 
     @property
     def base(self) -> Ranks:
-        """The communicator of all of them."""
+        """The communicator of all processes in the pool."""
         return self._family.base
 
     def muster(self, rank: int, generation: int) -> Mustered | None:
-        """Decide who trains from now on: those who did, then the first who wait; collective among all who are alive.
+        """Decide which processes train from now on; collective among all that are alive.
+
+        The places go to the processes that have trained, by rank, and then to the first of those that wait.
 
         Args:
-            rank: The rank of this process among those who train, -1 if it waits.
+            rank: The rank of this process among those that train; -1 if it waits.
             generation: How often its communicator has been rebuilt.
 
         Returns:
-            What has come of it; ``None`` if the job is over. Then :attr:`is_abandoned` says how.
+            The result; ``None`` if the job is over. Then :attr:`is_abandoned` tells whether it has failed.
         """
         from mn_comm.elastic.recovery import attempt
 
@@ -108,7 +110,7 @@ class Pool:
         self._trainers = [new for new, old in enumerate(alive) if old in self._trainers]
 
     def dismiss(self) -> None:
-        """Let those who wait end; to be called by all who train, once they have agreed to end."""
+        """Let the waiting processes end; all processes that train must call this, once they have agreed to end."""
         from mn_comm.elastic.recovery import agree_to_leave
 
         self._family.revoke()
@@ -116,11 +118,11 @@ class Pool:
 
     @property
     def is_abandoned(self) -> bool:
-        """Whether none is left that has trained."""
+        """Whether all processes that trained are dead."""
         return not self._trainers
 
     def wait(self) -> None:
-        """Wait for the next muster, or until none is left that trains."""
+        """Wait until the next muster begins, or all processes that train are dead."""
         looks = 0
         while not self.base.Is_revoked() and not self.is_abandoned:
             looks += 1
@@ -140,7 +142,7 @@ class Pool:
 
 
 def _divide(family: Family, member: Member, places: int) -> tuple[Mustered, list[int]]:
-    """Split a pool; return what has come of it, and which of its ranks train. Collective."""
+    """Split a pool; return the result of the muster, and which ranks of the pool train. Collective."""
     ranks = family.base
     members = [Member(*each) for each in ranks.allgather(tuple(member))]
     order = sorted(range(len(members)), key=lambda each: (members[each].rank < 0, members[each].rank))

@@ -11,7 +11,7 @@ ENABLED = "OMPI_MCA_mpi_ft_enable"
 """What ``mpiexec --with-ft ulfm`` sets to 1 in every process."""
 _DETECTOR = "OMPI_MCA_mpi_ft_detector"
 SPARES = "CHAINERMN_SPARES"
-"""How many of the processes that the launcher starts are to wait, until a rank is lost."""
+"""The variable that says how many of the processes that the launcher starts wait until a rank is lost."""
 _CURE = "start the job by Open MPI's `mpiexec --with-ft ulfm`, or do without elastic=True"
 
 
@@ -31,30 +31,32 @@ def problem_of(library: str, environ: Mapping[str, str] = os.environ) -> str | N
 
 
 def detects(environ: Mapping[str, str] = os.environ) -> bool:
-    """Return whether Open MPI's failure detector is on, for which a rank that is silent is dead."""
+    """Return whether Open MPI's failure detector is on, which regards silent ranks as dead."""
     return environ.get(_DETECTOR, "") in ("1", "true")
 
 
 def is_minority(left: int, before: int, environ: Mapping[str, str] = os.environ) -> bool:
-    """Return whether ranks must end, as others may be alive that take these for dead: only with the detector.
+    """Return whether the remaining ranks must end, because they are not the majority; only with the failure detector.
+
+    The other ranks may then be alive, and regard these as dead.
 
     Args:
-        left: How many continue.
-        before: How many there were before.
+        left: How many ranks remain.
+        before: How many ranks there were before.
         environ: The environment of a process of the job.
     """
     return detects(environ) and 2 * left <= before
 
 
 def n_spares(size: int, text: str) -> int:
-    """Return how many processes are to wait.
+    """Return how many processes wait as spares.
 
     Args:
         size: How many processes there are.
         text: The value of the variable; empty if it is not set.
 
     Raises:
-        ValueError: It is no number, or none would train.
+        ValueError: The text is not a number, or no process would train.
     """
     text = text or "0"
     if not text.isdecimal() or not int(text) < size:
@@ -63,7 +65,7 @@ def n_spares(size: int, text: str) -> int:
 
 
 def refuse_spares(environ: Mapping[str, str] = os.environ) -> None:
-    """Raise ValueError if spares are asked for, for a communicator that is not elastic in a job that has no other."""
+    """Raise ValueError if spares were requested, but the job has no elastic communicator."""
     if environ.get(SPARES, "") in ("", "0"):
         return
     from mn_comm.elastic import ends

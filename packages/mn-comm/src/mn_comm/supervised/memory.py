@@ -101,7 +101,7 @@ class _File:
             self._mapped = mmap.mmap(self.descriptor, size)
         return self._mapped
 
-    def __del__(self, close: Callable[[int], None] = os.close) -> None:  # modules may be gone by then
+    def __del__(self, close: Callable[[int], None] = os.close) -> None:  # at exit, modules may be gone
         close(self.descriptor)
 
 

@@ -23,8 +23,8 @@ def join(rank: int, size: int) -> None:
     """Report that this rank has started, and later that it has ended; does nothing in a job without a supervisor.
 
     Args:
-        rank: Its number in ``MPI_COMM_WORLD``.
-        size: How many there are.
+        rank: This rank's number in ``MPI_COMM_WORLD``.
+        size: The number of ranks.
     """
     found = link.supervision()
     if found is None:

@@ -11,9 +11,9 @@ host is lost, it ends the rest of the job, and restarts it on the hosts that it 
 process of a few megabytes holds the state that :func:`chainermn.extensions.create_memory_keeper` saves, and the script
 continues from this state.
 
-With ``--spares`` more processes are started, which wait until a rank is lost: then one takes its place, with the state
-of another rank. With ``--detect`` a rank that is stopped or cut off counts as lost. Both need Open MPI and
-``elastic=True``.
+With ``--spares``, additional processes are started, which wait until a rank is lost. One of them then takes its place,
+with the state of another rank. With ``--detect``, a rank that is stopped or cut off counts as lost. Both need Open MPI
+and ``elastic=True``.
 
 It gives up if fewer than ``--min`` ranks can be started, if no restarts are left, or if three attempts in a row have
 failed without saving a newer state. Its exit status is then that of a failed rank, or 1.

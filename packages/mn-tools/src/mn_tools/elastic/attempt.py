@@ -18,7 +18,7 @@ class Attempt:
         present: The ranks that are connected, and the host of each.
         joined: The ranks that are or were connected.
         finished: The ranks that have reached the end of the script, and so the end of the training.
-        is_elastic: Whether one of these reports for all ranks, because the others were lost.
+        is_elastic: Whether a rank that has finished reports for all ranks, because the others were lost.
         failures: The failures of ranks: the rank, its status, and the reason in one line.
         has_ended: Whether ranks have reported that none continues. Ranks that are stopped may still be present.
         newest: The largest number under which a state was saved; -1 if there is none.
@@ -72,7 +72,7 @@ class Attempt:
 
     @property
     def reason(self) -> str:
-        """Why it has failed, as far as ranks have reported it."""
+        """Why the attempt has failed, as far as ranks have reported it."""
         if not self.joined:
             return "no rank has made a communicator"
         if self.failures:

@@ -1,4 +1,4 @@
-"""The command that starts an attempt, and the hosts that are left for it."""
+"""The command that starts an attempt, and the hosts that remain for it."""
 
 from __future__ import annotations
 
@@ -39,16 +39,16 @@ def command_of(options: Options, launcher: Launcher, hosts: Sequence[Host]) -> l
 
 
 def _detector(seconds: float | None) -> list[str]:
-    """Return the options of Open MPI's failure detector: signs of life between ranks, from a thread of each."""
+    """Return the options of Open MPI's failure detector, for which a thread of each rank sends signs of life."""
     if seconds is None:
         return []
-    # It expects more than three periods.
+    # The detector expects a time-out of more than three periods.
     settings = {"": "true", "_thread": "true", "_period": f"{seconds / 4:g}", "_timeout": f"{seconds:g}"}
     return [word for name, value in settings.items() for word in ("--mca", f"mpi_ft_detector{name}", value)]
 
 
 def environment_of(options: Options, hosts: Sequence[Host]) -> Mapping[str, str]:
-    """Return the variables that make either launcher reach hosts as the supervisor does, and spares wait."""
+    """Return the variables for the number of spares, and for either launcher to reach hosts as the supervisor does."""
     environ = {SPARES: str(spares_on(options, hosts))}
     if options.ssh == ("ssh",):
         return environ
@@ -62,7 +62,7 @@ def ranks_on(options: Options, hosts: Iterable[Host]) -> int:
 
 
 def spares_on(options: Options, hosts: Iterable[Host]) -> int:
-    """Return how many processes can wait: as many as asked for, where the ranks leave room."""
+    """Return how many spares can be started: the requested number, if the ranks leave room."""
     hosts = tuple(hosts)
     return min(options.spares, _room(hosts) - ranks_on(options, hosts)) if options.hosts else options.spares
 
@@ -84,12 +84,12 @@ def reachable(options: Options, address: tuple[str, int]) -> tuple[Host, ...]:
 
 
 def left(options: Options, address: tuple[str, int], silent: Iterable[str] = ()) -> tuple[Host, ...]:
-    """Return the hosts that can be reached; those that are silent are asked only if the others are too few.
+    """Return the hosts that can be reached; silent hosts are asked only if the others have too little room.
 
     Args:
-        options: The hosts, and how they are reached.
-        address: Where the supervisor listens.
-        silent: What the hosts call themselves of which nothing is heard any more. To ask them takes seconds.
+        options: The hosts, and how to reach them.
+        address: The supervisor's address.
+        silent: The hosts that have become silent, by the names that they use for themselves. Asking them takes seconds.
     """
     passed_over = {_named(name, options.hosts) for name in silent}
     others = replace(options, hosts=tuple(host for host in options.hosts if host not in passed_over))
@@ -100,7 +100,7 @@ def left(options: Options, address: tuple[str, int], silent: Iterable[str] = ())
 
 
 def _named(name: str, hosts: Sequence[Host]) -> Host | None:
-    """Return which of the hosts calls itself by a name, if there is no doubt."""
+    """Return the host that uses a name for itself; ``None`` if there is no such host, or there are several."""
     found = [host for host in hosts if _without_user(host).partition(".")[0] == name.partition(".")[0]]
     return found[0] if len(found) == 1 else None
 

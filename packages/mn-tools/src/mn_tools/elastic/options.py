@@ -38,8 +38,8 @@ class Options:
         ssh: The command that reaches a host, with its options.
         mpiexec: The launcher, with its options.
         patience: The maximum number of seconds until the first rank has a communicator.
-        spares: How many processes wait, beside these, to take the places of ranks that are lost.
-        detect: After how many seconds of silence a rank is taken to be dead; ``None`` for never.
+        spares: How many additional processes wait to take the places of lost ranks.
+        detect: The number of seconds of silence after which a rank counts as dead; ``None`` for never.
     """
 
     ranks: int
@@ -66,14 +66,14 @@ def parse(arguments: list[str], prog: str, description: str) -> Options:
         "--spares",
         type=int,
         default=0,
-        help="how many more processes to start, which wait until a rank is lost (Open MPI, elastic=True); default 0",
+        help="how many additional processes wait until a rank is lost (Open MPI, elastic=True); default 0",
     )
     parser.add_argument(
         "--detect",
         type=float,
         metavar="SECONDS",
-        help="after how long a rank that is stopped or cut off is taken to be dead, at least 0.5; then more than half "
-        "of the ranks have to be left each time (experimental; Open MPI, elastic=True); default: never",
+        help="after how long a rank that is stopped or cut off counts as dead, at least 0.5; more than half of the "
+        "ranks must then remain after each loss (experimental; Open MPI, elastic=True); default: never",
     )
     parser.add_argument("--restart", type=int, default=3, help="the maximum number of restarts; default %(default)s")
     parser.add_argument("--ssh", default="ssh", help="the command that reaches a host; default %(default)s")

@@ -30,7 +30,7 @@ __all__ = ["Supervisor"]
 _MOST_WITHOUT_PROGRESS = 3
 _LAUNCHER_SECONDS = 5.0  # the time for mpiexec to end after all ranks have ended
 _END_SECONDS = 2.0  # between asking mpiexec to end and killing it
-_END_SECONDS_WITHOUT_A_HOST = 0.5  # Open MPI's then waits for that host
+_END_SECONDS_WITHOUT_A_HOST = 0.5  # Open MPI's mpiexec then waits for that host
 
 
 @dataclass
@@ -143,7 +143,7 @@ class Supervisor:
         return attempt
 
     def _watch(self, attempt: Attempt, process: subprocess.Popen[bytes]) -> None:
-        """Listen until the attempt is over: the launcher has ended, a host is lost, or the time is over."""
+        """Listen until the attempt is over: the launcher has ended, a host is lost, or the time has run out."""
         began = time.monotonic()
         over_since: float | None = None
         while True:
