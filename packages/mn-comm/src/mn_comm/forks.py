@@ -61,7 +61,8 @@ def _warn(name: str, process: int) -> None:
     if os.getpid() == process:  # its own children print the warning themselves
         sys.stderr.write(
             f"[chainermn] process {process}, a child of {name}, has reached the end of the program, where mpi4py calls "
-            "MPI_Finalize, which may wait forever: end a child of os.fork by os._exit, or start it by multiprocessing\n"
+            "MPI_Finalize, which may wait forever: end a child of os.fork with os._exit, or start it with "
+            "multiprocessing\n"
         )
         sys.stderr.flush()
 

@@ -231,5 +231,5 @@ except RuntimeError as error:
 
 
 def test_errors_of_mpi_without_a_loss(job):
-    message = "MPI failed 3 times in turn, although no rank was lost"
+    message = "MPI failed 3 times in a row, although no rank was lost"
     assert job(2, START + NOT_A_LOSS, "naive") == ["2 2", "2 2", message, message]

@@ -255,7 +255,7 @@ class ElasticCommunicator(Communicator):
         self._expect_majority(change)
         self._progress.alarms = 0 if change.lost else self._progress.alarms + 1
         if self._progress.alarms >= _MOST_ALARMS:
-            raise RuntimeError(f"MPI failed {_MOST_ALARMS} times in turn, although no rank was lost") from error
+            raise RuntimeError(f"MPI failed {_MOST_ALARMS} times in a row, although no rank was lost") from error
         self._tell(change)
         return change
 
