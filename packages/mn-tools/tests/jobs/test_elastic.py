@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 import time
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -80,7 +81,9 @@ def test_it_ends_all_when_it_is_ended(tmp_path, number):
     script = tmp_path / "script.py"
     script.write_text(SCRIPT + "count(1)\nsay('process', os.getpid())\nimport time\ntime.sleep(600)")
     command = [sys.executable, "-m", "mn_comm", "elastic", "-n", "2", str(script)]
-    supervisor = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+    # A shell lets commands in the background ignore SIGINT, and so would the tests.
+    heed = partial(signal.signal, signal.SIGINT, signal.SIG_DFL)
+    supervisor = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, preexec_fn=heed)
     processes = []
     for line in supervisor.stdout:
         if line.startswith("process"):

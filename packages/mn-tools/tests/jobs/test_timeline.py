@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -176,5 +177,7 @@ def test_parts_of_ranks_with_no_communicator_in_common(run, tmp_path):
 
 def test_a_forked_process_has_no_part(run, tmp_path):
     job, trace = run(FORKED, ranks=2)
-    assert (job.returncode, job.stderr) == (0, "")
+    assert job.returncode == 0, job.stderr
+    warned = re.findall(r", a child of rank (\d) of 2, has reached the end of the program", job.stderr)
+    assert (sorted(warned), job.stderr.count("\n")) == (["0", "1"], 2)
     assert ranks_of(trace) == [0, 1]
