@@ -184,6 +184,8 @@ def cluster(number: int, rate: str = "") -> Iterator[Hosts]:
         ssh.chmod(0o755)
         environ = {**os.environ, **_one_network(), "PREFIX": prefix, "OMP_NUM_THREADS": "1"}
         environ |= {"HYDRA_LAUNCHER": "ssh", "HYDRA_LAUNCHER_EXEC": str(ssh), "PRTE_MCA_plm_ssh_agent": str(ssh)}
+        # Each host seems to have all cores to itself, so Open MPI's ranks would not yield them to those of other hosts.
+        environ["OMPI_MCA_mpi_yield_when_idle"] = "1"
         # With this variable, Open MPI starts all processes on the first host.
         environ.pop("PRTE_MCA_rmaps_default_mapping_policy", None)
         hosts = Hosts(tuple(f"node{i + 1}" for i in range(number)), ssh, environ, prefix)
