@@ -38,3 +38,19 @@ def virtual_cluster():
         if missing:
             pytest.skip(f"no virtual cluster here: {missing}")
         yield cluster
+
+
+@pytest.fixture
+def check_lost_host(virtual_cluster):
+    """Lose a part of a host of a training; check that the training ends well, with a given number of ranks."""
+    import lost_hosts  # it is beside tools/cluster.py
+
+    def check(loss, ranks):
+        outcome = lost_hosts.lose(loss, patience=65)
+        assert (outcome.status, outcome.ranks) == (0, ranks), outcome.said
+        assert outcome.steps_lost <= lost_hosts.PERIOD, outcome.said
+        assert outcome.seconds < 30
+        # The keeper on the lost host ends its ranks; without the keeper, they would wait forever.
+        assert outcome.seconds_of_the_lost < 15
+
+    return check

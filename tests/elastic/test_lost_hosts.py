@@ -6,26 +6,14 @@ import sys
 import pytest
 
 
-@pytest.fixture(scope="module")
-def lost_hosts(virtual_cluster):
-    import lost_hosts  # it is beside tools/cluster.py
-
-    return lost_hosts
-
-
 @pytest.mark.parametrize(
     ("loss", "ranks"),
     # If only the daemon was lost, the host still responds, and is used again. The loss "ranks" is left to
     # tools/lost_hosts.py: in these namespaces, the first MPI_Allreduce of such a job sometimes never ends (Open MPI).
     [("daemon", 4), ("link", 2), ("machine", 2)],
 )
-def test_the_training_comes_to_its_end(lost_hosts, loss, ranks):
-    outcome = lost_hosts.lose(loss, patience=65)
-    assert (outcome.status, outcome.ranks) == (0, ranks), outcome.said
-    assert outcome.steps_lost <= lost_hosts.PERIOD, outcome.said
-    assert outcome.seconds < 30
-    # The keeper on the lost host ends its ranks; without the keeper, they would wait forever.
-    assert outcome.seconds_of_the_lost < 15
+def test_the_training_comes_to_its_end(check_lost_host, loss, ranks):
+    check_lost_host(loss, ranks)
 
 
 HELLO = """
