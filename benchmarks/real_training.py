@@ -39,10 +39,19 @@ SCHEMES: dict[str, Callable[[int], dict[str, Any]]] = {
     "local SGD, H = 8": lambda steps: {"local_steps": LocalSGD(8)},
     "DiLoCo, H = 16": lambda steps: {"local_steps": DiLoCo(16)},
     "DiLoCo, H = 16, after 1/4": lambda steps: {"local_steps": DiLoCo(16, start_after=steps // 4)},
+    "DiLoCo, H = 16, momentum 0.5": lambda steps: {"local_steps": DiLoCo(16, outer=_outer())},
+    "Streaming DiLoCo, H = 16, momentum 0.5": lambda steps: {
+        "local_steps": StreamingDiLoCo(16, fragments=4, delay=2, outer=_outer())
+    },
     "Streaming DiLoCo, H = 16": lambda steps: {"local_steps": StreamingDiLoCo(16, fragments=4, delay=2)},
     "asynchronous": lambda steps: {"asynchronous": Asynchronous(warmup_steps=12, max_staleness=16)},
 }
 """The options of the optimizer in each scheme, by the number of steps; "after 1/4" begins with a quarter exact ones."""
+
+
+def _outer() -> chainer.Optimizer:
+    """Return an outer optimizer that needs fewer meetings to get going than the default one, with momentum 0.9."""
+    return chainer.optimizers.NesterovAG(lr=0.7, momentum=0.5)
 
 
 def train(task: Task, scheme: str, comm: Any, epochs: int, seed: int, target: float) -> dict[str, float]:
@@ -94,13 +103,13 @@ def main() -> None:
     parser.add_argument("--epochs", type=int, default=30)
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--target", type=float, default=0, help="the score until which to count the seconds")
-    parser.add_argument("--schemes", default="", help="the words with which the schemes begin that are wanted")
+    parser.add_argument("--schemes", nargs="*", default=[""], help="how the names of the wanted schemes begin")
     parser.add_argument("--json", default="", help="a file to add the figures to, as a line of JSON")
     parser.add_argument("--network", default="", help="what to call the network in the figures")
     args = parser.parse_args()
     comm = create_communicator(args.communicator)
     task = TASKS[args.task]()
-    wanted = [name for name in SCHEMES if name.startswith(tuple(args.schemes.split(",")))]
+    wanted = [name for name in SCHEMES if name.startswith(tuple(args.schemes))]
     found: dict[str, list[dict[str, float]]] = {name: [] for name in wanted}
     for seed in range(args.seeds):
         for name in wanted:

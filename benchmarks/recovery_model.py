@@ -144,7 +144,7 @@ def read(file: Path = RESULTS) -> Measured:
     most = max(alone, key=lambda line: line["ranks"])
     of_one = {name: seconds / most["ranks"] for name, seconds in most["seconds"].items()}
     return Measured(
-        notice=median(killed[-1]["seconds"]["recovery"]),
+        notice=median(killed[-1]["seconds"]["SIGKILL"]),
         vote=two[-1]["seconds"]["agree"],
         name=of_one["read the names of their nodes"],
         place=of_one["find this rank's place among them"],

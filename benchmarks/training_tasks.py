@@ -87,7 +87,7 @@ def translation() -> Task:
     from corpus import get_corpus
     from seq2seq import Seq2Seq
 
-    source, target, train, test = get_corpus(1500)
+    source, target, train, test = get_corpus(6000)
 
     def model(seed: int) -> chainer.Chain:
         np.random.seed(seed)

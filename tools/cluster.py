@@ -184,7 +184,9 @@ def cluster(number: int, rate: str = "") -> Iterator[Hosts]:
         ssh.chmod(0o755)
         environ = {**os.environ, **_one_network(), "PREFIX": prefix, "OMP_NUM_THREADS": "1"}
         environ |= {"HYDRA_LAUNCHER": "ssh", "HYDRA_LAUNCHER_EXEC": str(ssh), "PRTE_MCA_plm_ssh_agent": str(ssh)}
-        # Each host seems to have all cores to itself, so Open MPI's ranks would not yield them to those of other hosts.
+        # Each host seems to have all cores to itself. Open MPI would bind the ranks of each host to the same few cores,
+        # where one rank that polls can keep another one from running for many seconds; and no rank would yield.
+        environ["PRTE_MCA_hwloc_default_binding_policy"] = "none"
         environ["OMPI_MCA_mpi_yield_when_idle"] = "1"
         # With this variable, Open MPI starts all processes on the first host.
         environ.pop("PRTE_MCA_rmaps_default_mapping_policy", None)

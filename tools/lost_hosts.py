@@ -42,6 +42,7 @@ LOSSES = ("ranks", "daemon", "link", "machine")
 PERIOD = 10  # steps between two states that are saved
 FIRST_STEP = 25  # the loss happens once all ranks have reached this step
 STEPS_AFTERWARDS = 20
+SECONDS_AFTERWARDS = 2.5  # at least; otherwise a fast training would reach its end before a lost daemon is noticed
 LOSS = "loss"  # a file that exists once the loss has begun
 _FIRST, _LOST = "node1", "node2"
 _POLL_SECONDS = 0.002
@@ -318,8 +319,15 @@ def train(folder: Path, *, elastic: bool) -> None:
     updater = chainer.training.StandardUpdater(iterator, optimizer)
     last_step: list[int] = []
 
+    def is_over() -> bool:
+        """Return whether the loss lies far enough back."""
+        try:
+            return time.time() - (folder / LOSS).stat().st_mtime > SECONDS_AFTERWARDS
+        except FileNotFoundError:
+            return False
+
     def has_ended(trainer: chainer.training.Trainer) -> bool:
-        if not last_step and mn_comm.transact(comm, lambda: comm.bcast_obj((folder / LOSS).exists())):
+        if not last_step and mn_comm.transact(comm, lambda: comm.bcast_obj(is_over())):
             last_step.append(trainer.updater.iteration + STEPS_AFTERWARDS)
         return trainer.updater.iteration in last_step
 
