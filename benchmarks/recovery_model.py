@@ -38,6 +38,7 @@ class Measured:
         place: For finding out where one rank runs.
         lost: For finding out whether one rank is lost.
         deal: For dealing the samples of one rank, in each step.
+        deal_again: For dealing them again, to other ranks.
         beat: For the supervisor to send a sign of life to one keeper, and to receive one.
         restart: From the end of one attempt until a step of the next, of two ranks on one node.
     """
@@ -48,6 +49,7 @@ class Measured:
     place: float
     lost: float
     deal: float
+    deal_again: float
     beat: float
     restart: float
 
@@ -102,7 +104,7 @@ def parts(ranks: int, measured: Measured, assumed: Assumed) -> dict[str, float]:
         "votes": (VOTES + VOTES_IN_SHRINK) * one,
         "communicators": NEW_COMMUNICATORS * ROUNDS_OF_EACH * one,
         "who is where": sent + ranks * (measured.name + measured.place + measured.lost),
-        "deal again": ranks * measured.deal,
+        "deal again": ranks * measured.deal_again,
         "the step again": assumed.step,
     }
 
@@ -149,7 +151,8 @@ def read(file: Path = RESULTS) -> Measured:
         name=of_one["read the names of their nodes"],
         place=of_one["find this rank's place among them"],
         lost=of_one["say who is lost"],
-        deal=of_one["deal those of a lost one again"],
+        deal=of_one["deal their samples"],
+        deal_again=of_one["deal those of a lost one again"],
         beat=most["seconds"]["tell each keeper of a beat, and hear one"] / (most["ranks"] // Assumed.per_node),
         restart=median(min(started, key=lambda line: line["megabytes"])["seconds"]["memory"]["restart"]),
     )

@@ -19,7 +19,8 @@ def model(root):
 
 @pytest.fixture
 def measured(model):
-    return model.Measured(notice=0.02, vote=2e-6, name=2e-7, place=1.5e-7, lost=1e-7, deal=4e-7, beat=1e-5, restart=4.0)
+    of_one_rank = {"name": 2e-7, "place": 1.5e-7, "lost": 1e-7, "deal": 2e-8, "deal_again": 4e-7}
+    return model.Measured(notice=0.02, vote=2e-6, beat=1e-5, restart=4.0, **of_one_rank)
 
 
 def test_two_ranks_of_a_node_are_what_was_measured(model, measured):

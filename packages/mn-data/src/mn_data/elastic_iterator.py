@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import operator
 import weakref
-from itertools import pairwise
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import chainer
@@ -19,6 +20,24 @@ __all__ = ["ElasticIterator"]
 
 _Positions = np.ndarray[Any, np.dtype[np.int64]]
 _NOTHING: _Positions = np.zeros(0, np.int64)
+
+
+@dataclass
+class _Dealt:
+    """A global mini-batch: the positions of its samples, and the bounds of the ranks' parts of it."""
+
+    positions: _Positions
+    bounds: _Positions
+
+    def part(self, rank: int) -> _Positions:
+        """Return the positions of a rank's part."""
+        return self.positions[self.bounds[rank] : self.bounds[rank + 1]]
+
+    def keep(self, ranks: Sequence[int], size: int) -> None:
+        """Keep the parts of some ranks, as those of the first of ``size`` ranks; the others have no part."""
+        parts = [self.part(rank) for rank in ranks]
+        lengths = [*map(len, parts), *[0] * (size - len(parts))]
+        self.positions, self.bounds = np.concatenate([_NOTHING, *parts]), np.cumsum([0, *lengths])
 
 
 class ElasticIterator(Iterator):  # type: ignore[misc]  # Chainer has no types
@@ -79,7 +98,7 @@ class ElasticIterator(Iterator):  # type: ignore[misc]  # Chainer has no types
         self.comm = comm
         self.global_batch = global_batch
         self._n_prefetch = n_prefetch
-        self._under_way: list[list[_Positions]] = []  # of each rank, for each mini-batch since the last step
+        self._under_way: list[_Dealt] = []  # since the last step
         self._before = 0
         self._has_begun = False
         if is_elastic(comm):
@@ -88,13 +107,11 @@ class ElasticIterator(Iterator):  # type: ignore[misc]  # Chainer has no types
     def __next__(self) -> list[Any]:
         """Return this rank's part of the next global mini-batch."""
         self._before, self._has_begun = self._deal.dealt, True
-        sizes = self._sizes()
-        bounds = np.cumsum([0, *sizes])
-        positions = self._deal.draw(int(bounds[-1]))
-        parts = [positions[begin:end] for begin, end in pairwise(bounds)]
+        bounds = self._bounds()
+        dealt = _Dealt(self._deal.draw(int(bounds[-1])), bounds)
         if is_elastic(self.comm):
-            self._under_way.append(parts)
-        batch = self._loader.load(self._deal.indices(parts[self.comm.rank]))
+            self._under_way.append(dealt)
+        batch = self._loader.load(self._deal.indices(dealt.part(self.comm.rank)))
         if self._loader.is_parallel:
             self._loader.expect(self._probably_next(bounds))
         return batch
@@ -154,32 +171,29 @@ class ElasticIterator(Iterator):  # type: ignore[misc]  # Chainer has no types
         """End the processes that read samples."""
         self._loader.close()
 
-    def _sizes(self) -> list[int]:
-        """Return how many samples each rank gets."""
-        size = self.comm.size
-        if not self.global_batch:
-            return [self.batch_size] * size
-        return [self.batch_size * (rank + 1) // size - self.batch_size * rank // size for rank in range(size)]
+    def _bounds(self) -> _Positions:
+        """Return where each rank's part of a global mini-batch begins, and where the last one ends."""
+        ranks = np.arange(self.comm.size + 1)
+        return self.batch_size * ranks // self.comm.size if self.global_batch else self.batch_size * ranks
 
-    def _probably_next(self, bounds: Any) -> list[list[int]]:
+    def _probably_next(self, bounds: _Positions) -> list[list[int]]:
         """Return the samples of this rank's next mini-batches, if no rank is lost."""
         deal, rank = self._deal, self.comm.rank
         ahead = deal.peek(int(bounds[-1]) * self._n_prefetch).reshape(self._n_prefetch, -1)
         return [deal.indices(each[bounds[rank] : bounds[rank + 1]]) for each in ahead]
 
     def _flat_under_way(self) -> _Positions:
-        return np.concatenate([_NOTHING, *(part for parts in self._under_way for part in parts)])
+        return np.concatenate([_NOTHING, *(dealt.positions for dealt in self._under_way)])
 
     def take_over(self, change: Change) -> None:
         """Give back the samples dealt since the last step to ranks that were lost or set aside.
 
         An elastic communicator calls this.
         """
-        for parts in self._under_way:
+        for dealt in self._under_way:
             for lost in (*change.lost, *change.set_aside):
-                self._deal.give_back(parts[lost])
-            parts[:] = [parts[old] for old in change.survivors]
-            parts.extend([_NOTHING] * (change.size - len(parts)))
+                self._deal.give_back(dealt.part(lost))
+            dealt.keep(change.survivors, change.size)
 
 
 def _positions(text: str) -> _Positions:
