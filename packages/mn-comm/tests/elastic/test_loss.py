@@ -125,6 +125,54 @@ def test_another_one_dies_while_they_recover(job, wait):
     assert job(4, START + IN_RECOVERY, "two_dimensional", str(wait)) == ["[3.5, 2.5] 2", "[3.5, 2.5] 2"]
 
 
+# Open MPI sometimes returns from a collective operation without an error, but also without the data of a dead rank.
+WITHOUT_DATA = """
+import pickle
+
+def fail_without_data():
+    while not MPI.Comm.Get_failed(comm.mpi_comm).size:
+        MPI.COMM_SELF.Iprobe()
+    raise pickle.UnpicklingError("invalid load key")
+"""
+IN_A_TRANSACTION = """
+if me == 1:
+    die()
+sizes = []
+def attempt():
+    sizes.append(comm.size)
+    if len(sizes) == 1:
+        fail_without_data()
+    return average()
+say(comm.transact(attempt), sizes)
+"""
+IN_THE_RECOVERY = """
+import mn_comm.context
+discover, calls = mn_comm.context.discover, []
+def discover_or_fail(ranks):
+    calls.append(ranks)
+    if len(calls) == 1 and me == 1:
+        die()
+    while len(calls) == 1 and not MPI.Comm.Get_failed(ranks).size:
+        MPI.COMM_SELF.Iprobe()
+    if len(calls) == 1:
+        raise pickle.UnpicklingError("invalid load key")
+    return discover(ranks)
+
+mn_comm.context.discover = discover_or_fail
+if me == 0:
+    die()
+say(comm.transact(average), comm.size)
+"""
+
+
+def test_an_operation_that_returns_without_the_data_of_a_dead_rank(job):
+    assert job(3, START + WITHOUT_DATA + IN_A_TRANSACTION, "naive") == ["[2.0, 1.0] [3, 2]"] * 2
+
+
+def test_the_same_while_they_recover(job):
+    assert job(4, START + WITHOUT_DATA + IN_THE_RECOVERY, "naive") == ["[3.5, 2.5] 2"] * 2
+
+
 FROM_THE_DEAD = """
 average()
 if me == 1:

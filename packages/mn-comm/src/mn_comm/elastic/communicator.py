@@ -238,10 +238,10 @@ class ElasticCommunicator(Communicator):
         return result
 
     def _is_of_a_loss(self, error: Exception) -> bool:
-        """Return whether an exception may be caused by a loss: any MPI exception may, whatever its class."""
+        """Return whether an exception may be caused by a loss: any of MPI's may, and any at all after a loss."""
         from mn_comm.elastic.family import Overruled
 
-        return isinstance(error, (Overruled, MPI.Exception)) or self._family.is_revoked
+        return isinstance(error, (Overruled, MPI.Exception)) or self._family.is_broken
 
     def _recover(self, error: Exception) -> Change:
         """Rebuild the communicator from the remaining ranks; collective among them."""

@@ -93,9 +93,19 @@ class Family:
                 ranks.Revoke()
 
     @property
-    def is_revoked(self) -> bool:
-        """Whether a rank has given up, as far as this rank knows."""
-        return self.is_over or any(ranks.Is_revoked() for ranks in self._known)
+    def is_broken(self) -> bool:
+        """Whether a rank has given up or died, as far as this rank knows.
+
+        Then an exception of any class may be a consequence: Open MPI 5.0.11 sometimes returns from a collective
+        operation without an error, but also without the data of a rank that died (3 of 50 ``allgather``).
+        """
+        return self.is_over or any(ranks.Is_revoked() for ranks in self._known) or self._has_dead_ranks()
+
+    def _has_dead_ranks(self) -> bool:
+        dead: Any = self.base.Get_failed()
+        count: int = dead.size
+        dead.Free()
+        return count > 0
 
     def adopt(self, derive: Callable[[], Any]) -> ElasticRanks:
         """Return a derived communicator as soon as every rank has it; collective.

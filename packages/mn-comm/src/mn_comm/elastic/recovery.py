@@ -52,7 +52,7 @@ def attempt(family: Family, build: Callable[[Family], _T]) -> tuple[_T] | None:
     except Overruled:
         return None
     except Exception as error:
-        if not isinstance(error, MPI.Exception) and not family.is_revoked:
+        if not isinstance(error, MPI.Exception) and not family.is_broken:
             raise  # the exception is raised on every rank: it concerns what the ranks have in common
         family.give_up()
         return None
