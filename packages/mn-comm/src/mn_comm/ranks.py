@@ -22,9 +22,10 @@ _WITH_NONBLOCKING_FORM = (
     *("Barrier", "Bcast", "Allgather", "Allgatherv", "Alltoallv", "Reduce", "Reduce_scatter", "Reduce_scatter_block"),
     *("Allreduce", "Send", "Recv"),
 )
+# Not `allreduce`, for which mpi4py has a communicator of its own, which would not be revoked when a rank is lost.
 _BLOCKING_ONLY = (
     *("Mprobe", "Dup", "Split", "Free"),
-    *("bcast", "gather", "allgather", "scatter", "alltoall", "allreduce", "send", "recv"),
+    *("bcast", "gather", "allgather", "scatter", "alltoall", "send", "recv"),
 )
 
 

@@ -173,6 +173,40 @@ def test_the_same_while_they_recover(job):
     assert job(4, START + WITHOUT_DATA + IN_THE_RECOVERY, "naive") == ["[3.5, 2.5] 2"] * 2
 
 
+# Rank 1 notices the loss before it sends anything, and rank 0 afterwards, while it waits for rank 1.
+BEFORE_IT_SENDS = """
+import contextlib
+from unittest import mock
+from mn_comm.collectives import objects
+
+call = {
+    "gather_obj": lambda: comm.gather_obj(me),
+    "allgather_obj": lambda: comm.allgather_obj(me),
+    "scatter_obj": lambda: comm.scatter_obj(range(comm.size) if comm.rank == comm.size - 1 else None, comm.size - 1),
+}[sys.argv[2]]
+call()
+def attempt():
+    if comm.size == 2 or me == 0:
+        agrees = comm.size == 2
+        with contextlib.nullcontext() if agrees else mock.patch.object(objects.agreement, "raise_on_all", nobody_fails):
+            return call()
+    if me == 2:
+        die()
+    while not MPI.Comm.Get_failed(comm.mpi_comm).size:
+        MPI.COMM_SELF.Iprobe()
+    raise MPI.Exception(MPI.ERR_PROC_FAILED)
+
+nobody_fails = contextlib.contextmanager(lambda ranks: iter([None]))
+comm.transact(attempt)
+say(comm.size)
+"""
+
+
+@pytest.mark.parametrize("name", ["gather_obj", "allgather_obj", "scatter_obj"])
+def test_a_rank_that_gives_up_before_it_sends_an_object(job, name):
+    assert job(3, START + BEFORE_IT_SENDS, "naive", name) == ["2", "2"]
+
+
 FROM_THE_DEAD = """
 average()
 if me == 1:

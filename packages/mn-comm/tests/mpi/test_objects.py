@@ -36,9 +36,27 @@ def test_gather_obj_allgather_obj_scatter_obj(obj):
     same(COMM.scatter_obj([(rank, obj) for rank in range(SIZE)] if RANK == 0 else None), (RANK, obj))
 
 
-def test_received_arrays_can_be_written_to():
-    COMM.bcast_obj(np.zeros(4) if RANK == 0 else None)[0] = 1
-    COMM.allgather_obj(np.zeros(4))[-1][0] = 1
+@pytest.mark.parametrize("shortest", [0, SIZE - 1])
+def test_objects_of_different_lengths(shortest):
+    """Short objects travel in another way than long ones."""
+    objs = [{"rank": rank, "x": np.full(1 if rank == shortest else 100_000 * rank, rank)} for rank in range(SIZE)]
+    same(COMM.allgather_obj(objs[RANK]), objs)
+    for root in range(SIZE):
+        same(COMM.gather_obj(objs[RANK], root), objs if root == RANK else None)
+        same(COMM.scatter_obj(objs if root == RANK else None, root), objs[RANK])
+
+
+@pytest.mark.parametrize("length", [4, 100_000])
+def test_received_arrays_can_be_written_to_and_are_nobody_elses(length):
+    mine = np.zeros(length)
+    received = [*COMM.allgather_obj(mine), COMM.scatter_obj([mine] * SIZE if RANK == 0 else None)]
+    received += COMM.gather_obj(mine) or []
+    sent = COMM.bcast_obj(mine)
+    received += [sent] if RANK else []
+    for each in received:
+        assert not each.any()
+        each[:] = 1
+    assert not mine.any()
 
 
 def test_allreduce_obj_adds_up_in_the_order_of_ranks():

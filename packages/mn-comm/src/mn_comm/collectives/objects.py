@@ -1,11 +1,18 @@
 """Python objects of any size, pickled once.
 
-An object is pickled before anything is sent. So if it cannot be pickled, every rank raises, and no rank hangs.
+An object is pickled before anything is sent. So if it cannot be pickled, every rank raises, and no rank hangs. The
+result is a list of *frames*: the first is the pickle, and the others are the buffers of arrays, which are not copied
+into it (PEP 574). Short frames are sent in one message, a *parcel*, together with their lengths; long ones follow it in
+pieces.
+
+Nothing here creates a communicator, as ``mpi4py.util.pkl5`` does: if a rank is lost, an elastic communicator revokes
+all communicators that it knows, so that no rank waits for another rank that has given up.
 """
 
 from __future__ import annotations
 
 import pickle
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -29,18 +36,17 @@ __all__ = [
 ]
 
 _TAG = 0  # nothing else uses the private communicator
+_SHORT_BYTES = 1 << 16
+
+_Array = Any  # of uint8; the buffers that pickle and NumPy take have no common type
+_Frames = list[_Array]
 
 
-class _Sealed:
-    """A pickled object that is being sent: pickling it again moves its frames without copying them (PEP 574)."""
+class _Parcel(NamedTuple):
+    """What is sent first of an object: the lengths of its frames and, unless they are long, the frames."""
 
-    __slots__ = ("frames",)
-
-    def __init__(self, frames: list[Any]) -> None:
-        self.frames = frames
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return _Sealed, ([pickle.PickleBuffer(frame) for frame in self.frames],)
+    lengths: list[int]
+    frames: list[bytes] | None
 
 
 class _Failed(NamedTuple):
@@ -113,48 +119,61 @@ def recv_obj(ranks: Ranks, source: int, tag: int, status: MPI.Status | None) -> 
 def bcast_obj(ranks: Ranks, obj: Any, max_buf_len: int, root: int = 0) -> Any:
     """Broadcast an object; see :meth:`mn_comm.CommunicatorBase.bcast_obj`."""
     root = wire.check_rank(root, ranks.size, "root")
-    frames: list[Any] = []
+    frames: _Frames = []
     with agreement.raise_on_all(ranks):
         limit = wire.as_index(max_buf_len, "max_buf_len")
         if limit < 1:
             raise ValueError(f"expected max_buf_len of at least 1 byte, got {limit}")
         if ranks.rank == root:
-            frames = [np.frombuffer(frame, dtype=np.uint8) for frame in _seal(obj).frames]
+            frames = _dump(obj)
     lengths = ranks.bcast([frame.size for frame in frames], root)
     if ranks.rank != root:
-        frames = [np.empty(length, dtype=np.uint8) for length in lengths]
-    for frame in frames:
-        for piece in pieces.pieces(frame, min(limit, pieces.PIECE_BYTES)):
-            ranks.Bcast(piece, root)
-    return obj if ranks.rank == root else _unseal(_Sealed(frames))
+        frames = _room(lengths)
+    for piece in _pieces(frames, limit):
+        ranks.Bcast(piece, root)
+    return obj if ranks.rank == root else _load(frames)
 
 
 def gather_obj(ranks: Ranks, obj: Any, root: int = 0) -> list[Any] | None:
     """Gather objects on one rank; see :meth:`mn_comm.CommunicatorBase.gather_obj`."""
     root = wire.check_rank(root, ranks.size, "root")
     with agreement.raise_on_all(ranks):
-        sealed = _seal(obj)
-    gathered = ranks.wait_for(_of_any_size(ranks).gather, sealed, root)
-    return None if gathered is None else [_unseal(other) for other in gathered]
+        frames = _dump(obj)
+    parcels = ranks.gather(_parcel(frames), root)
+    if parcels is None:
+        _send_long(ranks, frames, root)
+        return None
+    return [_load(_from(ranks, parcel, source, frames)) for source, parcel in enumerate(parcels)]
 
 
 def allgather_obj(ranks: Ranks, obj: Any) -> list[Any]:
     """Gather objects on every rank; see :meth:`mn_comm.CommunicatorBase.allgather_obj`."""
     with agreement.raise_on_all(ranks):
-        sealed = _seal(obj)
-    return [_unseal(other) for other in ranks.wait_for(_of_any_size(ranks).allgather, sealed)]
+        mine = _dump(obj)
+    found = []
+    for root, parcel in enumerate(ranks.allgather(_parcel(mine))):
+        frames = _copy(mine) if root == ranks.rank else _begun(parcel)
+        if parcel.frames is None:
+            for piece in _pieces(frames):
+                ranks.Bcast(piece, root)
+        found.append(_load(frames))
+    return found
 
 
 def scatter_obj(ranks: Ranks, objs: Any, root: int = 0) -> Any:
     """Scatter objects; see :meth:`mn_comm.CommunicatorBase.scatter_obj`."""
     root = wire.check_rank(root, ranks.size, "root")
-    sealed = None
+    dumped: list[_Frames] = []
     with agreement.raise_on_all(ranks):
         if ranks.rank == root:
             if len(objs) != ranks.size:
                 raise ValueError(f"scatter_obj: expected {ranks.size} objects, one for each rank, got {len(objs)}")
-            sealed = [_seal(obj) for obj in objs]
-    return _unseal(ranks.wait_for(_of_any_size(ranks).scatter, sealed, root))
+            dumped = [_dump(obj) for obj in objs]
+    parcel = ranks.scatter([_parcel(frames) for frames in dumped] if ranks.rank == root else None, root)
+    for dest, frames in enumerate(dumped):
+        if dest != root:
+            _send_long(ranks, frames, dest)
+    return _load(_from(ranks, parcel, root, dumped[root] if ranks.rank == root else []))
 
 
 def allreduce_obj(ranks: Ranks, obj: Any) -> Any:
@@ -197,19 +216,60 @@ def _failed(ranks: Ranks, error: Exception | None) -> _Failed | None:
     return _Failed(ranks.rank, kind, message) if rank is None else _Failed(rank, kind, message.partition(": ")[2])
 
 
-def _of_any_size(ranks: Ranks) -> Any:
-    """Return a communicator of mpi4py that can also send objects above 2 GiB."""
-    from mpi4py.util import pkl5
-
-    return pkl5.Intracomm(ranks)
-
-
-def _seal(obj: Any) -> _Sealed:
+def _dump(obj: Any) -> _Frames:
+    """Return the frames of an object's pickle; all but the first are views of its arrays."""
     buffers: list[pickle.PickleBuffer] = []
     head = pickle.dumps(obj, protocol=5, buffer_callback=buffers.append)
-    return _Sealed([head, *(buffer.raw() for buffer in buffers)])
+    views: list[Any] = [head, *(buffer.raw() for buffer in buffers)]
+    return [np.frombuffer(view, np.uint8) for view in views]
 
 
-def _unseal(sealed: _Sealed) -> Any:
-    head, *buffers = sealed.frames
+def _load(frames: _Frames) -> Any:
+    head, *buffers = frames
     return pickle.loads(head, buffers=buffers)
+
+
+def _parcel(frames: _Frames) -> _Parcel:
+    lengths = [frame.size for frame in frames]
+    return _Parcel(lengths, None if _are_long(frames) else [frame.tobytes() for frame in frames])
+
+
+def _are_long(frames: _Frames) -> bool:
+    return sum(len(frame) for frame in frames) > _SHORT_BYTES
+
+
+def _begun(parcel: _Parcel) -> _Frames:
+    """Return the frames in a parcel, or room for them."""
+    if parcel.frames is None:
+        return _room(parcel.lengths)
+    return [np.frombuffer(bytearray(frame), np.uint8) for frame in parcel.frames]  # not of bytes: it is writable
+
+
+def _room(lengths: list[int]) -> _Frames:
+    return [np.empty(length, np.uint8) for length in lengths]
+
+
+def _copy(frames: _Frames) -> _Frames:
+    return [frame.copy() for frame in frames]
+
+
+def _pieces(frames: _Frames, nbytes: int = pieces.PIECE_BYTES) -> Iterator[_Array]:
+    return (piece for frame in frames for piece in pieces.pieces(frame, min(nbytes, pieces.PIECE_BYTES)))
+
+
+def _send_long(ranks: Ranks, frames: _Frames, dest: int) -> None:
+    """Send frames that are not in their parcel."""
+    if _are_long(frames):
+        for piece in _pieces(frames):
+            ranks.Send(piece, dest, _TAG)
+
+
+def _from(ranks: Ranks, parcel: _Parcel, source: int, mine: _Frames) -> _Frames:
+    """Return the frames of a rank, whose parcel was received; ``mine`` are those of this rank."""
+    if source == ranks.rank:
+        return _copy(mine)
+    frames = _begun(parcel)
+    if parcel.frames is None:
+        for piece in _pieces(frames):
+            ranks.Recv(piece, source, _TAG)
+    return frames

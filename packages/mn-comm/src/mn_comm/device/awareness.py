@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from mn_comm import agreement
-from mn_comm.mpi import MPI
 
 if TYPE_CHECKING:
     from mn_comm.ranks import Ranks
@@ -32,7 +31,7 @@ def is_cuda_aware(ranks: Ranks) -> bool:
     aware = False
     with agreement.raise_on_all(ranks):
         aware = _here()
-    return bool(ranks.allreduce(aware, op=MPI.LAND))
+    return not ranks.any(not aware)
 
 
 def _here() -> bool:
