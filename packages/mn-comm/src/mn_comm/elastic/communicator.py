@@ -194,6 +194,7 @@ class ElasticCommunicator(Communicator):
         """
         if self._progress.depth:
             return function()
+        self._end_if_over()
         self._progress.check(is_step)
         while True:
             try:
@@ -210,9 +211,15 @@ class ElasticCommunicator(Communicator):
                 self._has_come_through(is_step)
                 return result
 
+    def _end_if_over(self) -> None:
+        """End a spare that was not needed, if the script still communicates while it ends: in a ``finally`` block."""
+        if self._is_over:
+            raise SystemExit(0)
+
     def _without_a_vote(self, function: Callable[[], _T], name: str) -> _T:
         if self._progress.depth:
             return function()
+        self._end_if_over()
         try:
             return function()
         except Exception as error:
@@ -408,15 +415,16 @@ class ElasticCommunicator(Communicator):
         """Leave the other ranks, which continue; return whether no rank does. This object must not be used afterwards.
 
         Args:
-            at_once: Whether to interrupt ranks that wait for this rank.
+            at_once: Whether to interrupt ranks that wait for this rank, because it has failed.
         """
         from mn_comm.elastic.recovery import all_leave
 
         if self._is_over or self._waits:
-            return self._is_over
+            # If the job has failed, its other processes have its exit status, and nobody may report success.
+            return self._is_over and not (self._pool is not None and self._pool.has_failed)
         is_over = all_leave(self._family, at_once=at_once)
         if is_over and self._pool is not None:
-            self._pool.dismiss()
+            self._pool.dismiss(failed=at_once)
         return is_over
 
     def _abandon(self) -> None:

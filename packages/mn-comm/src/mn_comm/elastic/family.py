@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from mn_comm.topology import Topology
 
 _AGREE = MPI.Comm.Agree
+_LEAVES, _SUCCEEDS = 1, 2  # bits of a number of which MPI_Comm_agree returns those that all ranks have set
 
 __all__ = ["ElasticRanks", "Family", "Overruled"]
 
@@ -39,12 +40,14 @@ class Family:
     Attributes:
         base: The base.
         is_over: Whether a vote was lost.
+        has_failed: Whether a rank that leaves has failed; known after :meth:`all_leave`.
     """
 
     def __init__(self, mpi_comm: MPI.Intracomm) -> None:
         self.base = ElasticRanks(mpi_comm)
         self.base.family = self
         self.is_over = False
+        self.has_failed = False
         self._known = [self.base]
 
     def vote(self, *, approve: bool) -> None:
@@ -68,16 +71,20 @@ class Family:
             self.is_over = True
             raise Overruled
 
-    def all_leave(self, *, leaving: bool) -> bool:
+    def all_leave(self, *, leaving: bool, failed: bool = False) -> bool:
         """Return whether no rank will continue; collective, the first operation in a new family.
 
         Args:
             leaving: Whether this rank will not continue. If others will, it then ends, and they notice.
+            failed: Whether this rank leaves because of a failure.
         """
+        bits = _LEAVES * leaving | _SUCCEEDS * (not failed)
         try:
-            return bool(activity().wait_for(MPI.Comm.Agree, "Agree", self.base, (self.base, int(leaving))))
+            agreed = activity().wait_for(_AGREE, "Agree", self.base, (self.base, bits))
         except MPI.Exception:
             return False
+        self.has_failed = not agreed & _SUCCEEDS
+        return bool(agreed & _LEAVES)
 
     def give_up(self) -> None:
         """Revoke all communicators, and vote against continuing; collective with the other ranks' next vote."""

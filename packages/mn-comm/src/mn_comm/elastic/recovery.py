@@ -75,14 +75,15 @@ def all_leave(family: Family, *, at_once: bool) -> bool:
     return shrink(family).all_leave(leaving=True)
 
 
-def agree_to_leave(family: Family) -> None:
+def agree_to_leave(family: Family, *, failed: bool) -> None:
     """Leave together with all other ranks of a family; collective.
 
     Args:
         family: A family in which no rank will vote again.
+        failed: Whether this rank leaves because of a failure.
     """
     family = shrink(family)
-    while not family.all_leave(leaving=True):  # a rank has died meanwhile
+    while not family.all_leave(leaving=True, failed=failed):  # a rank has died meanwhile
         family.give_up()
         family = shrink(family)
 

@@ -86,7 +86,7 @@ class Pool:
             generation: How often its communicator has been rebuilt.
 
         Returns:
-            The result; ``None`` if the job is over. Then :attr:`is_abandoned` tells whether it has failed.
+            The result; ``None`` if the job is over. Then :attr:`has_failed` tells whether it has failed.
         """
         from mn_comm.elastic.recovery import attempt
 
@@ -109,12 +109,21 @@ class Pool:
         alive = survivors(before.base, self._family.base)
         self._trainers = [new for new, old in enumerate(alive) if old in self._trainers]
 
-    def dismiss(self) -> None:
-        """Let the waiting processes end; all processes that train must call this, once they have agreed to end."""
+    def dismiss(self, *, failed: bool) -> None:
+        """Let the waiting processes end; all processes that train must call this, once they have agreed to end.
+
+        Args:
+            failed: Whether this process ends because of a failure.
+        """
         from mn_comm.elastic.recovery import agree_to_leave
 
         self._family.revoke()
-        agree_to_leave(self._family)
+        agree_to_leave(self._family, failed=failed)
+
+    @property
+    def has_failed(self) -> bool:
+        """Whether a process that trained has failed, if the job is over."""
+        return self._family.has_failed
 
     @property
     def is_abandoned(self) -> bool:
