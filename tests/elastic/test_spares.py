@@ -194,3 +194,103 @@ def test_nobody_is_left_who_has_the_state(train):
     before = "if me == 0: die_before('send')"
     train(1, 3, "if me == 1 and iteration == 7: die()", before=before, status=1)
     assert "the state of the training is lost" in train.stderr
+
+
+SHIFT = """
+import types
+maybe_load = keeper.maybe_load
+def with_shift(target, *args):
+    target.extend(extensions.ExponentialShift("alpha", 0.5), trigger=(3, "iteration"))
+    model.predictor.W.update_rule.enabled = False
+    target.extend(unfreeze, trigger=(4, "iteration"))
+    return maybe_load(target, *args)
+def unfreeze(trainer):
+    model.predictor.W.update_rule.enabled = True
+    model.large.update_rule.hyperparam.alpha = 0.125
+keeper.maybe_load = with_shift
+"""
+
+
+def test_a_newcomer_has_what_extensions_have_changed_in_the_optimizer(train):
+    ends, ranks = train(1, 4, "if me == 1 and iteration == 7: die()", before=SHIFT)
+    (end,) = ends
+    assert sorted(ranks) == ["0 is 0 since None", "2 is 1 since None", "3 is 2 since 8"]
+    # Three of four ranks train, and the extension has fired six times.
+    assert float(end.split()[3]) == 0.75 * 0.25 * 0.5**6
+
+
+CHANGED_BY_HAND = """
+keep = keeper.keep
+def change_and_keep(target, iteration):
+    if iteration == 3:
+        optimizer.alpha = 0.03125
+        model.predictor.W.update_rule.enabled = False
+    keep(target, iteration)
+keeper.keep = change_and_keep
+"""
+
+
+def test_a_newcomer_in_a_loop_of_ones_own_has_it_as_well(train):
+    ends, ranks = train(1, 3, "if me == 0 and iteration == 7: die()", loop=BY_HAND, before=CHANGED_BY_HAND)
+    assert len(ends) == 1
+    assert sorted(ranks) == ["1 is 0 since None", "2 is 1 since 8"]
+
+
+EARLY_STOPPING = """
+from mn_extensions import MultiNodeEarlyStoppingTrigger
+class Worse(chainer.training.Extension):
+    trigger, priority = (1, "iteration"), 300
+    def __call__(self, trainer):
+        chainer.report({"value": float(trainer.updater.iteration)})
+stop = MultiNodeEarlyStoppingTrigger(comm, check_trigger=(2, "iteration"), monitor="value", patience=6)
+Trainer = chainer.training.Trainer
+def stopping(updater, _, **options):
+    trainer = Trainer(updater, stop, **options)
+    trainer.extend(Worse())
+    return trainer
+chainer.training.Trainer = stopping
+"""
+
+
+def test_a_newcomer_stops_when_the_others_stop(train):
+    ends, ranks = train(1, 4, "if me == 1 and iteration == 7: die()", before=EARLY_STOPPING)
+    (end,) = ends
+    assert end.startswith("end 14 ")
+    assert sorted(ranks) == ["0 is 0 since None", "2 is 1 since None", "3 is 2 since 8"]
+
+
+LOG_ON_THE_LAST_RANK = """
+LogReport, extend = extensions.LogReport, chainer.training.Trainer.extend
+def extend_on_last(self, extension, **options):
+    if not isinstance(extension, LogReport):
+        extend(self, extension, **options)
+chainer.training.Trainer.extend = extend_on_last
+maybe_load = keeper.maybe_load
+def with_log(target):
+    if me == comm.size - 1:
+        extend(target, LogReport(trigger=(1, "iteration")))
+    return maybe_load(target)
+keeper.maybe_load = with_log
+"""
+
+
+def test_a_newcomer_has_an_extension_that_the_others_do_not_have(train):
+    ends, ranks = train(1, 3, "if me == 0 and iteration == 7: die()", before=LOG_ON_THE_LAST_RANK)
+    assert len(ends) == 1
+    assert sorted(ranks) == ["1 is 0 since None", "2 is 1 since 8"]
+    assert "the state in memory has nothing of LogReport, which starts anew" in train.stderr
+
+
+def test_a_spare_that_is_not_needed_communicates_at_its_end(train):
+    loop = f"try:\n    {WITH_TRAINER.strip().replace(chr(10), chr(10) + '    ')}\nfinally:\n    comm.barrier()"
+    ends, ranks = train(1, 3, "pass", loop=loop)
+    assert len(ends) == 1
+    assert sorted(ranks) == ["0 is 0 since None", "1 is 1 since None"]
+
+
+def test_a_spare_does_not_join_another_training_of_the_script(train):
+    # The spare waits in the first training; the others are in the second by now.
+    before = "keeper = [keeper, create_memory_keeper(comm)][me < 2]"
+    _, ranks = train(1, 3, "if me == 0 and iteration == 7: die()", before=before)
+    assert ranks == ["1 is 0 since None"]
+    assert "expected the state of training 1 of this script, got that of training 2" in train.stderr

@@ -38,3 +38,13 @@ def test_a_job_of_which_only_spares_are_left_is_started_again(launcher, tmp_path
     assert done.returncode == 0, done.stderr
     assert done.stdout.splitlines() == ["ends with 30, 2 ranks, begun at 12"] * 2
     assert "attempt 1 has failed: rank 2: all ranks that trained are gone" in done.stderr
+
+
+def test_a_training_that_has_failed_is_not_complete_because_a_spare_was_not_needed(launcher, tmp_path):
+    body = SPARE.replace("first_rank in VICTIMS and step == 12 and attempt == 1", "step == 12")
+    body = body.replace("die()", "sys.exit(3)")
+    options = ["-n", "2", "--spares", "1", "--restart", "0"]
+    done = run(tmp_path, body, *options, arguments=["elastic"])
+    assert done.returncode == 3, done.stderr
+    assert "attempt 1 has failed: rank 0: exit status 3" in done.stderr or "rank 1: exit status 3" in done.stderr
+    assert "complete" not in done.stderr

@@ -28,7 +28,7 @@ else:
 updater = chainer.training.StandardUpdater(iterator, optimizer)
 trainer = chainer.training.Trainer(updater, (40, "iteration"), out="result")
 log = extensions.LogReport(trigger=(5, "iteration"))
-if comm.rank == 0:
+if comm.rank == 0 or sys.argv[1] == "logged":
     trainer.extend(log)
 keeper = chainermn.extensions.create_memory_keeper(comm)
 trainer.extend(keeper, trigger=(10, "iteration"))
@@ -75,3 +75,45 @@ def test_before_anything_was_kept_it_begins_again(train):
 
 def test_iterators_of_chainer_go_on_as_well(train):
     assert [line[1:5] for line in train("scattered", 35)] == [["30", "40", "39", "8"]] * 2
+
+
+def test_an_extension_that_rank_0_does_not_have(train):
+    assert [line[1:4] for line in train("logged", 25)] == [["20", "40", "39"]] * 2
+
+
+TRAININGS = """
+import os, signal
+import chainermn
+import mn_comm
+
+attempt = int(os.environ["CHAINERMN_SUPERVISOR"].split()[-1])
+comm = chainermn.create_communicator("naive")
+
+class Counter:
+    total = 0
+    def serialize(self, serializer):
+        self.total = int(serializer("total", self.total))
+
+for fold in range(3):
+    counter = Counter()
+    keeper = chainermn.extensions.create_memory_keeper(comm)
+    begin = keeper.maybe_load(counter) or 0
+    for step in range(begin, 10):
+        if (attempt, fold, step) == (1, 1, 7) and comm.rank == 1:
+            os.kill(os.getpid(), signal.SIGKILL)
+        counter.total += comm.allreduce_obj(1)
+        keeper.keep(counter, step + 1)
+    if comm.rank == 0:
+        print(f"fold {fold} from {begin}: {counter.total}", flush=True)
+"""
+
+
+def test_several_trainings_in_a_script_do_not_load_each_others_state(tmp_path):
+    script = tmp_path / "training.py"
+    script.write_text(TRAININGS)
+    command = [sys.executable, "-m", "chainermn", "elastic", "-n", "2", str(script)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=70, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    folds = [line for line in done.stdout.splitlines() if line.startswith("fold")]
+    assert folds == ["fold 0 from 0: 20", *(f"fold {fold} from 0: 20" for fold in range(3))]
+    assert "training 1 of this script is repeated: the state in memory is of training 2" in done.stderr

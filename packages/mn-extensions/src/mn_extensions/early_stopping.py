@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from chainer.training import get_trigger
 from chainer.training.triggers import EarlyStoppingTrigger
 
 from mn_comm import CommunicatorBase
@@ -48,21 +49,35 @@ class MultiNodeEarlyStoppingTrigger:
         suffix: str = "_aggregated",
         **kwargs: Any,
     ) -> None:
+        check, end = get_trigger(check_trigger), get_trigger(max_trigger)
         self.actual_trigger = EarlyStoppingTrigger(
-            check_trigger=check_trigger,
+            check_trigger=check,
             monitor=monitor + suffix,
             patience=patience,
             mode=mode,
             verbose=verbose,
-            max_trigger=max_trigger,
+            max_trigger=end,
             **kwargs,
         )
         self.aggregator = ObservationAggregator(comm, monitor, monitor + suffix, comm_trigger=check_trigger)
+        self._triggers = {"check": check, "end": end, "mean": self.aggregator.comm_trigger}
 
     def __call__(self, trainer: Any) -> bool:
         """Return whether to stop; collective at every check."""
         self.aggregator(trainer)
         return bool(self.actual_trigger(trainer))
+
+    def serialize(self, serializer: Any) -> None:
+        """Save or load the best value, and how many checks ago it was found; older snapshots do not contain them."""
+        actual = self.actual_trigger
+        try:
+            actual.count = int(serializer("count", actual.count))
+            actual.best = float(serializer("best", actual.best))
+        except (KeyError, ValueError):  # the latter is raised for an HDF5 file without the group
+            return
+        for name, trigger in self._triggers.items():
+            if hasattr(trigger, "serialize"):
+                trigger.serialize(serializer[name])
 
     def get_training_length(self) -> Any:
         """Return the number and the unit of ``max_trigger``."""

@@ -8,9 +8,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from mn_comm import MPI, ElasticCommunicator, raise_on_all, watched
-from mn_extensions.checkpoint.replicas import optimizers_of
 
-__all__ = ["Handover", "hand_over", "hyperparameters_of", "set_hyperparameters"]
+__all__ = ["Handover", "Settings", "apply_settings", "hand_over", "settings_of"]
 
 _Array = np.ndarray[Any, Any]
 _State = dict[str, _Array]
@@ -19,18 +18,32 @@ _SMALL_BYTES = 1 << 12  # arrays up to this size are sent together, in one messa
 _TAG = 0
 
 
+class Settings(NamedTuple):
+    """What a script may change in an optimizer during training, but Chainer does not save.
+
+    Attributes:
+        hyperparameters: Its hyperparameters, such as the learning rate.
+        update_rules: For each parameter: whether it is updated, and the hyperparameters that it has of its own.
+    """
+
+    hyperparameters: dict[str, Any]
+    update_rules: dict[str, tuple[bool, dict[str, Any]]]
+
+
 class Handover(NamedTuple):
     """What a rank that has joined receives.
 
     Attributes:
+        training: The number of the training in its script.
         number: The number of the state: the iteration.
         state: Arrays by their names.
-        hyperparameters: Those of each optimizer; for Chainer, they are not part of its state.
+        settings: Those of each optimizer.
     """
 
+    training: int
     number: int
     state: _State
-    hyperparameters: list[dict[str, Any]]
+    settings: list[Settings]
 
 
 def hand_over(comm: ElasticCommunicator, take: Any) -> Handover | None:
@@ -91,14 +104,39 @@ def _pieces(array: _Array) -> Iterable[_Array]:
     return (flat[begin : begin + _PIECE_BYTES] for begin in range(0, flat.size, _PIECE_BYTES))
 
 
-def hyperparameters_of(target: Any) -> list[dict[str, Any]]:
-    """Return the hyperparameters of the optimizers of a trainer or updater, such as learning rates."""
-    return [dict(each.hyperparam.get_dict()) for each in optimizers_of(target) if hasattr(each, "hyperparam")]
+def settings_of(optimizers: Iterable[Any]) -> list[Settings]:
+    """Return the settings of optimizers."""
+    return [Settings(_own(each.hyperparam), _of_update_rules(each)) for each in _with_hyperparameters(optimizers)]
 
 
-def set_hyperparameters(target: Any, hyperparameters: Iterable[Mapping[str, Any]]) -> None:
-    """Set the hyperparameters that :func:`hyperparameters_of` has returned on another rank."""
-    optimizers = [each for each in optimizers_of(target) if hasattr(each, "hyperparam")]
-    for optimizer, found in zip(optimizers, hyperparameters, strict=True):
-        for name, value in found.items():
-            setattr(optimizer.hyperparam, name, value)
+def apply_settings(optimizers: Iterable[Any], settings: Iterable[Settings]) -> None:
+    """Set what :func:`settings_of` has returned on another rank."""
+    for optimizer, found in zip(_with_hyperparameters(optimizers), settings, strict=True):
+        _set(optimizer.hyperparam, found.hyperparameters)
+        for name, rule in _update_rules(optimizer):
+            if name in found.update_rules:
+                rule.enabled, of_its_own = found.update_rules[name]
+                _set(rule.hyperparam, of_its_own)
+
+
+def _with_hyperparameters(optimizers: Iterable[Any]) -> list[Any]:
+    return [each for each in optimizers if hasattr(each, "hyperparam")]
+
+
+def _of_update_rules(optimizer: Any) -> dict[str, tuple[bool, dict[str, Any]]]:
+    return {name: (bool(rule.enabled), _own(rule.hyperparam)) for name, rule in _update_rules(optimizer)}
+
+
+def _update_rules(optimizer: Any) -> list[tuple[str, Any]]:
+    model = optimizer.target
+    found = [] if model is None else [(name, param.update_rule) for name, param in sorted(model.namedparams())]
+    return [(name, rule) for name, rule in found if rule is not None]
+
+
+def _own(hyperparam: Any) -> dict[str, Any]:
+    return {name: value for name, value in vars(hyperparam).items() if name != "_parent"}
+
+
+def _set(hyperparam: Any, values: Mapping[str, Any]) -> None:
+    for name, value in values.items():
+        setattr(hyperparam, name, value)

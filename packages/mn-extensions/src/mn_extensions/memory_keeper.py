@@ -5,9 +5,11 @@ It also lets spares join: they wait in ``maybe_load`` until they are needed, and
 
 from __future__ import annotations
 
+import itertools
 import logging
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
@@ -18,7 +20,7 @@ from chainer.training import Extension
 from mn_comm import CommunicatorBase, ElasticCommunicator, NodeMemory, is_elastic, raise_on_all, transact
 from mn_extensions.checkpoint.replicas import assume_synchronized, optimizers_of, synchronize
 from mn_extensions.checkpoint.state import check_fits, load_state
-from mn_extensions.handover import Handover, hand_over, hyperparameters_of, set_hyperparameters
+from mn_extensions.handover import Handover, Settings, apply_settings, hand_over, settings_of
 from mn_extensions.snapshot import fit_iterators
 
 __all__ = ["MemoryKeeper", "create_memory_keeper"]
@@ -27,6 +29,8 @@ logger = logging.getLogger(__name__)
 
 _State = dict[str, "np.ndarray[Any, Any]"]
 _NONE = "none:"  # before the name of a value that is None
+_TRAINING = "chainermn_training"
+_numbers = itertools.count(1)
 
 
 def create_memory_keeper(comm: CommunicatorBase) -> MemoryKeeper:
@@ -43,6 +47,9 @@ def create_memory_keeper(comm: CommunicatorBase) -> MemoryKeeper:
     In a job with spares, the spares wait in ``maybe_load``. On a spare, it returns when the spare takes the place of a
     lost rank, between two iterations of the other ranks, and has loaded the state of one of them. So the script must
     call ``maybe_load`` after everything else that communicates before the first iteration.
+
+    If a script trains several times, one after the other, it must create an extension for each training, in the same
+    order in every attempt. A state is loaded only into the training that saved it.
 
     Args:
         comm: The ranks that train together.
@@ -66,6 +73,9 @@ class MemoryKeeper(Extension):  # type: ignore[misc]  # Chainer has no types
 
     def __init__(self, comm: CommunicatorBase) -> None:
         self.comm = comm
+        self._training = next(_numbers)
+        self._optimizer: Any = None
+        self._settings: list[Settings] = []
         self._memory = NodeMemory()
         # On all ranks or on none, because it is collective.
         self._is_there = all(transact(comm, lambda: comm.allgather_obj(self._memory.is_there)))
@@ -102,7 +112,8 @@ class MemoryKeeper(Extension):  # type: ignore[misc]  # Chainer has no types
         _elastic(self.comm).fill_places()
 
         def take() -> Handover:
-            return Handover(iteration, _state_of(target), hyperparameters_of(target))
+            settings = settings_of(self._optimizers(target))
+            return Handover(self._training, iteration, _state_of(target), settings)
 
         synchronize(target)
         transact(self.comm, lambda: hand_over(_elastic(self.comm), take))
@@ -123,7 +134,7 @@ class MemoryKeeper(Extension):  # type: ignore[misc]  # Chainer has no types
         of_rank_0 = self.comm.bcast_obj({name: state[name] for name in of_trainer})
         if is_first:
             try:
-                self._memory.put(iteration, state | of_rank_0)
+                self._memory.put(iteration, {**state, **of_rank_0, _TRAINING: np.asarray(self._training)})
             except OSError as error:  # the older state still exists
                 logger.warning("the state of iteration %d is not kept in memory: %s", iteration, error)
 
@@ -135,7 +146,8 @@ class MemoryKeeper(Extension):  # type: ignore[misc]  # Chainer has no types
         Args:
             target: The object whose state was saved: a trainer before it runs, or something else.
             optimizer: A multi-node optimizer whose next update takes a step, rather than distribute the parameters of
-                rank 0; by default the optimizers of the trainer.
+                rank 0; by default the optimizers of the trainer. A spare also gets its hyperparameters, so without a
+                trainer it must be given on every rank.
 
         Returns:
             The iteration that was loaded, or ``None`` if there is none.
@@ -144,6 +156,7 @@ class MemoryKeeper(Extension):  # type: ignore[misc]  # Chainer has no types
             ValueError: The state belongs to a different model (on every rank); then nothing was loaded.
         """
         found: int | None = None
+        self._optimizer = optimizer
         if self._is_there:
             found = transact(self.comm, partial(self._load, target, optimizer))
         if not is_elastic(self.comm):
@@ -165,11 +178,18 @@ class MemoryKeeper(Extension):  # type: ignore[misc]  # Chainer has no types
         began = time.monotonic()
         handover = transact(self.comm, lambda: hand_over(_elastic(self.comm), None))
         assert handover is not None  # this rank has joined, so it receives one
+        if handover.training != self._training:
+            raise RuntimeError(
+                f"expected the state of training {self._training} of this script, got that of training "
+                f"{handover.training}: a spare cannot skip a training"
+            )
         state = _loadable(handover.state)
         check_fits(state, target)
-        load_state(fit_iterators(state, target), target)
-        set_hyperparameters(target, handover.hyperparameters)
-        for each in optimizers_of(target) if optimizer is None else [optimizer]:
+        self._load_state(state, target)
+        self._settings = handover.settings
+        if not hasattr(type(target), "extend"):
+            self.apply_settings(target)
+        for each in self._optimizers(target):
             if hasattr(each, "assume_synchronized") and each.target is not None:
                 each.assume_synchronized()
         size = sum(array.nbytes for array in state.values()) / 1e6
@@ -178,6 +198,30 @@ class MemoryKeeper(Extension):  # type: ignore[misc]  # Chainer has no types
             *(self.comm.rank, self.comm.size, handover.number, size, 1000 * (time.monotonic() - began)),
         )
         return handover.number
+
+    def _optimizers(self, target: Any) -> list[Any]:
+        return optimizers_of(target) if self._optimizer is None else [self._optimizer]
+
+    def apply_settings(self, target: Any) -> None:
+        """Set the hyperparameters that a spare has received; on other ranks, this does nothing.
+
+        With a trainer, this must come after its extensions are initialized: Chainer's extensions that shift a learning
+        rate then read the one from before the training.
+
+        Args:
+            target: The object that was passed to :meth:`maybe_load`.
+        """
+        if self._settings:
+            apply_settings(self._optimizers(target), self._settings)
+            self._settings = []
+
+    def _load_state(self, state: _State, target: Any) -> None:
+        with _without_unknown_extensions(state, target) as lacking:
+            load_state(fit_iterators(state, target), target)
+        if lacking:
+            logger.warning(
+                "rank %d: the state in memory has nothing of %s, which starts anew", self.comm.rank, ", ".join(lacking)
+            )
 
     def _load(self, target: Any, optimizer: Any) -> int | None:
         found = self._memory.get()
@@ -189,10 +233,16 @@ class MemoryKeeper(Extension):  # type: ignore[misc]  # Chainer has no types
         if min(numbers) < newest:
             state = self.comm.bcast_obj(state, root=numbers.index(newest))
         state = _loadable(state)
+        training = int(state.pop(_TRAINING))
+        if training != self._training:
+            if self.comm.rank == 0 and training > self._training:
+                message = "training %d of this script is repeated: the state in memory is of training %d"
+                logger.warning(message, self._training, training)
+            return None
         with raise_on_all(self.comm):
             check_fits(state, target)
         with raise_on_all(self.comm):
-            load_state(fit_iterators(state, target), target)
+            self._load_state(state, target)
         assume_synchronized(target, optimizer)
         if self.comm.rank == 0:
             logger.info("went on at iteration %d, from the memory of a node", newest)
@@ -214,11 +264,36 @@ class _Door(Extension):  # type: ignore[misc]  # Chainer has no types
 
     def initialize(self, trainer: Any) -> None:
         """Allow transactions again on a rank that has joined: from here on, it does the same as the other ranks."""
+        self._keeper.apply_settings(trainer)
         _elastic(self._keeper.comm).catch_up("")
 
     def __call__(self, trainer: Any) -> None:
         """Let spares join; collective."""
         self._keeper.let_in(trainer, trainer.updater.iteration)
+
+
+@contextmanager
+def _without_unknown_extensions(state: _State, target: Any) -> Iterator[list[str]]:
+    """Hide the extensions of a trainer that a state knows nothing of: only rank 0's are saved."""
+    if not hasattr(type(target), "extend"):
+        yield []
+        return
+    of_trainer = vars(target)
+    extensions = of_trainer["_extensions"]
+    lacking = [name for name, entry in extensions.items() if not _is_known(name, state) and _has_state(entry)]
+    of_trainer["_extensions"] = {name: entry for name, entry in extensions.items() if name not in lacking}
+    try:
+        yield lacking
+    finally:
+        of_trainer["_extensions"] = extensions
+
+
+def _has_state(entry: Any) -> bool:
+    return any(npz.serialize(each) for each in (entry.extension, entry.trigger) if hasattr(each, "serialize"))
+
+
+def _is_known(name: str, state: _State) -> bool:
+    return any(key.startswith((f"extensions/{name}/", f"extension_triggers/{name}/")) for key in state)
 
 
 def _elastic(comm: Any) -> ElasticCommunicator:
