@@ -278,7 +278,7 @@ def test_a_newcomer_has_an_extension_that_the_others_do_not_have(train):
     ends, ranks = train(1, 3, "if me == 0 and iteration == 7: die()", before=LOG_ON_THE_LAST_RANK)
     assert len(ends) == 1
     assert sorted(ranks) == ["1 is 0 since None", "2 is 1 since 8"]
-    assert "the state in memory has nothing of LogReport, which starts anew" in train.stderr
+    assert "the state in memory has nothing of LogReport, which starts again" in train.stderr
 
 
 def test_a_spare_that_is_not_needed_communicates_at_its_end(train):

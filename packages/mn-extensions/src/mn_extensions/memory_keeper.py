@@ -216,11 +216,11 @@ class MemoryKeeper(Extension):  # type: ignore[misc]  # Chainer has no types
             self._settings = []
 
     def _load_state(self, state: _State, target: Any) -> None:
-        with _without_unknown_extensions(state, target) as lacking:
+        with _without_missing_extensions(state, target) as lacking:
             load_state(fit_iterators(state, target), target)
         if lacking:
             logger.warning(
-                "rank %d: the state in memory has nothing of %s, which starts anew", self.comm.rank, ", ".join(lacking)
+                "rank %d: the state in memory has nothing of %s, which starts again", self.comm.rank, ", ".join(lacking)
             )
 
     def _load(self, target: Any, optimizer: Any) -> int | None:
@@ -273,8 +273,8 @@ class _Door(Extension):  # type: ignore[misc]  # Chainer has no types
 
 
 @contextmanager
-def _without_unknown_extensions(state: _State, target: Any) -> Iterator[list[str]]:
-    """Hide the extensions of a trainer that a state knows nothing of: only rank 0's are saved."""
+def _without_missing_extensions(state: _State, target: Any) -> Iterator[list[str]]:
+    """Hide the extensions of a trainer that are not in a state: only rank 0's are saved."""
     if not hasattr(type(target), "extend"):
         yield []
         return
