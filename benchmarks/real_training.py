@@ -35,6 +35,7 @@ SCHEMES: dict[str, Callable[[int], dict[str, Any]]] = {
     EXACT: lambda steps: {},
     "Int8()": lambda steps: {"compression": Int8()},
     "OneBit()": lambda steps: {"compression": OneBit()},
+    "OneBit(64)": lambda steps: {"compression": OneBit(64)},
     "TopK(0.01, momentum=0.9)": lambda steps: {"compression": TopK(0.01, momentum=0.9, warm_up=60)},
     "PowerSGD(4)": lambda steps: {"compression": PowerSGD(4, start_iter=20)},
     "local SGD, H = 8": lambda steps: {"local_steps": LocalSGD(8)},
