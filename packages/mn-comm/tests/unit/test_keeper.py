@@ -12,7 +12,7 @@ import time
 import numpy as np
 import pytest
 
-from mn_comm.supervised import keeper_process, link
+from mn_comm.supervised import keeper_process, link, report
 from mn_comm.supervised.memory import NodeMemory
 
 JOIN = {"op": "join", "attempt": 1, "rank": 3, "size": 4}
@@ -121,6 +121,56 @@ def test_without_a_supervisor_it_ends_the_ranks_and_itself(supervisor, end):
         for _ in range(100):
             link.connection().ask({"op": "load"})
             time.sleep(0.1)
+
+
+@pytest.mark.parametrize("text", ["\N{GRINNING FACE}", "\x00", "\udc80", "word "])
+def test_however_long_a_reason_is_it_is_passed_on(supervisor, monkeypatch, text):
+    monkeypatch.setattr(report, "_said", [])
+    report.has_failed(3, "it said " + text * 1000)
+    said = supervisor.hear("failed")
+    assert said["status"] == 3
+    assert said["summary"].startswith("it said " + text * 90)
+    assert len(said["summary"]) <= 500
+
+
+@pytest.mark.parametrize("said", ["{", "[]", "{}", '{"op": "join"}', '{"op": "keep", "number": 1}', "\xff", "[" * 4000])
+def test_what_is_no_message_ends_neither_the_keeper_nor_a_rank(supervisor, said):
+    child = a_rank()
+    assert supervisor.hear("join") == JOIN
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as other:
+        other.settimeout(10)
+        other.connect(link.supervision().address)
+        other.send(said.encode("latin-1"))
+        assert other.recv(100) == b"{}"
+    supervisor.hear("beat")
+    assert child.poll() is None
+    assert link.connection().ask({"op": "load"}) == ({}, None)
+    child.kill()
+    assert supervisor.hear("gone") == {"op": "gone", "attempt": 1, "rank": 3}
+    child.wait()
+
+
+def test_without_a_supervisor_a_rank_ends_with_one_line():
+    gone = Supervisor()
+    text, port = str(gone), gone.listening.getsockname()[1]
+    gone.listening.close()
+    code = "from mn_comm.supervised import report; report.join(3, 4); print('joined')"
+    environ = {**os.environ, link.VARIABLE: text}
+    done = subprocess.run([sys.executable, "-c", code], env=environ, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 1
+    assert done.stdout == ""
+    assert "Traceback" not in done.stderr
+    where = f"127.0.0.1, port {port}"
+    assert done.stderr.count("cannot be reached") == 2  # the keeper says why
+    assert f"rank 3: the supervisor of this job cannot be reached at {where}: this rank ends" in done.stderr
+
+
+def test_the_error_says_that_the_keeper_has_ended():
+    near, far = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    connected = link.Connection(near)
+    far.close()
+    with pytest.raises(ConnectionError, match="the keeper of this node has ended"):
+        connected.ask({"op": "load"})
 
 
 ARRAYS = {

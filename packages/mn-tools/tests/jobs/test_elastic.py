@@ -76,6 +76,12 @@ def test_a_script_without_a_communicator_is_no_training(tmp_path):
     assert "attempt 1 has failed: no rank has made a communicator" in said(done)
 
 
+def test_the_input_of_a_script_is_empty(tmp_path):
+    done = run(tmp_path, "say('read', repr(sys.stdin.readline()))\ncount(5)", "-n", "1", "--restart", "0")
+    assert done.returncode == 0, done.stderr
+    assert "read ''" in done.stdout
+
+
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_it_ends_all_when_it_is_ended(tmp_path, number):
     script = tmp_path / "script.py"

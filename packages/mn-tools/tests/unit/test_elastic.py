@@ -1,5 +1,6 @@
 """The supervisor's command line, its commands, and its reaction to messages; without ranks."""
 
+import signal
 import sys
 
 import pytest
@@ -37,6 +38,11 @@ def test_a_module_needs_two_hyphens():
         (["-n", "2", "--detect", "0.1", "a.py"], "expected at least 0.5 seconds for --detect, got 0.1"),
         (["-n", "2", "--detect", "nan", "a.py"], "expected at least 0.5 seconds for --detect, got nan"),
         (["-n", "2", "--hosts", "a:0", "a.py"], "expected hosts as a:2,b:2 for --hosts, got 'a:0'"),
+        (["-n", "2", "--hosts", ",", "a.py"], "expected hosts as a:2,b:2 for --hosts, got ','"),
+        (["-n", "2", "--hosts", "", "a.py"], "expected hosts as a:2,b:2 for --hosts, got ''"),
+        (["-n", "2", "--mpiexec", "", "a.py"], "expected a command for --mpiexec, got ''"),
+        (["-n", "2", "--mpiexec", "'mpiexec", "a.py"], 'expected a command for --mpiexec, got "\'mpiexec"'),
+        (["-n", "2", "--ssh", " ", "a.py"], "expected a command for --ssh, got ' '"),
         (["-n", "2", "--hosts", "a,a", "a.py"], "expected each host once in --hosts, got 'a,a'"),
         (["-n", "4", "--min", "3", "--hosts", "a:1,b:1", "a.py"], "expected room for at least 3 ranks on --hosts"),
     ],
@@ -64,7 +70,7 @@ def test_spares_wait_where_ranks_leave_room():
     options = Options(3, ("t.py",), HOSTS, spares=2)
     assert [spares_on(options, hosts) for hosts in (HOSTS, HOSTS[:1], ())] == [1, 0, 0]
     assert spares_on(Options(3, ("t.py",), spares=2), ()) == 2
-    assert command_of(options, OPEN_MPI, HOSTS)[3:5] == ["-n", "4"]
+    assert " -n 4 " in " ".join(command_of(options, OPEN_MPI, HOSTS))
     assert environment_of(options, HOSTS) == {"CHAINERMN_SPARES": "1"}
     assert parsed("-n", "3", "--spares", "1", "--hosts", "a,b", "t.py").hosts == HOSTS
 
@@ -72,7 +78,8 @@ def test_spares_wait_where_ranks_leave_room():
 def test_open_mpi_looks_for_ranks_that_are_silent():
     command = command_of(parsed("-n", "3", "--detect", "2", "t.py"), OPEN_MPI, ())
     assert command[1:] == [
-        *("--with-ft", "ulfm", "--mca", "mpi_ft_detector", "true", "--mca", "mpi_ft_detector_thread", "true"),
+        *("--stdin", "none", "--with-ft", "ulfm"),
+        *("--mca", "mpi_ft_detector", "true", "--mca", "mpi_ft_detector_thread", "true"),
         *("--mca", "mpi_ft_detector_period", "0.5", "--mca", "mpi_ft_detector_timeout", "2"),
         *("-n", "3", sys.executable, "t.py"),
     ]
@@ -83,9 +90,14 @@ def test_the_command_of_each_launcher():
     script = [sys.executable, "t.py", "-e", "2"]
     assert command_of(options, MPICH, HOSTS[1:]) == ["/m/mpiexec", "--verbose", "-n", "2", "-hosts", "b:2", *script]
     where = ["--host", "a:2,b:2", "-x", "CHAINERMN_SUPERVISOR", "-x", "CHAINERMN_SPARES"]
-    tolerant = ["--with-ft", "ulfm"]
+    tolerant = ["--stdin", "none", "--with-ft", "ulfm"]
     assert command_of(options, OPEN_MPI, HOSTS) == ["/o/mpiexec", "--verbose", *tolerant, "-n", "4", *where, *script]
     assert command_of(Options(4, ("t.py",)), MPICH, ()) == ["/m/mpiexec", "-n", "4", sys.executable, "t.py"]
+
+
+def test_an_option_for_the_standard_input_is_not_given_twice():
+    command = command_of(Options(4, ("t.py",), mpiexec=("mpiexec", "--stdin", "all")), OPEN_MPI, ())
+    assert command[1:6] == ["--stdin", "all", "--with-ft", "ulfm", "-n"]
 
 
 def test_both_launchers_reach_hosts_as_the_supervisor_does():
@@ -121,6 +133,15 @@ def test_a_silent_host_is_asked_only_if_the_others_are_too_few(tmp_path):
 
 def test_without_other_hosts_it_listens_to_this_one_alone():
     assert own_address(()) == own_address([Host("localhost", 2)]) == "127.0.0.1"
+
+
+@pytest.mark.parametrize("name", ["no-such-host.invalid", "a..b"])
+def test_a_name_that_means_no_host_is_passed_over(name):
+    wrong, right = Host(name, 1), Host("me@127.0.0.2", 1)
+    assert own_address([wrong, right]) == own_address([right, wrong]) == "127.0.0.1"
+    message = f"expected at least one host in --hosts whose name leads to an IPv4 address, got {name}"
+    with pytest.raises(SystemExit, match=message):
+        own_address([Host("localhost", 1), wrong])
 
 
 def heard(*messages):
@@ -173,8 +194,17 @@ def test_nobody_has_joined():
     assert attempt.reason == "no rank has made a communicator"
 
 
+@pytest.fixture
+def signals():
+    """Lets this process react to signals as before, after a supervisor has run in it."""
+    before = {each: signal.getsignal(each) for each in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
+    yield
+    for number, handler in before.items():
+        signal.signal(number, handler)
+
+
 @pytest.mark.parametrize("options", [{"spares": 1}, {"detect": 2.0}])
-def test_neither_spares_nor_detection_without_open_mpi(options, monkeypatch):
+def test_neither_spares_nor_detection_without_open_mpi(options, monkeypatch, signals):
     monkeypatch.setattr(supervisor, "identify", lambda *_: MPICH)
     refused = r"expected Open MPI's mpiexec with --\w+ \d, got MPICH's \(/m/mpiexec\)"
     with (

@@ -24,6 +24,7 @@ LONGEST_MESSAGE = 4096
 BEAT_SECONDS = 0.4  # between two messages that say "alive", in either direction
 SILENCE_SECONDS = 2.5  # after this time, the other side is regarded as lost
 _CONNECT_SECONDS = 5.0
+_NO_MESSAGE = (ValueError, KeyError, TypeError, IndexError, RecursionError)
 
 
 @dataclass
@@ -95,7 +96,8 @@ class _Keeper:
         try:
             came, files, *_ = socket.recv_fds(connection, LONGEST_MESSAGE, 1)
             if came:
-                self._answer_to(json.loads(came), files, connection, rank)
+                answer, sent = self._answer_to(came, files, rank)
+                socket.send_fds(connection, [json.dumps(answer).encode()], sent)
         except OSError:
             came = b""
         if not came:
@@ -105,19 +107,26 @@ class _Keeper:
             if rank.name is not None:
                 self._tell(op="gone", **rank.name)
 
-    def _answer_to(self, message: dict[str, Any], files: list[int], connection: socket.socket, rank: _Rank) -> None:
-        answer: dict[str, Any] = {}
-        sent: list[int] = []
+    def _answer_to(self, came: bytes, files: list[int], rank: _Rank) -> tuple[dict[str, Any], list[int]]:
+        """Process what a process has sent; return the answer, and the file that belongs to it."""
+        try:
+            return self._process(json.loads(came), files, rank)
+        except _NO_MESSAGE:  # a mistake of one process must not end the other ranks of the node
+            for file in files:
+                os.close(file)
+            return {}, []
+
+    def _process(self, message: dict[str, Any], files: list[int], rank: _Rank) -> tuple[dict[str, Any], list[int]]:
         if message["op"] == "keep":
             self._keep(message["number"], files[0])
         elif message["op"] == "load":
             if self._kept is not None:
-                answer, sent = {"number": self._kept[0]}, [self._kept[1]]
+                return {"number": self._kept[0]}, [self._kept[1]]
         else:
             if message["op"] == "join":
                 rank.name = {key: message[key] for key in ("attempt", "rank")}
             self._tell(**message | (rank.name or {}))
-        socket.send_fds(connection, [json.dumps(answer).encode()], sent)
+        return {}, []
 
     def _keep(self, number: int, file: int) -> None:
         """Hold a file instead of the previous one, which is closed only now."""
@@ -148,20 +157,21 @@ class _Keeper:
 
 
 def _main(descriptor: str, host: str, port: str, token: str) -> None:
-    if os.fork():  # so that the ranks have no child process that they did not start
-        os._exit(0)
-    os.setsid()  # so that it is not ended with the ranks
     os.closerange(3, int(descriptor))
     os.closerange(int(descriptor) + 1, os.sysconf("SC_OPEN_MAX"))
-    for number in (signal.SIGINT, signal.SIGHUP, signal.SIGTERM):
-        signal.signal(number, signal.SIG_IGN)
-    os.chdir("/")
+    # First of all, because the rank that has started this waits only until there are two processes.
     try:
         supervisor = socket.create_connection((host, int(port)), _CONNECT_SECONDS)
     except OSError as error:
         where = f"{socket.gethostname()}: the supervisor cannot be reached at {host}, port {port}"
         os.write(2, f"[chainermn] {where}: {error}\n".encode())
-        return
+        sys.exit(1)
+    if os.fork():  # so that the ranks have no child process that they did not start
+        os._exit(0)
+    os.setsid()  # so that it is not ended with the ranks
+    for number in (signal.SIGINT, signal.SIGHUP, signal.SIGTERM):
+        signal.signal(number, signal.SIG_IGN)
+    os.chdir("/")
     # A launcher waits for every process that holds the other end of its pipe.
     nowhere = os.open(os.devnull, os.O_RDWR)
     os.dup2(nowhere, 2)

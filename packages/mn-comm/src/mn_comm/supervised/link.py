@@ -22,6 +22,7 @@ VARIABLE = "CHAINERMN_SUPERVISOR"
 """What a supervisor sets in the environment of a job: ``HOST PORT TOKEN ATTEMPT``."""
 _PATIENCE_SECONDS = 5.0
 _PAUSE_SECONDS = 0.01
+_GONE = "the keeper of this node has ended, probably because the supervisor, chainermn elastic, has ended"
 
 
 @dataclass(frozen=True)
@@ -77,14 +78,17 @@ class Connection:
         """Send a message, optionally with a file, and return the answer, which may also come with a file.
 
         Raises:
-            OSError: The keeper is gone.
+            ConnectionError: The keeper is gone.
         """
-        with self._lock:
-            sent = [] if descriptor is None else [descriptor]
-            socket.send_fds(self._socket, [json.dumps(message).encode()], sent)
-            answer, files, *_ = socket.recv_fds(self._socket, keeper_process.LONGEST_MESSAGE, 1)
+        sent = [] if descriptor is None else [descriptor]
+        try:
+            with self._lock:
+                socket.send_fds(self._socket, [json.dumps(message).encode()], sent)
+                answer, files, *_ = socket.recv_fds(self._socket, keeper_process.LONGEST_MESSAGE, 1)
+        except OSError as error:
+            raise ConnectionError(f"{_GONE}: {error}") from None
         if not answer:
-            raise ConnectionResetError("the keeper of this node has ended")
+            raise ConnectionError(_GONE)
         return json.loads(answer), files[0] if files else None
 
 
@@ -94,6 +98,9 @@ def connection() -> Connection | None:
 
     Returns:
         ``None`` if the job is not supervised, or no keeper can run.
+
+    Raises:
+        ConnectionError: The keeper has not reached the supervisor.
     """
     found = supervision()
     if found is None or not hasattr(socket, "send_fds"):
@@ -123,6 +130,7 @@ def _connected(address: str) -> socket.socket | None:
 
 def _start(found: Supervision) -> bool:
     """Start a keeper; return whether no other process has started one in the meantime."""
+    status: int | None = None
     with contextlib.suppress(OSError), socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listening:
         listening.bind(found.address)
         listening.listen(socket.SOMAXCONN)
@@ -131,5 +139,7 @@ def _start(found: Supervision) -> bool:
         nothing = [(os.POSIX_SPAWN_OPEN, number, os.devnull, os.O_RDWR, 0) for number in (0, 1)]
         command = [sys.executable, "-I", "-S", os.path.abspath(keeper_process.__file__), *options]
         process = os.posix_spawn(sys.executable, command, os.environ, file_actions=nothing)
-        return os.waitpid(process, 0)[1] == 0  # the keeper runs in a child process
-    return False
+        status = os.waitpid(process, 0)[1]  # the keeper runs in a child process
+    if status:
+        raise ConnectionError(f"the supervisor of this job cannot be reached at {found.host}, port {found.port}")
+    return status == 0

@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import itertools
+import json
 import os
 import sys
 from typing import Any
 
 from mn_comm import exit_status
-from mn_comm.supervised import link
+from mn_comm.supervised import keeper_process, link
 
 __all__ = ["has_failed", "job_ends", "join", "leave"]
 
 _LONGEST_SUMMARY = 500
+_LONGEST_SUMMARY_BYTES = keeper_process.LONGEST_MESSAGE - 1024  # the rest is for the other words of the message
 _said: list[str] = []
 _together: list[bool] = []
 
@@ -25,12 +28,21 @@ def join(rank: int, size: int) -> None:
     Args:
         rank: This rank's number in ``MPI_COMM_WORLD``.
         size: The number of ranks.
+
+    Raises:
+        SystemExit: The supervisor has ended, or cannot be reached from this host. It would have ended this rank.
     """
     found = link.supervision()
     if found is None:
         return
-    _tell(op="join", attempt=found.attempt, rank=rank, size=size)
     exit_status.share_exit_status(rank)
+    try:
+        _ask(op="join", rank=rank, size=size)
+    except OSError:
+        where = f"{found.host}, port {found.port}"
+        message = f"the supervisor of this job cannot be reached at {where}: this rank ends"
+        _said.append(message)  # to nobody: another attempt to reach the supervisor would only repeat the message
+        raise SystemExit(f"[chainermn] rank {rank}: {message}") from None
     exit_status.at_exit(functools.partial(_end, os.getpid()))
 
 
@@ -43,7 +55,7 @@ def has_failed(status: int, summary: str) -> None:
     """
     if not _said:
         _said.append(summary)
-        _tell(op="failed", status=status, summary=summary[:_LONGEST_SUMMARY])
+        _tell(op="failed", status=status, summary=_shortened(summary))
 
 
 def job_ends() -> None:
@@ -69,9 +81,19 @@ def _end(process: int) -> None:
         _tell(op="finished", elastic=bool(_together))
 
 
+def _shortened(text: str) -> str:
+    """Return the beginning of a text, such that it fits in a message: JSON makes up to 12 bytes of a character."""
+    ends = itertools.accumulate(len(json.dumps(character)) - len('""') for character in text[:_LONGEST_SUMMARY])
+    return text[: sum(end <= _LONGEST_SUMMARY_BYTES for end in ends)]
+
+
 def _tell(**message: Any) -> None:
+    with contextlib.suppress(OSError):  # the keeper has ended, and so has the supervisor
+        _ask(**message)
+
+
+def _ask(**message: Any) -> None:
     found = link.supervision()
     connected = link.connection() if found is not None else None
     if connected is not None and found is not None:
-        with contextlib.suppress(OSError):  # the keeper has ended, and so has the supervisor
-            connected.ask({"attempt": found.attempt, **message})
+        connected.ask({"attempt": found.attempt, **message})

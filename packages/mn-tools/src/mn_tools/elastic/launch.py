@@ -29,11 +29,13 @@ def command_of(options: Options, launcher: Launcher, hosts: Sequence[Host]) -> l
     script = [sys.executable, *options.command]
     start = [launcher.path, *options.mpiexec[1:]]
     if launcher.family == "Open MPI":
+        # Otherwise, a rank that reads its standard input waits forever: this mpiexec does not pass on that it is empty.
+        no_input = [] if "--stdin" in start else ["--stdin", "none"]
         fault_tolerance = ["--with-ft", "ulfm", *_detector(options.detect)]
         where = ["--host", ",".join(f"{host.name}:{host.slots}" for host in hosts)] if hosts else []
         for name in (VARIABLE, SPARES) if hosts else ():
             where += ["-x", name]
-        return [*start, *fault_tolerance, *ranks, *where, *script]
+        return [*start, *no_input, *fault_tolerance, *ranks, *where, *script]
     where = ["-hosts", ",".join(f"{host.name}:{host.slots}" for host in hosts)] if hosts else []
     return [*start, *ranks, *where, *script]
 
@@ -125,11 +127,31 @@ def _is_here(host: Host) -> bool:
 
 
 def own_address(hosts: Iterable[Host]) -> str:
-    """Return the address at which other hosts can reach this one."""
+    """Return the address at which other hosts can reach this one; hosts whose names do not resolve are passed over.
+
+    Args:
+        hosts: The hosts, which may include this one.
+
+    Raises:
+        SystemExit: There are other hosts, and none of their names resolves.
+    """
     others = [host for host in hosts if not _is_here(host)]
     if not others:
         return "127.0.0.1"
+    for host in reversed(others):  # the first is often this one, by another name
+        address = _address_towards(_without_user(host))
+        if address is not None:
+            return address
+    names = ", ".join(host.name for host in others)
+    raise SystemExit(f"expected at least one host in --hosts whose name leads to an IPv4 address, got {names}")
+
+
+def _address_towards(name: str) -> str | None:
+    """Return the address from which this host reaches another; ``None`` if there is no such host, or no route."""
     # This sends nothing: it only asks the kernel for the route.
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-        probe.connect((_without_user(others[-1]), 9))
+        try:
+            probe.connect((name, 9))
+        except (OSError, UnicodeError):  # Python cannot encode some names
+            return None
         return str(probe.getsockname()[0])

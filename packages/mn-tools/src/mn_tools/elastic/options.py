@@ -60,7 +60,7 @@ def parse(arguments: list[str], prog: str, description: str) -> Options:
         prog=prog, description=description, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
     )
     parser.add_argument("-n", type=int, required=True, metavar="RANKS", help="how many ranks to start")
-    parser.add_argument("--hosts", default="", help="the hosts: a:2,b:2 for two ranks on each; default: this host")
+    parser.add_argument("--hosts", help="the hosts: a:2,b:2 for two ranks on each; default: this host")
     parser.add_argument("--min", type=int, default=1, help="the minimum number of ranks; default %(default)s")
     parser.add_argument(
         "--spares",
@@ -94,20 +94,33 @@ def parse(arguments: list[str], prog: str, description: str) -> Options:
     if given.detect is not None and not _LEAST_DETECT <= given.detect < float("inf"):
         parser.error(f"expected at least {_LEAST_DETECT} seconds for --detect, got {given.detect}")
     try:
-        hosts = read_hosts(given.hosts, given.n + given.spares)
+        hosts = () if given.hosts is None else read_hosts(given.hosts, given.n + given.spares)
+        ssh, mpiexec = (_words(name, getattr(given, name)) for name in ("ssh", "mpiexec"))
     except ValueError as error:
         parser.error(str(error))
     if hosts and sum(host.slots for host in hosts) < given.min:
         parser.error(f"expected room for at least {given.min} ranks on --hosts, got {given.hosts}")
-    ssh, mpiexec = tuple(shlex.split(given.ssh)), tuple(shlex.split(given.mpiexec))
     return Options(
         given.n, command, hosts, given.min, given.restart, ssh, mpiexec, given.patience, given.spares, given.detect
     )
 
 
+def _words(name: str, text: str) -> tuple[str, ...]:
+    """Return the command and the options that an option consists of."""
+    try:
+        words = tuple(shlex.split(text))
+    except ValueError as error:
+        raise ValueError(f"expected a command for --{name}, got {text!r}: {error}") from None
+    if not words:
+        raise ValueError(f"expected a command for --{name}, got {text!r}")
+    return words
+
+
 def read_hosts(text: str, processes: int) -> tuple[Host, ...]:
     """Return the hosts of a list such as ``a:2,b:2``; without a number, a host gets an equal share of the processes."""
     names = [name.strip() for name in text.split(",") if name.strip()]
+    if not names:
+        raise ValueError(f"expected hosts as a:2,b:2 for --hosts, got {text!r}")
     hosts = []
     for name in names:
         match = re.fullmatch(r"([^:]+)(?::([1-9]\d*))?", name)

@@ -31,6 +31,9 @@ _MOST_WITHOUT_PROGRESS = 3
 _LAUNCHER_SECONDS = 5.0  # the time for mpiexec to end after all ranks have ended
 _END_SECONDS = 2.0  # between asking mpiexec to end and killing it
 _END_SECONDS_WITHOUT_A_HOST = 0.5  # Open MPI's mpiexec then waits for that host
+_LONGEST_LINE = 1 << 16  # bytes: more than a keeper ever sends
+_LONGEST_GREETING = 4096
+_NO_MESSAGE = (ValueError, KeyError, TypeError, AttributeError, RecursionError)
 
 
 @dataclass
@@ -49,7 +52,11 @@ class _Keeper:
 
 
 class _Stopped(Exception):
-    """The supervisor was asked to end."""
+    """The supervisor was asked to end, by the signal with this number."""
+
+    def __init__(self, number: int) -> None:
+        super().__init__(number)
+        self.number = number
 
 
 class Supervisor:
@@ -71,6 +78,7 @@ class Supervisor:
         self._silent: set[str] = set()
         self._spoken = 0.0
         self._newest = -1
+        self._signal = 0  # the first signal that has asked it to end
 
     def __enter__(self) -> Supervisor:
         return self
@@ -84,10 +92,26 @@ class Supervisor:
         self._selector.close()
 
     def run(self) -> int:
-        """Run the job; return the status of the training."""
-        launcher = _find_launcher(self._options)
-        for each in (signal.SIGTERM, signal.SIGHUP):
-            signal.signal(each, _stop)
+        """Run the job; return the status of the training, or 128 and the number of the signal that has ended it."""
+        for each in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+            if signal.getsignal(each) != signal.SIG_IGN:  # as with nohup
+                signal.signal(each, self._note)
+        try:
+            return self._run(_find_launcher(self._options))
+        except _Stopped as stopped:
+            return 128 + stopped.number
+
+    def _note(self, number: int, frame: FrameType | None) -> None:
+        """Note a signal. An exception could come at any moment, and leave processes behind."""
+        self._signal = self._signal or number
+
+    def _heed(self) -> None:
+        """End if a signal has come."""
+        if self._signal:
+            _say("asked to end: the job ends")
+            raise _Stopped(self._signal)
+
+    def _run(self, launcher: Launcher) -> int:
         in_vain = 0
         hosts: Sequence[Host] = self._options.hosts
         for number in range(1, self._options.restarts + 2):
@@ -98,7 +122,9 @@ class Supervisor:
                 return 0
             in_vain = 1 if self._newest > before else in_vain + 1
             _say(f"attempt {number} has failed: {'; '.join([*self._lost, attempt.reason])}")
+            self._heed()
             hosts = left(self._options, self._listening.getsockname()[:2], self._silent)
+            self._heed()
             problem = self._problem(number, in_vain, hosts)
             if problem:
                 _say(f"giving up: {problem}")
@@ -119,6 +145,7 @@ class Supervisor:
 
     def _try(self, number: int, launcher: Launcher, hosts: Sequence[Host]) -> Attempt:
         """Run one attempt, until all of its processes have ended."""
+        self._heed()
         attempt = Attempt(number)
         self._lost, self._silent = [], set()
         host, port = self._listening.getsockname()[:2]
@@ -134,9 +161,6 @@ class Supervisor:
         )
         try:
             self._watch(attempt, process)
-        except (_Stopped, KeyboardInterrupt) as stopped:
-            _say("asked to end: the job ends")
-            raise SystemExit(_status_of(stopped)) from None
         finally:
             self._end(attempt, process)
         self._newest = max(self._newest, attempt.newest)
@@ -147,6 +171,7 @@ class Supervisor:
         began = time.monotonic()
         over_since: float | None = None
         while True:
+            self._heed()
             is_quiet = not self._listen(attempt)
             now = time.monotonic()
             if self._lost and not attempt.is_finished:
@@ -193,7 +218,8 @@ class Supervisor:
             self._tell(op="beat")
         for connection, keeper in [*self._keepers.items()]:
             if now - keeper.heard > SILENCE_SECONDS:
-                self._silent.add(keeper.host)
+                if keeper.host:
+                    self._silent.add(keeper.host)
                 self._lose(connection, "nothing was heard of it")
         return bool(happened)
 
@@ -215,15 +241,30 @@ class Supervisor:
             return
         keeper.heard = time.monotonic()
         *lines, keeper.came = (keeper.came + came).split(b"\n")
+        if len(keeper.came) > (_LONGEST_LINE if keeper.host else _LONGEST_GREETING):
+            self._lose(connection, f"it has sent a line of more than {_LONGEST_LINE} bytes")
+            return
         for line in lines:
-            message = json.loads(line)
-            if message["op"] == "keeper" and secrets.compare_digest(str(message["token"]), self._token):
-                keeper.host = message["host"]
-            elif not keeper.host:
-                self._lose(connection, "")  # not one of our keepers
+            if keeper.host:
+                _pass_on(line, keeper.host, attempt)
+                continue
+            keeper.host = self._host_in(line)
+            if not keeper.host:
+                self._lose(connection, "")  # not one of our keepers: a port scanner, for example
                 return
-            else:
-                attempt.hear(message, keeper.host)
+
+    def _host_in(self, greeting: bytes) -> str:
+        """Return the host of a keeper that greets; empty if the line is anything but a correct greeting."""
+        if len(greeting) > _LONGEST_GREETING:
+            return ""
+        try:
+            message = json.loads(greeting)
+            op, token, host = message["op"], message["token"], message["host"]
+            # As bytes, because it refuses to compare text that is not ASCII.
+            is_ours = op == "keeper" and secrets.compare_digest(token.encode(), self._token.encode())
+        except _NO_MESSAGE:
+            return ""
+        return host if is_ours and isinstance(host, str) else ""
 
     def _lose(self, connection: socket.socket, why: str) -> None:
         """Drop a connection; if it was a keeper, its node is lost."""
@@ -235,7 +276,7 @@ class Supervisor:
 
     def _tell(self, **message: Any) -> None:
         line = json.dumps(message).encode() + b"\n"
-        for connection in [*self._keepers]:
+        for connection in [each for each, keeper in self._keepers.items() if keeper.host]:
             try:
                 connection.sendall(line)
             except OSError:
@@ -269,9 +310,9 @@ def _say(text: str) -> None:
     sys.stderr.flush()
 
 
-def _stop(number: int, frame: FrameType | None) -> None:
-    raise _Stopped(number)
-
-
-def _status_of(stopped: BaseException) -> int:
-    return 128 + (stopped.args[0] if isinstance(stopped, _Stopped) else signal.SIGINT)
+def _pass_on(line: bytes, host: str, attempt: Attempt) -> None:
+    """Pass a message of a keeper on to the attempt. A wrong one is no reason to end the training."""
+    try:
+        attempt.hear(json.loads(line), host)
+    except _NO_MESSAGE as error:
+        _say(f"expected a message from the keeper of {host}, got {line[:80]!r}: {type(error).__name__}")

@@ -1,0 +1,143 @@
+"""The supervisor with a launcher that the tests imitate: strangers that connect to it, and signals; without MPI."""
+
+import signal
+import subprocess
+import sys
+import time
+from functools import partial
+from pathlib import Path
+
+import pytest
+
+KEEPER = """
+import json, os, socket, sys
+
+if "--version" in sys.argv:
+    print("HYDRA build details: Version: 5.0.2")
+    sys.exit()
+host, port, token, attempt = os.environ["CHAINERMN_SUPERVISOR"].split()
+
+def connect():
+    return socket.create_connection((host, int(port)), 20)
+
+def line(**message):
+    return json.dumps(message).encode() + b"\\n"
+
+def is_dropped(connection):
+    try:
+        return not connection.recv(1)
+    except ConnectionResetError:
+        return True
+
+keeper = connect()
+keeper.sendall(line(op="keeper", token=token, host="here"))
+keeper.sendall(line(op="join", attempt=int(attempt), rank=0, size=1))
+"""
+FINISHED = 'keeper.sendall(line(op="finished", attempt=int(attempt), rank=0, elastic=False))\n'
+FINISHED += 'keeper.sendall(line(op="gone", attempt=int(attempt), rank=0))\n'
+
+
+def launcher(tmp_path, body, first=f"#!{sys.executable}\n{KEEPER}"):
+    path = tmp_path / "mpiexec"
+    path.write_text(first + body)
+    path.chmod(0o755)
+    return str(path)
+
+
+def start(tmp_path, mpiexec, *options):
+    command = [sys.executable, "-m", "mn_comm", "elastic", "-n", "1", "--mpiexec", mpiexec, *options, "script.py"]
+    # A shell lets commands in the background ignore SIGINT, and so would the tests.
+    heed = partial(signal.signal, signal.SIGINT, signal.SIG_DFL)
+    return subprocess.Popen(command, stderr=subprocess.PIPE, text=True, cwd=tmp_path, preexec_fn=heed)
+
+
+STRANGERS = {
+    "http": "b'GET / HTTP/1.1\\r\\n\\r\\n'",
+    "no object": "b'[]\\n'",
+    "no text": "b'\\xff\\xfe\\n'",
+    "deep": "b'[' * 4000 + b'\\n'",
+    "no token": "line(op='keeper', host='x')",
+    "another token": "line(op='keeper', token='caf\\u00e9', host='x')",
+    "no host": "line(op='keeper', token=token, host=None)",
+    "other words first": "line(op='join', attempt=1, rank=0, size=9)",
+    "endless": "b'x' * 200_000",
+}
+
+
+@pytest.mark.parametrize("said", STRANGERS.values(), ids=STRANGERS)
+def test_a_stranger_is_dropped_and_nothing_else_happens(tmp_path, said):
+    body = f"stranger = connect()\nstranger.sendall({said})\nassert is_dropped(stranger)\n{FINISHED}"
+    supervisor = start(tmp_path, launcher(tmp_path, body), "--restart", "0")
+    _, errors = supervisor.communicate(timeout=60)
+    assert supervisor.returncode == 0, errors
+    assert errors.splitlines()[-1] == "[chainermn elastic] the training is complete"
+    assert "Traceback" not in errors
+
+
+@pytest.mark.parametrize("said", ["b'}\\n'", "b'[]\\n'", "b'{}\\n'", "line(op='kept', number='x')"])
+def test_one_wrong_line_of_a_keeper_is_passed_over(tmp_path, said):
+    supervisor = start(tmp_path, launcher(tmp_path, f"keeper.sendall({said})\n{FINISHED}"), "--restart", "0")
+    _, errors = supervisor.communicate(timeout=60)
+    assert supervisor.returncode == 0, errors
+    assert "expected a message from the keeper of here, got " in errors
+
+
+WAITS = f"""#!{sys.executable}
+import os, signal, sys, time
+if "--version" in sys.argv:
+    print("HYDRA build details: Version: 5.0.2")
+    sys.exit()
+signal.signal(signal.SIGTERM, signal.SIG_IGN)
+with open("new", "w") as file:
+    file.write(str(os.getpid()))
+os.rename("new", "process")
+time.sleep(600)
+"""
+
+
+def wait_for(condition):
+    deadline = time.monotonic() + 60
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_second_signal_changes_nothing(tmp_path, number):
+    supervisor = start(tmp_path, launcher(tmp_path, "", WAITS))
+    wait_for((tmp_path / "process").exists)
+    for _ in range(4):
+        supervisor.send_signal(number)
+        time.sleep(0.1)
+    _, errors = supervisor.communicate(timeout=60)
+    assert supervisor.returncode == 128 + number, errors
+    assert errors.splitlines()[-1] == "[chainermn elastic] asked to end: the job ends"
+    assert "Traceback" not in errors
+    process = Path("/proc", (tmp_path / "process").read_text())
+    wait_for(lambda: not process.exists())
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_while_hosts_are_asked_ends_it(tmp_path, number):
+    agent = tmp_path / "agent"
+    agent.write_text("#!/bin/sh\n: >asked\nexec sleep 600\n")
+    agent.chmod(0o755)
+    mpiexec = launcher(tmp_path, "sys.exit(1)")
+    supervisor = start(tmp_path, mpiexec, "--hosts", "127.0.0.1:1", "--ssh", str(agent))
+    wait_for((tmp_path / "asked").exists)
+    supervisor.send_signal(number)
+    _, errors = supervisor.communicate(timeout=60)
+    assert supervisor.returncode == 128 + number, errors
+    assert errors.splitlines()[-1] == "[chainermn elastic] asked to end: the job ends"
+    assert "Traceback" not in errors
+
+
+def test_a_signal_that_is_ignored_from_the_start_stays_ignored(tmp_path):
+    hangs_up = launcher(tmp_path, f"os.kill(os.getppid(), {int(signal.SIGHUP)})\n{FINISHED}")
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        supervisor = start(tmp_path, hangs_up, "--restart", "0")
+    finally:
+        signal.signal(signal.SIGHUP, before)
+    _, errors = supervisor.communicate(timeout=60)
+    assert supervisor.returncode == 0, errors
