@@ -255,7 +255,7 @@ def test_other_dtypes(how, dtype):
 # up, which takes thousands of steps in the paper.
 FED_BACK = [
     *(Int8(), Int8(block=16, rounding="stochastic"), OneBit(block=64), OneBit(), TopK(0.5)),
-    *(TopK(0.4, warm_up=10), TopK(0.01, warm_up=1000), PowerSGD(rank=8, start_iter=0, min_compression_rate=1)),
+    *(TopK(0.4, warm_up=10), TopK(0.01, warm_up=1000), PowerSGD(rank=10, start_iter=0, min_compression_rate=1)),
 ]
 
 
