@@ -59,6 +59,32 @@ def test_received_arrays_can_be_written_to_and_are_nobody_elses(length):
     assert not mine.any()
 
 
+class NotFor:
+    """Cannot be unpickled on one rank."""
+
+    def __init__(self, rank):
+        if rank == RANK:
+            raise ValueError("not here")
+        self.args = (rank,)
+
+    def __reduce__(self):
+        return NotFor, self.args
+
+
+@pytest.mark.skipif(SIZE < 2, reason="every rank unpickles its own object, too")
+@pytest.mark.parametrize("call", [COMM.gather_obj, COMM.allgather_obj])
+def test_an_object_that_one_rank_cannot_unpickle_leaves_no_other_rank_waiting(call):
+    # Rank 0 gets the first object first, and long objects of the other ranks after it.
+    obj = np.zeros(100_000) if RANK else NotFor(-1)
+    if RANK == 0:
+        obj.args = (0,)
+        with pytest.raises(ValueError, match="not here"):
+            call(obj)
+    else:
+        call(obj)
+    assert COMM.allreduce_obj(1) == SIZE
+
+
 def test_allreduce_obj_adds_up_in_the_order_of_ranks():
     assert COMM.allreduce_obj([RANK]) == list(range(SIZE))
     assert COMM.allreduce_obj(0.1) == sum([0.1] * (SIZE - 1), 0.1)

@@ -143,21 +143,21 @@ def gather_obj(ranks: Ranks, obj: Any, root: int = 0) -> list[Any] | None:
     if parcels is None:
         _send_long(ranks, frames, root)
         return None
-    return [_load(_from(ranks, parcel, source, frames)) for source, parcel in enumerate(parcels)]
+    found = [_from(ranks, parcel, source, frames) for source, parcel in enumerate(parcels)]
+    return [_load(each) for each in found]  # not earlier: if this raises, no rank waits for this one any more
 
 
 def allgather_obj(ranks: Ranks, obj: Any) -> list[Any]:
     """Gather objects on every rank; see :meth:`mn_comm.CommunicatorBase.allgather_obj`."""
     with agreement.raise_on_all(ranks):
         mine = _dump(obj)
-    found = []
-    for root, parcel in enumerate(ranks.allgather(_parcel(mine))):
-        frames = _copy(mine) if root == ranks.rank else _begun(parcel)
+    parcels = ranks.allgather(_parcel(mine))
+    found = [_copy(mine) if root == ranks.rank else _begun(parcel) for root, parcel in enumerate(parcels)]
+    for root, parcel in enumerate(parcels):
         if parcel.frames is None:
-            for piece in _pieces(frames):
+            for piece in _pieces(found[root]):
                 ranks.Bcast(piece, root)
-        found.append(_load(frames))
-    return found
+    return [_load(frames) for frames in found]  # not earlier, as in gather_obj
 
 
 def scatter_obj(ranks: Ranks, objs: Any, root: int = 0) -> Any:
