@@ -163,7 +163,7 @@ class MemoryKeeper(Extension):  # type: ignore[misc]  # Chainer has no types
             return found
         comm = _elastic(self.comm)
         has_waited = comm.take_places()
-        is_trainer = hasattr(type(target), "extend")
+        is_trainer = _is_trainer(target)
         if is_trainer and comm.has_spares:
             target.extend(_Door(self), name=_Door.name, trigger=lambda _: comm.lacks_ranks)
         if not has_waited:
@@ -187,7 +187,7 @@ class MemoryKeeper(Extension):  # type: ignore[misc]  # Chainer has no types
         check_fits(state, target)
         self._load_state(state, target)
         self._settings = handover.settings
-        if not hasattr(type(target), "extend"):
+        if not _is_trainer(target):
             self.apply_settings(target)
         for each in self._optimizers(target):
             if hasattr(each, "assume_synchronized") and each.target is not None:
@@ -275,7 +275,7 @@ class _Door(Extension):  # type: ignore[misc]  # Chainer has no types
 @contextmanager
 def _without_missing_extensions(state: _State, target: Any) -> Iterator[list[str]]:
     """Hide the extensions of a trainer that are not in a state: only rank 0's are saved."""
-    if not hasattr(type(target), "extend"):
+    if not _is_trainer(target):
         yield []
         return
     of_trainer = vars(target)
@@ -286,6 +286,10 @@ def _without_missing_extensions(state: _State, target: Any) -> Iterator[list[str
         yield lacking
     finally:
         of_trainer["_extensions"] = extensions
+
+
+def _is_trainer(target: Any) -> bool:
+    return hasattr(type(target), "extend")
 
 
 def _has_state(entry: Any) -> bool:
