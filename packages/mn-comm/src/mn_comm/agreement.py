@@ -15,7 +15,17 @@ if TYPE_CHECKING:
 
     from mn_comm.base import CommunicatorBase
 
-__all__ = ["Group", "agree", "describe", "digest", "expect_same", "group_of", "raise_on_all", "remote_error"]
+__all__ = [
+    "Group",
+    "agree",
+    "describe",
+    "digest",
+    "everywhere",
+    "expect_same",
+    "group_of",
+    "raise_on_all",
+    "remote_error",
+]
 
 
 class Group(Protocol):
@@ -111,7 +121,7 @@ def agree(group: Group, signature: Any, explain: Callable[[Sequence[Any]], Excep
         Exception: What ``explain`` returned, if the ranks differ.
     """
     if group.differ(digest(signature)):
-        raise explain(group.allgather(signature))
+        raise everywhere(explain(group.allgather(signature)))
 
 
 def expect_same(communicator: CommunicatorBase | MPI.Intracomm | Group, what: str, value: Any) -> None:
@@ -151,6 +161,12 @@ def digest(signature: object) -> int:
 
     hashed = blake2b(repr(signature).encode(), digest_size=8).digest()
     return int.from_bytes(hashed, "little") >> 2
+
+
+def everywhere(error: Exception) -> Exception:
+    """Mark an exception that all ranks raise alike, so that, if none of them catches it, only rank 0 shows it."""
+    error.raised_on_all_ranks = True  # type: ignore[attr-defined]
+    return error
 
 
 def describe(error: Exception) -> tuple[str, str]:

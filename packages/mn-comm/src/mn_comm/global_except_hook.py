@@ -16,7 +16,7 @@ from types import TracebackType
 
 from mn_comm.exit_status import share_exit_status
 from mn_comm.interrupts import watch_interrupts
-from mn_comm.last_words import abort_when_read, say
+from mn_comm.last_words import abort_when_read, flush_until_read, say
 from mn_comm.mpi import has_been_finalized
 
 __all__ = ["add_hook", "add_hook_by_default", "add_hook_if_enabled", "end_by"]
@@ -25,6 +25,7 @@ _VARIABLES = ("CHAINERMN_FORCE_ABORT_ON_EXCEPTION", "CHAINERMN_FORCE_ABORT_ON_EX
 """The name that ChainerMN 7 read, and the name in Chainer's manual."""
 _LONGEST_SUMMARY = 500
 _PATIENCE_SECONDS = 2.0
+_PAUSE_SECONDS = 0.01
 _end: Callable[[str, int], object] | None = None
 _PATIENCE_AFTER_CTRL_C = 3.5  # rank 0 may be saving its state
 
@@ -95,8 +96,9 @@ class _AbortAllRanks:
     """An ``excepthook`` that calls the previous one, prints which rank raised, and aborts the job.
 
     If Chainer's ``Trainer`` has already printed the traceback, only the exception is printed. If a rank raises an
-    exception of another rank, it first lets that rank print its message and end the job. Ctrl-C usually reaches all
-    ranks; then only the first one prints a line, without tracebacks.
+    exception of another rank, it first lets that rank print its message and end the job. If all ranks raise the same
+    exception, rank 0 does so, after everything that the other ranks have printed. Ctrl-C usually reaches all ranks;
+    then only the first one prints a line, without tracebacks.
 
     Args:
         previous: The previous hook.
@@ -117,14 +119,8 @@ class _AbortAllRanks:
             if issubclass(kind, KeyboardInterrupt):
                 time.sleep(_PATIENCE_AFTER_CTRL_C if _rank() else 0)
                 return
-            if "raised_on_rank" in value.__dict__:
-                time.sleep(_PATIENCE_SECONDS)
-            if _shown_by_trainer(value, traceback):
-                text = "".join(format_exception_only(kind, value))
-            elif self._previous is sys.__excepthook__:
-                text = _as_python_shows_it(kind, value, traceback)
-            else:
-                text = self._shown_by_previous(kind, value, traceback)
+            _let_the_right_rank_end(value)
+            text = self._text_of(kind, value, traceback)
         finally:
             if issubclass(kind, KeyboardInterrupt):
                 _abort("interrupted")
@@ -134,6 +130,14 @@ class _AbortAllRanks:
                     text = ""
                     _end("uncaught exception", 1)
                 _abort("uncaught exception", details=_in_a_line(kind, value), text=text)
+
+    def _text_of(self, kind: type[BaseException], value: BaseException, traceback: TracebackType | None) -> str:
+        """Return what must still be written of an exception; a previous hook of the script's writes by itself."""
+        if _shown_by_trainer(value, traceback):
+            return "".join(format_exception_only(kind, value))
+        if self._previous is sys.__excepthook__:
+            return _as_python_shows_it(kind, value, traceback)
+        return self._shown_by_previous(kind, value, traceback)
 
     def _shown_by_previous(
         self, kind: type[BaseException], value: BaseException, traceback: TracebackType | None
@@ -177,6 +181,33 @@ def _shown_by_trainer(value: BaseException, traceback: TracebackType | None) -> 
         show = frame.f_locals.get("show_loop_exception_msg", False)
         traceback = traceback.tb_next
     return False
+
+
+def _let_the_right_rank_end(value: BaseException) -> None:
+    """Wait if another rank should show an exception and end the job; return if none has."""
+    if "raised_on_rank" in value.__dict__:
+        time.sleep(_PATIENCE_SECONDS)
+    elif "raised_on_all_ranks" in value.__dict__ and _end is None:
+        _let_rank_0_end()
+
+
+def _let_rank_0_end() -> None:
+    """Wait until the launcher has read the output of all ranks; then, on ranks other than 0, until rank 0 ends the job.
+
+    Trainers print tracebacks of their own. One that came after the message would hide it, and several ranks that end
+    the job at once cut each other's output short. If a rank does not come here within two seconds, the wait ends.
+    """
+    from mpi4py import MPI
+
+    flush_until_read()
+    everyone = MPI.COMM_WORLD.Ibarrier()
+    deadline = time.monotonic() + _PATIENCE_SECONDS
+    while not everyone.Test():
+        if time.monotonic() > deadline:
+            return
+        time.sleep(_PAUSE_SECONDS)
+    if _rank() != 0:
+        time.sleep(2 * _PATIENCE_SECONDS)  # rank 0 waits, too, until its message has been read
 
 
 def _rank() -> int:

@@ -79,6 +79,11 @@ def mpiexec(ranks, code, folder, **environ):
     )
 
 
+def by_ranks(text):
+    """Return text without the line that the node's witness adds where the launcher writes a long one of its own."""
+    return "".join(line for line in text.splitlines(keepends=True) if "[chainermn]" not in line)
+
+
 @pytest.mark.parametrize("show", [True, False])
 @pytest.mark.parametrize("where", CASES)
 def test_all_ranks_end_and_the_traceback_is_shown_once(where, show, tmp_path):
@@ -88,9 +93,52 @@ def test_all_ranks_end_and_the_traceback_is_shown_once(where, show, tmp_path):
     assert ended - float(raised) < 5
     assert job.returncode != 0
     # The exception of a worker is sent with the text of its traceback.
-    assert job.stderr.count("ValueError: boom !") == (2 if where == "worker" else 1)
+    assert by_ranks(job.stderr).count("ValueError: boom !") == (2 if where == "worker" else 1)
     assert job.stderr.count(", in boom") == 1
     assert len(re.findall(r"chainermn: uncaught exception on rank 1 \(.+\)", job.stderr)) == 1
+
+
+ON_ALL = """
+import sys, time
+from mn_comm import create_communicator, expect_same
+comm = create_communicator("naive")
+try:
+    expect_same(comm, "number of classes", 10 + comm.rank)
+except ValueError:
+    if comm.rank == 1:  # a busy machine
+        time.sleep(0.5)
+    print("a line of a traceback\\n" * 20, file=sys.stderr)
+    raise
+"""
+
+
+def test_an_exception_on_all_ranks_is_shown_once_and_last(tmp_path):
+    # The first rank that ended the job cut the output of the others short, or their tracebacks came after its message.
+    job = mpiexec(3, ON_ALL, tmp_path)
+    assert job.returncode == 1
+    assert job.stderr.count("a line of a traceback") == 60
+    last = job.stderr[job.stderr.rindex("a line of a traceback") :]
+    assert by_ranks(last).count("ValueError: expected the same number of classes on every rank, got 10 on rank 0") == 1
+    assert re.findall(r"uncaught exception on rank ([0-9])", last) == ["0"]
+
+
+IN_PART = """
+from mn_comm import create_communicator, expect_same
+comm = create_communicator("naive")
+part = comm.split(comm.rank == 0, 0)
+if comm.rank:
+    expect_same(part, "number of classes", 10 + comm.rank)
+comm.bcast_obj(None)
+comm.bcast_obj(None, root=1)
+"""
+
+
+def test_an_exception_on_all_ranks_of_a_group_ends_the_job(tmp_path):
+    started = time.monotonic()
+    job = mpiexec(3, IN_PART, tmp_path)
+    assert time.monotonic() - started < 10
+    assert job.returncode == 1
+    assert "ValueError: expected the same number of classes on every rank, got 11 on rank 0" in job.stderr
 
 
 BY_DEFAULT = """

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import numpy as np
 
-from mn_comm.agreement import digest, remote_error
+from mn_comm.agreement import digest, everywhere, remote_error
 from mn_comm.mpi import MPI
 from mn_comm.placement import is_device_array
 from mn_comm.protocols import Model, Parameter
@@ -144,9 +144,9 @@ class Agreement:
     def start(self, signature: Signature, notes: Sequence[int] = (), roll: Roll | None = None) -> None:
         """Start the check, and return before it has finished; collective.
 
-        signature: This rank's; fastest if it is the same object as before.
+        Args:
+            signature: This rank's; fastest if it is the same object as before.
             notes: Numbers of which every rank gets the greatest; the same count on every rank.
-            notes: Numbers of which every rank is to know the greatest; as many on every rank.
             roll: The messages to the other ranks, if any.
         """
         if signature is not self._signature:
@@ -228,6 +228,10 @@ def _explain(operation: str, signatures: Sequence[Signature]) -> Exception:
     for rank, signature in enumerate(signatures):
         if signature and signature[0][0] == FAILURE:
             return remote_error(rank, *signature[0][1:])
+    return everywhere(_difference(operation, signatures))
+
+
+def _difference(operation: str, signatures: Sequence[Signature]) -> ValueError:
     rank = next(rank for rank, other in enumerate(signatures) if repr(other) != repr(signatures[0]))
     expected, got = first_difference(signatures[0], signatures[rank])
     if expected is not None and got is not None and len(expected) == len(got) == 2:
