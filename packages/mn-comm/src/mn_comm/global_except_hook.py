@@ -119,7 +119,8 @@ class _AbortAllRanks:
             if issubclass(kind, KeyboardInterrupt):
                 time.sleep(_PATIENCE_AFTER_CTRL_C if _rank() else 0)
                 return
-            _let_the_right_rank_end(value)
+            with contextlib.suppress(Exception, KeyboardInterrupt):  # a rank has died; the job must still end
+                _let_the_right_rank_end(value)
             text = self._text_of(kind, value, traceback)
         finally:
             if issubclass(kind, KeyboardInterrupt):

@@ -39,6 +39,7 @@ _NOT_THE_SCRIPT = (
     *("mpi4py", "numpy"),
 )
 
+_LAUNCHERS = ("prterun", "prted")
 _PATIENCE_SECONDS = 2.0
 _PAUSE_SECONDS = 0.01
 
@@ -97,18 +98,38 @@ def say(text: str) -> None:
 def abort_when_read(status: int = 1, summary: str = "") -> None:
     """End the job by ``MPI_Abort``, once the launcher has read what this rank wrote, or after two seconds.
 
+    With ``--with-ft ulfm``, Open MPI 5 leaves the other ranks alone after ``MPI_Abort``, and they may wait forever. In
+    this case, the launcher itself is ended.
+
     Args:
-        status: The exit status of the job.
+        status: The exit status of the job; with ``--with-ft ulfm``, the job's status is 1.
         summary: The reason, in one line.
     """
     from mpi4py import MPI  # not at import: a script may install the hook before it chooses how MPI is initialised
 
+    from mn_comm.elastic.support import is_tolerant
     from mn_comm.supervised import report  # not at import: that module imports this one
 
     flush_until_read()
     witness.has_spoken(summary)
     report.has_failed(status, summary)
+    launcher = _launcher() if is_tolerant() else None
+    if launcher is not None:
+        os.kill(launcher, signal.SIGTERM)
     MPI.COMM_WORLD.Abort(status)
+
+
+def _launcher() -> int | None:
+    """Return the process ID of Open MPI's launcher on this node, an ancestor of this process; ``None`` if unknown."""
+    process = os.getppid()
+    with contextlib.suppress(OSError, ValueError):
+        while process > 1:
+            with open(f"/proc/{process}/stat") as file:
+                name, _, rest = file.read().partition("(")[2].rpartition(")")
+            if name in _LAUNCHERS:
+                return process
+            process = int(rest.split()[1])
+    return None
 
 
 def flush_until_read() -> None:

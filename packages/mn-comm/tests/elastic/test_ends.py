@@ -1,5 +1,7 @@
 """Whatever ends a rank ends only this rank, and the others continue immediately."""
 
+import time
+
 import pytest
 
 CODE = """
@@ -78,3 +80,31 @@ print("done", comm.allreduce_obj(1), flush=True)
 
 def test_workers_of_a_pool_can_be_ended(job):
     assert job(2, POOL) == ["done 2", "done 2"]
+
+
+NOT_ELASTIC = {
+    "an exception on rank 0": """
+if comm.rank == 0:
+    raise ValueError("the end")
+comm.allgather_obj(None)
+""",
+    "an exception on all ranks": "expect_same(comm, 'the end', comm.rank)",
+    "a rank that dies then": """
+try:
+    expect_same(comm, "the end", comm.rank)
+except ValueError:
+    if comm.rank == 1:
+        os.kill(os.getpid(), signal.SIGKILL)
+    raise
+""",
+}
+
+
+@pytest.mark.parametrize("what", NOT_ELASTIC)
+def test_an_ordinary_communicator_under_the_same_launcher(job, what):
+    # With --with-ft ulfm, the other ranks went on after MPI_Abort, and waited forever.
+    preamble = "import os, signal\nfrom mn_comm import create_communicator, expect_same\n"
+    started = time.monotonic()
+    job(4, preamble + "comm = create_communicator('naive')\n" + NOT_ELASTIC[what], status=1)
+    assert time.monotonic() - started < 20
+    assert "the end" in job.stderr

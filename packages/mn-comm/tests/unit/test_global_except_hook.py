@@ -81,3 +81,12 @@ def test_an_exception_that_cannot_be_looked_at_ends_the_job_all_the_same(shown):
 def test_a_previous_hook_that_fails_hides_nothing(shown):
     (text,), _ = shown(lambda: raising(ValueError("why")), previous=lambda *_: raising(KeyError("the hook fails")))
     assert text.index("KeyError: 'the hook fails'") < text.index("ValueError: why") < text.index("ending all ranks")
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt, RuntimeError])
+def test_a_wait_that_fails_hides_nothing(shown, monkeypatch, error):
+    # A rank had died, or Ctrl-C was pressed: neither traceback nor message were shown.
+    monkeypatch.setattr(global_except_hook, "_let_the_right_rank_end", lambda value: raising(error()))
+    (text,), line = shown(lambda: raising(ValueError("why")))
+    assert text.index("ValueError: why") < text.index("ending all ranks")
+    assert line == "uncaught exception: ValueError: why"

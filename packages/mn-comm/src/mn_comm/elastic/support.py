@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 
-__all__ = ["ENABLED", "SPARES", "detects", "is_minority", "n_spares", "problem_of", "refuse_spares"]
+__all__ = ["ENABLED", "SPARES", "detects", "is_minority", "is_tolerant", "n_spares", "problem_of", "refuse_spares"]
 
 ENABLED = "OMPI_MCA_mpi_ft_enable"
 """What ``mpiexec --with-ft ulfm`` sets to 1 in every process."""
@@ -25,9 +25,14 @@ def problem_of(library: str, environ: Mapping[str, str] = os.environ) -> str | N
     name = " ".join(library.splitlines()[0].split(",")[0].split())
     if not name.startswith("Open MPI"):
         return f"elastic=True: expected Open MPI 5, which can continue after a rank has died; got {name:.40}: {_CURE}"
-    if environ.get(ENABLED, "") not in ("1", "true"):
+    if not is_tolerant(environ):
         return f"elastic=True: expected a job started with fault tolerance, but {ENABLED} is not 1: {_CURE}"
     return None
+
+
+def is_tolerant(environ: Mapping[str, str] = os.environ) -> bool:
+    """Return whether the launcher lets the other processes continue after one has died."""
+    return environ.get(ENABLED, "") in ("1", "true")
 
 
 def detects(environ: Mapping[str, str] = os.environ) -> bool:
