@@ -10,7 +10,7 @@ import pytest
 
 KINDS = {
     "Int8(rounding='stochastic')": "",
-    "OneBit(block=64)": "overlap=True, bucket_bytes=2000",
+    "OneBit(block=64, start_iter=4)": "overlap=True, bucket_bytes=2000",
     "TopK(0.1, momentum=0.5, warm_up=5)": "",
     "PowerSGD(2, start_iter=3, min_compression_rate=1.2)": "overlap=True, bucket_bytes=2000",
     "Int8()": "local_steps=DiLoCo(2)",

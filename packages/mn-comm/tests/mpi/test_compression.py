@@ -18,6 +18,7 @@ ALL = [
     Int8(),
     Int8(block=32, rounding="stochastic", seed=3),
     OneBit(block=64),
+    OneBit(block=64, start_iter=1),
     TopK(0.5, warm_up=2),
     PowerSGD(rank=2, start_iter=1),
 ]

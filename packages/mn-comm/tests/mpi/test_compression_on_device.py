@@ -14,7 +14,7 @@ from mn_comm.compression import Compression, Int8, OneBit, PowerSGD, TopK
 
 WORLD = MPI.COMM_WORLD
 RANK, SIZE = WORLD.rank, WORLD.size
-ALL = [Int8(), OneBit(block=64), TopK(0.3), PowerSGD(rank=2, start_iter=1)]
+ALL = [Int8(), OneBit(block=64), OneBit(start_iter=1), TopK(0.3), PowerSGD(rank=2, start_iter=1)]
 SHAPES = [(40, 30), (7,), (25, 60), (1,)]
 
 several = pytest.mark.skipif(SIZE < 2, reason="nothing is exchanged")

@@ -21,6 +21,7 @@ ALL = [
     Int8(),
     Int8(block=16, rounding="stochastic"),
     OneBit(block=64),
+    OneBit(block=64, start_iter=2),
     TopK(0.3),
     TopK(0.25, warm_up=3),
     PowerSGD(rank=2, start_iter=0),
@@ -360,6 +361,22 @@ def test_power_sgd_goes_on_after_zeros():
     np.testing.assert_allclose(means[-1][0], ones, rtol=1e-3, atol=1e-3)
 
 
+@BOTH
+@pytest.mark.parametrize("dtype", ["f2", "f4", "f8"])
+@pytest.mark.parametrize("how", [OneBit(start_iter=2), PowerSGD(rank=1, start_iter=2)], ids=repr)
+def test_the_first_steps_are_exact_and_leave_no_error(how, dtype, xp):
+    summands = [np.arange(400, dtype=dtype) % 7, np.arange(400, dtype=dtype) % 5]
+    mean = (summands[0] + summands[1]) / 2
+    means, exchanges = exchange(how, summands, 2, shape=(20, 20), xp=xp)
+    for outs in means:
+        for out in outs:
+            np.testing.assert_array_equal(out, mean)
+    assert not any(each.memory.now["error"].any() for each in exchanges)
+    means, exchanges = exchange(how, summands, 3, shape=(20, 20), xp=xp)
+    assert np.any(means[2][0] != mean)
+    assert all(each.memory.now["error"].any() for each in exchanges)
+
+
 def test_power_sgd_is_exact_for_matrices_of_its_rank():
     random = np.random.RandomState(0)
     right = random.standard_normal((4, 60))
@@ -434,6 +451,7 @@ def test_momentum_correction_and_clipping():
         (lambda: PowerSGD(rank=0), ValueError, "expected rank of at least 1, got 0"),
         (lambda: PowerSGD(start_iter=True), TypeError, "expected an integer for start_iter, got bool"),
         (lambda: PowerSGD(min_compression_rate=0), ValueError, "expected min_compression_rate above 0, got 0"),
+        (lambda: OneBit(start_iter=-1), ValueError, "expected start_iter of at least 0, got -1"),
         (lambda: OneBit(block=12), ValueError, "expected a multiple of 8 for block, got 12"),
     ],
 )
@@ -446,5 +464,8 @@ def test_they_are_immutable_and_say_what_they_are():
     with pytest.raises(AttributeError):
         Int8().block = 3
     assert repr(TopK(0.1)) == "TopK(ratio=0.1, momentum=0.0, clip=None, warm_up=0)"
+    assert repr(TopK(np.float64(0.5), warm_up=np.int64(2))) == repr(TopK(0.5, warm_up=2))
+    assert repr(PowerSGD(np.int32(2), np.int64(5), 2)) == repr(PowerSGD(2, 5, 2.0))
+    assert repr(OneBit(np.int64(64))) == "OneBit(block=64, start_iter=0)"
     assert isinstance(compression, types.ModuleType)
     assert all(issubclass(each, compression.Compression) for each in (Int8, OneBit, PowerSGD, TopK))

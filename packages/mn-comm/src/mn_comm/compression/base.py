@@ -23,8 +23,8 @@ __all__ = [
     "Messages",
     "Piece",
     "Portion",
-    "check_integer",
-    "check_number",
+    "set_integer",
+    "set_number",
 ]
 
 _Array = Any  # NumPy's, or CuPy's
@@ -82,6 +82,11 @@ class Memory:
     def __init__(self, **arrays: _Array) -> None:
         self.now = arrays
         self.new = {name: array_module(array).empty_like(array) for name, array in arrays.items()}
+
+    def keep(self) -> None:
+        """Let this step change nothing."""
+        for name, array in self.new.items():
+            array[...] = self.now[name]
 
     def commit(self) -> None:
         """Keep the arrays of this step."""
@@ -174,20 +179,24 @@ class Compression(ABC):
         """
 
 
-def check_integer(name: str, value: Any, least: int) -> None:
-    """Raise unless ``value`` is an integer of at least ``least``.
+def set_integer(settings: Compression, name: str, least: int) -> None:
+    """Make a setting an ``int``, so that equal settings also have the same ``repr``; raise unless it is an integer.
 
     Raises:
         TypeError: It is not an integer.
         ValueError: It is too small.
     """
+    value = getattr(settings, name)
     if isinstance(value, bool) or not isinstance(value, (int, np.integer)):
         raise TypeError(f"expected an integer for {name}, got {type(value).__name__}: {value!r:.80}")
     if value < least:
         raise ValueError(f"expected {name} of at least {least}, got {value}")
+    object.__setattr__(settings, name, int(value))
 
 
-def check_number(name: str, value: Any) -> None:
-    """Raise ``TypeError`` unless ``value`` is a real number."""
+def set_number(settings: Compression, name: str) -> None:
+    """Make a setting a ``float``; raise ``TypeError`` unless it is a real number."""
+    value = getattr(settings, name)
     if isinstance(value, bool) or not isinstance(value, (int, float, np.integer, np.floating)):
         raise TypeError(f"expected a number for {name}, got {type(value).__name__}: {value!r:.80}")
+    object.__setattr__(settings, name, float(value))

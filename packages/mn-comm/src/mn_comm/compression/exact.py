@@ -1,4 +1,4 @@
-"""Uncompressed communication: byte messages to all ranks, and exact means that are the same on all of them."""
+"""Uncompressed communication: byte messages to all ranks, exact means that are the same on all of them, first steps."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from typing import Any
 
 import numpy as np
 
-from mn_comm.compression.base import Link
+from mn_comm.compression.base import Exchange, Link
 from mn_comm.placement import array_module
 
-__all__ = ["gather_bytes", "mean_exactly"]
+__all__ = ["ExactFirst", "gather_bytes", "mean_exactly", "mean_exactly_in_any_dtype"]
 
 _Array = Any  # NumPy's, or CuPy's
 
@@ -53,6 +53,38 @@ def mean_exactly(link: Link, flat: _Array) -> None:
         total += own if rank == ranks.rank else received[rank]
     xp.multiply(total, own.dtype.type(1 / ranks.size), out=own)
     link.swap({other: [own] for other in others}, {other: [parts[other]] for other in others}, "Allgather")
+
+
+def mean_exactly_in_any_dtype(link: Link, flat: _Array) -> None:
+    """Do the same for floats of any size: those of half precision are sent and added up in float32; collective."""
+    if flat.dtype in (np.float32, np.float64):
+        mean_exactly(link, flat)
+    else:
+        mean = flat.astype(np.float32)
+        mean_exactly(link, mean)
+        flat[...] = mean
+
+
+class ExactFirst:
+    """An exchange that averages exactly in the first steps, in which gradients change fastest.
+
+    Args:
+        after: The exchange for the later steps.
+        steps: The number of exact steps.
+    """
+
+    def __init__(self, after: Exchange, steps: int) -> None:
+        self.memory = after.memory
+        self._after = after
+        self._steps = steps
+
+    def average(self, link: Link, portion: _Array, step: int) -> None:
+        """Overwrite a portion with its mean over the ranks; collective."""
+        if step >= self._steps:
+            self._after.average(link, portion, step)
+        else:
+            mean_exactly_in_any_dtype(link, portion)
+            self.memory.keep()
 
 
 def _others(link: Link) -> list[int]:

@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from mn_comm.compression.base import Compression, Portion, check_integer
+from mn_comm.compression.base import Compression, Portion, set_integer
 from mn_comm.compression.blocks import BlockExchange
 from mn_comm.compression.draws import Draws
 from mn_comm.compression.scales import INFINITE, MAGNITUDE, Room, expand, is_usable, split_message
@@ -51,8 +51,8 @@ class Int8(Compression):
     seed: int = 0
 
     def __post_init__(self) -> None:
-        check_integer("block", self.block, 1)
-        check_integer("seed", self.seed, 0)
+        set_integer(self, "block", 1)
+        set_integer(self, "seed", 0)
         if self.rounding not in _ROUNDINGS:
             raise ValueError(f"expected rounding 'nearest' or 'stochastic', got {self.rounding!r}")
 

@@ -7,9 +7,10 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from mn_comm.compression.base import Compression, Portion, check_integer
+from mn_comm.compression.base import Compression, Portion, set_integer
 from mn_comm.compression.blocks import BlockExchange
 from mn_comm.compression.draws import Draws
+from mn_comm.compression.exact import ExactFirst
 from mn_comm.compression.scales import MAGNITUDE, Room, expand, split_message
 from mn_comm.compression.whole_blocks import WholeBlockExchange, in_rows
 
@@ -27,30 +28,34 @@ class OneBit(Compression):
     """The signs, and for each block the mean of its absolute values: a thirtieth of the bytes.
 
     1-bit SGD (Seide et al., Interspeech 2014) with one scale for each block, as in EF-signSGD (Karimireddy et al.,
-    arXiv:1901.09847). Without error feedback, training with signs does not converge.
+    arXiv:1901.09847). Without error feedback, training with signs does not converge. Most trainings need exact steps at
+    the beginning: 1-bit Adam (Tang et al., arXiv:2102.02888) has them in the first 15 to 25 percent.
 
     Args:
         block: How many elements share a scale of 4 bytes; a multiple of 8.
+        start_iter: The number of steps that are averaged exactly before compression starts.
 
     Raises:
-        TypeError: It is not an integer.
-        ValueError: It is not a multiple of 8, or below 8.
+        TypeError: An argument is not an integer.
+        ValueError: ``block`` is not a multiple of 8, or below 8, or ``start_iter`` is below 0.
     """
 
     on_devices: ClassVar[bool] = True
     is_launched: ClassVar[bool] = True
     block: int = 1024
+    start_iter: int = 0
 
     def __post_init__(self) -> None:
-        check_integer("block", self.block, 8)
+        set_integer(self, "block", 8)
         if self.block % 8:
             raise ValueError(f"expected a multiple of 8 for block, got {self.block}")
+        set_integer(self, "start_iter", 0)
 
-    def exchange(self, portion: Portion) -> BlockExchange | WholeBlockExchange:
+    def exchange(self, portion: Portion) -> ExactFirst:
         """Return an object that averages such a portion."""
         if portion.xp is np:
-            return BlockExchange(OneBitCodec(self.block), portion, None)
-        return WholeBlockExchange(OneBitRows(self.block, portion.xp), portion, None)
+            return ExactFirst(BlockExchange(OneBitCodec(self.block), portion, None), self.start_iter)
+        return ExactFirst(WholeBlockExchange(OneBitRows(self.block, portion.xp), portion, None), self.start_iter)
 
 
 class OneBitCodec:

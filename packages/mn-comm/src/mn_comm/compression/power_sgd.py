@@ -8,8 +8,8 @@ from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 
-from mn_comm.compression.base import Compression, Link, Memory, Piece, Portion, check_integer, check_number
-from mn_comm.compression.exact import mean_exactly
+from mn_comm.compression.base import Compression, Link, Memory, Piece, Portion, set_integer, set_number
+from mn_comm.compression.exact import ExactFirst, mean_exactly, mean_exactly_in_any_dtype
 
 __all__ = ["PowerSGD", "PowerSGDExchange"]
 
@@ -45,16 +45,16 @@ class PowerSGD(Compression):
     seed: int = 0
 
     def __post_init__(self) -> None:
-        check_integer("rank", self.rank, 1)
-        check_integer("start_iter", self.start_iter, 0)
-        check_integer("seed", self.seed, 0)
-        check_number("min_compression_rate", self.min_compression_rate)
+        set_integer(self, "rank", 1)
+        set_integer(self, "start_iter", 0)
+        set_integer(self, "seed", 0)
+        set_number(self, "min_compression_rate")
         if not self.min_compression_rate > 0:
             raise ValueError(f"expected min_compression_rate above 0, got {self.min_compression_rate}")
 
-    def exchange(self, portion: Portion) -> PowerSGDExchange:
+    def exchange(self, portion: Portion) -> ExactFirst:
         """Return an object that averages such a portion."""
-        return PowerSGDExchange(self, portion)
+        return ExactFirst(PowerSGDExchange(self, portion), self.start_iter)
 
 
 class _Matrix(NamedTuple):
@@ -98,8 +98,9 @@ class PowerSGDExchange:
 
     def average(self, link: Link, portion: _Array, step: int) -> None:
         """Overwrite a portion with its mean over the ranks; collective."""
-        if step < self._numbers.start_iter or not self._matrices:
-            self._average_exactly(link, portion)
+        if not self._matrices:
+            mean_exactly_in_any_dtype(link, portion)
+            self.memory.keep()
             return
         xp, now, new = self._xp, self.memory.now, self.memory.new
         error, right = new["error"], new["right"]
@@ -127,16 +128,6 @@ class PowerSGDExchange:
         factors = (rows + columns) * self._numbers.rank
         is_thick = min(rows, columns) > self._numbers.rank
         return is_thick and self._numbers.min_compression_rate * factors < rows * columns
-
-    def _average_exactly(self, link: Link, portion: _Array) -> None:
-        if portion.dtype in (np.float32, np.float64):
-            mean_exactly(link, portion)
-        else:
-            mean = portion.astype(np.float32)
-            mean_exactly(link, mean)
-            portion[...] = mean
-        for name, array in self.memory.new.items():
-            array[...] = self.memory.now[name]
 
     def _multiply(self, portion: _Array, each: _Matrix, is_finite: bool) -> None:
         """Write the product of factors to the portion, and the difference from the matrix to the error."""

@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from mn_comm.compression.base import Compression, Link, Memory, Portion, check_integer, check_number
+from mn_comm.compression.base import Compression, Link, Memory, Portion, set_integer, set_number
 from mn_comm.compression.exact import gather_bytes
 
 __all__ = ["TopK", "TopKExchange"]
@@ -32,8 +32,8 @@ class TopK(Compression):
     Args:
         ratio: The part of the elements that is sent, above 0 and at most 1.
         momentum: Momentum correction: instead of gradients, their velocity with this factor (below 1) accumulates. The
-            velocity of an element is reset when the element is sent. Use it with an optimizer without momentum. 0 for
-            none.
+            velocity of an element is reset when the element is sent, so with a larger ratio it lasts shorter. Use it
+            with an optimizer without momentum. 0 for none.
         clip: Local clipping: the maximum norm of a bucket's gradients. Each of the ``n`` ranks that exchange
             contributes at most ``clip / sqrt(n)``; ``None`` for no clipping.
         warm_up: The number of steps in which the ratio falls exponentially to its final value.
@@ -50,15 +50,15 @@ class TopK(Compression):
     warm_up: int = 0
 
     def __post_init__(self) -> None:
-        check_number("ratio", self.ratio)
-        check_number("momentum", self.momentum)
-        check_integer("warm_up", self.warm_up, 0)
+        set_number(self, "ratio")
+        set_number(self, "momentum")
+        set_integer(self, "warm_up", 0)
         if not 0 < self.ratio <= 1:
             raise ValueError(f"expected a ratio above 0 and at most 1, got {self.ratio}")
         if not 0 <= self.momentum < 1:
             raise ValueError(f"expected momentum of at least 0 and below 1, got {self.momentum}")
         if self.clip is not None:
-            check_number("clip", self.clip)
+            set_number(self, "clip")
             if not self.clip > 0:
                 raise ValueError(f"expected clip above 0, got {self.clip}")
 
