@@ -36,7 +36,9 @@ SCHEMES: dict[str, Callable[[int], dict[str, Any]]] = {
     "Int8()": lambda steps: {"compression": Int8()},
     "OneBit()": lambda steps: {"compression": OneBit()},
     "OneBit(64)": lambda steps: {"compression": OneBit(64)},
+    "OneBit(64), after 1/4": lambda steps: {"compression": OneBit(64, start_iter=steps // 4)},
     "TopK(0.01, momentum=0.9)": lambda steps: {"compression": TopK(0.01, momentum=0.9, warm_up=60)},
+    "TopK(0.02, momentum=0.95)": lambda steps: {"compression": TopK(0.02, momentum=0.95, warm_up=60)},
     "PowerSGD(4)": lambda steps: {"compression": PowerSGD(4, start_iter=20)},
     "local SGD, H = 8": lambda steps: {"local_steps": LocalSGD(8)},
     "DiLoCo, H = 16": lambda steps: {"local_steps": DiLoCo(16)},
@@ -113,6 +115,11 @@ def bytes_sent() -> int:
     return sum(int(file.read_text()) for file in files if file.parts[-3] != "lo")
 
 
+def is_wanted(name: str, beginning: str) -> bool:
+    """Return whether a scheme's name begins like this; a whole name means only this scheme."""
+    return name == beginning if beginning in SCHEMES else name.startswith(beginning)
+
+
 def main() -> None:
     """Train with each scheme in turn, seed after seed, and print a table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -122,13 +129,13 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--first", type=int, default=0, help="the first seed")
     parser.add_argument("--target", type=float, default=0, help="the score until which to count the seconds")
-    parser.add_argument("--schemes", nargs="*", default=[""], help="how the names of the wanted schemes begin")
+    parser.add_argument("--schemes", nargs="*", default=[""], help="names of the wanted schemes, or how they begin")
     parser.add_argument("--json", default="", help="a file to add the figures to, as a line of JSON")
     parser.add_argument("--network", default="", help="what to call the network in the figures")
     args = parser.parse_args()
     comm = create_communicator(args.communicator)
     task = TASKS[args.task]()
-    wanted = [name for name in SCHEMES if name.startswith(tuple(args.schemes))]
+    wanted = [name for name in SCHEMES if any(map(partial(is_wanted, name), args.schemes))]
     found: dict[str, list[dict[str, float]]] = {name: [] for name in wanted}
     for seed in range(args.first, args.first + args.seeds):
         for name in wanted:
