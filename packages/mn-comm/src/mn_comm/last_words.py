@@ -26,6 +26,7 @@ import time
 from typing import TYPE_CHECKING, TextIO
 
 from mn_comm import witness
+from mn_comm.elastic.support import is_tolerant
 
 if TYPE_CHECKING:
     import socket
@@ -107,7 +108,6 @@ def abort_when_read(status: int = 1, summary: str = "") -> None:
     """
     from mpi4py import MPI  # not at import: a script may install the hook before it chooses how MPI is initialised
 
-    from mn_comm.elastic.support import is_tolerant
     from mn_comm.supervised import report  # not at import: that module imports this one
 
     flush_until_read()

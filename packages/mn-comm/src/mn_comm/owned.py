@@ -107,7 +107,7 @@ class OwnedArrays:
             self._room = _Room(self._strategy)
         self._use_plan(named, owners, self._room.chunk_bytes)
         if self._room.exchanges_messages and self._ranks.differ(self._plan.digest):  # or lengths would differ
-            raise agreement.everywhere(_explain(self._ranks.allgather(self._signature)))
+            raise _explain(self._ranks.allgather(self._signature))
         on_device = [i for i, (_, array) in enumerate(named) if is_device_array(array)]
         targets = {i: _Target(named[i][1]) for i in sorted(set(range(len(named))).difference(on_device))}
         with span("gather"):
@@ -131,7 +131,7 @@ class OwnedArrays:
             heads = np.concatenate([_head(each) for each in memory])
             has_failed = bool(heads["has_failed"].any())
             if (heads["plan"] != self._plan.digest).any():
-                raise agreement.everywhere(_explain(self._ranks.allgather(self._signature)))
+                raise _explain(self._ranks.allgather(self._signature))
         for rank in range(self._ranks.size):
             for member, begin, end, at in chunks[rank] if rank != mine else ():
                 targets[member].bytes[begin:end] = memory[rank][at : at + end - begin]
@@ -296,13 +296,14 @@ def _signature_of(arrays: Sequence[tuple[str, Any]], owners: Sequence[int]) -> t
     )
 
 
-def _explain(signatures: Sequence[tuple[_Entry, ...]]) -> ValueError:
+def _explain(signatures: Sequence[tuple[_Entry, ...]]) -> Exception:
     rank = next(rank for rank, other in enumerate(signatures) if other != signatures[0])
     expected, got = next((a, b) for a, b in itertools.zip_longest(signatures[0], signatures[rank]) if a != b)
-    return ValueError(
+    error = ValueError(
         f"all_gather_owned: expected the same arrays and owners on every rank, but rank {rank} differs from rank 0: "
         f"{_describe(expected)} on rank 0, {_describe(got)} on rank {rank}"
     )
+    return agreement.everywhere(error)
 
 
 def _describe(entry: _Entry | None) -> str:

@@ -83,11 +83,6 @@ class Memory:
         self.now = arrays
         self.new = {name: array_module(array).empty_like(array) for name, array in arrays.items()}
 
-    def keep(self) -> None:
-        """Let this step change nothing."""
-        for name, array in self.new.items():
-            array[...] = self.now[name]
-
     def commit(self) -> None:
         """Keep the arrays of this step."""
         self.now, self.new = self.new, self.now

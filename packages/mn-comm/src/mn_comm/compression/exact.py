@@ -1,4 +1,4 @@
-"""Uncompressed communication: byte messages to all ranks, exact means that are the same on all of them, first steps."""
+"""Uncompressed communication: byte messages to all ranks, and exact means that are the same on all of them."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from typing import Any
 
 import numpy as np
 
-from mn_comm.compression.base import Exchange, Link
+from mn_comm.compression.base import Exchange, Link, Memory
 from mn_comm.placement import array_module
 
-__all__ = ["ExactFirst", "gather_bytes", "mean_exactly", "mean_exactly_in_any_dtype"]
+__all__ = ["ExactFirst", "average_exactly", "gather_bytes", "mean_exactly"]
 
 _Array = Any  # NumPy's, or CuPy's
 
@@ -55,14 +55,22 @@ def mean_exactly(link: Link, flat: _Array) -> None:
     link.swap({other: [own] for other in others}, {other: [parts[other]] for other in others}, "Allgather")
 
 
-def mean_exactly_in_any_dtype(link: Link, flat: _Array) -> None:
-    """Do the same for floats of any size: those of half precision are sent and added up in float32; collective."""
-    if flat.dtype in (np.float32, np.float64):
-        mean_exactly(link, flat)
+def average_exactly(link: Link, portion: _Array, memory: Memory) -> None:
+    """Overwrite a portion with its exact mean, without a change to what is kept; collective.
+
+    Args:
+        link: The ranks.
+        portion: One-dimensional, of floats; those of half precision are sent and added up in float32.
+        memory: What the portion's exchange keeps.
+    """
+    if portion.dtype in (np.float32, np.float64):
+        mean_exactly(link, portion)
     else:
-        mean = flat.astype(np.float32)
+        mean = portion.astype(np.float32)
         mean_exactly(link, mean)
-        flat[...] = mean
+        portion[...] = mean
+    for name, array in memory.new.items():
+        array[...] = memory.now[name]
 
 
 class ExactFirst:
@@ -83,8 +91,7 @@ class ExactFirst:
         if step >= self._steps:
             self._after.average(link, portion, step)
         else:
-            mean_exactly_in_any_dtype(link, portion)
-            self.memory.keep()
+            average_exactly(link, portion, self.memory)
 
 
 def _others(link: Link) -> list[int]:

@@ -28,7 +28,7 @@ class OneBit(Compression):
     """The signs, and for each block the mean of its absolute values: a thirtieth of the bytes.
 
     1-bit SGD (Seide et al., Interspeech 2014) with one scale for each block, as in EF-signSGD (Karimireddy et al.,
-    arXiv:1901.09847). Without error feedback, training with signs does not converge. Most trainings need exact steps at
+    arXiv:1901.09847). Without error feedback, training with signs does not converge. Some trainings need exact steps at
     the beginning: 1-bit Adam (Tang et al., arXiv:2102.02888) has them in the first 15 to 25 percent.
 
     Args:
@@ -53,9 +53,12 @@ class OneBit(Compression):
 
     def exchange(self, portion: Portion) -> ExactFirst:
         """Return an object that averages such a portion."""
+        after: BlockExchange | WholeBlockExchange
         if portion.xp is np:
-            return ExactFirst(BlockExchange(OneBitCodec(self.block), portion, None), self.start_iter)
-        return ExactFirst(WholeBlockExchange(OneBitRows(self.block, portion.xp), portion, None), self.start_iter)
+            after = BlockExchange(OneBitCodec(self.block), portion, None)
+        else:
+            after = WholeBlockExchange(OneBitRows(self.block, portion.xp), portion, None)
+        return ExactFirst(after, self.start_iter)
 
 
 class OneBitCodec:

@@ -9,7 +9,7 @@ from typing import Any, ClassVar, NamedTuple
 import numpy as np
 
 from mn_comm.compression.base import Compression, Link, Memory, Piece, Portion, set_integer, set_number
-from mn_comm.compression.exact import ExactFirst, mean_exactly, mean_exactly_in_any_dtype
+from mn_comm.compression.exact import ExactFirst, average_exactly, mean_exactly
 
 __all__ = ["PowerSGD", "PowerSGDExchange"]
 
@@ -99,8 +99,7 @@ class PowerSGDExchange:
     def average(self, link: Link, portion: _Array, step: int) -> None:
         """Overwrite a portion with its mean over the ranks; collective."""
         if not self._matrices:
-            mean_exactly_in_any_dtype(link, portion)
-            self.memory.keep()
+            average_exactly(link, portion, self.memory)
             return
         xp, now, new = self._xp, self.memory.now, self.memory.new
         error, right = new["error"], new["right"]

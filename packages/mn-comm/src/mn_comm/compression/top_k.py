@@ -32,8 +32,8 @@ class TopK(Compression):
     Args:
         ratio: The part of the elements that is sent, above 0 and at most 1.
         momentum: Momentum correction: instead of gradients, their velocity with this factor (below 1) accumulates. The
-            velocity of an element is reset when the element is sent, so with a larger ratio it lasts shorter. Use it
-            with an optimizer without momentum. 0 for none.
+            velocity of an element is reset when the element is sent, so a larger ratio shortens the effect. Use it with
+            an optimizer without momentum. 0 for none.
         clip: Local clipping: the maximum norm of a bucket's gradients. Each of the ``n`` ranks that exchange
             contributes at most ``clip / sqrt(n)``; ``None`` for no clipping.
         warm_up: The number of steps in which the ratio falls exponentially to its final value.
