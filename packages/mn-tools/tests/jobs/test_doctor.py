@@ -34,6 +34,19 @@ def changed(array, value, where):
 exercises._expect = changed
 """
 
+# A filter of system calls, like that of a container: process_vm_readv fails with EPERM.
+FORBID = """
+import ctypes, platform, struct
+number = {"x86_64": 310, "aarch64": 270}[platform.machine()]
+load, equal, give = 0x20, 0x15, 0x06
+program = [(load, 0, 0, 0), (equal, 0, 1, number), (give, 0, 0, 0x50001), (give, 0, 0, 0x7FFF0000)]
+code = ctypes.create_string_buffer(b"".join(struct.pack("HBBI", *line) for line in program))
+head = ctypes.create_string_buffer(struct.pack("HxxxxxxP", len(program), ctypes.addressof(code)))
+libc = ctypes.CDLL(None, use_errno=True)
+assert libc.prctl(38, 1, 0, 0, 0) == 0  # PR_SET_NO_NEW_PRIVS
+assert libc.prctl(22, 2, head, 0, 0) == 0, ctypes.get_errno()  # PR_SET_SECCOMP, SECCOMP_MODE_FILTER
+"""
+
 
 class Report:
     """The doctor's output: its exit status, its problems by code, and the complete text."""
@@ -73,9 +86,36 @@ def test_a_machine_on_which_all_is_well(machine):
     report = examine()
     assert report.codes == set()
     found = {check["name"]: check["found"] for check in report.checks if check["group"] == "Ranks"}
-    assert list(found) == ["start", "point-to-point", "reduction", "shared memory", "end"]
+    assert list(found) == ["start", "direct copies", "point-to-point", "reduction", "shared memory", "end"]
     assert found["start"].startswith("2 ranks on ")
     assert found["reduction"] == "1,000,000 numbers added up over 2 ranks"
+
+
+@pytest.fixture
+def no_direct_copies(machine):
+    """Forbid that ranks read one another's memory, where a filter can be installed."""
+    if subprocess.run([sys.executable, "-c", FORBID], capture_output=True).returncode:
+        pytest.skip("this system allows no filters of system calls")
+    machine.at_start(FORBID, IN_RANKS)
+
+
+def test_forbidden_copies_between_ranks(machine, no_direct_copies):
+    report = examine()
+    if family() == "Open MPI":
+        assert report.codes == set()
+        assert "MPI does without: rank 0: process_vm_readv failed (errno 1" in report.text
+        return
+    assert report.codes == {"direct-copies-forbidden"}
+    check = report.problems["direct-copies-forbidden"]
+    assert "process_vm_readv failed (errno 1" in check["found"]
+    assert "MPIR_CVAR_CH4_CMA_ENABLE=0" in check["advice"]
+
+
+def test_forbidden_copies_that_mpi_does_without(machine, no_direct_copies):
+    machine.setenv("MPIR_CVAR_CH4_CMA_ENABLE", "0")
+    report = examine()
+    assert report.codes == set()
+    assert "MPI does without" in report.text
 
 
 def test_as_many_ranks_as_asked_for(machine):

@@ -5,6 +5,7 @@ Each takes the communicator of all ranks, is collective, returns its observation
 
 from __future__ import annotations
 
+import ctypes
 import importlib.util
 import os
 from typing import Any
@@ -16,10 +17,54 @@ from mn_comm import Ranks
 from mn_comm.device import awareness
 from mn_comm.shared_memory import share
 
-__all__ = ["awareness_of_devices", "devices_in_use", "point_to_point", "reduction", "shared_memory"]
+__all__ = [
+    "awareness_of_devices",
+    "devices_in_use",
+    "direct_copies",
+    "point_to_point",
+    "reduction",
+    "shared_memory",
+]
 
 # MPI libraries send short messages immediately, and long ones only when they are requested; this tests both.
 _LENGTHS = (1, 1000, 1_000_000)
+
+
+class _IoVec(ctypes.Structure):
+    """A range of memory, as the system call ``process_vm_readv`` takes it."""
+
+    _fields_ = [("base", ctypes.c_void_p), ("length", ctypes.c_size_t)]
+
+
+def direct_copies(world: MPI.Intracomm) -> str:
+    """Read the memory of another rank of this host with ``process_vm_readv``, as MPI does for long messages.
+
+    Returns:
+        Why some rank was not allowed to; empty if all were.
+    """
+    name = MPI.Get_processor_name()
+    data = np.full(1000, world.rank, np.int64)
+    everyone = world.allgather((name, os.getpid(), int(data.ctypes.data)))
+    here = [rank for rank, (host, _, _) in enumerate(everyone) if host == name]
+    peer = here[(here.index(world.rank) + 1) % len(here)]
+    _, pid, address = everyone[peer]
+    refusals = world.allgather("" if peer == world.rank else _refusal(pid, address, peer, data.size))
+    return next((f"rank {rank}: {refusal}" for rank, refusal in enumerate(refusals) if refusal), "")
+
+
+def _refusal(pid: int, address: int, expected: int, length: int) -> str:
+    received = np.full(length, -1, np.int64)
+    local = _IoVec(received.ctypes.data, received.nbytes)
+    remote = _IoVec(address, received.nbytes)
+    read = ctypes.CDLL(None, use_errno=True).process_vm_readv
+    read.restype = ctypes.c_ssize_t
+    one, no_flags = ctypes.c_ulong(1), ctypes.c_ulong(0)
+    count = read(pid, ctypes.byref(local), one, ctypes.byref(remote), one, no_flags)
+    if count < 0:
+        error = ctypes.get_errno()
+        return f"process_vm_readv failed (errno {error}, {os.strerror(error)})"
+    wrong = int(np.count_nonzero(received != expected))
+    return f"process_vm_readv read {wrong} wrong values: the ranks see different process numbers" if wrong else ""
 
 
 def point_to_point(world: MPI.Intracomm) -> str:

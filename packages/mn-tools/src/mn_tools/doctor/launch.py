@@ -21,6 +21,8 @@ from mn_tools.doctor.report import Check, Status, ok, worst
 __all__ = ["Job", "check"]
 
 STEPS = "point-to-point", "reduction", "shared memory", "end"
+_DIRECT = "direct copies"
+_REFUSED_TO_MPI = "process_vm_readv failed"
 _ON_ONE_HOST = (
     "with MPICH try UCX_TLS=tcp,self or UCX_TLS=sysv,self; with Open MPI OMPI_MCA_pml=ob1 OMPI_MCA_btl=self,sm"
 )
@@ -175,11 +177,27 @@ def _no_world(job: Job, processes: list[list[Record]]) -> Check:
 
 
 def _judge_exercises(job: Job) -> Iterator[Check]:
+    direct = _judge_exercise(job, _DIRECT) if job.found(_DIRECT) is None else _judge_direct_copies(job)
+    yield direct
+    if direct.status is Status.FAILURE:
+        return
     for step in STEPS:
         found = _judge_exercise(job, step)
         yield found
         if found.status is Status.FAILURE:
             return  # the ranks did not reach the next step
+
+
+def _judge_direct_copies(job: Job) -> Check:
+    """Check whether the system lets ranks read one another's memory; some MPI libraries do without, others fail."""
+    refusal = str(job.found(_DIRECT))
+    failed = _REFUSED_TO_MPI in job.error("point-to-point") + job.outcome.err
+    if not refusal and not failed:
+        return ok(job.group, _DIRECT, "ranks of a host may read each other's memory")
+    if failed:
+        found = f"long messages fail: {refusal or _REFUSED_TO_MPI}"
+        return job.problem("direct-copies-forbidden", _DIRECT, found)
+    return ok(job.group, _DIRECT, f"forbidden, and MPI does without: {refusal}")
 
 
 def _judge_exercise(job: Job, step: str) -> Check:

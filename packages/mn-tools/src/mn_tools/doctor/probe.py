@@ -43,6 +43,7 @@ def main(folder: str = "") -> None:
     at = _writer(world.rank, to)
     at(step="init", state="end", size=world.size, host=MPI.Get_processor_name())
     steps: dict[str, Callable[[MPI.Intracomm], object]] = {
+        "direct copies": exercises.direct_copies,
         "point-to-point": exercises.point_to_point,
         "reduction": exercises.reduction,
         "shared memory": exercises.shared_memory,

@@ -75,6 +75,11 @@ problem = Catalogue(
         "rank-dies": (_F, "a crash in the MPI library: {hint}"),
         "exercise-fails": (_F, "MPI itself fails: {hint}"),
         "exercise-hangs": (_F, "the ranks cannot reach each other: {hint}"),
+        "direct-copies-forbidden": (
+            _F,
+            "this system forbids a process to read another one's memory, which MPICH does for long messages: export "
+            "MPIR_CVAR_CH4_CMA_ENABLE=0 before mpiexec; or permit it (with Docker --cap-add=SYS_PTRACE)",
+        ),
         "shared-memory-missing": (
             _W,
             "gradients are averaged by messages, which is slower; ranks in separate containers share no memory: "
