@@ -256,7 +256,7 @@ runtime = types.SimpleNamespace(
     runtimeGetVersion=lambda: 12090,
     driverGetVersion=lambda: 13000,
     getDeviceCount=lambda: 1,
-    getDeviceProperties=lambda number: {"name": b"H200"},
+    getDeviceProperties=lambda number: {"name": b"H200", "major": 9, "minor": 0},
 )
 cuda = types.SimpleNamespace(runtime=runtime, Device=Device)
 """

@@ -12,7 +12,7 @@ OPTIONS = Options(seconds=30)
 CUPY = """
 import types
 __version__ = "14.0.1"
-GPUS, DRIVER = {gpus}, {driver}
+GPUS, DRIVER, RUNTIME = {gpus}, {driver}, {runtime}
 
 class CUDARuntimeError(RuntimeError):
     pass
@@ -27,10 +27,10 @@ class Device:
         self.pci_bus_id = f"0000:0{{number}}:00.0"
 
 runtime = types.SimpleNamespace(
-    runtimeGetVersion=lambda: 12090,
+    runtimeGetVersion=lambda: RUNTIME,
     driverGetVersion=lambda: DRIVER,
     getDeviceCount=count,
-    getDeviceProperties=lambda number: {{"name": b"H200"}},
+    getDeviceProperties=lambda number: {{"name": b"H200", "major": {capability} // 10, "minor": {capability} % 10}},
 )
 cuda = types.SimpleNamespace(runtime=runtime, Device=Device)
 """
@@ -50,12 +50,22 @@ def gpu(machine, monkeypatch, tmp_path):
     (tmp_path / "driver").mkdir()
     (tmp_path / "driver" / "version").write_text("NVRM version: NVIDIA UNIX x86_64 Kernel Module  575.51.03  Mon\n")
 
-    def make(gpus=2, driver=13000, error="", library="types.SimpleNamespace(version=version)"):
-        machine.module("cupy/__init__", CUPY.format(gpus=gpus, driver=driver, error=error))
+    def make(
+        gpus=2,
+        driver=13000,
+        runtime=12090,
+        error="",
+        kernel=True,
+        capability=90,
+        library="types.SimpleNamespace(version=version)",
+    ):
+        machine.module(
+            "cupy/__init__", CUPY.format(gpus=gpus, driver=driver, runtime=runtime, error=error, capability=capability)
+        )
         if library:
             machine.module("nccl/__init__", "")
             machine.module("nccl/core", NCCL.format(library=library))
-        return list(devices.check(OPTIONS, tmp_path / "driver"))
+        return list(devices.check(OPTIONS, tmp_path / ("driver" if kernel else "nothing")))
 
     return make
 
@@ -68,7 +78,10 @@ def test_a_machine_with_gpus(gpu):
     cupy, driver, nccl = gpu()
     assert codes([cupy, driver, nccl]) == ["", "", ""]
     assert cupy.found == "14.0.1 for CUDA 12.9"
-    assert driver.found == "NVIDIA's driver 575.51.03, CUDA 13.0: H200 at 0000:00:00.0; H200 at 0000:01:00.0"
+    assert (
+        driver.found
+        == "NVIDIA's driver 575.51.03, CUDA 13.0: H200 at 0000:00:00.0 (sm_90); H200 at 0000:01:00.0 (sm_90)"
+    )
     assert nccl.found == "2.30.7"
 
 
@@ -120,14 +133,43 @@ def test_cupy_without_a_gpu(gpu, values):
     assert check.code == "cupy-without-device"
 
 
-@pytest.mark.parametrize(
-    "values", [{"driver": 11080}, {"error": "cudaErrorInsufficientDriver: CUDA driver version is insufficient"}]
-)
-def test_a_driver_that_is_too_old(gpu, values):
-    check = gpu(**values)[1]
+@pytest.mark.parametrize("error", ["", "cudaErrorInsufficientDriver: CUDA driver version is insufficient"])
+def test_a_driver_that_is_too_old(gpu, error):
+    check = gpu(driver=11080, error=error)[1]
     assert check.code == "driver-old"
-    assert "CuPy is for CUDA 12.9" in check.found
-    assert "CUDA 11" in check.advice
+    assert check.found == "it knows CUDA 11.8; CuPy is for CUDA 12.9"
+    assert check.advice == "install NVIDIA's driver 525.60 or newer"
+
+
+def test_a_driver_that_is_too_old_for_cuda_13_alone(gpu):
+    check = gpu(driver=12040, runtime=13020)[1]
+    assert check.code == "driver-old"
+    assert check.advice == "install NVIDIA's driver 580.65 or newer, or the packages for CUDA 12: 'mn-comm[cuda12]'"
+
+
+@pytest.mark.parametrize("runtime", [12090, 13020])
+def test_cupy_without_a_driver(gpu, runtime):
+    error = "cudaErrorInsufficientDriver: CUDA driver version is insufficient"
+    check = gpu(driver=0, runtime=runtime, error=error, kernel=False)[1]
+    assert check.code == "cupy-without-device"
+    assert check.found == "CuPy finds no GPU: there is no driver"
+
+
+def test_a_container_without_the_library_of_the_driver(gpu):
+    check = gpu(driver=0, error="cudaErrorInsufficientDriver: CUDA driver version is insufficient")[1]
+    assert check.code == "cupy-without-device"
+    assert "libcuda.so.1 is missing, although there is NVIDIA's driver 575.51.03" in check.found
+
+
+def test_a_gpu_that_cuda_13_has_dropped(gpu):
+    check = gpu(driver=13000, runtime=13020, capability=70)[1]
+    assert check.code == "gpu-too-old"
+    assert "H200 at 0000:00:00.0 (sm_70)" in check.found
+    assert "'mn-comm[cuda12]'" in check.advice
+
+
+def test_an_old_gpu_with_cuda_12(gpu):
+    assert gpu(driver=13000, capability=70)[1].code == ""
 
 
 def test_no_binding_of_nccl(machine, gpu):

@@ -1,4 +1,7 @@
-"""CuPy 13 and 14: cuDNN is not supported, names are deprecated, and CUDA's half type is not converted implicitly."""
+"""CuPy 13 and 14: cuDNN is not supported, names are deprecated, and less is done for kernels that use float16.
+
+CuPy can also be imported where there is no driver now.
+"""
 
 from mn_compat.substitution import Fix, Substitution
 
@@ -6,6 +9,10 @@ _CUDA = "chainer.backends.cuda"
 _RESIZE_IMAGES = "chainer.functions.array.resize_images"
 _NEGATIVE_SAMPLING = "chainer.functions.loss.negative_sampling"
 _HIERARCHICAL_SOFTMAX = "chainer.links.loss.hierarchical_softmax"
+_MULTIPROCESS_UPDATER = "chainer.training.updaters.multiprocess_parallel_updater"
+
+# CuPy 13 defines float16 for every kernel, and has no such header.
+_INCLUDE_FLOAT16 = "preamble='#if __has_include(<cupy/float16.cuh>)\\n#include <cupy/float16.cuh>\\n#endif\\n'"
 
 FIXES = (
     Fix(
@@ -41,6 +48,29 @@ FIXES = (
         ),
     ),
     Fix(
+        "cuda_available",
+        "chainer.cuda.available was True without a driver, where CuPy can be imported now, so to_gpu() failed later",
+        (
+            Substitution(
+                _CUDA,
+                "    available = True\nexcept",
+                "    available = __import__('mn_compat.helpers.cuda_driver').helpers.cuda_driver.require(cuda)\nexcept",
+            ),
+        ),
+    ),
+    Fix(
+        "cuda_copy",
+        "chainer.cuda.copy raised without an output array: it entered a device as a context, which Chainer refuses",
+        (
+            Substitution(
+                _CUDA,
+                "with chainer.get_device(out_device):",
+                "with get_device_from_array(out_device) if isinstance(out_device, ndarray)"
+                " else chainer.using_device(out_device):",
+            ),
+        ),
+    ),
+    Fix(
         "scatter_add",
         "CuPy deprecates the scatter_add method of arrays, which get_item's backward pass calls",
         (
@@ -70,6 +100,14 @@ FIXES = (
             Substitution(_NEGATIVE_SAMPLING, "gi * x[(i / m) * c + j]);", "(T)(gi * x[(i / m) * c + j]));"),
             Substitution(_HIERARCHICAL_SOFTMAX, "g * w[w_ind]);", "(T)(g * w[w_ind]));"),
             Substitution(_HIERARCHICAL_SOFTMAX, "g * x[x_ind]);", "(T)(g * x[x_ind]));"),
+        ),
+    ),
+    Fix(
+        "half_parameters",
+        "CuPy 14 does not define float16 in MultiprocessParallelUpdater's kernels, which have no argument of that type",
+        tuple(
+            Substitution(_MULTIPROCESS_UPDATER, f"'_memcpy_{name}',\n", f"'_memcpy_{name}', {_INCLUDE_FLOAT16},\n")
+            for name in ("gather", "scatter")
         ),
     ),
 )

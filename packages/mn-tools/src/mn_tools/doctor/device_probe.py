@@ -20,7 +20,8 @@ def main() -> None:
         emit(cupy_error=in_short(error))
         return
     try:
-        emit(driver=int(runtime.driverGetVersion()), devices=_devices(cupy))
+        emit(driver=int(runtime.driverGetVersion()))
+        emit(devices=_devices(cupy))
     except Exception as error:
         emit(device_error=in_short(error))
     try:
@@ -31,13 +32,15 @@ def main() -> None:
         emit(nccl_error=in_short(error))
 
 
-def _devices(cupy: Any) -> list[str]:
+def _devices(cupy: Any) -> list[tuple[str, str]]:
     runtime = cupy.cuda.runtime
     found = []
     for number in range(runtime.getDeviceCount()):
-        name = runtime.getDeviceProperties(number)["name"]
+        properties = runtime.getDeviceProperties(number)
+        name = properties["name"]
         name = name.decode() if isinstance(name, bytes) else str(name)
-        found.append(f"{name} at {cupy.cuda.Device(number).pci_bus_id}")
+        architecture = f"sm_{properties['major']}{properties['minor']}"
+        found.append((f"{name} at {cupy.cuda.Device(number).pci_bus_id}", architecture))
     return found
 
 

@@ -20,6 +20,10 @@ __all__ = ["check", "check_awareness", "check_sharing"]
 GROUP = "GPU"
 DRIVER = Path("/proc/driver/nvidia")
 _TOO_OLD = "InsufficientDriver"
+# The oldest driver of each CUDA that the extras of mn-comm support.
+_DRIVERS = {12: "525.60", 13: "580.65"}
+# The architectures for which CUDA 12 compiles, and CUDA 13 does not: Maxwell, Pascal and Volta.
+_DROPPED = {"sm_50", "sm_52", "sm_53", "sm_60", "sm_61", "sm_62", "sm_70", "sm_72"}
 
 
 def check(options: Options, driver: Path = DRIVER) -> Iterator[Check]:
@@ -65,19 +69,29 @@ def _without_cupy(driver: str) -> Check:
 
 
 def _judge_devices(seen: dict[str, Any], driver: str, outcome: commands.Outcome) -> Check:
-    major = int(seen["runtime"]) // 1000
     error = str(seen.get("device_error", ""))
-    old = 0 < int(seen.get("driver", 0)) // 1000 < major
-    if old or _TOO_OLD in error:
-        found = f"it knows CUDA {_cuda(seen['driver'])}" if old else error
-        found += f"; CuPy is for CUDA {_cuda(seen['runtime'])}"
-        known = int(seen["driver"]) // 1000 if old else major - 1
-        return problem("driver-old", GROUP, "driver", found, major=known)
+    version = int(seen.get("driver", 0))
+    if version and (version // 1000 < int(seen["runtime"]) // 1000 or _TOO_OLD in error):
+        return _old_driver(version, int(seen["runtime"]))
+    if not version and not seen.get("devices"):
+        # CuPy can be imported without a driver, and then calls it too old.
+        error = f"the library libcuda.so.1 is missing, although there is {driver}" if driver else "there is no driver"
     if not seen.get("devices"):
         ended = "" if "devices" in seen else f"{outcome.ending}\n{outcome.said()}"
         return problem("cupy-without-device", GROUP, "driver", f"CuPy finds no GPU: {error or ended or 'none visible'}")
-    devices = "; ".join(seen["devices"])
-    return ok(GROUP, "driver", f"{driver or 'driver'}, CUDA {_cuda(seen['driver'])}: {devices}")
+    devices = [f"{name} ({architecture})" for name, architecture in seen["devices"]]
+    if int(seen["runtime"]) // 1000 >= 13 and any(architecture in _DROPPED for _, architecture in seen["devices"]):
+        return problem("gpu-too-old", GROUP, "driver", f"CUDA 13 compiles nothing for some of {'; '.join(devices)}")
+    return ok(GROUP, "driver", f"{driver or 'driver'}, CUDA {_cuda(seen['driver'])}: {'; '.join(devices)}")
+
+
+def _old_driver(version: int, runtime: int) -> Check:
+    major, known = runtime // 1000, version // 1000
+    advice = f"install NVIDIA's driver {_DRIVERS.get(major, '')} or newer".replace("  ", " ")
+    if known in _DRIVERS:
+        advice += f", or the packages for CUDA {known}: 'mn-comm[cuda{known}]'"
+    found = f"it knows CUDA {_cuda(version)}; CuPy is for CUDA {_cuda(runtime)}"
+    return problem("driver-old", GROUP, "driver", found, advice=advice)
 
 
 def _judge_nccl(seen: dict[str, Any], outcome: commands.Outcome) -> Check:

@@ -111,7 +111,8 @@ problem = Catalogue(
             "nothing to do if arrays are in host memory; otherwise look at nvidia-smi, CUDA_VISIBLE_DEVICES, and "
             "whether the container was started with its GPUs",
         ),
-        "driver-old": (_F, "install a newer driver, or the packages for CUDA {major}: 'mn-comm[cuda{major}]'"),
+        "driver-old": (_F, "{advice}"),
+        "gpu-too-old": (_F, "install the packages for CUDA 12 in place of those for CUDA 13: 'mn-comm[cuda12]'"),
         "nccl-missing": (
             _W,
             "pure_nccl cannot be used, and the others go through host memory: {python} -m pip install "
