@@ -51,12 +51,15 @@ if begin:
     load_npz(f"optimizer_{begin}", optimizer)
     if what == "sharded":
         optimizer.assume_synchronized()
-    digests = digest(model), digest(optimizer)
+        optimizer.consolidate()
+    digests = digest(model), rank == 0 and digest(optimizer)
     if rank == 0:
         print("loaded", *digests)
 for iteration in range(begin, end):
     random = np.random.RandomState(100 * iteration + rank)
     optimizer.update(model, random.rand(6, 20).astype("f4"), random.randint(0, 5, 6).astype("i4"))
+    if what == "sharded":
+        optimizer.consolidate()
     if rank == 0 and iteration + 1 in (3, 6):  # alone, and never again
         save_npz(f"model_{iteration + 1}", model)
         save_npz(f"optimizer_{iteration + 1}", optimizer)

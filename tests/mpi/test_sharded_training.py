@@ -43,7 +43,9 @@ def make_trainer(folder, n_iterations, **options):
 
 
 def arrays_of(trainer):
-    """Return the arrays of the models and the optimizers; other ranks are asked for their arrays."""
+    """Return the arrays of the models and the optimizers; collective."""
+    for rank in range(SIZE):
+        trainer.updater.get_optimizer("main").consolidate(to=rank)
     return {
         name: np.array(value)
         for name, value in chainer.serializers.npz.serialize(trainer.updater).items()
@@ -61,6 +63,12 @@ def same(actual, expected):
 def test_a_snapshot_of_one_rank_alone(folder, overlap):
     """The others are in the next forward pass, where they wait for this rank, or at the end of the training."""
     trainer = make_trainer(folder, 8, shard_state=True, overlap=overlap)
+    trainer.extend(
+        lambda trainer: trainer.updater.get_optimizer("main").consolidate(),
+        name="consolidate",
+        trigger=(2, "iteration"),
+        priority=chainer.training.PRIORITY_WRITER,
+    )
     if RANK == 0:
         trainer.extend(extensions.snapshot(filename="at_{.updater.iteration}"), trigger=(2, "iteration"))
         trainer.extend(extensions.LogReport(trigger=(1, "iteration")))

@@ -40,7 +40,6 @@ if TYPE_CHECKING:
     from mn_comm.gradients.targets import check_in_debug_mode
     from mn_comm.mpi import MPI
     from mn_comm.protocols import Model, Parameter
-    from mn_comm.questions import Questions
     from mn_comm.ranks import Ranks as Ranks  # a public name, too
     from mn_comm.replicas import own, synchronize_replicas
     from mn_comm.spans import is_recording, span
@@ -83,7 +82,6 @@ _HOME_OF = {
     "MPI": "mpi",
     "Model": "protocols",
     "Parameter": "protocols",
-    "Questions": "questions",
     "Ranks": "ranks",
     "own": "replicas",
     "synchronize_replicas": "replicas",
@@ -122,7 +120,6 @@ __all__ = [
     "Owners",
     "Parameter",
     "PureNcclCommunicator",
-    "Questions",
     "RankLost",
     "Reduction",
     "Roll",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import warnings
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -19,7 +19,6 @@ if TYPE_CHECKING:
     from mn_comm.compression import Compression
     from mn_comm.gradients.reducer import GradientReducer
     from mn_comm.gradients.reduction import CommunicationHook
-    from mn_comm.questions import Questions
 
 __all__ = ["DEFAULT_MAX_BUF_LEN", "CommunicatorBase", "mean_as_version_1"]
 
@@ -549,22 +548,6 @@ class CommunicatorBase(ABC):
             NotImplementedError: This kind of communicator cannot do it.
         """
         raise NotImplementedError(f"{type(self).__name__} cannot gather arrays that some ranks own")
-
-    def questions(self, answer: Callable[[Any], Any]) -> Questions:
-        """Answer other ranks' questions in a thread, whatever this rank is doing in the meantime; collective.
-
-        Args:
-            answer: A function that takes a question and returns its answer, which can be pickled; called in that
-                thread. It is kept until no rank holds the returned object any more, and must not refer to that object.
-
-        Returns:
-            An object that asks other ranks.
-
-        Raises:
-            RuntimeError: MPI was initialised without ``MPI_THREAD_MULTIPLE``.
-            NotImplementedError: This kind of communicator cannot do it.
-        """
-        raise NotImplementedError(f"{type(self).__name__} cannot answer questions in the background")
 
     def mean_grad_reducer(self, model: Model) -> GradientReducer:
         """Return the reducer that :meth:`multi_node_mean_grad` uses for a model; not collective.

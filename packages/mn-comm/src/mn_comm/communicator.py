@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -25,7 +25,6 @@ if TYPE_CHECKING:
     from mn_comm.gradients.reducer import GradientReducer
     from mn_comm.gradients.reduction import CommunicationHook
     from mn_comm.owned import OwnedArrays
-    from mn_comm.questions import Questions
     from mn_comm.ranks import Ranks
     from mn_comm.strategies import Strategy
 
@@ -434,13 +433,6 @@ class Communicator(CommunicatorBase):
             self._owned = OwnedArrays(self._strategy)
         self._owned.gather(arrays, owners, failure)
 
-    @operation
-    def questions(self, answer: Callable[[Any], Any]) -> Questions:
-        from mn_comm.questions import Questions
-
-        _require_threads("answering in the background")
-        return Questions(self._contexts.desk, answer)
-
     def _check_compression(self, compression: Any, comm_hook: Any) -> None:
         if compression is None:
             return
@@ -470,10 +462,10 @@ class Communicator(CommunicatorBase):
         return GradientReducer(strategy, config, comm_hook=comm_hook or self.comm_hook, **options)
 
 
-def _require_threads(what: str = "averaging in the background") -> None:
+def _require_threads() -> None:
     if MPI.Query_thread() < MPI.THREAD_MULTIPLE:
         raise RuntimeError(
-            f"expected MPI to be initialised with MPI_THREAD_MULTIPLE, which {what} needs; "
+            "expected MPI to be initialised with MPI_THREAD_MULTIPLE, which averaging in the background needs; "
             f"got thread level {MPI.Query_thread()}"
         )
 

@@ -17,7 +17,6 @@ from mpi4py import MPI
 from mn_comm import stall
 from mn_comm.last_words import speak_when_ended
 from mn_comm.leftovers import receive_leftovers_at_exit
-from mn_comm.questions import Desk
 from mn_comm.ranks import Ranks
 from mn_comm.shared_memory import SharedMemory
 from mn_comm.topology import Topology, discover
@@ -79,7 +78,6 @@ class Contexts:
         self._background: tuple[Context, Worker] | None = None
         self._others: list[Context] = []
         self._given_back: set[int] = set()
-        self._desk: Desk | None = None
 
     @property
     def background(self) -> tuple[Context, Worker]:
@@ -87,13 +85,6 @@ class Contexts:
         if self._background is None:
             self._background = Context(self._mpi_comm), Worker()
         return self._background
-
-    @property
-    def desk(self) -> Desk:
-        """The object that answers other ranks' questions in its own thread; collective at first use."""
-        if self._desk is None:
-            self._desk = Desk(Ranks(Ranks(self._mpi_comm).Dup()))
-        return self._desk
 
     def another(self) -> Context:
         """Return a context for one more thread, which nothing else uses until it is given back; collective."""
@@ -142,8 +133,6 @@ class Contexts:
             worker.close()
             context.free()
             self._background = None
-        if self._desk is not None:
-            self._desk.free()
         for context in self._others:
             context.free()
         self._others.clear()

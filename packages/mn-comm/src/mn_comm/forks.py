@@ -16,10 +16,9 @@ import threading
 from collections.abc import Callable
 from typing import NamedTuple
 
-__all__ = ["around_forks", "no_fork", "warn_of_children_that_end"]
+__all__ = ["around_forks", "warn_of_children_that_end"]
 
-no_fork = threading.RLock()
-"""A lock that is held during a fork; hold it where a fork must not happen."""
+_one_fork = threading.RLock()
 
 _Function = Callable[[], object]
 
@@ -68,7 +67,7 @@ def _warn(name: str, process: int) -> None:
 
 
 def _before() -> None:
-    no_fork.acquire()
+    _one_fork.acquire()
     for each in reversed(_all):
         each.before()
 
@@ -78,7 +77,7 @@ def _after_in_parent() -> None:
         for each in list(_all):
             each.after_in_parent()
     finally:
-        no_fork.release()
+        _one_fork.release()
 
 
 def _after_in_child() -> None:
@@ -86,7 +85,7 @@ def _after_in_child() -> None:
         for each in list(_all):
             each.after_in_child()
     finally:
-        no_fork.release()
+        _one_fork.release()
 
 
 os.register_at_fork(before=_before, after_in_parent=_after_in_parent, after_in_child=_after_in_child)

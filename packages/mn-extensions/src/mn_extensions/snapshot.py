@@ -16,7 +16,7 @@ from chainer.training import Extension
 
 from mn_comm import Change, CommunicatorBase, is_elastic, raise_on_all, transact
 from mn_extensions.checkpoint.arrays import read_arrays
-from mn_extensions.checkpoint.replicas import assume_synchronized, synchronize
+from mn_extensions.checkpoint.replicas import assume_synchronized, consolidate, own_parts, synchronize
 from mn_extensions.checkpoint.state import load_state
 
 __all__ = ["multi_node_snapshot"]
@@ -94,8 +94,7 @@ class MultiNodeSnapshot(Extension):  # type: ignore[misc]  # Chainer has no type
     def __init__(self, comm: CommunicatorBase, snapshot: Any, sets: Sequence[Sequence[int]]) -> None:
         self.comm = comm
         self.snapshot = snapshot
-        self.replica_set = next(set(each) for each in sets if comm.rank in each)
-        self.master = min(self.replica_set)
+        self._sets = [set(each) for each in sets]
         self._filename = snapshot.filename
         self._name_file()
         if is_elastic(comm):
@@ -108,11 +107,21 @@ class MultiNodeSnapshot(Extension):  # type: ignore[misc]  # Chainer has no type
         )
 
     def _renumber(self, change: Change) -> None:
-        """Continue with the remaining ranks of the group, the lowest of which now saves."""
+        """Continue with the remaining ranks of each group, the lowest of which now saves."""
         numbers = {old: new for new, old in enumerate(change.survivors)}
-        self.replica_set = {numbers[old] for old in self.replica_set if old in numbers}
-        self.master = min(self.replica_set)
+        remaining = [{numbers[old] for old in each if old in numbers} for each in self._sets]
+        self._sets = [each for each in remaining if each]
         self._name_file()
+
+    @property
+    def replica_set(self) -> set[int]:
+        """The ranks of this rank's group."""
+        return next(each for each in self._sets if self.comm.rank in each)
+
+    @property
+    def master(self) -> int:
+        """The rank that saves for this rank's group."""
+        return min(self.replica_set)
 
     @property
     def is_master(self) -> bool:
@@ -132,8 +141,11 @@ class MultiNodeSnapshot(Extension):  # type: ignore[misc]  # Chainer has no type
             transact(self.comm, partial(self._load, self._target_of(trainer), Path(trainer.out)))
 
     def __call__(self, trainer: Any) -> None:
-        """Save on the lowest rank of each group; collective if optimizers let ranks differ temporarily."""
-        synchronize(self._target_of(trainer))
+        """Save on the lowest rank of each group; collective."""
+        target = self._target_of(trainer)
+        synchronize(target)
+        for each in self._sets:
+            consolidate(target, to=min(each))
         if self.is_master:
             self.snapshot(trainer)
 
@@ -208,7 +220,9 @@ def fit_iterators(state: State, target: Any) -> State:
     if updater is None:
         return state
     fitted = dict(state)
-    for name, order in npz.serialize(updater).items():
+    with own_parts(target):
+        current = npz.serialize(updater)
+    for name, order in current.items():
         match = re.fullmatch(r"(iterator:.*/)order", name)
         saved = fitted.get("updater/" + name)
         if match is not None and saved is not None and saved.shape != order.shape:

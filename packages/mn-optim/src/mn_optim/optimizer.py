@@ -102,8 +102,8 @@ def create_multi_node_optimizer(
         shard_state: Whether each parameter is updated by only one rank, which alone has the optimizer's state for it
             and sends the updated parameter to all others (ZeRO-1). The result is the same, bit for bit. Hooks for
             single parameters that come before the update run on the rank that updates the parameter, unless there is
-            also a hook over all parameters before the update. A rank that saves the optimizer asks the other ranks for
-            their state; the script does not have to do anything on them.
+            also a hook over all parameters before the update. Before one rank saves the optimizer, every rank calls
+            :meth:`MultiNodeOptimizer.consolidate`.
 
     Returns:
         The multi-node optimizer. All attributes except its own methods are those of ``actual_optimizer``.
@@ -116,8 +116,8 @@ def create_multi_node_optimizer(
             ``asynchronous``, or with the communicator ``naive``; or ``shard_state`` is used together with
             ``local_steps`` or ``asynchronous``.
         NotImplementedError: The script uses its own class of communicator, which does not support an option.
-        RuntimeError: An option communicates in the background, or ``shard_state`` is used, but MPI was initialised
-            without ``MPI_THREAD_MULTIPLE``.
+        RuntimeError: An option communicates in the background, but MPI was initialised without
+            ``MPI_THREAD_MULTIPLE``.
     """
     _expect_optimizer(actual_optimizer)
     if overlap and double_buffering:
@@ -466,7 +466,10 @@ class MultiNodeOptimizer:
         """Save or load the state of the actual optimizer, of pending exchanges, and of compression.
 
         Not collective. Plain Chainer ignores the latter two; if they are missing, they count as empty. Sharded state is
-        saved as if it were not sharded: other ranks are asked for their parts.
+        saved as if it were not sharded, after :meth:`consolidate`.
+
+        Raises:
+            RuntimeError: The state is sharded and is to be saved, without :meth:`consolidate` before.
         """
         (self._shards or self.actual_optimizer).serialize(serializer)
         if self.actual_optimizer.target is None:
@@ -481,6 +484,30 @@ class MultiNodeOptimizer:
         self._scheme.serialize(serializer, self.actual_optimizer.target)
         if self._compressed is not None:
             serialize_compression(serializer, self._compressed)
+
+    def consolidate(self, to: int = 0) -> None:
+        """Gather sharded state on one rank, which can save it until the next ``update``; collective.
+
+        Without sharded state, this does nothing, so a script may call it before every snapshot::
+
+            optimizer.consolidate()
+            if comm.rank == 0:
+                chainer.serializers.save_npz("optimizer.npz", optimizer)
+
+        ``multi_node_snapshot`` calls it. The multi-node checkpointer does not need it: each rank saves its own part.
+
+        Args:
+            to: The rank on which to gather it, the same on every rank.
+
+        Raises:
+            RuntimeError: No model was set up.
+            ValueError: ``to`` is not a rank, or ranks pass different ones, or have not loaded state equally often (on
+                every rank).
+        """
+        if self.actual_optimizer.target is None:
+            raise RuntimeError("expected a model before consolidate: call setup(model)")
+        if self._shards is not None:
+            self._shards.consolidate(to)
 
     def own_part(self) -> AbstractContextManager[None]:
         """Return a context in which :meth:`serialize` saves only this rank's part of sharded state.

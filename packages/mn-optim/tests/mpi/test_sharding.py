@@ -162,12 +162,20 @@ def folder(tmp_path_factory):
     return COMM.bcast_obj(str(tmp_path_factory.mktemp("run")) if RANK == 0 else None)
 
 
+def saved_by_all(optimizer):
+    """Return what this rank saves of the whole state; collective."""
+    for rank in range(SIZE):
+        optimizer.consolidate(to=rank)
+    return chainer.serializers.npz.serialize(optimizer)
+
+
 def test_a_rank_saves_alone_what_all_have(folder):
-    """As with Chainer's own snapshot, of which the other ranks are not informed: they are already in the next step."""
+    """As with Chainer's own snapshot: after consolidate(), the other ranks may already be in the next step."""
     unsharded = make()
     train(unsharded, 5)
     optimizer = make(shard_state=True)
     train(optimizer, 5)
+    optimizer.consolidate(to=SIZE - 1)
     if RANK == SIZE - 1:
         chainer.serializers.save_npz(f"{folder}/optimizer.npz", optimizer)
         chainer.serializers.save_npz(f"{folder}/model.npz", optimizer.target)
@@ -201,6 +209,7 @@ def test_a_rank_saves_alone_what_all_have(folder):
 def test_what_is_loaded_of_others_is_dropped(folder):
     optimizer = make(shard_state=True)
     train(optimizer, 3)
+    optimizer.consolidate()
     if RANK == 0:
         chainer.serializers.save_npz(f"{folder}/optimizer.npz", optimizer)
     COMM.barrier()
@@ -213,7 +222,7 @@ def test_what_is_loaded_of_others_is_dropped(folder):
     other.target(*batch(0))
     chainer.serializers.load_npz(f"{folder}/optimizer.npz", other)
     same(states(other), expected)
-    COMM.barrier()  # all have loaded it
+    other.consolidate()
     if RANK == 0:  # before the first step, it is still where it was loaded
         chainer.serializers.save_npz(f"{folder}/again.npz", other)
         with np.load(f"{folder}/again.npz") as again, np.load(f"{folder}/optimizer.npz") as first:
@@ -224,26 +233,62 @@ def test_what_is_loaded_of_others_is_dropped(folder):
 
 
 @pytest.mark.skipif(SIZE < 2, reason="needs a rank that has not loaded yet")
-def test_a_rank_does_not_save_what_others_have_still_to_load(folder):
+def test_what_others_have_still_to_load_is_not_gathered(folder):
     optimizer = make(shard_state=True)
     train(optimizer, 3)
+    optimizer.consolidate()
     if RANK == 0:
         chainer.serializers.save_npz(f"{folder}/optimizer.npz", optimizer)
     COMM.barrier()
     last = RANK == SIZE - 1
     if not last:
         chainer.serializers.load_npz(f"{folder}/optimizer.npz", optimizer)
-        if RANK == 0:
-            with pytest.raises(
-                RuntimeError, match=r"expected optimizer state to have been loaded as .* 1, got 0: call"
-            ):
-                chainer.serializers.npz.serialize(optimizer)
-    COMM.barrier()
+    with pytest.raises(ValueError, match="expected the same number of loads of optimizer state on every rank, got 1"):
+        optimizer.consolidate()
     if last:
         chainer.serializers.load_npz(f"{folder}/optimizer.npz", optimizer)
-    COMM.barrier()
-    assert chainer.serializers.npz.serialize(optimizer)["middle/W/v"].shape == (7, 40)
-    COMM.barrier()
+    assert saved_by_all(optimizer)["middle/W/v"].shape == (7, 40)
+
+
+@pytest.mark.skipif(SIZE < 2, reason="needs state on another rank")
+def test_state_that_was_not_gathered_is_not_saved(folder):
+    """Neither before the first consolidate() nor after a step or a load has made it obsolete, nor by another rank."""
+    optimizer = make(shard_state=True)
+    train(optimizer, 3)
+
+    def refused():
+        with pytest.raises(
+            RuntimeError, match=rf"expected optimizer\.consolidate\(to={RANK}\) on every rank, after the last step and"
+        ):
+            chainer.serializers.npz.serialize(optimizer)
+
+    refused()
+    saved = saved_by_all(optimizer)
+    train(optimizer, 1)
+    refused()
+    optimizer.consolidate(to=SIZE - 1)
+    if RANK != SIZE - 1:
+        refused()
+    chainer.serializers.NpzDeserializer(saved).load(optimizer)
+    refused()
+    with pytest.raises(
+        ValueError, match=r"expected the same rank in consolidate\(\) on every rank, got 0 on rank 0 and"
+    ):
+        optimizer.consolidate(to=RANK)
+    with pytest.raises(ValueError, match="root"):
+        optimizer.consolidate(to=SIZE)
+    train(optimizer, 1)
+    same_everywhere(optimizer.target)
+
+
+def test_consolidating_what_is_not_sharded_does_nothing():
+    optimizer = make()
+    train(optimizer, 3)
+    before = {name: value.copy() for name, value in states(optimizer).items()}
+    optimizer.consolidate()
+    same(states(optimizer), before)
+    with pytest.raises(RuntimeError, match="expected a model before consolidate"):
+        create_multi_node_optimizer(chainer.optimizers.SGD(), COMM, shard_state=True).consolidate()
 
 
 @pytest.mark.skipif(SIZE < 2, reason="needs a rank that does not load")
@@ -251,6 +296,7 @@ def test_all_ranks_have_to_load(folder):
     """A rank that loads drops the state of other owners, which would start again."""
     optimizer = make(shard_state=True)
     train(optimizer, 3)
+    optimizer.consolidate()
     if RANK == 0:
         chainer.serializers.save_npz(f"{folder}/optimizer.npz", optimizer)
         resumed = make(shard_state=True)
@@ -264,7 +310,7 @@ def test_all_ranks_have_to_load(folder):
 def test_threads_of_a_rank_save_at_once():
     optimizer = make(shard_state=True)
     train(optimizer, 3)
-    expected = chainer.serializers.npz.serialize(optimizer)
+    expected = saved_by_all(optimizer)
     for _ in range(20):
         with ThreadPoolExecutor(3) as pool:
             found = [pool.submit(chainer.serializers.npz.serialize, optimizer) for _ in range(3)]
@@ -272,13 +318,12 @@ def test_threads_of_a_rank_save_at_once():
             assert each.result().keys() == expected.keys()
             for key, value in expected.items():
                 np.testing.assert_array_equal(each.result()[key], value)
-    COMM.barrier()
 
 
 def test_several_ranks_save_at_once(folder):
     optimizer = make(shard_state=True)
     train(optimizer, 4)
-    saved = chainer.serializers.npz.serialize(optimizer)
+    saved = saved_by_all(optimizer)
     for other in COMM.allgather_obj(saved):
         assert other.keys() == saved.keys()
         for key, value in saved.items():
@@ -293,6 +338,7 @@ def test_hdf5(folder):
     pytest.importorskip("h5py")
     optimizer = make(shard_state=True)
     train(optimizer, 4)
+    optimizer.consolidate()
     if RANK == 0:
         chainer.serializers.save_hdf5(f"{folder}/optimizer.h5", optimizer)
     COMM.barrier()
@@ -845,7 +891,7 @@ def test_fewer_parameters_than_ranks(n_params):
 
 
 def test_two_optimizers():
-    """Like those of a generator and a discriminator; each asks and answers separately."""
+    """Like those of a generator and a discriminator; each is gathered separately."""
     optimizers = [make(shard_state=True), make(chainer.optimizers.MomentumSGD(), shard_state=True)]
     expected = [make(), make(chainer.optimizers.MomentumSGD())]
     for iteration in range(4):
@@ -853,11 +899,10 @@ def test_two_optimizers():
             train(each, 1, first=iteration)
     for optimizer, other in zip(optimizers, expected, strict=True):
         same(parameters(optimizer.target), parameters(other.target))
-        saved, plain = (chainer.serializers.npz.serialize(each) for each in (optimizer, other))
+        saved, plain = (saved_by_all(each) for each in (optimizer, other))
         assert saved.keys() == plain.keys()
         for key, value in plain.items():
             np.testing.assert_array_equal(saved[key], value)
-    COMM.barrier()
 
 
 def test_derived_links_and_new_setup():
@@ -914,24 +959,35 @@ def test_parameters_that_come_to_share_an_update_rule():
 @pytest.mark.skipif(SIZE < 2, reason="needs two owners")
 @pytest.mark.parametrize("timing", ["pre", "post"])
 def test_a_hook_that_saves(timing):
-    """Before the update, other ranks may already be updating."""
-    optimizer = make(shard_state=True)
-    train(optimizer, 3)
+    """Every rank runs the hook, and gathers in it. What was gathered before the step is not saved in it."""
     saved = []
 
-    def save(optimizer):
-        if RANK == 0:
-            saved.append(chainer.serializers.npz.serialize(made))
+    def trained(gathers, **options):
+        optimizer = make(**options)
+        train(optimizer, 3)
+        optimizer.consolidate()
 
-    made, save.timing = optimizer, timing
-    optimizer.add_hook(save, name="save")
-    if timing == "pre":
-        with pytest.raises(RuntimeError, match="expected the optimizer's state to be saved between two steps, got a"):
-            train(optimizer, 1)
-        optimizer.remove_hook("save")
-    train(optimizer, 1)
-    same_everywhere(optimizer.target)
-    assert not saved or {int(value) for key, value in saved[0].items() if key.endswith("/t")} == {3}
+        def save(actual):
+            if gathers:
+                optimizer.consolidate()
+            if RANK == 0:
+                saved.append(
+                    {key: np.array(each) for key, each in chainer.serializers.npz.serialize(optimizer).items()}
+                )
+
+        save.timing = timing
+        optimizer.add_hook(save, name="save")
+        train(optimizer, 1)
+
+    trained(gathers=True)
+    trained(gathers=True, shard_state=True)
+    if RANK == 0:
+        same(saved[1], saved[0])
+    if RANK == 0 or timing == "pre":  # all ranks are informed
+        with pytest.raises(RuntimeError, match=r"expected optimizer\.consolidate\(to=0\) on every rank"):
+            trained(gathers=False, shard_state=True)
+    else:
+        trained(gathers=False, shard_state=True)
 
 
 @pytest.mark.skipif(SIZE < 2, reason="needs two owners")
@@ -984,8 +1040,8 @@ def test_a_hook_that_fails_on_one_rank():
     same_everywhere(optimizer.target)
 
 
-def test_saving_moves_what_others_have_to_a_file():
-    """The rank that writes does not hold the complete state in its memory."""
+def test_only_the_rank_that_saves_holds_the_whole_state():
+    """And it holds the state of other ranks once: 20 MiB of 40; another rank sends what it has without a copy."""
     import tracemalloc
 
     model = chainer.Link()
@@ -998,10 +1054,14 @@ def test_saving_moves_what_others_have_to_a_file():
             param.grad = np.full_like(param.data, RANK)
         optimizer.update()
     tracemalloc.start()
-    saved = chainer.serializers.npz.serialize(optimizer)
-    _, peak = tracemalloc.get_traced_memory()
+    optimizer.consolidate()
+    if RANK == 0:
+        saved = chainer.serializers.npz.serialize(optimizer)
+    kept, peak = tracemalloc.get_traced_memory()
     tracemalloc.stop()
-    assert peak < 16 << 20  # some copies of one parameter at a time
-    for other in COMM.allgather_obj(saved["p0/m"][0, 0]):
-        assert other == saved["p0/m"][0, 0] == saved["p19/m"][-1, -1]
-    assert sum(value.nbytes for value in saved.values()) > 40 << 20
+    foreign = 40 * (SIZE - 1) / SIZE if RANK == 0 else 0
+    assert kept < (foreign + 2) * 2**20
+    assert peak < (foreign + 4) * 2**20
+    if RANK == 0:
+        np.testing.assert_array_equal(saved["p0/m"][0, 0], saved["p19/m"][-1, -1])
+        assert sum(value.nbytes for value in saved.values()) > 40 * 2**20

@@ -1,6 +1,4 @@
-"""Owners of parameters, parameters that belong together, allowed attributes of rules, and arrays in files."""
-
-import mmap
+"""Owners of parameters, parameters that belong together, and allowed attributes of rules."""
 
 import chainer
 import chainer.links as L
@@ -10,7 +8,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import mn_optim  # noqa: F401 - before Chainer
-from mn_optim.sharding import spill
 from mn_optim.sharding.parameters import aliases, expect_independent_rules, items_of, with_rules
 from mn_optim.sharding.partition import Item, assign, join_groups
 
@@ -118,34 +115,3 @@ def test_rules_that_hold_others(hold, found):
     hold(optimizer.target.W.update_rule, optimizer.target, optimizer)
     with pytest.raises(TypeError, match=f"expected update rules that read only their own parameter, but {found}"):
         expect_independent_rules(optimizer, optimizer.target, with_rules(optimizer.target))
-
-
-def base_of(array):
-    while isinstance(array.base, np.ndarray):
-        array = array.base
-    return array.base if isinstance(array.base, mmap.mmap) else getattr(array.base, "obj", array.base)
-
-
-def test_arrays_are_moved_to_files(monkeypatch):
-    monkeypatch.setattr(spill, "_FILE_BYTES", 1 << 20)
-    moving = spill.Spill()
-    random = np.random.RandomState(0)
-    arrays = [random.rand(n, 100).astype(dtype) for n in (200, 300, 2000, 500) for dtype in ("f4", "f8", "f2")]
-    arrays.append(np.asfortranarray(arrays[0]))
-    moved = [moving.move(array) for array in arrays]
-    for array, other in zip(arrays, moved, strict=True):
-        np.testing.assert_array_equal(array, other)
-        assert array.dtype == other.dtype
-        assert isinstance(base_of(other), mmap.mmap) == (array.nbytes >= 64 * 1024)
-    assert moving.move(3) == 3
-    small = np.zeros(3)
-    assert moving.move(small) is small
-
-
-def test_arrays_stay_in_memory_where_there_is_no_room(monkeypatch):
-    def full(*args):
-        raise OSError("no space left on device")
-
-    monkeypatch.setattr(spill.os, "posix_fallocate", full)
-    array = np.zeros(100_000)
-    assert spill.Spill().move(array) is array

@@ -29,7 +29,6 @@ __all__ = [
     "allreduce_obj",
     "bcast_obj",
     "gather_obj",
-    "isend_obj",
     "recv_obj",
     "scatter_obj",
     "send_obj",
@@ -79,15 +78,6 @@ def send_obj(ranks: Ranks, obj: Any, dest: int, tag: int = 0) -> None:
     else:
         ranks.send(_Long(content.size), dest, tag)
         ranks.wait_all(pieces.isend(ranks, content, dest, tag))
-
-
-def isend_obj(ranks: Ranks, obj: Any, dest: int, tag: int) -> list[MPI.Request]:
-    """Start to send an object that can be pickled to one rank, which receives it with :func:`recv_obj`."""
-    content = np.frombuffer(pickle.dumps(obj, pickle.HIGHEST_PROTOCOL), np.uint8)
-    if content.size <= pieces.PIECE_BYTES:
-        return [ranks.Isend([content, MPI.BYTE], dest, tag)]
-    head = np.frombuffer(pickle.dumps(_Long(content.size), pickle.HIGHEST_PROTOCOL), np.uint8)
-    return [ranks.Isend([head, MPI.BYTE], dest, tag), *pieces.isend(ranks, content, dest, tag)]
 
 
 def recv_obj(ranks: Ranks, source: int, tag: int, status: MPI.Status | None) -> Any:

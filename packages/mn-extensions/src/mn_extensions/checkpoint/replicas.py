@@ -11,7 +11,7 @@ from chainer.backends import cuda
 
 from mn_comm import synchronize_replicas
 
-__all__ = ["assume_synchronized", "optimizers_of", "own_parts", "synchronize"]
+__all__ = ["assume_synchronized", "consolidate", "optimizers_of", "own_parts", "synchronize"]
 
 
 def synchronize(target: Any) -> None:
@@ -25,6 +25,18 @@ def synchronize(target: Any) -> None:
             each.synchronize()
         elif hasattr(type(each), "namedparams"):
             synchronize_replicas(each)
+
+
+def consolidate(target: Any, to: int) -> None:
+    """Gather sharded optimizer state on one rank, so that it can save the state of all ranks; collective.
+
+    Args:
+        target: The object to save, for example a trainer.
+        to: The rank.
+    """
+    for each in optimizers_of(target) or [target]:
+        if hasattr(type(each), "consolidate") and getattr(each, "target", None) is not None:
+            each.consolidate(to)
 
 
 @contextmanager

@@ -48,6 +48,7 @@ class Sharded(Around):
 
     def step(self, model: chainer.Link, backward: Backward | None, take_step: TakeStep) -> None:
         """Average gradients, update this rank's parameters, and send them to all ranks; collective."""
+        self._shards.forget_gathered()
         owners = self._shards.owners(model, may_choose=self.roll is None)
         has_all_means = not self._exact.leave_to(model, owners)
         self._exact.step(model, backward, partial(self._shards.take_step, model, take_step, has_all_means))

@@ -1,4 +1,4 @@
-"""The part of the optimizer's state that this rank owns, and access to the parts of other ranks."""
+"""The part of the optimizer's state that this rank owns, and gathering all parts on one rank."""
 
 from __future__ import annotations
 
@@ -14,12 +14,11 @@ import chainer
 import numpy as np
 from chainer.backends import cuda
 
-from mn_comm import CommunicatorBase, Owners, expect_same, raise_on_all, waiting_for
+from mn_comm import CommunicatorBase, Owners, expect_same, raise_on_all
 from mn_optim.schemes.state import read, write
 from mn_optim.sharding.means import Clipping, drop, need_of, share_non_finite
 from mn_optim.sharding.parameters import aliases, expect_independent_rules, items_of, with_rules
 from mn_optim.sharding.partition import assign
-from mn_optim.sharding.spill import Spill
 from mn_optim.sharding.step import leaving_out
 
 __all__ = ["SHARD", "Shards"]
@@ -49,10 +48,9 @@ class Shards:
         self._is_settled = False
         self._latest: Owners | None = None
         self._saves_own_part = False
-        self._is_updating = False
-        self._loads = _Loads()
+        self._n_loads = 0
+        self._gathered: dict[str, _State] | None = None
         self._serializing = threading.Lock()
-        self._questions = communicator.questions(partial(_answer, optimizer, self._loads))
 
     def owners(self, model: chainer.Link, may_choose: bool) -> Owners | None:
         """Return which rank alone needs the mean of which gradient in the next step; ``None`` if all need all.
@@ -98,7 +96,7 @@ class Shards:
         def gather(failure: Exception | None = None) -> None:
             nonlocal is_gathered
             is_gathered = True
-            self._is_updating = False
+            self.forget_gathered()  # a hook may have gathered it before the update
             self._is_settled = False  # if this raises, it raises on all ranks
             updated = [name for name, each in owned.items() if name in active or each.update_rule.enabled]
             arrays = [(name, owned[name].data) for name in updated]  # some updates make new arrays
@@ -112,7 +110,6 @@ class Shards:
             share_non_finite(self._communicator, self._optimizer, owned, self._owners)
             owner_of = {id(param): self._owners[name] for name, param in owned.items()}
             clipping = partial(Clipping, communicator=self._communicator, owner_of=owner_of)
-        self._is_updating = True
         try:
             with leaving_out(self._optimizer, others, gather, clipping):
                 self._expect_own_updates(active)
@@ -155,8 +152,8 @@ class Shards:
             self._warn(known)
         expect_same(self._communicator, "parameters with update rules", tuple(params))
         # If only some ranks have loaded a snapshot, they have dropped state of other owners, and no rank has it.
-        expect_same(self._communicator, "loading of optimizer state before the first step", self._loads.count > 0)
-        self._loads.count = self._communicator.bcast_obj(self._loads.count)
+        expect_same(self._communicator, "loading of optimizer state before the first step", self._n_loads > 0)
+        self._n_loads = self._communicator.bcast_obj(self._n_loads)
         groups = [group for each in self._communicator.allgather_obj(aliases(params)) for group in each]
         owners = assign(items_of(params), groups, self._communicator.size, self._owners)
         self._owners = self._communicator.bcast_obj(owners)  # ranks may differ, for example in frozen parameters
@@ -190,42 +187,81 @@ class Shards:
             if mine != owner:
                 _drop_state(param)
 
+    def consolidate(self, to: int) -> None:
+        """Gather the state of all parameters on one rank, until the next step; collective.
+
+        Args:
+            to: The rank.
+
+        Raises:
+            ValueError: Ranks pass different ranks, or have not loaded state equally often (on every rank).
+        """
+        expect_same(self._communicator, "rank in consolidate()", to)
+        expect_same(self._communicator, "number of loads of optimizer state", self._n_loads)
+        mine = self._communicator.rank
+        states = {}
+        with raise_on_all(self._communicator):
+            if mine != to:
+                named = self._optimizer.target.namedparams()
+                states = {name: _state_of(param) for name, param in named if self._owners.get(name) == mine}
+        gathered = self._communicator.gather_obj(states, root=to)
+        if gathered is not None:
+            self._gathered = {name: state for each in gathered for name, state in each.items()}
+
+    def forget_gathered(self) -> None:
+        """Discard what was gathered: it is about to be out of date."""
+        self._gathered = None
+
     def serialize(self, serializer: Any) -> None:
         """Save or load the optimizer's state; not collective.
 
-        The state is saved in Chainer's own layout; other ranks are asked for their state, one parameter at a time. When
-        loading, the state of other owners is dropped, one parameter at a time.
+        The state is saved in Chainer's own layout. When loading, the state of other owners is dropped, one parameter at
+        a time.
 
         Raises:
-            RuntimeError: This rank has loaded state, and another rank that is asked has not loaded it yet, or the other
-                way round. Or the state is saved in the middle of a step.
+            RuntimeError: The state of other ranks is to be saved, and was not gathered on this rank.
         """
         with self._serializing:  # meanwhile, functions of this module serialize rules
-            if isinstance(serializer, chainer.Serializer):
-                self._serialize(serializer, is_saving=True)
-            else:
-                with self._loads.one():
-                    self._serialize(serializer, is_saving=False)
+            is_saving = isinstance(serializer, chainer.Serializer)
+            if not is_saving:
+                self._n_loads += 1
+                self.forget_gathered()
+            self._serialize(serializer, is_saving)
 
     def _serialize(self, serializer: Any, is_saving: bool) -> None:
         if is_saving and self._saves_own_part and self._owners:
             described = {"size": self._communicator.size, "rank": self._communicator.rank, "owners": self._owners}
             write(serializer[SHARD], "owners", np.frombuffer(json.dumps(described).encode(), np.uint8))
         is_part = self._saves_own_part if is_saving else self._load_owners(serializer)
-        if is_part:
-            serialize = _serialize_count
-        else:
-            # Of Chainer's serializers, only the one for .npz files keeps all arrays until it has the last one.
-            spill = Spill() if isinstance(serializer, chainer.serializers.DictionarySerializer) else None
-            serialize = partial(self._save_foreign, spill) if is_saving else _load_and_drop
         mine = self._communicator.rank
         foreign = {
             name: param
             for name, param in self._optimizer.target.namedparams()
             if param.update_rule is not None and self._owners.get(name, mine) != mine
         }
+        if is_part:
+            serialize = _serialize_count
+        else:
+            serialize = partial(_save, self._expect_gathered(foreign)) if is_saving else _load_and_drop
         with _serialized_by(serialize, foreign):
             self._optimizer.serialize(serializer)
+
+    def _expect_gathered(self, names: Collection[str]) -> Mapping[str, _State]:
+        """Return the state of other ranks.
+
+        Raises:
+            RuntimeError: It is not on this rank.
+        """
+        gathered = self._gathered or {}
+        missing = [name for name in names if name not in gathered]
+        if missing:
+            raise RuntimeError(
+                f"expected optimizer.consolidate(to={self._communicator.rank}) on every rank, after the last step and "
+                f"before rank {self._communicator.rank} saves the optimizer: other ranks have the state of "
+                f"{len(missing)} parameters, such as {missing[0]}; multi_node_snapshot and "
+                "create_multi_node_checkpointer do without it"
+            )
+        return gathered
 
     @contextmanager
     def own_part(self) -> Iterator[None]:
@@ -262,69 +298,6 @@ class Shards:
                 _drop_state(param)
         return True
 
-    def _save_foreign(self, spill: Spill | None, name: str, param: chainer.Parameter, serializer: Any) -> None:
-        if self._is_updating:
-            raise RuntimeError(
-                "expected the optimizer's state to be saved between two steps, got a call within one, before the hooks "
-                "that come after the update: other ranks are changing theirs"
-            )
-        owner = self._owners[name]
-        with waiting_for(lambda: f"rank {owner}, which has the optimizer state of {name}, to be saved"):
-            t, state = self._questions.ask(owner, (name, self._loads.count))
-        if spill is not None and state is not None:
-            state = {key: spill.move(value) for key, value in state.items()}
-        rule = param.update_rule
-        count = rule.t
-        try:
-            _set_state(param, (t, state))
-            type(rule).serialize(rule, serializer)
-        finally:
-            _drop_state(param)
-            rule.t = count
-
-
-class _Loads:
-    """The number of times that this rank has begun or finished to load state: odd while it is loading.
-
-    Attributes:
-        count: The number.
-    """
-
-    def __init__(self) -> None:
-        self.count = 0
-
-    @contextmanager
-    def one(self) -> Iterator[None]:
-        """Return the context in which state is loaded."""
-        self.count += 1
-        try:
-            yield
-        finally:
-            self.count += 1
-
-
-def _answer(optimizer: Any, loads: _Loads, question: tuple[str, int]) -> _State:
-    """Return the state of a parameter; called in another thread, while this rank waits for the rank that asks.
-
-    The rank that asks is between two steps, and no other rank can end the next step without it. But other ranks can
-    load.
-
-    Args:
-        optimizer: The actual optimizer.
-        loads: The loads of this rank.
-        question: The parameter's name, and the number of loads of the rank that asks.
-    """
-    name, expected = question
-    if loads.count != expected:
-        raise RuntimeError(
-            f"expected optimizer state to have been loaded as often as on the rank that saves it, {expected // 2}, got "
-            f"{loads.count / 2:g}: call comm.barrier() on every rank between loading and saving"
-        )
-    params = dict(optimizer.target.namedparams())
-    if name not in params:
-        raise KeyError(f"expected the name of a parameter, got {name}: does this rank have another model?")
-    return _state_of(params[name])
-
 
 def _are_different(values: Collection[Any]) -> bool:
     return len(set(map(id, values))) == len(values)
@@ -350,6 +323,18 @@ def _serialized_by(
 
 def _serialize_count(name: str, param: chainer.Parameter, serializer: Any) -> None:
     param.update_rule.t = serializer("t", param.update_rule.t)
+
+
+def _save(states: Mapping[str, _State], name: str, param: chainer.Parameter, serializer: Any) -> None:
+    """Save the state that another rank has sent."""
+    rule = param.update_rule
+    count = rule.t
+    try:
+        _set_state(param, states[name])
+        type(rule).serialize(rule, serializer)
+    finally:
+        _drop_state(param)
+        rule.t = count
 
 
 def _load_and_drop(name: str, param: chainer.Parameter, serializer: Any) -> None:
