@@ -41,12 +41,13 @@ if TYPE_CHECKING:
     from mn_comm.mpi import MPI
     from mn_comm.protocols import Model, Parameter
     from mn_comm.ranks import Ranks as Ranks  # a public name, too
+    from mn_comm.ranks import watched
     from mn_comm.replicas import own, synchronize_replicas
     from mn_comm.spans import is_recording, span
     from mn_comm.stall import explain_stalls
     from mn_comm.supervised.memory import NodeMemory
     from mn_comm.topology import Topology
-    from mn_comm.watch import operation, waiting_for, watched
+    from mn_comm.watch import operation, waiting_for
     from mn_comm.worker import Future, Worker
 
 _HOME_OF = {
@@ -92,7 +93,7 @@ _HOME_OF = {
     "Topology": "topology",
     "operation": "watch",
     "waiting_for": "watch",
-    "watched": "watch",
+    "watched": "ranks",
     "Future": "worker",
     "Worker": "worker",
 }

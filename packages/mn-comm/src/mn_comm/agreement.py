@@ -13,9 +13,8 @@ from typing import TYPE_CHECKING, Any, Protocol
 if TYPE_CHECKING:
     from mpi4py import MPI
 
-    from mn_comm.base import CommunicatorBase
-
 __all__ = [
+    "Communicating",
     "Group",
     "agree",
     "describe",
@@ -44,10 +43,18 @@ class Group(Protocol):
         ...
 
 
+class Communicating(Protocol):
+    """A communicator of this package or of a script: anything that can gather objects."""
+
+    def allgather_obj(self, obj: Any) -> list[Any]:
+        """Return the objects of all ranks; collective."""
+        ...
+
+
 class _ByMethods:
     """The ranks of a communicator of unknown type, used only through the methods that every communicator has."""
 
-    def __init__(self, communicator: CommunicatorBase) -> None:
+    def __init__(self, communicator: Communicating) -> None:
         self.allgather: Callable[[Any], list[Any]] = communicator.allgather_obj
 
     def any(self, flag: bool) -> bool:
@@ -57,7 +64,7 @@ class _ByMethods:
         return len(set(self.allgather(number))) > 1
 
 
-def group_of(communicator: CommunicatorBase | MPI.Intracomm | Group) -> Group:
+def group_of(communicator: Communicating | MPI.Intracomm | Group) -> Group:
     """Return the ranks of any communicator (of this package, of a script, or of MPI) as a :class:`Group`."""
     found: Any = communicator
     # An attribute of the class: a mock object in place of a communicator has every attribute.
@@ -73,7 +80,7 @@ def group_of(communicator: CommunicatorBase | MPI.Intracomm | Group) -> Group:
 
 
 @contextmanager
-def raise_on_all(communicator: CommunicatorBase | MPI.Intracomm | Group) -> Iterator[None]:
+def raise_on_all(communicator: Communicating | MPI.Intracomm | Group) -> Iterator[None]:
     """Run a block on every rank and raise on all of them if it raised on any; collective.
 
     The block must not communicate. A rank on which it failed raises its own exception. The others raise an exception of
@@ -124,7 +131,7 @@ def agree(group: Group, signature: Any, explain: Callable[[Sequence[Any]], Excep
         raise everywhere(explain(group.allgather(signature)))
 
 
-def expect_same(communicator: CommunicatorBase | MPI.Intracomm | Group, what: str, value: Any) -> None:
+def expect_same(communicator: Communicating | MPI.Intracomm | Group, what: str, value: Any) -> None:
     """Raise on every rank unless all ranks have equal values; collective.
 
     Args:

@@ -10,14 +10,10 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING
 
 import numpy as np
 
 from mn_comm.mpi import MPI
-
-if TYPE_CHECKING:
-    from mn_comm.ranks import Ranks
 
 __all__ = ["Inquiry"]
 
@@ -40,7 +36,7 @@ class Inquiry:
     """
 
     def __init__(self, patience: float) -> None:
-        self.joined: list[Ranks] = []
+        self.joined: list[MPI.Intracomm] = []
         self.finished: dict[int, float] = {}
         self._farewells: set[tuple[int, int]] = set()
         self._patience = patience
@@ -48,7 +44,7 @@ class Inquiry:
         self._sent: list[MPI.Request] = []
         self._unanswered: dict[int, float] = {}
 
-    def ask(self, ranks: Ranks | None, about: int | None = None) -> None:
+    def ask(self, ranks: MPI.Intracomm | None, about: int | None = None) -> None:
         """Ask the next rank what it is doing, unless that rank is the one that asks.
 
         Args:
@@ -78,7 +74,7 @@ class Inquiry:
             except MPI.Exception:  # it was revoked because a rank was lost
                 self.joined.remove(ranks)
 
-    def _answer_on(self, ranks: Ranks, tell: Callable[[int], bool]) -> None:
+    def _answer_on(self, ranks: MPI.Intracomm, tell: Callable[[int], bool]) -> None:
         for source, about in self._received(ranks, _QUESTION):
             self._send(ranks, source, _ANSWER, ranks.rank)
             if tell(_in_world(ranks, about)):
@@ -116,16 +112,16 @@ class Inquiry:
                 self._hear_farewells(ranks)
             time.sleep(_PAUSE_SECONDS)
 
-    def _hear_farewells(self, ranks: Ranks) -> None:
+    def _hear_farewells(self, ranks: MPI.Intracomm) -> None:
         for source, _ in self._received(ranks, _FAREWELL):
             self._farewells.add((id(ranks), source))
             self.finished.setdefault(_in_world(ranks, source), time.monotonic())
 
-    def _send(self, ranks: Ranks, to: int, tag: int, about: int) -> None:
+    def _send(self, ranks: MPI.Intracomm, to: int, tag: int, about: int) -> None:
         # Do not wait for it: a rank that has stalled or ended may never receive it.
         self._sent.append(ranks.Isend(np.array([about], np.int64), to, tag))
 
-    def _received(self, ranks: Ranks, tag: int) -> Iterator[tuple[int, int]]:
+    def _received(self, ranks: MPI.Intracomm, tag: int) -> Iterator[tuple[int, int]]:
         status = MPI.Status()
         while ranks.Iprobe(MPI.ANY_SOURCE, tag, status):
             about = np.zeros(1, np.int64)
@@ -133,5 +129,5 @@ class Inquiry:
             yield status.source, int(about[0])
 
 
-def _in_world(ranks: Ranks, rank: int) -> int:
+def _in_world(ranks: MPI.Intracomm, rank: int) -> int:
     return int(ranks.group.Translate_ranks([rank], MPI.COMM_WORLD.group)[0])

@@ -9,7 +9,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Protocol
 
 if TYPE_CHECKING:
-    from mn_comm.ranks import Ranks
+    from mpi4py import MPI
 
 __all__ = ["VARIABLE", "Recorder", "is_recording", "record", "span", "start"]
 
@@ -72,7 +72,7 @@ def record(recorder: Recorder | None) -> None:
     _recorder = recorder
 
 
-def start(ranks: Ranks) -> None:
+def start(ranks: MPI.Intracomm) -> None:
     """Record a timeline from now on, if the environment of rank 0 requests it; collective.
 
     Args:

@@ -21,7 +21,7 @@ import threading
 import time
 import traceback
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
@@ -30,9 +30,6 @@ from mn_comm.inquiry import Inquiry
 from mn_comm.last_words import abort_when_read, folders_of_libraries, say
 from mn_comm.mpi import MPI
 from mn_comm.watch import Activity, Call, activities, polled
-
-if TYPE_CHECKING:
-    from mn_comm.ranks import Ranks
 
 __all__ = ["Monitor", "explain_stalls", "join", "leave"]
 
@@ -109,13 +106,13 @@ class Monitor:
             self._runner.join()
             self._runner = None
 
-    def join(self, ranks: Ranks) -> None:
+    def join(self, ranks: MPI.Intracomm) -> None:
         """From now on, answer questions on a private communicator."""
         with self._lock:
             if not any(ranks == other for other in self._inquiry.joined):
                 self._inquiry.joined.append(ranks)
 
-    def leave(self, ranks: Ranks) -> None:
+    def leave(self, ranks: MPI.Intracomm) -> None:
         """Stop answering on a communicator, which is about to be freed."""
         with self._lock:
             self._inquiry.joined = [other for other in self._inquiry.joined if other != ranks]
@@ -235,11 +232,11 @@ def _partner(call: Call) -> set[int]:
     return {_in_world(ranks)[partner]} if partner != MPI.ANY_SOURCE else set()
 
 
-def _in_world(ranks: Ranks) -> list[int]:
+def _in_world(ranks: MPI.Intracomm) -> list[int]:
     return ranks.group.Translate_ranks(None, MPI.COMM_WORLD.group)
 
 
-def _ranks_of(call: Call) -> Ranks | None:
+def _ranks_of(call: Call) -> MPI.Intracomm | None:
     """Return the ranks of the communicator to which an operation belongs."""
     return getattr(call.arguments[0] if call.arguments else None, "ranks", None)
 
@@ -325,7 +322,7 @@ def _describe(value: Any) -> str:
 _monitor: Monitor | None = None
 
 
-def join(ranks: Ranks) -> None:
+def join(ranks: MPI.Intracomm) -> None:
     """Watch over a new communicator, and start the monitor with the first one.
 
     Args:
@@ -350,7 +347,7 @@ def join(ranks: Ranks) -> None:
     _monitor.join(ranks)
 
 
-def leave(ranks: Ranks) -> None:
+def leave(ranks: MPI.Intracomm) -> None:
     """Stop watching over a communicator, before it is freed."""
     if _monitor is not None:
         _monitor.leave(ranks)

@@ -5,12 +5,8 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from mn_comm.mpi import MPI
-
-if TYPE_CHECKING:
-    from mn_comm.ranks import Ranks
 
 __all__ = ["Topology", "discover", "place"]
 
@@ -40,7 +36,7 @@ class Topology:
     most_intra_size: int
 
 
-def discover(ranks: Ranks) -> Topology:
+def discover(ranks: MPI.Intracomm) -> Topology:
     """Find out where each rank runs, by host name; collective: every rank must call.
 
     Args:

@@ -19,9 +19,7 @@ from mn_comm.spans import span
 if TYPE_CHECKING:
     from mpi4py import MPI
 
-    from mn_comm.ranks import Ranks
-
-__all__ = ["Activity", "Call", "activities", "activity", "operation", "polled", "waiting_for", "watched"]
+__all__ = ["Activity", "Call", "activities", "activity", "operation", "polled", "waiting_for"]
 
 _P = ParamSpec("_P")
 _R = TypeVar("_R")
@@ -65,12 +63,12 @@ class Activity:
         self.finished: deque[str] = deque(maxlen=5)
         self.count = 0
         self.purpose: Callable[[], str] | None = None
-        self.wait: tuple[str, Ranks | None, int] | None = None
+        self.wait: tuple[str, MPI.Intracomm | None, int] | None = None
         self.polls = False
         self.waited = 0
 
     def wait_for(
-        self, call: Callable[..., _R], what: str, ranks: Ranks | None, args: Any = (), kwargs: Any = _NONE
+        self, call: Callable[..., _R], what: str, ranks: MPI.Intracomm | None, args: Any = (), kwargs: Any = _NONE
     ) -> _R:
         """Call a function that waits for other ranks, and return its result.
 
@@ -138,15 +136,3 @@ def waiting_for(what: Callable[[], str]) -> Iterator[None]:
         yield
     finally:
         doing.purpose = outer
-
-
-def watched(mpi_comm: MPI.Intracomm) -> Ranks:
-    """Return the same MPI communicator, with its waits watched by the stall monitor; not collective.
-
-    Args:
-        mpi_comm: The communicator. Blocking operations are watched, and so are the methods ``wait`` and ``wait_for`` of
-            the returned objects.
-    """
-    from mn_comm.ranks import Ranks
-
-    return Ranks(mpi_comm)
