@@ -151,7 +151,7 @@ CALLS = {
     "synchronize_replicas": lambda: then(
         updated(local_steps=4), lambda made: mn_comm.synchronize_replicas(made.target)
     ),
-    "watched": lambda: mn_comm.watched(comm.mpi_comm).Barrier,
+    "Ranks": lambda: mn_comm.Ranks(comm.mpi_comm).Barrier,
     "create_multi_node_optimizer": lambda: lambda: optimizer(overlap=True),
     "MultiNodeOptimizer.consolidate": lambda: updated(shard_state=True).consolidate,
     "MultiNodeOptimizer.update": lambda: update(optimizer()),

@@ -27,13 +27,13 @@ if TYPE_CHECKING:
         create_communicator,
     )
     from mn_comm.compression import Compression
-    from mn_comm.compression.compressor import CompressionReport
     from mn_comm.elastic.change import Change, RankLost
     from mn_comm.elastic.communicator import ElasticCommunicator
     from mn_comm.elastic.transaction import is_elastic, transact
     from mn_comm.exit_status import at_exit
     from mn_comm.gradients.agree import Roll
     from mn_comm.gradients.bucket import AnyBucket
+    from mn_comm.gradients.compression import CompressionReport
     from mn_comm.gradients.filling import Owners
     from mn_comm.gradients.reducer import GradientReducer
     from mn_comm.gradients.reduction import CommunicationHook, Reduction
@@ -41,7 +41,6 @@ if TYPE_CHECKING:
     from mn_comm.mpi import MPI
     from mn_comm.protocols import Model, Parameter
     from mn_comm.ranks import Ranks as Ranks  # a public name, too
-    from mn_comm.ranks import watched
     from mn_comm.replicas import own, synchronize_replicas
     from mn_comm.spans import is_recording, span
     from mn_comm.stall import explain_stalls
@@ -67,7 +66,7 @@ _HOME_OF = {
     "at_exit": "exit_status",
     "compression": "compression",  # itself
     "Compression": "compression",
-    "CompressionReport": "compression.compressor",
+    "CompressionReport": "gradients.compression",
     "Change": "elastic.change",
     "RankLost": "elastic.change",
     "ElasticCommunicator": "elastic.communicator",
@@ -93,7 +92,6 @@ _HOME_OF = {
     "Topology": "topology",
     "operation": "watch",
     "waiting_for": "watch",
-    "watched": "ranks",
     "Future": "worker",
     "Worker": "worker",
 }
@@ -143,7 +141,6 @@ __all__ = [
     "synchronize_replicas",
     "transact",
     "waiting_for",
-    "watched",
 ]
 
 

@@ -16,7 +16,7 @@ from mn_comm.protocols import Model
 if TYPE_CHECKING:
     from mpi4py import MPI
 
-    from mn_comm.compression import Compression
+    from mn_comm.gradients.compression import Compression
     from mn_comm.gradients.reducer import GradientReducer
     from mn_comm.gradients.reduction import CommunicationHook
 

@@ -19,9 +19,8 @@ from mn_comm.protocols import Model
 from mn_comm.watch import operation
 
 if TYPE_CHECKING:
-    from mn_comm.compression import Compression
-    from mn_comm.compression.compressor import Compressor
     from mn_comm.context import Contexts
+    from mn_comm.gradients.compression import Compression
     from mn_comm.gradients.reducer import GradientReducer
     from mn_comm.gradients.reduction import CommunicationHook
     from mn_comm.owned import OwnedArrays
@@ -408,11 +407,11 @@ class Communicator(CommunicatorBase):
         if apart or background:
             _require_threads()
             context, worker = (self._contexts.another(), None) if apart else self._contexts.background
-            strategy = Strategy(self.strategy, context, _compressor(compression))
+            strategy = Strategy(self.strategy, context, None if compression is None else compression.compressor())
             if apart:
                 weakref.finalize(strategy, self._contexts.give_back, context).atexit = False
         elif compression is not None:
-            strategy = Strategy(self.strategy, self._contexts.foreground, _compressor(compression))
+            strategy = Strategy(self.strategy, self._contexts.foreground, compression.compressor())
         else:
             strategy = self._strategy
         return self._make_reducer(
@@ -436,9 +435,7 @@ class Communicator(CommunicatorBase):
     def _check_compression(self, compression: Any, comm_hook: Any) -> None:
         if compression is None:
             return
-        from mn_comm.compression import Compression
-
-        if not isinstance(compression, Compression):
+        if not hasattr(type(compression), "compressor"):
             raise TypeError(
                 "expected Int8(), TopK(), PowerSGD() or OneBit() of mn_comm.compression for compression, got "
                 f"{type(compression).__name__}: {compression!r:.80}"
@@ -468,14 +465,6 @@ def _require_threads() -> None:
             "expected MPI to be initialised with MPI_THREAD_MULTIPLE, which averaging in the background needs; "
             f"got thread level {MPI.Query_thread()}"
         )
-
-
-def _compressor(compression: Compression | None) -> Compressor | None:
-    if compression is None:
-        return None
-    from mn_comm.compression.compressor import Compressor
-
-    return Compressor(compression)
 
 
 def mean_one_by_one(self: Communicator, model: Model, zero_fill: bool = False) -> None:

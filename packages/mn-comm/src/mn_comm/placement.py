@@ -13,6 +13,8 @@ from typing import Any
 
 import numpy as np
 
+from mn_comm.device_backend import device_backend
+
 __all__ = ["array_module", "at_rest", "deliver", "is_device_array", "make_room", "to_host", "zeros_beside"]
 
 _Array = np.ndarray[Any, Any]
@@ -46,27 +48,21 @@ def at_rest(array: Any) -> Iterator[None]:
 def to_host(array: Any) -> _Array:
     """Return the elements of a NumPy or CuPy array in C order in host memory, without a copy if possible."""
     if is_device_array(array):
-        from mn_comm.device import staging
-
-        return staging.to_host(array)
+        return device_backend().to_host(array)
     return np.asarray(array, order="C")
 
 
 def make_room(shape: tuple[int, ...], dtype: np.dtype[Any], on_device: bool) -> _Array:
     """Return host memory for receiving an array, which :func:`deliver` then copies to its place."""
     if on_device:
-        from mn_comm.device import staging
-
-        return staging.empty_pinned(shape, dtype)
+        return device_backend().empty_pinned(shape, dtype)
     return np.empty(shape, dtype)
 
 
 def deliver(received: _Array, on_device: bool) -> Any:
     """Return an array that has been received: the array itself, or a CuPy copy on the current device."""
     if on_device:
-        from mn_comm.device import staging
-
-        return staging.to_device(received)
+        return device_backend().to_device(received)
     return received
 
 

@@ -14,7 +14,7 @@ from mn_comm.watch import activity
 if TYPE_CHECKING:
     from mn_comm.topology import Topology
 
-__all__ = ["Ranks", "watched"]
+__all__ = ["Ranks"]
 
 # Shorter pauses make more progress on a slow network; longer pauses leave more of the core to the computation.
 _PAUSE_SECONDS = 50e-6
@@ -89,16 +89,6 @@ class Ranks(MPI.Intracomm):
         extremes = np.array([number, -number], np.int64)
         self.Allreduce(MPI.IN_PLACE, extremes, MPI.MAX)
         return bool(extremes[0] != -extremes[1])
-
-
-def watched(mpi_comm: MPI.Intracomm) -> Ranks:
-    """Return the same MPI communicator, with its waits watched by the stall monitor; not collective.
-
-    Args:
-        mpi_comm: The communicator. Blocking operations are watched, and so are the methods ``wait`` and ``wait_for`` of
-            the returned objects.
-    """
-    return Ranks(mpi_comm)
 
 
 def _poll(request: MPI.Request) -> None:

@@ -28,14 +28,14 @@ from mn_comm import agreement
 from mn_comm.arithmetic import add_up, divide
 from mn_comm.collectives.allreduce import mean_in_place
 from mn_comm.collectives.mean import mean_to_each
-from mn_comm.compression.base import Link
+from mn_comm.device_backend import device_backend
 from mn_comm.gradients.bucket import Block, Bucket, Exchanged
 from mn_comm.shared_memory import share
+from mn_comm.transport import Transport
 
 if TYPE_CHECKING:
-    from mn_comm.compression.compressor import Compressor
     from mn_comm.context import Context
-    from mn_comm.device.strategies import DeviceStrategy
+    from mn_comm.gradients.compression import Compressor
     from mn_comm.ranks import Ranks
 
 __all__ = ["TRAITS", "Strategy", "Traits"]
@@ -91,6 +91,7 @@ class Strategy:
         size: How many ranks there are.
         shares_memory: Whether new buckets are allocated in memory that the ranks of a node share.
         talkers: How many ranks of each node own a share of a bucket, and exchange it with other nodes.
+        on_device: Its counterpart for buckets on devices, which :mod:`mn_comm.device` chooses when it is first needed.
 
     Raises:
         ValueError: The strategy cannot work on these nodes (on every rank).
@@ -101,16 +102,14 @@ class Strategy:
         self.compressor = compressor
         self.traits = TRAITS[name]
         self.context = context
-        self._on_device: DeviceStrategy | None = None
+        self.on_device: Any = None
         topology = context.topology
         self.size = topology.size
         if self.traits.one_node and topology.inter_size != 1:
             raise ValueError(f"{name}: expected all ranks on one node, got {topology.inter_size} nodes")
         if self.traits.on_device == "nccl":
             with agreement.raise_on_all(context.ranks):  # NCCL itself starts with the first gradients, on their device
-                from mn_comm import nccl
-
-                nccl.require()
+                device_backend().require_nccl()
         # If each node has only one rank, memory is not shared.
         self.shares_memory = self.traits.talkers != 0 and topology.most_intra_size > 1
         if compressor is not None and topology.inter_size == 1:
@@ -119,19 +118,6 @@ class Strategy:
         self.talkers = (
             topology.least_intra_size if topology.inter_size == 1 else self.traits.talkers or topology.least_intra_size
         )
-
-    @property
-    def on_device(self) -> DeviceStrategy:
-        """The counterpart for buckets on devices; collective when first used, on the current devices."""
-        # Not functools.cached_property: before Python 3.12, all objects share its lock, so two threads that call
-        # collectives here would wait for each other across ranks.
-        if self._on_device is None:
-            if not self.context.may_use_devices:
-                raise ValueError("expected gradients in host memory with elastic=True, got some on a device")
-            from mn_comm.device.strategies import on_device
-
-            self._on_device = on_device(self)
-        return self._on_device
 
     def average(self, bucket: Bucket, divisor: int) -> None:
         """Overwrite a bucket, or the gradients that it holds, with their sum over all ranks, divided; collective.
@@ -209,7 +195,7 @@ class Strategy:
         if self.compressor is None:
             mean_in_place(ranks, share)
         else:
-            self.compressor.average(Link(ranks), share, what)
+            self.compressor.average(Transport(ranks), share, what)
 
     def all_gather(self, bucket: Bucket, divisor: int = 1, blocks: Sequence[Block] | None = None) -> None:
         """Write a bucket whose shares are final to the target arrays; collective within the node.

@@ -11,11 +11,12 @@ from hypothesis import strategies as st
 
 from mn_comm import compression
 from mn_comm.compression import Int8, OneBit, PowerSGD, TopK
-from mn_comm.compression.base import Link, Memory, Piece, Portion
+from mn_comm.compression.base import Memory, Piece, Portion
 from mn_comm.compression.draws import Draws
 from mn_comm.compression.int8 import Int8Codec, Int8Rows
 from mn_comm.compression.one_bit import OneBitCodec, OneBitRows
 from mn_comm.compression.power_sgd import _cut
+from mn_comm.transport import Transport
 
 ALL = [
     Int8(),
@@ -82,7 +83,7 @@ def exchange(how, summands, steps, change=lambda exchanges: None, shape=None, xp
         def work(rank, mail=mail, outs=outs, step=step, errors=errors):
             try:
                 with np.errstate(all="ignore"):
-                    exchanges[rank].average(Link(ThreadRanks(rank, mail)), outs[rank], step)
+                    exchanges[rank].average(Transport(ThreadRanks(rank, mail)), outs[rank], step)
             except BaseException as error:
                 errors.append(error)
 
@@ -405,13 +406,13 @@ def test_top_k_sends_about_as_much_as_asked_for(xp):
     summands = [np.random.RandomState(rank).standard_normal(1_000_000).astype("f4") for rank in range(2)]
     sent = []
 
-    class Counting(Link):
+    class Counting(Transport):
         def __init__(self, ranks):
             super().__init__(ranks)
             sent.append(self)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setitem(exchange.__globals__, "Link", Counting)
+        patch.setitem(exchange.__globals__, "Transport", Counting)
         exchange(TopK(0.01), summands, 20, xp=xp)
     for link in sent:
         assert link.sent == pytest.approx(60_000, rel=0.3)

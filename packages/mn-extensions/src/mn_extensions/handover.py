@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from mn_comm import MPI, ElasticCommunicator, raise_on_all, watched
+from mn_comm import MPI, ElasticCommunicator, raise_on_all
 
 __all__ = ["Handover", "Settings", "apply_settings", "hand_over", "settings_of"]
 
@@ -67,7 +67,9 @@ def hand_over(comm: ElasticCommunicator, take: Any) -> Handover | None:
     with raise_on_all(comm):
         if comm.rank == giver and takers:
             mine = take()
-    ranks = watched(comm.mpi_comm)
+    from mn_comm import Ranks  # not at import, because it starts MPI
+
+    ranks = Ranks(comm.mpi_comm)
     if mine is not None:
         for taker in takers:
             _send(ranks, mine, taker)

@@ -11,6 +11,7 @@ import numpy as np
 from mn_comm import agreement, arithmetic, placement, wire
 from mn_comm.collectives import pieces
 from mn_comm.collectives.mean import mean_of_halves
+from mn_comm.device_backend import device_backend
 from mn_comm.mpi import MPI
 
 if TYPE_CHECKING:
@@ -28,9 +29,7 @@ def allreduce(ranks: Ranks, data: Any, op: str = "sum") -> _Array:
     """Combine the arrays of all ranks; see :meth:`mn_comm.Communicator.allreduce`."""
     array, total_dtype = agree_on(ranks, data, op, "allreduce")
     if placement.is_device_array(array):
-        from mn_comm.device import collectives
-
-        return collectives.allreduce(ranks, array, total_dtype, op)  # type: ignore[no-any-return]
+        return device_backend().allreduce(ranks, array, total_dtype, op)  # type: ignore[no-any-return]
     total = array.astype(total_dtype, order="C", copy=True)
     combine_in_place(ranks, total.reshape(-1), op)
     return total.astype(array.dtype, copy=False)  # type: ignore[no-any-return]

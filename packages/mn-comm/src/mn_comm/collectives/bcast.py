@@ -8,6 +8,7 @@ import numpy as np
 
 from mn_comm import placement, wire
 from mn_comm.collectives import header, pieces
+from mn_comm.device_backend import device_backend
 
 if TYPE_CHECKING:
     from mn_comm.ranks import Ranks
@@ -23,18 +24,14 @@ def bcast(ranks: Ranks, data: Any, root: int = 0) -> np.ndarray[Any, Any]:
         header.bcast(ranks, announced, root)
         header.raise_failure(announced, root, error)
         if announced.on_device:
-            from mn_comm.device import collectives as on_device
-
-            on_device.bcast(ranks, data, root)
+            device_backend().bcast(ranks, data, root)
         else:
             pieces.bcast(ranks, np.asarray(data, order="C"), root)
         return data  # type: ignore[no-any-return]
     announced = header.bcast(ranks, None, root)
     header.raise_failure(announced, root)
     if announced.on_device:
-        from mn_comm.device import collectives as on_device
-
-        return on_device.bcast_new(ranks, announced.shapes[0], announced.dtypes[0], root)  # type: ignore[no-any-return]
+        return device_backend().bcast_new(ranks, announced.shapes[0], announced.dtypes[0], root)  # type: ignore[no-any-return]
     received: np.ndarray[Any, Any] = np.empty(announced.shapes[0], announced.dtypes[0])
     pieces.bcast(ranks, received, root)
     return received
@@ -49,9 +46,7 @@ def bcast_in_place(ranks: Ranks, array: Any, root: int = 0) -> None:
         root: The rank that has the values.
     """
     if placement.is_device_array(array):
-        from mn_comm.device import collectives as on_device
-
-        on_device.bcast(ranks, array, root)
+        device_backend().bcast(ranks, array, root)
         return
     contiguous = np.asarray(array, order="C")
     pieces.bcast(ranks, contiguous, root)

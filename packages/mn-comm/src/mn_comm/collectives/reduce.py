@@ -9,6 +9,7 @@ import numpy as np
 from mn_comm import agreement, placement, wire
 from mn_comm.collectives import pieces
 from mn_comm.collectives.allreduce import OPERATIONS, agree_on
+from mn_comm.device_backend import device_backend
 from mn_comm.mpi import MPI
 
 if TYPE_CHECKING:
@@ -25,9 +26,7 @@ def reduce(ranks: Ranks, data: Any, op: str, root: int) -> _Array | None:
         root = wire.check_rank(root, ranks.size, "root")
     array, total_dtype = agree_on(ranks, data, op, "reduce", f"root {root}")
     if placement.is_device_array(array):
-        from mn_comm.device import collectives
-
-        total = collectives.allreduce(ranks, array, total_dtype, op)
+        total = device_backend().allreduce(ranks, array, total_dtype, op)
         return total if ranks.rank == root else None
     total = array.astype(total_dtype, order="C", copy=True)
     for piece in pieces.pieces(total.reshape(-1)):

@@ -9,6 +9,7 @@ import numpy as np
 from mn_comm import agreement, placement
 from mn_comm.collectives import pieces
 from mn_comm.collectives.allreduce import OPERATIONS, agree_on
+from mn_comm.device_backend import device_backend
 from mn_comm.mpi import MPI
 
 if TYPE_CHECKING:
@@ -29,9 +30,7 @@ def reduce_scatter(ranks: Ranks, data: Any, op: str) -> _Array:
             )
     shape = (array.shape[0] // ranks.size, *array.shape[1:])
     if placement.is_device_array(array):
-        from mn_comm.device import collectives
-
-        total = collectives.allreduce(ranks, array, total_dtype, op)
+        total = device_backend().allreduce(ranks, array, total_dtype, op)
         return total[ranks.rank * shape[0] : (ranks.rank + 1) * shape[0]].copy()  # type: ignore[no-any-return]
     blocks = np.ascontiguousarray(array, total_dtype).reshape(ranks.size, -1)
     block = np.empty(blocks.shape[1], total_dtype)

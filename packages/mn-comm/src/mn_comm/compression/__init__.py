@@ -7,7 +7,7 @@ A compression is an object with settings, passed as ``compression=`` to ``create
 (Karimireddy et al., arXiv:1901.09847). Gradients on a device are compressed there.
 """
 
-from mn_comm.compression.base import Compression
+from mn_comm.compression.compression import Compression
 from mn_comm.compression.int8 import Int8
 from mn_comm.compression.one_bit import OneBit
 from mn_comm.compression.power_sgd import PowerSGD

@@ -18,7 +18,8 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
-from mn_comm.compression.base import TAG, Link, Memory, Portion
+from mn_comm.compression.base import Memory, Portion
+from mn_comm.transport import TAG, Transport
 
 if TYPE_CHECKING:
     from mpi4py import MPI
@@ -85,37 +86,37 @@ class BlockExchange:
         self._outgoing = [[self._room(chunk) for chunk in chunks] for chunks in self._ranges]
         self._means = [[self._room(chunk) for chunk in chunks] for chunks in self._ranges]
 
-    def average(self, link: Link, portion: _Array, step: int) -> None:
+    def average(self, transport: Transport, portion: _Array, step: int) -> None:
         """Overwrite a portion with its mean over the ranks; collective."""
         random = None if self._seed is None else np.random.default_rng([self._seed, step, self._rank, portion.size])
         others = [(self._rank + distance) % self._size for distance in range(1, self._size)]
         # Messages of the same rank arrive in the order in which they were requested: summands, then means.
-        summands = {other: self._receive(link, self._incoming[other], other) for other in others}
-        means = {other: self._receive(link, self._means[other], other) for other in others}
-        sent = [request for other in others for request in self._send_summands(link, portion, other, random)]
-        sent += self._send_means(link, portion, summands, random)
+        summands = {other: self._receive(transport, self._incoming[other], other) for other in others}
+        means = {other: self._receive(transport, self._means[other], other) for other in others}
+        sent = [request for other in others for request in self._send_summands(transport, portion, other, random)]
+        sent += self._send_means(transport, portion, summands, random)
         for other in others:
             for (begin, end), message, request in zip(
                 self._ranges[other], self._means[other], means[other], strict=True
             ):
-                link.ranks.wait_with_pauses(request, "Irecv")
+                transport.ranks.wait_with_pauses(request, "Irecv")
                 self._decode(message, portion[begin:end])
         for request in sent:
-            link.ranks.wait_with_pauses(request, "Isend")
+            transport.ranks.wait_with_pauses(request, "Isend")
 
     def _send_summands(
-        self, link: Link, portion: _Array, owner: int, random: np.random.Generator | None
+        self, transport: Transport, portion: _Array, owner: int, random: np.random.Generator | None
     ) -> Iterator[MPI.Request]:
         before, after = self.memory.now["error"], self.memory.new["error"]
         for (begin, end), message in zip(self._ranges[owner], self._outgoing[owner], strict=True):
             error = after[begin:end]
             np.add(portion[begin:end], before[begin:end], out=error, casting="unsafe")
             self._codec.encode(error, message, random)
-            yield self._send(link, message, owner)
+            yield self._send(transport, message, owner)
 
     def _send_means(
         self,
-        link: Link,
+        transport: Transport,
         portion: _Array,
         incoming: dict[int, list[MPI.Request]],
         random: np.random.Generator | None,
@@ -124,25 +125,25 @@ class BlockExchange:
         requests = []
         for i, (begin, end) in enumerate(self._ranges[self._rank]):
             own = portion[begin:end]
-            total = self._add_up(link, own, incoming, i)
+            total = self._add_up(transport, own, incoming, i)
             error, message = after[begin:end], self._means[self._rank][i]
             total *= np.float32(1 / self._size)
             np.add(total, before[begin:end], out=error)
             said = own if own.dtype == np.float32 else self._summand[: own.size]
             self._codec.encode(error, message, random, said)
-            requests += [self._send(link, message, other) for other in incoming]
+            requests += [self._send(transport, message, other) for other in incoming]
             if said is not own:
                 np.copyto(own, said, casting="unsafe")
         return requests
 
-    def _add_up(self, link: Link, own: _Array, incoming: dict[int, list[MPI.Request]], i: int) -> _Array:
+    def _add_up(self, transport: Transport, own: _Array, incoming: dict[int, list[MPI.Request]], i: int) -> _Array:
         """Return the sum of a chunk over all ranks, added up in their order."""
         rooms = self._total[: own.size], self._summand[: own.size]
         total = own
         for rank in range(self._size):
             each = own
             if rank != self._rank:
-                link.ranks.wait_with_pauses(incoming[rank][i], "Irecv")
+                transport.ranks.wait_with_pauses(incoming[rank][i], "Irecv")
                 each = rooms[total is rooms[0]]
                 self._codec.decode(self._incoming[rank][i], each)
             if not rank:
@@ -159,14 +160,14 @@ class BlockExchange:
             self._codec.decode(message, values)
             np.copyto(out, values, casting="unsafe")
 
-    def _send(self, link: Link, message: _Array, other: int) -> MPI.Request:
-        link.sent += message.size
-        request = link.ranks.Isend(message, other, TAG)
+    def _send(self, transport: Transport, message: _Array, other: int) -> MPI.Request:
+        transport.sent += message.size
+        request = transport.ranks.Isend(message, other, TAG)
         request.Test()  # MPI makes progress only when it is called, and quantising the next chunk takes time
         return request
 
-    def _receive(self, link: Link, messages: list[_Array], other: int) -> list[MPI.Request]:
-        return [link.ranks.Irecv(message, other, TAG) for message in messages]
+    def _receive(self, transport: Transport, messages: list[_Array], other: int) -> list[MPI.Request]:
+        return [transport.ranks.Irecv(message, other, TAG) for message in messages]
 
     def _room(self, chunk: tuple[int, int]) -> _Array:
         return np.empty(self._codec.nbytes(chunk[1] - chunk[0]), np.uint8)

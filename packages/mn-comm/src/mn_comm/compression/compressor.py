@@ -5,38 +5,24 @@ from __future__ import annotations
 import json
 import warnings
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from mn_comm import agreement
-from mn_comm.compression.base import Compression, Exchange, Link, Piece, Portion
+from mn_comm.compression.base import Algorithm, Exchange, Piece, Portion
+from mn_comm.gradients.bucket import Exchanged, Spec
+from mn_comm.gradients.compression import CompressionReport
 from mn_comm.placement import array_module, at_rest, is_device_array
+from mn_comm.transport import Transport
 
 if TYPE_CHECKING:
-    from mn_comm.gradients.bucket import Exchanged
-    from mn_comm.gradients.layout import Layout
     from mn_comm.ranks import Ranks
 
-__all__ = ["CompressionReport", "Compressor"]
+__all__ = ["Compressor"]
 
 _Array = np.ndarray[Any, Any]
 _HEADER = "header"
-
-
-class CompressionReport(NamedTuple):
-    """The effect of compression on one rank in the last step.
-
-    Attributes:
-        bytes_sent: How many bytes this rank sent to other nodes; on one node, to other ranks.
-        ratio: This number, divided by the number that an exact all-reduce would have sent in the gradients' dtype.
-        error_norm: The norm of the part of the gradients that this rank has not sent yet, of the elements that it
-            exchanges; without the loss scale.
-    """
-
-    bytes_sent: int
-    ratio: float
-    error_norm: float
 
 
 class _Known:
@@ -73,7 +59,7 @@ class Compressor:
         scale: The factor of the gradients, and so of the part that was omitted.
     """
 
-    def __init__(self, compression: Compression) -> None:
+    def __init__(self, compression: Algorithm) -> None:
         self.compression = compression
         self.scale = 1.0
         self._known: dict[int, _Known] = {}
@@ -84,7 +70,9 @@ class Compressor:
         self._loaded: list[_Known] = []
         self._has_warned = False
 
-    def adopt(self, ranks: Ranks, layout: Layout) -> None:
+    def adopt(
+        self, ranks: Ranks, number: int, specs: Sequence[Spec], order: Sequence[str], form: tuple[Any, ...]
+    ) -> None:
         """Prepare for the buckets of a new layout; collective.
 
         Loaded data is used if it matches on all ranks. Data that was kept for the same parameters in another layout is
@@ -92,11 +80,14 @@ class Compressor:
 
         Args:
             ranks: All ranks.
-            layout: The layout.
+            number: The number of the layout.
+            specs: The names, shapes and dtypes of its gradients.
+            order: The names of parameters in the order in which gradients are sent.
+            form: What else decides which elements this rank exchanges with which ranks.
         """
-        signature = [(name, shape, dtype.name) for name, shape, dtype in layout.specs]
-        key = f"{ranks.rank}/{ranks.size}: {agreement.digest((signature, layout.form))}"
-        known = _Known(key, frozenset(name for name, *_ in signature), layout.order)
+        signature = [(name, shape, dtype.name) for name, shape, dtype in specs]
+        key = f"{ranks.rank}/{ranks.size}: {agreement.digest((signature, form))}"
+        known = _Known(key, frozenset(name for name, *_ in signature), order)
         fitting = next((each for each in self._loaded if each.key == key), None)
         others = [each for each in self._known.values() if each.names & known.names]
         if not ranks.any(fitting is None) and fitting is not None and not ranks.differ(fitting.step):
@@ -108,32 +99,32 @@ class Compressor:
         for each in others:
             each.exchanges.clear()
             each.saved.clear()
-        self._known[layout.number] = known
+        self._known[number] = known
 
     def forget(self, layout: int) -> None:
         """Discard the data of a layout that is not used any more."""
         self._known.pop(layout, None)
 
-    def average(self, link: Link, portion: Any, what: Exchanged) -> None:
+    def average(self, transport: Transport, portion: Any, what: Exchanged) -> None:
         """Overwrite a part of a bucket with its mean over some ranks; collective.
 
         Args:
-            link: The ranks, and the transport between them.
+            transport: The ranks, and the transport between them.
             portion: The part: one-dimensional, of floats; if it is on a device, on the current one. Not every
                 compression accepts arrays on devices.
             what: Identifies the part and its bucket.
         """
-        ranks = link.ranks
+        ranks = transport.ranks
         if ranks.size == 1:
             return
         known = self._known[what.layout]
         exchange = self._exchange(known, ranks, portion, what)
         self._touched.append((known, exchange))
         with np.errstate(all="ignore"):  # NaN and infinities come from the gradients themselves
-            exchange.average(link, portion, known.step)
+            exchange.average(transport, portion, known.step)
         # Half precision on a device is packed as float32.
         itemsize = what.specs[what.parts[0].member][2].itemsize
-        self._sent.append((link.sent, 2 * (ranks.size - 1) / ranks.size * portion.size * itemsize))
+        self._sent.append((transport.sent, 2 * (ranks.size - 1) / ranks.size * portion.size * itemsize))
 
     def commit(self, layout: int) -> None:
         """Keep the changes of the last step; must be called on all ranks.

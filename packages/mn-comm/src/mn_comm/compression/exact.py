@@ -7,67 +7,68 @@ from typing import Any
 
 import numpy as np
 
-from mn_comm.compression.base import Exchange, Link, Memory
+from mn_comm.compression.base import Exchange, Memory
 from mn_comm.placement import array_module
+from mn_comm.transport import Transport
 
 __all__ = ["ExactFirst", "average_exactly", "gather_bytes", "mean_exactly"]
 
 _Array = Any  # NumPy's, or CuPy's
 
 
-def gather_bytes(link: Link, message: _Array) -> list[_Array]:
+def gather_bytes(transport: Transport, message: _Array) -> list[_Array]:
     """Return the messages of all ranks; collective.
 
     Args:
-        link: The ranks.
+        transport: The ranks.
         message: This rank's message, of bytes; the lengths may differ.
     """
-    ranks, xp = link.ranks, array_module(message)
+    ranks, xp = transport.ranks, array_module(message)
     lengths = np.empty(ranks.size, np.int64)
     ranks.Allgather(np.array([message.size], np.int64), lengths)
     messages = [message if rank == ranks.rank else xp.empty(n, np.uint8) for rank, n in enumerate(lengths.tolist())]
-    others = _others(link)
-    link.swap({other: [message] for other in others}, {other: [messages[other]] for other in others}, "Allgatherv")
+    others = _others(transport)
+    transport.swap({other: [message] for other in others}, {other: [messages[other]] for other in others}, "Allgatherv")
     return messages
 
 
-def mean_exactly(link: Link, flat: _Array) -> None:
+def mean_exactly(transport: Transport, flat: _Array) -> None:
     """Overwrite an array with its mean over the ranks, added up in their order; collective.
 
     MPI may add up in a different order on another rank, so that the last bits would differ.
 
     Args:
-        link: The ranks.
+        transport: The ranks.
         flat: One-dimensional, of float32 or float64, of the same length and dtype on every rank.
     """
-    ranks, xp, others = link.ranks, array_module(flat), _others(link)
+    ranks, xp, others = transport.ranks, array_module(flat), _others(transport)
     points = [flat.size * rank // ranks.size for rank in range(ranks.size + 1)]
     parts = [flat[begin:end] for begin, end in pairwise(points)]
     own = parts[ranks.rank]
     received = {other: xp.empty_like(own) for other in others}
-    link.swap(
+    transport.swap(
         {other: [parts[other]] for other in others}, {other: [received[other]] for other in others}, "Reduce_scatter"
     )
     total = xp.zeros_like(own)
     for rank in range(ranks.size):
         total += own if rank == ranks.rank else received[rank]
     xp.multiply(total, own.dtype.type(1 / ranks.size), out=own)
-    link.swap({other: [own] for other in others}, {other: [parts[other]] for other in others}, "Allgather")
+    transport.swap({other: [own] for other in others}, {other: [parts[other]] for other in others}, "Allgather")
 
 
-def average_exactly(link: Link, portion: _Array, memory: Memory) -> None:
+def average_exactly(transport: Transport, portion: _Array, memory: Memory) -> None:
     """Overwrite a portion with its exact mean, without a change to what is kept; collective.
 
     Args:
-        link: The ranks.
+        transport: The ranks.
         portion: One-dimensional, of floats; those of half precision are sent and added up in float32.
         memory: What the portion's exchange keeps.
     """
     if portion.dtype in (np.float32, np.float64):
-        mean_exactly(link, portion)
+        mean_exactly(transport, portion)
     else:
         mean = portion.astype(np.float32)
-        mean_exactly(link, mean)
+        mean_exactly(transport, mean)
         portion[...] = mean
     for name, array in memory.new.items():
         array[...] = memory.now[name]
@@ -86,14 +87,14 @@ class ExactFirst:
         self._after = after
         self._steps = steps
 
-    def average(self, link: Link, portion: _Array, step: int) -> None:
+    def average(self, transport: Transport, portion: _Array, step: int) -> None:
         """Overwrite a portion with its mean over the ranks; collective."""
         if step >= self._steps:
-            self._after.average(link, portion, step)
+            self._after.average(transport, portion, step)
         else:
-            average_exactly(link, portion, self.memory)
+            average_exactly(transport, portion, self.memory)
 
 
-def _others(link: Link) -> list[int]:
+def _others(transport: Transport) -> list[int]:
     """Return the other ranks, beginning with the next one."""
-    return [(link.ranks.rank + distance) % link.ranks.size for distance in range(1, link.ranks.size)]
+    return [(transport.ranks.rank + distance) % transport.ranks.size for distance in range(1, transport.ranks.size)]

@@ -8,8 +8,9 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from mn_comm.compression.base import Compression, Portion, set_integer
+from mn_comm.compression.base import Portion
 from mn_comm.compression.blocks import BlockExchange
+from mn_comm.compression.compression import Compression, set_integer
 from mn_comm.compression.draws import Draws
 from mn_comm.compression.scales import INFINITE, MAGNITUDE, Room, expand, is_usable, split_message
 from mn_comm.compression.whole_blocks import WholeBlockExchange, as_rows

@@ -7,8 +7,9 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from mn_comm.compression.base import Compression, Portion, set_integer
+from mn_comm.compression.base import Portion
 from mn_comm.compression.blocks import BlockExchange
+from mn_comm.compression.compression import Compression, set_integer
 from mn_comm.compression.draws import Draws
 from mn_comm.compression.exact import ExactFirst
 from mn_comm.compression.scales import MAGNITUDE, Room, expand, split_message

@@ -8,8 +8,10 @@ from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 
-from mn_comm.compression.base import Compression, Link, Memory, Piece, Portion, set_integer, set_number
+from mn_comm.compression.base import Memory, Piece, Portion
+from mn_comm.compression.compression import Compression, set_integer, set_number
 from mn_comm.compression.exact import ExactFirst, average_exactly, mean_exactly
+from mn_comm.transport import Transport
 
 __all__ = ["PowerSGD", "PowerSGDExchange"]
 
@@ -96,10 +98,10 @@ class PowerSGDExchange:
         self.memory = Memory(error=xp.zeros(portion.length, np.float32), right=xp.asarray(first))
         self._end_of_left = left
 
-    def average(self, link: Link, portion: _Array, step: int) -> None:
+    def average(self, transport: Transport, portion: _Array, step: int) -> None:
         """Overwrite a portion with its mean over the ranks; collective."""
         if not self._matrices:
-            average_exactly(link, portion, self.memory)
+            average_exactly(transport, portion, self.memory)
             return
         xp, now, new = self._xp, self.memory.now, self.memory.new
         error, right = new["error"], new["right"]
@@ -107,14 +109,14 @@ class PowerSGDExchange:
         for each in self._matrices:
             self._lefts(each)[...] = xp.matmul(self._matrix(error, each), self._factor(now["right"], each.right))
         self._pack_vectors(error)
-        mean_exactly(link, self._left)
+        mean_exactly(transport, self._left)
         is_finite = bool(xp.isfinite(self._left[: self._end_of_left]).all())
         for each in self._matrices if is_finite else ():
             left = self._lefts(each)
             left[...] = xp.linalg.qr(left)[0]
             self._factor(right, each.right)[...] = xp.matmul(self._matrix(error, each).T, left)
         if is_finite:
-            mean_exactly(link, right)
+            mean_exactly(transport, right)
             is_finite = bool(xp.isfinite(right).all())
         for each in self._matrices:
             self._multiply(portion, each, is_finite)

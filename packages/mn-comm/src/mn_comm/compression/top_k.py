@@ -8,8 +8,10 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from mn_comm.compression.base import Compression, Link, Memory, Portion, set_integer, set_number
+from mn_comm.compression.base import Memory, Portion
+from mn_comm.compression.compression import Compression, set_integer, set_number
 from mn_comm.compression.exact import gather_bytes
+from mn_comm.transport import Transport
 
 __all__ = ["TopK", "TopKExchange"]
 
@@ -93,12 +95,12 @@ class TopKExchange:
         self._room = xp.empty((2, self._at_once), np.float32)
         self._mask = xp.empty(self._at_once, np.bool_)
 
-    def average(self, link: Link, portion: _Array, step: int) -> None:
+    def average(self, transport: Transport, portion: _Array, step: int) -> None:
         """Overwrite a portion with its mean over the ranks; collective."""
         factor = self._clipping(portion)
         threshold = self._threshold(portion, factor, self._numbers.ratio_at(step))
         message = self._encode(portion, factor, threshold)
-        self._decode(gather_bytes(link, message), portion)
+        self._decode(gather_bytes(transport, message), portion)
 
     def _clipping(self, portion: _Array) -> float:
         """Return the factor by which the gradients are multiplied."""

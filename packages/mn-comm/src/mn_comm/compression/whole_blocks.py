@@ -11,9 +11,10 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from mn_comm.compression.base import Link, Memory, Portion
+from mn_comm.compression.base import Memory, Portion
 from mn_comm.compression.blocks import ranges
 from mn_comm.compression.draws import Draws
+from mn_comm.transport import Transport
 
 __all__ = ["RowCodec", "WholeBlockExchange", "as_rows", "in_rows"]
 
@@ -67,7 +68,7 @@ class WholeBlockExchange:
         self._rank, self._size = portion.rank, portion.size
         self._ranges = ranges(portion.length, codec.block, portion.size)
 
-    def average(self, link: Link, portion: _Array, step: int) -> None:
+    def average(self, transport: Transport, portion: _Array, step: int) -> None:
         """Overwrite a portion with its mean over the ranks; collective."""
         random = None if self._seed is None else Draws(self._xp, [self._seed, step, self._rank, portion.size])
         before, error = self.memory.now["error"], self.memory.new["error"]
@@ -80,13 +81,13 @@ class WholeBlockExchange:
         length = end - begin
         summands = {other: self._room(length) for other in others}
         pieces = {other: self._cut(summand, length, 0, length) for other, summand in summands.items()}
-        link.swap({other: parts[other] for other in others}, pieces, "Alltoall")
+        transport.swap({other: parts[other] for other in others}, pieces, "Alltoall")
         mean = error[begin:end]
         self._xp.add(self._mean(portion[begin:end], summands), before[begin:end], out=mean)
         own = self._room(length)
         self._codec.encode(mean, own, random)
         told = self._cut(own, length, 0, length)
-        link.swap({other: told for other in others}, {other: parts[other] for other in others}, "Allgather")
+        transport.swap({other: told for other in others}, {other: parts[other] for other in others}, "Allgather")
         for part, piece in zip(parts[self._rank], told, strict=True):
             part[...] = piece
         self._decode(message, portion)

@@ -6,5 +6,5 @@ stand-in for CuPy and NCCL, and its kernels are compiled; tests marked ``gpu`` h
 Gradients go through the same steps as in :mod:`mn_comm.gradients`. Read :mod:`~mn_comm.device.bucket` for packing and
 unpacking, :mod:`~mn_comm.device.kernels` for the kernels, :mod:`~mn_comm.device.strategies` for the ways to average,
 :mod:`~mn_comm.device.nccl_ranks` for when NCCL can be used, :mod:`~mn_comm.device.staging` for the alternative, and
-:mod:`~mn_comm.device.links` for how compressed gradients are sent.
+:mod:`~mn_comm.device.transports` for how compressed gradients are sent.
 """

@@ -5,23 +5,25 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
-import numpy as np
-
-from mn_comm import agreement
-from mn_comm.arithmetic import is_half
 from mn_comm.config import Config
 from mn_comm.device import staging
 from mn_comm.device.kernels import Table, pack, unpack
-from mn_comm.device.strategies import DeviceStrategy
 from mn_comm.gradients.bucket import Arrays, Bucket, Exchanged, Part, Spec, check_floats
 from mn_comm.worker import Future
 
-if TYPE_CHECKING:
-    from mn_comm.strategies import Strategy
+__all__ = ["Averager", "DeviceBucket"]
 
-__all__ = ["DeviceBucket", "lay_out"]
+
+class Averager(Protocol):
+    """A way to average buckets on devices; see :class:`mn_comm.device.strategies.DeviceStrategy`."""
+
+    uses_nccl: bool
+
+    def average(self, bucket: DeviceBucket) -> Any:
+        """Start to average a packed bucket, and return a future of its mean; collective."""
+        ...
 
 
 class DeviceBucket:
@@ -57,7 +59,7 @@ class DeviceBucket:
         parts: Sequence[Part],
         specs: Sequence[Spec],
         whole: Any,
-        strategy: DeviceStrategy,
+        strategy: Averager,
         config: Config,
         *,
         mean_of: Callable[[Any], Any],
@@ -206,60 +208,3 @@ class _OnDevice:
 
 def _length(parts: Sequence[Part]) -> int:
     return parts[-1].end - parts[0].begin
-
-
-def lay_out(
-    strategy: Strategy,
-    filled: Sequence[Sequence[Part]],
-    specs: Sequence[Spec],
-    likes: Sequence[Any],
-    config: Config,
-    host_buckets: Callable[[Sequence[Sequence[Part]]], list[Bucket]],
-    layout: int,
-    in_background: bool,
-) -> list[DeviceBucket]:
-    """Create the buckets for gradients on devices; collective.
-
-    Args:
-        strategy: How they are averaged, on the host.
-        filled: The parts of each bucket.
-        specs: The names, shapes and dtypes of all gradients that take part.
-        likes: For each gradient on a device an array on the same device.
-        config: The communicator's settings.
-        host_buckets: Returns buckets in host memory for such parts; collective.
-        layout: The number of the layout.
-        in_background: Whether the program continues while they are averaged.
-
-    Raises:
-        ValueError: Some rank has arrays on several devices (on every rank).
-    """
-    import cupy
-
-    devices = {array.device.id: array.device for array in likes}
-    with agreement.raise_on_all(strategy.context.ranks):
-        if len(devices) > 1:
-            raise ValueError(f"multi_node_mean_grad: expected gradients on one device, got {sorted(devices)}")
-    buckets = []
-    with next(iter(devices.values())):
-        way = strategy.on_device  # chosen here, because only now the devices of the ranks are known
-        communicator = way.connect()
-        side = cupy.cuda.Stream(non_blocking=True) if in_background else None
-        dtypes = [config.allreduce_grad_dtype or specs[parts[0].member][2] for parts in filled]
-        if way.compresses:  # in float32, to which the packing kernel converts
-            dtypes = [np.dtype(np.float32) if is_half(dtype) else dtype for dtype in dtypes]
-        staged = iter(
-            host_buckets([parts for parts, dtype in zip(filled, dtypes, strict=True) if way.is_staged(dtype)])
-        )
-        for index, (parts, dtype) in enumerate(zip(filled, dtypes, strict=True)):
-            whole = cupy.empty(-(-parts[-1].end // way.shares) * way.shares, dtype)
-            whole[parts[-1].end :] = 0
-            host = next(staged) if way.is_staged(dtype) else None
-            if host is not None:
-                staging.register(host.flat)
-            mean_of = strategy.mean_of
-            bucket = DeviceBucket(
-                index, parts, specs, whole, way, config, mean_of=mean_of, host=host, side=side, layout=layout
-            )
-            bucket.nccl = communicator
-            buckets.append(bucket)
-    return buckets

@@ -19,17 +19,17 @@ import numpy as np
 from mn_comm.arithmetic import divide, is_half
 from mn_comm.device import staging
 from mn_comm.device.awareness import is_cuda_aware
-from mn_comm.device.links import NcclLink, StagedLink
+from mn_comm.device.bucket import DeviceBucket
 from mn_comm.device.nccl_ranks import NcclRanks, nccl_ranks_of
+from mn_comm.device.transports import NcclTransport, StagedTransport
 from mn_comm.gradients.bucket import Exchanged, bounds
+from mn_comm.strategies import Strategy
+from mn_comm.transport import Transport
 from mn_comm.worker import Future
 
 if TYPE_CHECKING:
     from mn_comm import nccl
-    from mn_comm.compression.base import Link
-    from mn_comm.compression.compressor import Compressor
-    from mn_comm.device.bucket import DeviceBucket
-    from mn_comm.strategies import Strategy
+    from mn_comm.gradients.compression import Compressor
 
 __all__ = ["Alone", "Compressed", "DeviceStrategy", "Direct", "Nccl", "NodeNccl", "Staged", "on_device"]
 
@@ -280,13 +280,13 @@ class Compressed:
         if self._nccl_ranks is not None:
             with on_side():
                 self._nccl_ranks.raise_failure()
-                self._compressor.average(NcclLink(self._ranks, bucket.nccl), bucket.flat, bucket.exchanged)
+                self._compressor.average(NcclTransport(self._ranks, bucket.nccl), bucket.flat, bucket.exchanged)
                 done = self._nccl_ranks.launched(bucket.nccl, "exchange of compressed gradients")
             return _OnStream(bucket, lambda: bucket.flat, done)
 
         def average() -> Any:
             with on_side() as stream:
-                self._compressor.average(StagedLink(self._ranks), bucket.flat, bucket.exchanged)
+                self._compressor.average(StagedTransport(self._ranks), bucket.flat, bucket.exchanged)
                 stream.synchronize()
             return bucket.flat
 
@@ -338,7 +338,7 @@ class NodeNccl:
         def average_across() -> None:
             with on_side() as stream:
                 if self.compresses:
-                    self._compress(StagedLink(self._context.across), bucket)
+                    self._compress(StagedTransport(self._context.across), bucket)
                 else:
                     pinned = bucket.pinned
                     share.get(out=pinned)
@@ -363,7 +363,7 @@ class NodeNccl:
         if self._context.topology.intra_rank < self.shares:
             assert self._nccl_across is not None
             self._across.raise_failure()
-            self._compress(NcclLink(self._context.across, self._nccl_across), bucket)
+            self._compress(NcclTransport(self._context.across, self._nccl_across), bucket)
             self._across.launched(self._nccl_across, "exchange of compressed gradients")
         mean = self._all_gather(bucket)
         return _OnStream(bucket, lambda: mean, cupy.cuda.get_current_stream().record())
@@ -378,7 +378,7 @@ class NodeNccl:
         begin = bounds(bucket.whole.size, self.shares)[self._context.topology.intra_rank]
         return bucket.exchanged._replace(begin=begin)
 
-    def _compress(self, link: Link, bucket: DeviceBucket) -> None:
+    def _compress(self, transport: Transport, bucket: DeviceBucket) -> None:
         """Overwrite this rank's share with its mean over nodes, on the current stream."""
         assert self._compressor is not None
         bucket.whole[bucket.flat.size :] = 0  # the padding of the last share must not be kept
@@ -386,7 +386,7 @@ class NodeNccl:
         if self._weight != 1:
             share /= self._weight
         if share.size:
-            self._compressor.average(link, share, self._exchanged(bucket))
+            self._compressor.average(transport, share, self._exchanged(bucket))
 
     def _reduce_scatter(self, bucket: DeviceBucket) -> None:
         if self.shares == self._context.topology.intra_size:

@@ -12,6 +12,7 @@ import numpy as np
 
 from mn_comm.arithmetic import is_half, sum_dtype
 from mn_comm.config import Config
+from mn_comm.device_backend import device_backend
 from mn_comm.gradients.agree import ON_DEVICE, Entry
 from mn_comm.gradients.bucket import AnyBucket, Block, Bucket, Exchanged, Part, Spec, bounds, count, cut, taker
 from mn_comm.gradients.filling import Owners, Ownership, Ranges, even_or, fill_buckets
@@ -154,8 +155,6 @@ class Layout:
     def _lay_out_on_device(self) -> list[Any]:
         if not self._on_device:
             return []
-        from mn_comm.device.bucket import lay_out
-
         limit = 0 if self._strategy.traits.one_bucket_each else self._bucket_bytes
         filled = list(fill_buckets(self.specs, self._on_device, limit, whole=True))
 
@@ -163,7 +162,7 @@ class Layout:
             with_all = [(parts, None) for parts in staged]
             return self._make_buckets(with_all) or self._make_buckets(with_all) or []
 
-        return lay_out(
+        return device_backend().lay_out(
             self._strategy,
             filled,
             self.specs,

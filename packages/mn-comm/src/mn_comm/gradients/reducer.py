@@ -24,7 +24,7 @@ from mn_comm.watch import activity
 from mn_comm.worker import Future, Worker
 
 if TYPE_CHECKING:
-    from mn_comm.compression.compressor import CompressionReport
+    from mn_comm.gradients.compression import CompressionReport
     from mn_comm.strategies import Strategy
 
 __all__ = ["GradientReducer"]
@@ -336,7 +336,7 @@ class GradientReducer:
             if self._compressor is not None:
                 self._compressor.forget(oldest.number)
         if self._compressor is not None:
-            self._compressor.adopt(self._strategy.context.ranks, layout)
+            self._compressor.adopt(self._strategy.context.ranks, layout.number, layout.specs, layout.order, layout.form)
         self._layouts[signature, order, config] = layout
         self._latest = signature, order, config, layout
         return layout

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from mn_comm import MPI, CommunicatorBase, transact, watched
+from mn_comm import MPI, CommunicatorBase, transact
 
 if TYPE_CHECKING:
     from mn_comm import Ranks
@@ -22,7 +22,9 @@ class Ending:
     """
 
     def __init__(self, mpi_comm: MPI.Intracomm) -> None:
-        self._ranks: Ranks | None = watched(watched(mpi_comm).Dup())
+        from mn_comm import Ranks  # not at import, because it starts MPI
+
+        self._ranks: Ranks | None = Ranks(mpi_comm).duplicate()
 
     def is_well_on_all_ranks(self, is_well: bool) -> bool:
         """Return whether all ranks ended normally; the second time ``False``. Collective only on ranks that did."""

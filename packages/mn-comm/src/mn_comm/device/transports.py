@@ -1,4 +1,4 @@
-"""The transport of compressed arrays from devices: through pinned host memory and MPI, or by NCCL."""
+"""Messages of compressed arrays on devices: through pinned host memory and MPI, or by NCCL."""
 
 from __future__ import annotations
 
@@ -7,16 +7,16 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from mn_comm import nccl
-from mn_comm.compression.base import Link, Messages
 from mn_comm.device import staging
+from mn_comm.transport import Messages, Transport
 
 if TYPE_CHECKING:
     from mn_comm.ranks import Ranks
 
-__all__ = ["NcclLink", "StagedLink"]
+__all__ = ["NcclTransport", "StagedTransport"]
 
 
-class StagedLink(Link):
+class StagedTransport(Transport):
     """Sends arrays as in host memory, with one copy in each direction. It waits for the device."""
 
     def swap(self, outgoing: Messages, incoming: Messages, what: str) -> None:
@@ -41,7 +41,7 @@ class StagedLink(Link):
         cupy.cuda.get_current_stream().synchronize()  # from now on, the pinned memory may be reused
 
 
-class NcclLink(Link):
+class NcclTransport(Transport):
     """Sends arrays from device to device, on the current stream, without waiting for it.
 
     Args:

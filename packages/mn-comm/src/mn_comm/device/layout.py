@@ -1,0 +1,88 @@
+"""The layout of gradients on devices in buckets."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from mn_comm import agreement
+from mn_comm.arithmetic import is_half
+from mn_comm.config import Config
+from mn_comm.device import staging
+from mn_comm.device.bucket import DeviceBucket
+from mn_comm.device.strategies import DeviceStrategy, on_device
+from mn_comm.gradients.bucket import Bucket, Part, Spec
+from mn_comm.strategies import Strategy
+
+__all__ = ["lay_out"]
+
+
+def lay_out(
+    strategy: Strategy,
+    filled: Sequence[Sequence[Part]],
+    specs: Sequence[Spec],
+    likes: Sequence[Any],
+    config: Config,
+    host_buckets: Callable[[Sequence[Sequence[Part]]], list[Bucket]],
+    layout: int,
+    in_background: bool,
+) -> list[DeviceBucket]:
+    """Create the buckets for gradients on devices; collective.
+
+    Args:
+        strategy: How they are averaged, on the host.
+        filled: The parts of each bucket.
+        specs: The names, shapes and dtypes of all gradients that take part.
+        likes: For each gradient on a device an array on the same device.
+        config: The communicator's settings.
+        host_buckets: Returns buckets in host memory for such parts; collective.
+        layout: The number of the layout.
+        in_background: Whether the program continues while they are averaged.
+
+    Raises:
+        ValueError: Some rank has arrays on several devices (on every rank).
+    """
+    import cupy
+
+    devices = {array.device.id: array.device for array in likes}
+    with agreement.raise_on_all(strategy.context.ranks):
+        if len(devices) > 1:
+            raise ValueError(f"multi_node_mean_grad: expected gradients on one device, got {sorted(devices)}")
+    buckets = []
+    with next(iter(devices.values())):
+        way = _counterpart(strategy)  # chosen here, because only now the devices of the ranks are known
+        communicator = way.connect()
+        side = cupy.cuda.Stream(non_blocking=True) if in_background else None
+        dtypes = [config.allreduce_grad_dtype or specs[parts[0].member][2] for parts in filled]
+        if way.compresses:  # in float32, to which the packing kernel converts
+            dtypes = [np.dtype(np.float32) if is_half(dtype) else dtype for dtype in dtypes]
+        staged = iter(
+            host_buckets([parts for parts, dtype in zip(filled, dtypes, strict=True) if way.is_staged(dtype)])
+        )
+        for index, (parts, dtype) in enumerate(zip(filled, dtypes, strict=True)):
+            whole = cupy.empty(-(-parts[-1].end // way.shares) * way.shares, dtype)
+            whole[parts[-1].end :] = 0
+            host = next(staged) if way.is_staged(dtype) else None
+            if host is not None:
+                staging.register(host.flat)
+            mean_of = strategy.mean_of
+            bucket = DeviceBucket(
+                index, parts, specs, whole, way, config, mean_of=mean_of, host=host, side=side, layout=layout
+            )
+            bucket.nccl = communicator
+            buckets.append(bucket)
+    return buckets
+
+
+def _counterpart(strategy: Strategy) -> DeviceStrategy:
+    """Return a strategy's counterpart for buckets on devices; collective when first used, on the current devices."""
+    # Not functools.cached_property: before Python 3.12, all objects share its lock, so two threads that call
+    # collectives here would wait for each other across ranks.
+    if strategy.on_device is None:
+        if not strategy.context.may_use_devices:
+            raise ValueError("expected gradients in host memory with elastic=True, got some on a device")
+        strategy.on_device = on_device(strategy)
+    found: DeviceStrategy = strategy.on_device
+    return found

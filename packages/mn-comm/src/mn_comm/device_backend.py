@@ -1,0 +1,59 @@
+"""The functions for arrays on devices, in :mod:`mn_comm.device`, which is imported when the first such array is seen.
+
+Code for arrays in host memory must not import CuPy, NCCL or what needs them. So this is the only way from there to the
+code for devices.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib
+from typing import Any, Protocol, cast
+
+import numpy as np
+
+__all__ = ["DeviceBackend", "device_backend"]
+
+_Array = np.ndarray[Any, Any]
+
+
+class DeviceBackend(Protocol):
+    """The functions of :mod:`mn_comm.device.backend`."""
+
+    def require_nccl(self) -> Any:
+        """Raise ``RuntimeError`` unless NCCL can be used."""
+        ...
+
+    def empty_pinned(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> _Array:
+        """Return an array in pinned host memory."""
+        ...
+
+    def to_host(self, array: Any) -> _Array:
+        """Return a copy of a device array, in C order in pinned memory."""
+        ...
+
+    def to_device(self, array: _Array) -> Any:
+        """Return a copy of a host array on the current device."""
+        ...
+
+    def allreduce(self, ranks: Any, array: Any, total_dtype: np.dtype[Any], op: str = "sum") -> Any:
+        """Combine arrays on devices over all ranks; collective."""
+        ...
+
+    def bcast(self, ranks: Any, array: Any, root: int) -> None:
+        """Overwrite an array on every rank's device with the root's; collective."""
+        ...
+
+    def bcast_new(self, ranks: Any, shape: tuple[int, ...], dtype: np.dtype[Any], root: int) -> Any:
+        """Return a new array on the current device with the root's elements; collective."""
+        ...
+
+    def lay_out(self, strategy: Any, *args: Any, **options: Any) -> list[Any]:
+        """Create the buckets for gradients on devices; collective."""
+        ...
+
+
+@functools.cache
+def device_backend() -> DeviceBackend:
+    """Return the functions for arrays on devices; the first call imports them."""
+    return cast(DeviceBackend, importlib.import_module("mn_comm.device.backend"))

@@ -1,0 +1,62 @@
+"""Messages between ranks that exchange parts of buckets in fewer bytes, and a count of the bytes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from mn_comm.collectives import pieces
+
+if TYPE_CHECKING:
+    from mn_comm.ranks import Ranks
+
+__all__ = ["TAG", "Messages", "Transport"]
+
+_Array = Any  # NumPy's, or CuPy's
+TAG = 7
+"""The tag of all these messages."""
+Messages = Mapping[int, Sequence[_Array]]
+"""Arrays by the rank that receives or sends them."""
+
+
+class Transport:
+    """Ranks that exchange arrays in host memory, and a count of the bytes sent.
+
+    For arrays on devices see :mod:`mn_comm.device.transports`.
+
+    Attributes:
+        ranks: The ranks.
+        sent: How many bytes this rank has sent to others.
+    """
+
+    def __init__(self, ranks: Ranks) -> None:
+        self.ranks = ranks
+        self.sent = 0
+
+    def swap(self, outgoing: Messages, incoming: Messages, what: str) -> None:
+        """Send arrays to other ranks, and receive some from them; collective.
+
+        Args:
+            outgoing: For each rank that receives arrays, these arrays: one-dimensional and contiguous.
+            incoming: For each rank that sends arrays, arrays of the same lengths and dtypes, to be overwritten.
+            what: The name of the operation that it is a part of.
+        """
+        requests = [
+            request
+            for other, arrays in incoming.items()
+            for array in arrays
+            for request in pieces.irecv(self.ranks, array, other, TAG)
+        ]
+        requests += [
+            request
+            for other, arrays in outgoing.items()
+            for array in arrays
+            for request in pieces.isend(self.ranks, array, other, TAG)
+        ]
+        for request in requests:
+            self.ranks.wait_with_pauses(request, what)
+        self.count(outgoing)
+
+    def count(self, outgoing: Messages) -> None:
+        """Record the number of bytes sent."""
+        self.sent += sum(array.nbytes for arrays in outgoing.values() for array in arrays)
