@@ -30,7 +30,11 @@ PACKAGES = {
 }
 # The tests in tests/ are about all packages together.
 SUITES = [*PACKAGES, "product"]
-GROUPS = {"mn-compat": ["test", "test-compat"], "product": ["test", "test-docs", "examples", "example-data", "clients"]}
+GROUPS = {
+    "mn-compat": ["test", "test-compat"],
+    "mn-optim": ["test", "test-optim"],
+    "product": ["test", "test-docs", "examples", "example-data", "clients"],
+}
 
 RUNNING = "{}.{}".format(*sys.version_info)
 # The declared versions; those that are found are tested.

@@ -24,7 +24,7 @@ from models import make_model, resnet50
 from mpi4py import MPI
 
 import mn_comm
-from mn_comm.compression import Int8, OneBit, PowerSGD, TopK
+from mn_compress import Int8, OneBit, PowerSGD, TopK
 
 WORLD = MPI.COMM_WORLD
 LINK = Path("/sys/class/net/eth0/statistics/tx_bytes")

@@ -26,7 +26,7 @@ from training_tasks import TASKS, Task
 
 import mn_optim
 from mn_comm import create_communicator
-from mn_comm.compression import Int8, OneBit, PowerSGD, TopK
+from mn_compress import Int8, OneBit, PowerSGD, TopK
 from mn_extensions import AllreducePersistent
 from mn_optim import Asynchronous, DiLoCo, LocalSGD, StreamingDiLoCo
 

@@ -65,7 +65,17 @@ intersphinx_mapping = {
     "cupy": ("https://docs.cupy.dev/en/stable/", str(INVENTORIES / "cupy.inv")),
 }
 nitpicky = True
-OURS = ("chainermn", "mn_comm", "mn_compat", "mn_data", "mn_extensions", "mn_modelpar", "mn_optim", "mn_tools")
+OURS = (
+    "chainermn",
+    "mn_comm",
+    "mn_compat",
+    "mn_compress",
+    "mn_data",
+    "mn_extensions",
+    "mn_modelpar",
+    "mn_optim",
+    "mn_tools",
+)
 
 
 def resolve_where_public(

@@ -9,7 +9,7 @@ import pytest
 from mpi4py import MPI
 
 from mn_comm import create_communicator
-from mn_comm.compression import Int8, OneBit, PowerSGD, TopK
+from mn_compress import Int8, OneBit, PowerSGD, TopK
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "packages" / "mn-comm" / "tests" / "fakes"))
 from fake_model import Model, Param

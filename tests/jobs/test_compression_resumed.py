@@ -25,7 +25,7 @@ import chainer.links as L
 import chainermn
 from chainer.training import extensions
 from chainermn.optimizers import DiLoCo, StreamingDiLoCo
-from mn_comm.compression import *
+from mn_compress import *
 from mn_extensions import CompressionReporter
 
 comm = chainermn.create_communicator("flat")

@@ -10,7 +10,16 @@ import sys
 from pathlib import Path
 
 WALK = Path(__file__).with_name("watched_calls.py")
-MODULES = ("mn_comm", "mn_optim", "mn_data", "mn_modelpar.functions", "mn_modelpar.links", "mn_extensions", "chainermn")
+MODULES = (
+    "mn_comm",
+    "mn_compress",
+    "mn_optim",
+    "mn_data",
+    "mn_modelpar.functions",
+    "mn_modelpar.links",
+    "mn_extensions",
+    "chainermn",
+)
 FREE = {"Communicator.finalize", "multi_node_snapshot, save"}
 # "Broadcast an array; collective.", and what is told of create_multi_node_optimizer and create_multi_node_evaluator.
 IS_COLLECTIVE = re.compile(r"(?<!not)[;:,] collective\b|(?:it is|is now|in training) collective")

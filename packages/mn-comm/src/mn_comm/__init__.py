@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any
 import mn_comm.workers  # noqa: F401 - before mpi4py.MPI is imported, which initialises MPI
 
 if TYPE_CHECKING:
-    from mn_comm import compression as compression
     from mn_comm.agreement import expect_same, raise_on_all
     from mn_comm.base import CommunicatorBase
     from mn_comm.communicator import (
@@ -26,14 +25,13 @@ if TYPE_CHECKING:
         TwoDimensionalCommunicator,
         create_communicator,
     )
-    from mn_comm.compression import Compression
     from mn_comm.elastic.change import Change, RankLost
     from mn_comm.elastic.communicator import ElasticCommunicator
     from mn_comm.elastic.transaction import is_elastic, transact
     from mn_comm.exit_status import at_exit
     from mn_comm.gradients.agree import Roll
     from mn_comm.gradients.bucket import AnyBucket
-    from mn_comm.gradients.compression import CompressionReport
+    from mn_comm.gradients.compression import Compression, CompressionReport
     from mn_comm.gradients.filling import Owners
     from mn_comm.gradients.reducer import GradientReducer
     from mn_comm.gradients.reduction import CommunicationHook, Reduction
@@ -64,8 +62,7 @@ _HOME_OF = {
     "TwoDimensionalCommunicator": "communicator",
     "create_communicator": "communicator",
     "at_exit": "exit_status",
-    "compression": "compression",  # itself
-    "Compression": "compression",
+    "Compression": "gradients.compression",
     "CompressionReport": "gradients.compression",
     "Change": "elastic.change",
     "RankLost": "elastic.change",
@@ -128,7 +125,6 @@ __all__ = [
     "Worker",
     "at_exit",
     "check_in_debug_mode",
-    "compression",
     "create_communicator",
     "expect_same",
     "explain_stalls",
@@ -148,7 +144,7 @@ def __getattr__(name: str) -> Any:
     if name not in _HOME_OF:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     module = importlib.import_module(f"mn_comm.{_HOME_OF[name]}")
-    found = module if name == _HOME_OF[name] else getattr(module, name)
+    found = getattr(module, name)
     globals()[name] = found
     return found
 

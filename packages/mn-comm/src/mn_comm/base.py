@@ -507,7 +507,7 @@ class CommunicatorBase(ABC):
             background: Whether gradients are averaged by another thread, or on a stream, while this thread computes.
             comm_hook: Starts to average a bucket, exactly or less exactly with fewer bytes; ``None`` to average
                 exactly.
-            compression: How gradients are compressed between nodes, an object from :mod:`mn_comm.compression`; ``None``
+            compression: How gradients are compressed between nodes, an object from :mod:`mn_compress`; ``None``
                 to send them uncompressed.
             bucket_bytes: The maximum size of a bucket that holds more than one gradient, in bytes; ``None`` for a
                 suitable default.

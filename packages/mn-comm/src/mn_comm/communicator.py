@@ -437,7 +437,7 @@ class Communicator(CommunicatorBase):
             return
         if not hasattr(type(compression), "compressor"):
             raise TypeError(
-                "expected Int8(), TopK(), PowerSGD() or OneBit() of mn_comm.compression for compression, got "
+                "expected Int8(), TopK(), PowerSGD() or OneBit() of mn_compress for compression, got "
                 f"{type(compression).__name__}: {compression!r:.80}"
             )
         if comm_hook is not None:

@@ -36,7 +36,17 @@ if TYPE_CHECKING:
 __all__ = ["abort_when_read", "flush_until_read", "folders_of_libraries", "say", "speak_when_ended"]
 
 _NOT_THE_SCRIPT = (
-    *("mn_comm", "mn_compat", "mn_data", "mn_extensions", "mn_modelpar", "mn_optim", "chainermn_meta", "chainer"),
+    *(
+        "mn_comm",
+        "mn_compat",
+        "mn_compress",
+        "mn_data",
+        "mn_extensions",
+        "mn_modelpar",
+        "mn_optim",
+        "chainermn_meta",
+        "chainer",
+    ),
     *("mpi4py", "numpy"),
 )
 

@@ -270,7 +270,7 @@ with pytest.raises(NotImplementedError, match="parts"):
 with pytest.raises(RuntimeError, match="replaces it by itself"):
     comm.mpi_comm = MPI.COMM_WORLD
 with pytest.raises(ValueError, match="expected compression without elastic=True"):
-    comm.gradient_reducer(compression=mn_comm.compression.Int8())
+    comm.gradient_reducer(compression="any")
 with pytest.raises(ValueError, match="averages in host memory with elastic=True, got pure_nccl"):
     create_communicator("pure_nccl", elastic=True)
 with pytest.raises(ValueError, match="expected the same shape|shape"):

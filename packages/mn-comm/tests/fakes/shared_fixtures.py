@@ -30,6 +30,43 @@ def comm(world):
     communicator.finalize()
 
 
+@pytest.fixture
+def on_nodes(monkeypatch):
+    """Return a function that creates a communicator whose ranks seem to run on several nodes, in turns or in blocks."""
+    from mpi4py import MPI
+
+    from mn_comm import create_communicator
+
+    made = []
+
+    def on_nodes(strategy, count, *, in_turns=True, background=False, **options):
+        rank, size = MPI.COMM_WORLD.rank, MPI.COMM_WORLD.size
+        node = rank % count if in_turns else rank * count // size
+        monkeypatch.setattr(MPI, "Get_processor_name", lambda: f"node{node}")
+        made.append(MPI.COMM_WORLD.Dup())  # each communicator determines once where its ranks run
+        communicator = create_communicator(strategy, made[-1], **options)
+        if background:  # the thread that averages has its own communicator, which also determines this
+            assert communicator._contexts.background[0].topology.inter_size == communicator.inter_size
+        monkeypatch.undo()
+        return communicator
+
+    yield on_nodes
+    for mpi_comm in made:
+        mpi_comm.Free()
+
+
+@pytest.fixture
+def many_blocks(monkeypatch):
+    """Cut even short gradients into many blocks and buckets."""
+    from mn_comm.gradients import layout, pace
+
+    monkeypatch.setattr(pace, "SHARE_BYTES", (48, 160))
+    monkeypatch.setattr(layout, "_BUCKET_BYTES", 200)
+    monkeypatch.setattr(layout, "_BUCKET_BYTES_ACROSS", 200)
+    monkeypatch.setattr(layout, "_BLOCK_BYTES", 64)
+    monkeypatch.setattr(layout, "_LARGE_BYTES", 24)
+
+
 @pytest.fixture(scope="module")
 def fake_cupy():
     """Put the stand-ins for CuPy and nccl4py in the place of the real ones; returns CuPy's."""

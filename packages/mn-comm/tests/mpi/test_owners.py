@@ -101,12 +101,9 @@ def test_ranks_that_have_other_owners_in_mind():
     comm.mean_grad_reducer(model).average(model, owners=Owners({"/p00": 0}))
 
 
-def test_what_a_hook_or_compression_returns_is_for_all():
-    from mn_comm.compression import Int8
-
+def test_what_a_hook_returns_is_for_all():
     comm = create_communicator("two_dimensional")
     assert comm.gradient_reducer().can_leave_to_owners
-    assert not comm.gradient_reducer(compression=Int8()).can_leave_to_owners
     assert not comm.gradient_reducer(comm_hook=lambda bucket: bucket.average()).can_leave_to_owners
     assert not create_communicator("dummy").gradient_reducer().can_leave_to_owners
 

@@ -91,7 +91,7 @@ def create_multi_node_optimizer(
             concatenated gradients) and returns a :class:`mn_comm.Future` of their mean. The default is
             ``bucket.average()``. It corresponds to ``register_comm_hook`` of PyTorch's ``DistributedDataParallel``.
         compression: How gradients are compressed between nodes, or between the ranks of a single node: ``Int8()``,
-            ``TopK()``, ``PowerSGD()`` or ``OneBit()`` of :mod:`mn_comm.compression`. The part that has not been sent
+            ``TopK()``, ``PowerSGD()`` or ``OneBit()`` of :mod:`mn_compress`. The part that has not been sent
             yet is saved with the optimizer, on each rank. Synchronous first steps (``start_after``) are not compressed.
             With ``local_steps``, the changes of the parameters since the last meeting are compressed.
         local_steps: How many steps each rank takes on its own before all ranks continue from the mean of their

@@ -177,7 +177,7 @@ import pytest
 for options in (dict(local_steps=2), dict(asynchronous=True)):
     with pytest.raises(ValueError, match="elastic"):
         optimizer(**options)
-from mn_comm.compression import Int8
+from mn_compress import Int8
 with pytest.raises(ValueError, match="elastic"):
     optimizer(compression=Int8())
 say("refused")

@@ -12,7 +12,7 @@ from mpi4py import MPI
 
 import mn_optim  # noqa: F401 - before Chainer
 from mn_comm import create_communicator
-from mn_comm.compression import Int8, OneBit, PowerSGD, TopK
+from mn_compress import Int8, OneBit, PowerSGD, TopK
 from mn_optim import create_multi_node_optimizer
 
 COMM = create_communicator("flat")

@@ -6,8 +6,9 @@ import chainer.links as L
 import numpy as np
 import pytest
 
+import mn_compress as compression
 import mn_optim  # noqa: F401 - before Chainer
-from mn_comm import compression, create_communicator
+from mn_comm import create_communicator
 from mn_optim import Asynchronous, DiLoCo, LocalSGD, StreamingDiLoCo, create_multi_node_optimizer
 
 COMM = create_communicator("two_dimensional")

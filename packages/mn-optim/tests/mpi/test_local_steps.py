@@ -11,7 +11,7 @@ import pytest
 
 import mn_optim  # noqa: F401 - before Chainer
 from mn_comm import create_communicator, synchronize_replicas
-from mn_comm.compression import Int8
+from mn_compress import Int8
 from mn_optim import Asynchronous, DiLoCo, LocalSGD, StreamingDiLoCo, create_multi_node_optimizer
 
 NAMES = ["naive", "flat", "hierarchical", "two_dimensional"]

@@ -478,7 +478,7 @@ def test_communicators(communicator):
 
 
 def test_options_that_go_with_it():
-    from mn_comm.compression import Int8
+    from mn_compress import Int8
 
     for options in ({"double_buffering": True}, {"comm_hook": Own()}, {"compression": Int8()}, {"zero_fill": False}):
         expected = parameters(train(make(**options), 6))

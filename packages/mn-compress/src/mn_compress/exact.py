@@ -7,9 +7,9 @@ from typing import Any
 
 import numpy as np
 
-from mn_comm.compression.base import Exchange, Memory
 from mn_comm.placement import array_module
 from mn_comm.transport import Transport
+from mn_compress.exchange import Exchange, Memory
 
 __all__ = ["ExactFirst", "average_exactly", "gather_bytes", "mean_exactly"]
 

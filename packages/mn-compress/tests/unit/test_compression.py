@@ -9,14 +9,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mn_comm import compression
-from mn_comm.compression import Int8, OneBit, PowerSGD, TopK
-from mn_comm.compression.base import Memory, Piece, Portion
-from mn_comm.compression.draws import Draws
-from mn_comm.compression.int8 import Int8Codec, Int8Rows
-from mn_comm.compression.one_bit import OneBitCodec, OneBitRows
-from mn_comm.compression.power_sgd import _cut
+import mn_compress as compression
 from mn_comm.transport import Transport
+from mn_compress import Int8, OneBit, PowerSGD, TopK
+from mn_compress.draws import Draws
+from mn_compress.exchange import Memory, Piece, Portion
+from mn_compress.int8 import Int8Codec, Int8Rows
+from mn_compress.one_bit import OneBitCodec, OneBitRows
+from mn_compress.power_sgd import _cut
 
 ALL = [
     Int8(),

@@ -8,10 +8,10 @@ from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 
-from mn_comm.compression.base import Memory, Piece, Portion
-from mn_comm.compression.compression import Compression, set_integer, set_number
-from mn_comm.compression.exact import ExactFirst, average_exactly, mean_exactly
 from mn_comm.transport import Transport
+from mn_compress.base import Compression, set_integer, set_number
+from mn_compress.exact import ExactFirst, average_exactly, mean_exactly
+from mn_compress.exchange import Memory, Piece, Portion
 
 __all__ = ["PowerSGD", "PowerSGDExchange"]
 

@@ -7,13 +7,13 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from mn_comm.compression.base import Portion
-from mn_comm.compression.blocks import BlockExchange
-from mn_comm.compression.compression import Compression, set_integer
-from mn_comm.compression.draws import Draws
-from mn_comm.compression.exact import ExactFirst
-from mn_comm.compression.scales import MAGNITUDE, Room, expand, split_message
-from mn_comm.compression.whole_blocks import WholeBlockExchange, in_rows
+from mn_compress.base import Compression, set_integer
+from mn_compress.blocks import BlockExchange
+from mn_compress.draws import Draws
+from mn_compress.exact import ExactFirst
+from mn_compress.exchange import Portion
+from mn_compress.scales import MAGNITUDE, Room, expand, split_message
+from mn_compress.whole_blocks import WholeBlockExchange, in_rows
 
 __all__ = ["OneBit", "OneBitCodec", "OneBitRows"]
 

@@ -7,9 +7,8 @@ import pytest
 from fake_model import Model, Param
 from mpi4py import MPI
 
-import mn_comm
 from mn_comm import create_communicator
-from mn_comm.compression import Int8, OneBit, PowerSGD, TopK
+from mn_compress import Int8, OneBit, PowerSGD, TopK
 
 WORLD = MPI.COMM_WORLD
 RANK, SIZE = WORLD.rank, WORLD.size
@@ -338,6 +337,6 @@ def test_different_compressions_raise_on_all_ranks(comm):
     flat.finalize()
 
 
-def test_the_names_are_public():
-    assert mn_comm.compression.Int8 is Int8
-    assert mn_comm.Compression is mn_comm.compression.Compression
+def test_what_compression_returns_is_for_all():
+    comm = create_communicator("two_dimensional")
+    assert not comm.gradient_reducer(compression=Int8()).can_leave_to_owners

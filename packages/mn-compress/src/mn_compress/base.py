@@ -8,8 +8,8 @@ from typing import ClassVar
 
 import numpy as np
 
-from mn_comm.compression.base import Exchange, Portion
-from mn_comm.compression.compressor import Compressor
+from mn_compress.compressor import Compressor
+from mn_compress.exchange import Exchange, Portion
 
 __all__ = ["Compression", "set_integer", "set_number"]
 

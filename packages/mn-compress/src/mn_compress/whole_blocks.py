@@ -1,4 +1,4 @@
-"""The averaging of :mod:`mn_comm.compression.blocks`, bit for bit, with a few operations on whole ranges: for devices.
+"""The averaging of :mod:`mn_compress.blocks`, bit for bit, with a few operations on whole ranges: for devices.
 
 On a device, launching a kernel takes longer than processing a block, and memory is fast. So all ranges are quantised
 and sent at once.
@@ -11,10 +11,10 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from mn_comm.compression.base import Memory, Portion
-from mn_comm.compression.blocks import ranges
-from mn_comm.compression.draws import Draws
 from mn_comm.transport import Transport
+from mn_compress.blocks import ranges
+from mn_compress.draws import Draws
+from mn_compress.exchange import Memory, Portion
 
 __all__ = ["RowCodec", "WholeBlockExchange", "as_rows", "in_rows"]
 

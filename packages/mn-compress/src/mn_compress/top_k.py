@@ -8,10 +8,10 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from mn_comm.compression.base import Memory, Portion
-from mn_comm.compression.compression import Compression, set_integer, set_number
-from mn_comm.compression.exact import gather_bytes
 from mn_comm.transport import Transport
+from mn_compress.base import Compression, set_integer, set_number
+from mn_compress.exact import gather_bytes
+from mn_compress.exchange import Memory, Portion
 
 __all__ = ["TopK", "TopKExchange"]
 

@@ -8,12 +8,12 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from mn_comm.compression.base import Portion
-from mn_comm.compression.blocks import BlockExchange
-from mn_comm.compression.compression import Compression, set_integer
-from mn_comm.compression.draws import Draws
-from mn_comm.compression.scales import INFINITE, MAGNITUDE, Room, expand, is_usable, split_message
-from mn_comm.compression.whole_blocks import WholeBlockExchange, as_rows
+from mn_compress.base import Compression, set_integer
+from mn_compress.blocks import BlockExchange
+from mn_compress.draws import Draws
+from mn_compress.exchange import Portion
+from mn_compress.scales import INFINITE, MAGNITUDE, Room, expand, is_usable, split_message
+from mn_compress.whole_blocks import WholeBlockExchange, as_rows
 
 __all__ = ["Int8", "Int8Codec", "Int8Rows"]
 

@@ -10,7 +10,7 @@ from fake_model import Model, Param
 from mpi4py import MPI
 
 from mn_comm import create_communicator
-from mn_comm.compression import Compression, Int8, OneBit, PowerSGD, TopK
+from mn_compress import Compression, Int8, OneBit, PowerSGD, TopK
 
 WORLD = MPI.COMM_WORLD
 RANK, SIZE = WORLD.rank, WORLD.size

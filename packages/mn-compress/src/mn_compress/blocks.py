@@ -18,8 +18,8 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
-from mn_comm.compression.base import Memory, Portion
 from mn_comm.transport import TAG, Transport
+from mn_compress.exchange import Memory, Portion
 
 if TYPE_CHECKING:
     from mpi4py import MPI

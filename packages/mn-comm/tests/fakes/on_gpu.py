@@ -1,0 +1,39 @@
+"""For tests with real devices: this rank's device, communicators, and arrays of random numbers."""
+
+import os
+
+import numpy as np
+import pytest
+
+SHARING = os.environ.get("NCCL_MULTI_RANK_GPU_ENABLE", "") not in ("", "0")
+
+
+@pytest.fixture(scope="module")
+def devices(world):
+    """Choose this rank's device; return how many there are."""
+    import cupy
+
+    count = cupy.cuda.runtime.getDeviceCount()
+    cupy.cuda.Device(world.rank % count).use()
+    return count
+
+
+@pytest.fixture
+def make(devices, world):
+    from mn_comm import create_communicator
+
+    made = []
+
+    def make(name, **settings):
+        if name == "pure_nccl" and devices < world.size and not SHARING:
+            pytest.skip("ranks share a GPU and NCCL_MULTI_RANK_GPU_ENABLE is not set")
+        made.append(create_communicator(name, **settings))
+        return made[-1]
+
+    yield make
+    for comm in made:
+        comm.finalize()
+
+
+def random(shape, dtype, rank, seed):
+    return np.asarray(np.random.RandomState(seed * 100 + rank).uniform(-1, 1, shape), dtype)
