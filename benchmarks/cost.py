@@ -13,7 +13,7 @@ processes, divide it, and copy it back. On nodes with one process each, the othe
 they add up in memory that the processes of a node share: each process copies the parts that others add up to its own
 memory, adds up one share of the bucket from the memory of all, and copies the sums of the other shares from there. In
 between, they wait for each other at barriers. With several nodes, MPI averages the sums across nodes before the last
-copy. See :mod:`mn_comm.strategies`.
+copy. See :mod:`mn_comm.gradients.strategies`.
 
 If there are more processes than cores, they share the cores: their computation takes correspondingly longer, and a
 process that waits for another one may also have to wait for a core.

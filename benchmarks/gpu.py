@@ -70,11 +70,11 @@ def packing(shapes: list[tuple[int, ...]], rounds: int) -> None:
     """Print the bandwidths of a copy on the device and of packing: bytes read and written per second of device time."""
     import cupy
 
-    from mn_comm.config import Config
-    from mn_comm.context import contexts_of
+    from mn_comm.basis.config import Config
     from mn_comm.gradients.agree import signature_of
     from mn_comm.gradients.layout import Layout
-    from mn_comm.strategies import Strategy
+    from mn_comm.gradients.strategies import Strategy
+    from mn_comm.ranks.context import contexts_of
 
     model = Model(shapes)
     grads = [param.grad for _, param in model.named]

@@ -87,7 +87,7 @@ def median_of(run: Callable[[], object], rounds: int) -> float:
 
 def parts_of(ranks: int) -> dict[str, Callable[[], object]]:
     """Return what a rank, or the supervisor, does for all ranks of a job, by name."""
-    from mn_comm.topology import place
+    from mn_comm.ranks.topology import place
 
     names = [f"node{rank // RANKS_PER_NODE:05}" for rank in range(ranks)]
     pickled = [pickle.dumps(name) for name in names]

@@ -23,7 +23,7 @@ from mpi4py import MPI
 
 import mn_optim
 from mn_comm import create_communicator, span
-from mn_comm.spans import record
+from mn_comm.ranks.spans import record
 from mn_tools.timeline import Recorder
 
 WORLD = MPI.COMM_WORLD

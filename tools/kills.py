@@ -323,7 +323,7 @@ class Killer:
     """Kills this process at the planned place."""
 
     def __init__(self, victim: Victim | None, notes: Notes, variant: str) -> None:
-        from mn_comm.watch import Activity
+        from mn_comm.ranks.watch import Activity
 
         self._victim = victim
         self._notes = notes

@@ -40,7 +40,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
 }
 SHAPES = ((64,), (300, 500), (1000,), (700, 900), (10,))
 PACKAGES = tuple(Path(sys.modules[name].__file__ or "").parent for name in ("mn_comm", "mn_optim"))
-OBSERVERS = ("mn_comm/watch.py", "mn_comm/spans.py")
+OBSERVERS = ("mn_comm/ranks/watch.py", "mn_comm/ranks/spans.py")
 
 
 class Model(chainer.Link):

@@ -11,7 +11,7 @@ import chainer.links as L
 import numpy as np
 from chainer.training import extensions
 import mn_comm
-from mn_comm.watch import Activity
+from mn_comm.ranks.watch import Activity
 from mn_data import ElasticIterator, scatter_dataset
 from mn_extensions import create_memory_keeper, create_multi_node_evaluator, multi_node_snapshot
 from mn_optim import create_multi_node_optimizer

@@ -16,7 +16,7 @@ PACKAGES = ["mn_comm", "mn_compat", "mn_compress", "mn_data", "mn_extensions", "
 MODULES = [
     *PACKAGES,
     "mn_compress",
-    "mn_comm.nccl",
+    "mn_comm.device.nccl",
     "mn_modelpar.functions",
     "mn_modelpar.links",
     "chainermn",

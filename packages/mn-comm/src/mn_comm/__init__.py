@@ -8,11 +8,13 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
-import mn_comm.workers  # noqa: F401 - before mpi4py.MPI is imported, which initialises MPI
+import mn_comm.basis.child_processes  # noqa: F401 - before mpi4py.MPI is imported, which initialises MPI
 
 if TYPE_CHECKING:
-    from mn_comm.agreement import expect_same, raise_on_all
     from mn_comm.base import CommunicatorBase
+    from mn_comm.basis.mpi import MPI
+    from mn_comm.basis.protocols import Model, Parameter
+    from mn_comm.basis.replicas import own, synchronize_replicas
     from mn_comm.communicator import (
         Communicator,
         DummyCommunicator,
@@ -23,8 +25,8 @@ if TYPE_CHECKING:
         PureNcclCommunicator,
         SingleNodeCommunicator,
         TwoDimensionalCommunicator,
-        create_communicator,
     )
+    from mn_comm.create import create_communicator
     from mn_comm.elastic.change import Change, RankLost
     from mn_comm.elastic.communicator import ElasticCommunicator
     from mn_comm.elastic.transaction import is_elastic, transact
@@ -36,20 +38,18 @@ if TYPE_CHECKING:
     from mn_comm.gradients.reducer import GradientReducer
     from mn_comm.gradients.reduction import CommunicationHook, Reduction
     from mn_comm.gradients.targets import check_in_debug_mode
-    from mn_comm.mpi import MPI
-    from mn_comm.protocols import Model, Parameter
-    from mn_comm.ranks import Ranks as Ranks  # a public name, too
-    from mn_comm.replicas import own, synchronize_replicas
-    from mn_comm.spans import is_recording, span
+    from mn_comm.ranks.agreement import expect_same, raise_on_all
+    from mn_comm.ranks.background import Future, Worker
+    from mn_comm.ranks.intracomm import Ranks as Ranks  # a public name, too
+    from mn_comm.ranks.spans import is_recording, span
+    from mn_comm.ranks.topology import Topology
+    from mn_comm.ranks.watch import operation, waiting_for
     from mn_comm.stall import explain_stalls
     from mn_comm.supervised.memory import NodeMemory
-    from mn_comm.topology import Topology
-    from mn_comm.watch import operation, waiting_for
-    from mn_comm.worker import Future, Worker
 
 _HOME_OF = {
-    "expect_same": "agreement",
-    "raise_on_all": "agreement",
+    "expect_same": "ranks.agreement",
+    "raise_on_all": "ranks.agreement",
     "CommunicatorBase": "base",
     "Communicator": "communicator",
     "DummyCommunicator": "communicator",
@@ -60,7 +60,7 @@ _HOME_OF = {
     "PureNcclCommunicator": "communicator",
     "SingleNodeCommunicator": "communicator",
     "TwoDimensionalCommunicator": "communicator",
-    "create_communicator": "communicator",
+    "create_communicator": "create",
     "at_exit": "exit_status",
     "Compression": "gradients.compression",
     "CompressionReport": "gradients.compression",
@@ -76,21 +76,21 @@ _HOME_OF = {
     "CommunicationHook": "gradients.reduction",
     "Reduction": "gradients.reduction",
     "check_in_debug_mode": "gradients.targets",
-    "MPI": "mpi",
-    "Model": "protocols",
-    "Parameter": "protocols",
-    "Ranks": "ranks",
-    "own": "replicas",
-    "synchronize_replicas": "replicas",
-    "is_recording": "spans",
-    "span": "spans",
+    "MPI": "basis.mpi",
+    "Model": "basis.protocols",
+    "Parameter": "basis.protocols",
+    "Ranks": "ranks.intracomm",
+    "own": "basis.replicas",
+    "synchronize_replicas": "basis.replicas",
+    "is_recording": "ranks.spans",
+    "span": "ranks.spans",
     "explain_stalls": "stall",
     "NodeMemory": "supervised.memory",
-    "Topology": "topology",
-    "operation": "watch",
-    "waiting_for": "watch",
-    "Future": "worker",
-    "Worker": "worker",
+    "Topology": "ranks.topology",
+    "operation": "ranks.watch",
+    "waiting_for": "ranks.watch",
+    "Future": "ranks.background",
+    "Worker": "ranks.background",
 }
 
 # Without Ranks: that is a class of MPI's, so that ``from mn_comm import *`` would start MPI.

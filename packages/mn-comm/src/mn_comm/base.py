@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
-from mn_comm.placement import zeros_beside
-from mn_comm.protocols import Model
+from mn_comm.basis.placement import zeros_beside
+from mn_comm.basis.protocols import Model
 
 if TYPE_CHECKING:
     from mpi4py import MPI

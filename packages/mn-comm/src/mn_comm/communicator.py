@@ -8,24 +8,26 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from mn_comm import agreement, collectives, wire
-from mn_comm.arithmetic import is_half
+from mn_comm import collectives
 from mn_comm.base import DEFAULT_MAX_BUF_LEN, CommunicatorBase, mean_as_version_1
-from mn_comm.config import Config
+from mn_comm.basis import wire
+from mn_comm.basis.arithmetic import is_half
+from mn_comm.basis.config import Config
+from mn_comm.basis.mpi import MPI
+from mn_comm.basis.placement import zeros_beside
+from mn_comm.basis.protocols import Model
 from mn_comm.gradients.agree import Agreement, select, signature_of, sorted_parameters
-from mn_comm.mpi import MPI
-from mn_comm.placement import zeros_beside
-from mn_comm.protocols import Model
-from mn_comm.watch import operation
+from mn_comm.ranks import agreement
+from mn_comm.ranks.watch import operation
 
 if TYPE_CHECKING:
-    from mn_comm.context import Contexts
     from mn_comm.gradients.compression import Compression
+    from mn_comm.gradients.owned import OwnedArrays
     from mn_comm.gradients.reducer import GradientReducer
     from mn_comm.gradients.reduction import CommunicationHook
-    from mn_comm.owned import OwnedArrays
-    from mn_comm.ranks import Ranks
-    from mn_comm.strategies import Strategy
+    from mn_comm.gradients.strategies import Strategy
+    from mn_comm.ranks.context import Contexts
+    from mn_comm.ranks.intracomm import Ranks
 
 __all__ = [
     "Communicator",
@@ -37,7 +39,6 @@ __all__ = [
     "PureNcclCommunicator",
     "SingleNodeCommunicator",
     "TwoDimensionalCommunicator",
-    "create_communicator",
 ]
 
 _Array = np.ndarray[Any, Any]
@@ -86,9 +87,9 @@ class Communicator(CommunicatorBase):
     @mpi_comm.setter
     def mpi_comm(self, mpi_comm: MPI.Intracomm) -> None:
         # Not at import: these need MPI, which is initialised by the first communicator.
-        from mn_comm import spans
-        from mn_comm.context import contexts_of
-        from mn_comm.strategies import Strategy
+        from mn_comm.gradients.strategies import Strategy
+        from mn_comm.ranks import spans
+        from mn_comm.ranks.context import contexts_of
 
         if not isinstance(mpi_comm, MPI.Intracomm):
             raise TypeError(f"expected an mpi4py intracommunicator for mpi_comm, got {type(mpi_comm).__name__}")
@@ -98,7 +99,7 @@ class Communicator(CommunicatorBase):
 
     def _use(self, mpi_comm: MPI.Intracomm, contexts: Contexts, strategy: Strategy) -> None:
         """Use these ranks from now on; not collective."""
-        from mn_comm.ranks import Ranks
+        from mn_comm.ranks.intracomm import Ranks
 
         context = contexts.foreground
         self._strategy = strategy
@@ -386,7 +387,7 @@ class Communicator(CommunicatorBase):
         own_dtype: bool = False,
         apart: bool = False,
     ) -> GradientReducer:
-        from mn_comm.strategies import Strategy
+        from mn_comm.gradients.strategies import Strategy
 
         if self._averages_in_its_own_way:
             # A reducer would not use the method of the derived class.
@@ -427,7 +428,7 @@ class Communicator(CommunicatorBase):
         self, arrays: Sequence[tuple[str, Any]], owners: Sequence[int], failure: Exception | None = None
     ) -> None:
         if self._owned is None:
-            from mn_comm.owned import OwnedArrays
+            from mn_comm.gradients.owned import OwnedArrays
 
             self._owned = OwnedArrays(self._strategy)
         self._owned.gather(arrays, owners, failure)
@@ -524,94 +525,3 @@ class DummyCommunicator(Communicator):
     """``dummy``: packs and unpacks but does not communicate, to measure the cost of packing."""
 
     strategy = "dummy"
-
-
-_KINDS: dict[str, type[Communicator]] = {
-    kind.strategy: kind
-    for kind in (
-        NaiveCommunicator,
-        FlatCommunicator,
-        HierarchicalCommunicator,
-        TwoDimensionalCommunicator,
-        SingleNodeCommunicator,
-        NonCudaAwareCommunicator,
-        PureNcclCommunicator,
-        DummyCommunicator,
-    )
-}
-
-
-def create_communicator(
-    communicator_name: str = "hierarchical",
-    mpi_comm: MPI.Intracomm | None = None,
-    allreduce_grad_dtype: Any = None,
-    batched_copy: bool = True,
-    *,
-    elastic: bool = False,
-) -> Communicator:
-    """Create a communicator; collective.
-
-    From then on, in a job of several processes, an uncaught exception ends all of them, unless the script has its own
-    ``sys.excepthook``, the session is interactive, or ``CHAINERMN_FORCE_ABORT_ON_EXCEPTION`` is 0.
-
-    Args:
-        communicator_name: How gradients are averaged: ``naive``, ``flat``, ``hierarchical``, ``two_dimensional``,
-            ``single_node``, ``non_cuda_aware``, ``pure_nccl`` or ``dummy``. All except ``dummy`` compute the same
-            result. ``pure_nccl`` needs gradients on devices; the others also accept gradients in host memory. Other
-            packages can add names, with entry points of the group ``mn_comm.strategies``.
-        mpi_comm: The ranks that take part; by default all that ``mpiexec`` started.
-        allreduce_grad_dtype: The dtype in which gradients are sent: float16, bfloat16 (as the string or the dtype of
-            ``ml_dtypes``), float32 or float64; ``None`` for their own dtype. Half precision is added up in float32 on
-            the host, and only means are sent between hosts; NCCL adds it up without conversion. (ChainerMN 7 accepted
-            this argument only for ``pure_nccl``, and raised a ValueError for the others.)
-        batched_copy: Whether gradients on a device are packed by one kernel for all of them.
-        elastic: Whether training continues without ranks that die, see :class:`mn_comm.ElasticCommunicator`. It needs
-            Open MPI, started by ``mpiexec --with-ft ulfm``, and gradients in host memory.
-
-    Returns:
-        The communicator.
-
-    Raises:
-        ValueError: There is no communicator of that name, it cannot have these settings, or it cannot work on these
-            hosts.
-        RuntimeError: MPI is not running in this process, for example in a worker of multiprocessing. Or
-            ``pure_nccl`` was requested, and CuPy or NCCL is missing on some rank (on every rank). Or the
-            launcher has started several processes, but the MPI library belongs to another implementation, so that each
-            process would be alone (``CHAINERMN_ALLOW_SINGLETONS=1`` allows this). Or the communicator was to be
-            elastic, and the job cannot continue without a rank that died (on every rank).
-        TypeError: ``mpi_comm`` or a setting is of the wrong type.
-        ImportError: The communicator of another package cannot be imported (on every rank).
-
-    Example:
-        >>> comm = chainermn.create_communicator()
-        >>> comm.size
-        2
-        >>> flat = chainermn.create_communicator("flat", allreduce_grad_dtype="float16")
-    """
-    from mn_comm.global_except_hook import add_hook_by_default
-    from mn_comm.launch import check_initialized, check_launch
-    from mn_comm.registry import kind_of
-    from mn_comm.supervised import report
-
-    check_initialized()
-    add_hook_by_default()
-    report.join(MPI.COMM_WORLD.rank, MPI.COMM_WORLD.size)
-    check_launch(MPI.COMM_WORLD.size)
-    if mpi_comm is None:
-        mpi_comm = MPI.COMM_WORLD
-    kind = kind_of(communicator_name, _KINDS, mpi_comm)
-    settings = {"allreduce_grad_dtype": allreduce_grad_dtype, "batched_copy": batched_copy}
-    config = Config()
-    for name, value in settings.items():
-        config = config.with_value(name, value)
-    if elastic:
-        from mn_comm.elastic.communicator import ElasticCommunicator
-
-        communicator: Communicator = ElasticCommunicator(mpi_comm, communicator_name)
-    else:
-        from mn_comm.elastic.support import refuse_spares
-
-        refuse_spares()
-        communicator = kind(mpi_comm)
-    communicator._config = config  # noqa: SLF001 - checked before anything collective
-    return communicator

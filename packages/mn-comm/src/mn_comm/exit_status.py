@@ -18,8 +18,8 @@ from collections.abc import Callable
 from types import CodeType
 from typing import Any, NoReturn
 
+from mn_comm.basis.mpi import has_been_finalized
 from mn_comm.last_words import abort_when_read, say
-from mn_comm.mpi import has_been_finalized
 
 __all__ = ["at_exit", "end_by", "share_exit_status"]
 

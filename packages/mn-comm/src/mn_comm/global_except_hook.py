@@ -14,10 +14,10 @@ from collections.abc import Callable
 from traceback import format_exc, format_exception_only
 from types import TracebackType
 
+from mn_comm.basis.mpi import has_been_finalized
 from mn_comm.exit_status import share_exit_status
 from mn_comm.interrupts import watch_interrupts
 from mn_comm.last_words import abort_when_read, flush_until_read, say
-from mn_comm.mpi import has_been_finalized
 
 __all__ = ["add_hook", "add_hook_by_default", "add_hook_if_enabled", "end_by"]
 

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator
 
 import numpy as np
 
-from mn_comm.mpi import MPI
+from mn_comm.basis.mpi import MPI
 
 __all__ = ["Inquiry"]
 

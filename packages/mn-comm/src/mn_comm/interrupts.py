@@ -19,7 +19,7 @@ import time
 from collections.abc import Callable
 
 from mn_comm.forks import around_forks
-from mn_comm.watch import activities
+from mn_comm.ranks.watch import activities
 
 __all__ = ["Interrupts", "watch_interrupts"]
 

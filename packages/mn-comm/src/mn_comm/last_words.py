@@ -31,7 +31,7 @@ from mn_comm.elastic.support import is_tolerant
 if TYPE_CHECKING:
     import socket
 
-    from mn_comm.ranks import Ranks
+    from mn_comm.ranks.intracomm import Ranks
 
 __all__ = ["abort_when_read", "flush_until_read", "folders_of_libraries", "say", "speak_when_ended"]
 

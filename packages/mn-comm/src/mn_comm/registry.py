@@ -10,16 +10,17 @@ A package adds a name by an entry point of the group ``mn_comm.strategies``, who
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from importlib.metadata import EntryPoint, entry_points
 from typing import TYPE_CHECKING
 
-from mn_comm import agreement
-from mn_comm.strategies import TRAITS
+from mn_comm.communicator import Communicator
+from mn_comm.gradients.strategies import TRAITS
+from mn_comm.ranks import agreement
 
 if TYPE_CHECKING:
+    from importlib.metadata import EntryPoint
+
     from mpi4py import MPI
 
-    from mn_comm.communicator import Communicator
 
 __all__ = ["GROUP", "kind_of"]
 
@@ -43,6 +44,8 @@ def kind_of(name: str, ours: Mapping[str, type[Communicator]], mpi_comm: MPI.Int
     """
     if name in ours:
         return ours[name]
+    from importlib.metadata import entry_points  # not earlier: it imports much
+
     others = entry_points(group=GROUP)
     if name not in others.names:
         names = [*ours, *sorted(others.names - set(ours))]
@@ -53,8 +56,6 @@ def kind_of(name: str, ours: Mapping[str, type[Communicator]], mpi_comm: MPI.Int
 
 
 def _load(points: Sequence[EntryPoint]) -> type[Communicator]:
-    from mn_comm.communicator import Communicator
-
     name, values = points[0].name, sorted({point.value for point in points})
     if len(values) > 1:
         raise ValueError(f"expected one package with a communicator {name!r}, got {', '.join(values)}")

@@ -1,7 +1,7 @@
 """The stall monitor: if a rank has waited too long, every rank prints what it is doing.
 
 After a mistake in a program with several ranks, often nothing happens: all ranks wait for each other, or for a message
-that is never sent. A thread of each process monitors :data:`mn_comm.watch.activities`. Once a rank has waited for
+that is never sent. A thread of each process monitors :data:`mn_comm.ranks.watch.activities`. Once a rank has waited for
 others for longer than ``CHAINERMN_STALL_SECONDS`` (default 60; 0 switches the monitor off) it writes to stderr what it
 is waiting for and where, and asks its neighbor to do the same (:mod:`mn_comm.inquiry`). A rank that does not answer, or
 has reached the end of its program, is reported. The job then ends if ``CHAINERMN_STALL_ABORT=1``, or if a rank waits
@@ -25,11 +25,11 @@ from typing import Any
 
 import numpy as np
 
+from mn_comm.basis.mpi import MPI
 from mn_comm.forks import around_forks
 from mn_comm.inquiry import Inquiry
 from mn_comm.last_words import abort_when_read, folders_of_libraries, say
-from mn_comm.mpi import MPI
-from mn_comm.watch import Activity, Call, activities, polled
+from mn_comm.ranks.watch import Activity, Call, activities, polled
 
 __all__ = ["Monitor", "explain_stalls", "join", "leave"]
 

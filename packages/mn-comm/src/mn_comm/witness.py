@@ -18,7 +18,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from mn_comm.ranks import Ranks
+    from mn_comm.ranks.intracomm import Ranks
 
 __all__ = ["connect", "has_spoken"]
 
@@ -75,7 +75,7 @@ def _is_wanted() -> bool:
 
 
 def _is_open_mpi() -> bool:
-    from mn_comm.mpi import MPI
+    from mn_comm.basis.mpi import MPI
 
     return MPI.Get_library_version().startswith("Open MPI")
 

@@ -9,7 +9,7 @@ import os, signal, sys, threading
 import numpy as np
 import mn_comm
 from mn_comm import MPI, Change, RankLost, create_communicator
-from mn_comm.watch import Activity
+from mn_comm.ranks.watch import Activity
 from fake_model import Model, Param
 
 comm = create_communicator(sys.argv[1], elastic=True)
@@ -146,8 +146,8 @@ def attempt():
 say(comm.transact(attempt), sizes)
 """
 IN_THE_RECOVERY = """
-import mn_comm.context
-discover, calls = mn_comm.context.discover, []
+import mn_comm.ranks.context
+discover, calls = mn_comm.ranks.context.discover, []
 def discover_or_fail(ranks):
     calls.append(ranks)
     if len(calls) == 1 and me == 1:
@@ -158,7 +158,7 @@ def discover_or_fail(ranks):
         raise pickle.UnpicklingError("invalid load key")
     return discover(ranks)
 
-mn_comm.context.discover = discover_or_fail
+mn_comm.ranks.context.discover = discover_or_fail
 if me == 0:
     die()
 say(comm.transact(average), comm.size)

@@ -8,7 +8,7 @@ import numpy as np
 import mn_comm
 from mn_comm import RankLost, create_communicator
 from mn_comm.elastic.spares import Pool
-from mn_comm.watch import Activity
+from mn_comm.ranks.watch import Activity
 
 comm = create_communicator("two_dimensional", elastic=True)
 me, size = comm.rank, comm.size

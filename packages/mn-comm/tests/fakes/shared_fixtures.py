@@ -70,8 +70,7 @@ def many_blocks(monkeypatch):
 @pytest.fixture(scope="module")
 def fake_cupy():
     """Put the stand-ins for CuPy and nccl4py in the place of the real ones; returns CuPy's."""
-    from mn_comm import nccl
-    from mn_comm.device import kernels
+    from mn_comm.device import kernels, nccl
 
     cupy, core = _load("fake_cupy"), _load("fake_nccl")
     core._current_stream = lambda: cupy.get_current_stream().ptr

@@ -13,7 +13,7 @@ import numpy as np
 from mpi4py import MPI
 
 import mn_comm
-from mn_comm import strategies
+from mn_comm.gradients import strategies
 from mn_comm.gradients import bucket
 
 sys.path.insert(0, sys.argv[1])

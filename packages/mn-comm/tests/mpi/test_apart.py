@@ -114,7 +114,7 @@ def test_the_last_to_own_a_parameter_is_asked_once():
 
 
 def test_parameters_that_are_gone_are_forgotten():
-    from mn_comm import replicas
+    from mn_comm.basis import replicas
 
     known, owner = len(replicas._owners), Owner()
     own(owner, [of(np.zeros(1)) for _ in range(100)])

@@ -3,7 +3,8 @@
 import numpy as np
 import pytest
 
-from mn_comm import create_communicator, nccl
+from mn_comm import create_communicator
+from mn_comm.device import nccl
 
 COMM = create_communicator("flat")
 RANK, SIZE = COMM.rank, COMM.size

@@ -285,7 +285,7 @@ def test_a_wrong_setting_raises_on_every_rank(cupy, make, monkeypatch):
 
 def test_the_mpi_of_the_tests_is_not_cuda_aware():
     from mn_comm.device.awareness import is_cuda_aware
-    from mn_comm.ranks import Ranks
+    from mn_comm.ranks.intracomm import Ranks
 
     assert "MN_COMM_CUDA_AWARE_MPI" in os.environ or not is_cuda_aware(Ranks(WORLD))
 
@@ -364,7 +364,7 @@ def test_a_cuda_aware_mpi_is_never_given_a_device_in_a_nonblocking_call(cupy, ma
         return real(self, send, recv, *args)
 
     real = MPI.Intracomm.Iallreduce
-    monkeypatch.setattr("mn_comm.ranks.Ranks.Iallreduce", refuse, raising=False)
+    monkeypatch.setattr("mn_comm.ranks.intracomm.Ranks.Iallreduce", refuse, raising=False)
     in_background(reducer, model).wait()
     np.testing.assert_allclose(model.params["a"].grad.get(), MEAN)
 
@@ -501,7 +501,7 @@ def test_nccl_does_what_it_can(cupy, make):
 def test_communicators_go_with_the_mpi_communicator(cupy):
     import sys
 
-    from mn_comm import nccl
+    from mn_comm.device import nccl
 
     calls = sys.modules["nccl"].core.calls
     own = WORLD.Dup()

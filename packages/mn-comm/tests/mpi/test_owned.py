@@ -6,7 +6,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from mpi4py import MPI
 
-from mn_comm import CommunicatorBase, create_communicator, owned
+from mn_comm import CommunicatorBase, create_communicator
+from mn_comm.gradients import owned
 
 WORLD = MPI.COMM_WORLD
 RANK, SIZE = WORLD.rank, WORLD.size

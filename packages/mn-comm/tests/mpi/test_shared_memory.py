@@ -11,8 +11,8 @@ import pytest
 from mpi4py import MPI
 
 from mn_comm import create_communicator
-from mn_comm.ranks import Ranks
-from mn_comm.shared_memory import share
+from mn_comm.ranks.intracomm import Ranks
+from mn_comm.ranks.shared_memory import share
 
 WORLD = MPI.COMM_WORLD
 RANK, SIZE = WORLD.rank, WORLD.size

@@ -1,7 +1,7 @@
 import pytest
 from mpi4py import MPI
 
-from mn_comm import agreement
+from mn_comm.ranks import agreement
 
 
 def test_digest_fits_twice_into_an_int64_and_depends_on_everything():

@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 
-from mn_comm.config import Config
+from mn_comm.basis.config import Config
 
 
 def test_a_changed_setting_is_a_new_configuration():

@@ -1,6 +1,6 @@
 import pytest
 
-from mn_comm.launch import check_launch
+from mn_comm.basis.launch import check_launch
 
 OPEN_MPI = "Open MPI v5.0.11, package: Open MPI user@host"
 MPICH = "MPICH Version:      5.0.1\nMPICH Release date: today"

@@ -6,8 +6,8 @@ import types
 import numpy as np
 import pytest
 
-from mn_comm import nccl
-from mn_comm.placement import is_device_array
+from mn_comm.basis.placement import is_device_array
+from mn_comm.device import nccl
 
 
 def test_versions(fake_cupy):

@@ -6,7 +6,7 @@ import inspect
 import numpy as np
 import pytest
 
-from mn_comm import nccl
+from mn_comm.device import nccl
 
 
 @pytest.mark.skipif(importlib.util.find_spec("nccl") is None, reason="needs nccl4py")

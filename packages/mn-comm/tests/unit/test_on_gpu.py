@@ -38,7 +38,7 @@ def laid_out(array, which):
 def test_packing_and_unpacking(grad, wire, batched, layout):
     import cupy
 
-    from mn_comm.config import Config
+    from mn_comm.basis.config import Config
     from mn_comm.device.bucket import DeviceBucket
     from mn_comm.device.strategies import Alone
 
@@ -76,7 +76,7 @@ def test_on_another_stream():
 def test_staging(shape, dtype):
     import cupy
 
-    from mn_comm import placement
+    from mn_comm.basis import placement
 
     array = cupy.asarray(np.arange(int(np.prod(shape))).reshape(shape).astype(dtype))
     host = placement.to_host(array.T)
@@ -102,7 +102,7 @@ def test_memory_that_is_pinned_where_it_is():
 def test_nccl_of_one_rank():
     import cupy
 
-    from mn_comm import nccl
+    from mn_comm.device import nccl
 
     assert nccl.get_version() >= 23000
     communicator = nccl.NcclCommunicator(1, nccl.get_unique_id(), 0)

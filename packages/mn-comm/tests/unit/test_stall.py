@@ -6,7 +6,8 @@ import time
 import numpy as np
 import pytest
 
-from mn_comm import create_communicator, explain_stalls, operation, stall, waiting_for, watch
+from mn_comm import create_communicator, explain_stalls, operation, stall, waiting_for
+from mn_comm.ranks import watch
 from mn_comm.stall import Monitor
 
 

@@ -2,7 +2,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mn_comm.topology import Topology, place
+from mn_comm.ranks.topology import Topology, place
 
 
 def test_two_nodes_of_different_size():

@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 
-from mn_comm import wire
+from mn_comm.basis import wire
 
 
 @pytest.mark.parametrize("kind", ["i1", "i2", "i4", "i8", "u1", "u2", "u4", "u8", "f4", "f8", "g", "c8", "c16"])

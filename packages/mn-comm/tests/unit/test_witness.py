@@ -14,9 +14,9 @@ from mn_comm.witness_process import Rank, describe_death, describe_others
 
 FOLDERS = ("/lib/mn_comm/", "/lib/chainer/")
 STACK = """Current thread 0x00007f (most recent call first):
-  File "/lib/mn_comm/ranks.py", line 104 in call
+  File "/lib/mn_comm/ranks/intracomm.py", line 104 in call
   File "/lib/mn_comm/communicator.py", line 224 in allreduce
-  File "/lib/mn_comm/watch.py", line 118 in call
+  File "/lib/mn_comm/ranks/watch.py", line 118 in call
   File "/home/me/train.py", line 12 in average
   File "/lib/chainer/training/trainer.py", line 343 in run
   File "/home/me/train.py", line 30 in <module>

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
-from mn_comm.transport import TAG, Transport
+from mn_comm.collectives.transport import TAG, Transport
 from mn_compress.exchange import Memory, Portion
 
 if TYPE_CHECKING:

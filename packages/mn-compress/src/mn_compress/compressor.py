@@ -9,15 +9,15 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from mn_comm import agreement
+from mn_comm.basis.placement import array_module, at_rest, is_device_array
+from mn_comm.collectives.transport import Transport
 from mn_comm.gradients.bucket import Exchanged, Spec
 from mn_comm.gradients.compression import CompressionReport
-from mn_comm.placement import array_module, at_rest, is_device_array
-from mn_comm.transport import Transport
+from mn_comm.ranks import agreement
 from mn_compress.exchange import Algorithm, Exchange, Piece, Portion
 
 if TYPE_CHECKING:
-    from mn_comm.ranks import Ranks
+    from mn_comm.ranks.intracomm import Ranks
 
 __all__ = ["Compressor"]
 

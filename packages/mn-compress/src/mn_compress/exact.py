@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from mn_comm.placement import array_module
-from mn_comm.transport import Transport
+from mn_comm.basis.placement import array_module
+from mn_comm.collectives.transport import Transport
 from mn_compress.exchange import Exchange, Memory
 
 __all__ = ["ExactFirst", "average_exactly", "gather_bytes", "mean_exactly"]

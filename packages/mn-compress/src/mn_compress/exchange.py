@@ -7,8 +7,8 @@ from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
-from mn_comm.placement import array_module
-from mn_comm.transport import Transport
+from mn_comm.basis.placement import array_module
+from mn_comm.collectives.transport import Transport
 
 __all__ = ["Algorithm", "Exchange", "Memory", "Piece", "Portion"]
 

@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from mn_comm.transport import Transport
+from mn_comm.collectives.transport import Transport
 from mn_compress.base import Compression, set_integer, set_number
 from mn_compress.exact import gather_bytes
 from mn_compress.exchange import Memory, Portion

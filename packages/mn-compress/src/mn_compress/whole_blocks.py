@@ -11,7 +11,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from mn_comm.transport import Transport
+from mn_comm.collectives.transport import Transport
 from mn_compress.blocks import ranges
 from mn_compress.draws import Draws
 from mn_compress.exchange import Memory, Portion

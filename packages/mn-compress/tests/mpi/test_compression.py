@@ -256,7 +256,7 @@ def test_an_exception_in_the_middle_leaves_what_was_remembered(how, monkeypatch)
     reducer, reference = (comm.gradient_reducer(compression=how, bucket_bytes=3_000_000) for _ in range(2))
     for each in (reducer, reference):
         average(each, gradients(RANK, shapes=large), False)
-    from mn_comm.strategies import Strategy
+    from mn_comm.gradients.strategies import Strategy
 
     original, calls = Strategy.average_across, iter(range(9))
 

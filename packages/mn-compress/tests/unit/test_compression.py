@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import mn_compress as compression
-from mn_comm.transport import Transport
+from mn_comm.collectives.transport import Transport
 from mn_compress import Int8, OneBit, PowerSGD, TopK
 from mn_compress.draws import Draws
 from mn_compress.exchange import Memory, Piece, Portion

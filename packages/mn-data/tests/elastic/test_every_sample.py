@@ -8,7 +8,7 @@ import chainer
 import chainer.links as L
 import numpy as np
 from mn_comm import create_communicator
-from mn_comm.watch import Activity
+from mn_comm.ranks.watch import Activity
 from mn_data import ElasticIterator
 
 comm = create_communicator("two_dimensional", elastic=True)

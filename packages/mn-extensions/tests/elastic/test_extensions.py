@@ -10,7 +10,7 @@ import chainer.links as L
 import numpy as np
 import mn_extensions
 from mn_comm import create_communicator
-from mn_comm.watch import Activity
+from mn_comm.ranks.watch import Activity
 
 comm = create_communicator("naive", elastic=True)
 me = comm.rank

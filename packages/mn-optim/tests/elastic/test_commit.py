@@ -11,7 +11,7 @@ import chainer.functions as F
 import chainer.links as L
 import numpy as np
 from mn_comm import RankLost, create_communicator
-from mn_comm.watch import Activity
+from mn_comm.ranks.watch import Activity
 from mn_optim import create_multi_node_optimizer
 
 comm = create_communicator(sys.argv[1], elastic=True)

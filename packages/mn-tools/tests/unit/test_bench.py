@@ -6,7 +6,7 @@ import json
 import pytest
 from mpi4py import MPI
 
-from mn_comm.strategies import TRAITS
+from mn_comm.gradients.strategies import TRAITS
 from mn_tools.bench import machines, measure, report
 from mn_tools.bench.contestants import MPI_ALLREDUCE, Entrants, Gradients
 from mn_tools.bench.options import STRATEGIES, parse, to_bytes

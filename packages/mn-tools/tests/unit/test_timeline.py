@@ -6,7 +6,8 @@ import warnings
 
 import pytest
 
-from mn_comm import is_recording, operation, span, spans
+from mn_comm import is_recording, operation, span
+from mn_comm.ranks import spans
 from mn_tools.timeline import clock, command, record, start, trace
 from mn_tools.timeline.clock import Sample
 from mn_tools.timeline.trace import Part

@@ -11,8 +11,8 @@ from typing import Any
 
 import numpy as np
 
-from mn_comm import nccl
-from mn_comm.nccl import _available, get_build_version, get_unique_id, get_version
+from mn_comm.device import nccl
+from mn_comm.device.nccl import _available, get_build_version, get_unique_id, get_version
 
 __all__ = [
     "NCCL_CHAR",

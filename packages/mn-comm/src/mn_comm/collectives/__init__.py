@@ -1,4 +1,7 @@
-"""One file for each collective, for arrays in host memory or on a device; each takes :class:`~mn_comm.ranks.Ranks`."""
+"""One file for each collective, for arrays in host memory or on a device.
+
+Each takes :class:`~mn_comm.ranks.intracomm.Ranks`.
+"""
 
 from mn_comm.collectives.allreduce import allreduce, combine_in_place, mean_in_place, sum_in_place
 from mn_comm.collectives.alltoall import alltoall

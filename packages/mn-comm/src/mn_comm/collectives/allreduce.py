@@ -8,14 +8,15 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from mn_comm import agreement, arithmetic, placement, wire
+from mn_comm.basis import arithmetic, placement, wire
+from mn_comm.basis.device_backend import device_backend
+from mn_comm.basis.mpi import MPI
 from mn_comm.collectives import pieces
 from mn_comm.collectives.mean import mean_of_halves
-from mn_comm.device_backend import device_backend
-from mn_comm.mpi import MPI
+from mn_comm.ranks import agreement
 
 if TYPE_CHECKING:
-    from mn_comm.ranks import Ranks
+    from mn_comm.ranks.intracomm import Ranks
 
 __all__ = ["OPERATIONS", "agree_on", "allreduce", "combine_in_place", "mean_in_place", "sum_in_place"]
 

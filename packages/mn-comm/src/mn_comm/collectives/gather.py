@@ -6,11 +6,11 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from mn_comm import placement, wire
+from mn_comm.basis import placement, wire
 from mn_comm.collectives import header, pieces
 
 if TYPE_CHECKING:
-    from mn_comm.ranks import Ranks
+    from mn_comm.ranks.intracomm import Ranks
 
 __all__ = ["allgather", "gather"]
 

@@ -12,11 +12,12 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from mn_comm import agreement, placement
-from mn_comm.mpi import MPI
+from mn_comm.basis import placement
+from mn_comm.basis.mpi import MPI
+from mn_comm.ranks import agreement
 
 if TYPE_CHECKING:
-    from mn_comm.ranks import Ranks
+    from mn_comm.ranks.intracomm import Ranks
 
 __all__ = ["Header", "allgather", "attempt", "bcast", "describe", "raise_failure", "recv", "send"]
 

@@ -17,12 +17,12 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from mn_comm.arithmetic import divide, is_half
+from mn_comm.basis.arithmetic import divide, is_half
+from mn_comm.basis.mpi import MPI
 from mn_comm.collectives import pieces
-from mn_comm.mpi import MPI
 
 if TYPE_CHECKING:
-    from mn_comm.ranks import Ranks
+    from mn_comm.ranks.intracomm import Ranks
 
 __all__ = ["mean_of_halves", "mean_to_each", "order_of_ranges"]
 

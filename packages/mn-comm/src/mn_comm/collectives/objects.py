@@ -17,12 +17,13 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from mn_comm import agreement, wire
+from mn_comm.basis import wire
+from mn_comm.basis.mpi import MPI
 from mn_comm.collectives import pieces
-from mn_comm.mpi import MPI
+from mn_comm.ranks import agreement
 
 if TYPE_CHECKING:
-    from mn_comm.ranks import Ranks
+    from mn_comm.ranks.intracomm import Ranks
 
 __all__ = [
     "allgather_obj",

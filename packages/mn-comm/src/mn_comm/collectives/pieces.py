@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from mn_comm.mpi import MPI
+from mn_comm.basis.mpi import MPI
 
 if TYPE_CHECKING:
-    from mn_comm.ranks import Ranks
+    from mn_comm.ranks.intracomm import Ranks
 
 __all__ = ["PIECE_BYTES", "as_bytes", "bcast", "irecv", "isend", "pieces"]
 

@@ -6,14 +6,15 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from mn_comm import agreement, placement
+from mn_comm.basis import placement
+from mn_comm.basis.device_backend import device_backend
+from mn_comm.basis.mpi import MPI
 from mn_comm.collectives import pieces
 from mn_comm.collectives.allreduce import OPERATIONS, agree_on
-from mn_comm.device_backend import device_backend
-from mn_comm.mpi import MPI
+from mn_comm.ranks import agreement
 
 if TYPE_CHECKING:
-    from mn_comm.ranks import Ranks
+    from mn_comm.ranks.intracomm import Ranks
 
 __all__ = ["reduce_scatter"]
 

@@ -11,10 +11,10 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from mn_comm import agreement
+from mn_comm.ranks import agreement
 
 if TYPE_CHECKING:
-    from mn_comm.ranks import Ranks
+    from mn_comm.ranks.intracomm import Ranks
 
 __all__ = ["SETTING", "is_cuda_aware"]
 

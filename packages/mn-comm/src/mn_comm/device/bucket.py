@@ -7,11 +7,11 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from typing import Any, Protocol
 
-from mn_comm.config import Config
+from mn_comm.basis.config import Config
 from mn_comm.device import staging
 from mn_comm.device.kernels import Table, pack, unpack
 from mn_comm.gradients.bucket import Arrays, Bucket, Exchanged, Part, Spec, check_floats
-from mn_comm.worker import Future
+from mn_comm.ranks.background import Future
 
 __all__ = ["Averager", "DeviceBucket"]
 

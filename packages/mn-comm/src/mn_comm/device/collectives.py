@@ -6,13 +6,12 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from mn_comm import nccl
 from mn_comm.collectives import combine_in_place, pieces
-from mn_comm.device import staging
+from mn_comm.device import nccl, staging
 from mn_comm.device.nccl_ranks import nccl_ranks_of
 
 if TYPE_CHECKING:
-    from mn_comm.ranks import Ranks
+    from mn_comm.ranks.intracomm import Ranks
 
 __all__ = ["allreduce", "bcast", "bcast_new"]
 

@@ -7,14 +7,14 @@ from typing import Any
 
 import numpy as np
 
-from mn_comm import agreement
-from mn_comm.arithmetic import is_half
-from mn_comm.config import Config
+from mn_comm.basis.arithmetic import is_half
+from mn_comm.basis.config import Config
 from mn_comm.device import staging
 from mn_comm.device.bucket import DeviceBucket
 from mn_comm.device.strategies import DeviceStrategy, on_device
 from mn_comm.gradients.bucket import Bucket, Part, Spec
-from mn_comm.strategies import Strategy
+from mn_comm.gradients.strategies import Strategy
+from mn_comm.ranks import agreement
 
 __all__ = ["lay_out"]
 

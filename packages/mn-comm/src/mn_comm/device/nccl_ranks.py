@@ -11,11 +11,12 @@ import weakref
 from collections import deque
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from mn_comm import agreement, nccl, watch
-from mn_comm.mpi import MPI
+from mn_comm.basis.mpi import MPI
+from mn_comm.device import nccl
+from mn_comm.ranks import agreement, watch
 
 if TYPE_CHECKING:
-    from mn_comm.ranks import Ranks
+    from mn_comm.ranks.intracomm import Ranks
 
 __all__ = ["NcclRanks", "nccl_ranks_of"]
 

@@ -1,6 +1,6 @@
 """How the mean of a bucket on a device is computed: staged through host memory, by NCCL, by both, or compressed.
 
-Each strategy of :mod:`mn_comm.strategies` names its counterpart here as ``on_device``.
+Each strategy of :mod:`mn_comm.gradients.strategies` names its counterpart here as ``on_device``.
 
 NCCL is always called by the main thread, on a separate stream if the program continues in the meantime. So operations
 of two communicators are never launched in different orders on different ranks. Only work in host memory is done by the
@@ -16,19 +16,19 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
-from mn_comm.arithmetic import divide, is_half
+from mn_comm.basis.arithmetic import divide, is_half
+from mn_comm.collectives.transport import Transport
 from mn_comm.device import staging
 from mn_comm.device.awareness import is_cuda_aware
 from mn_comm.device.bucket import DeviceBucket
 from mn_comm.device.nccl_ranks import NcclRanks, nccl_ranks_of
 from mn_comm.device.transports import NcclTransport, StagedTransport
 from mn_comm.gradients.bucket import Exchanged, bounds
-from mn_comm.strategies import Strategy
-from mn_comm.transport import Transport
-from mn_comm.worker import Future
+from mn_comm.gradients.strategies import Strategy
+from mn_comm.ranks.background import Future
 
 if TYPE_CHECKING:
-    from mn_comm import nccl
+    from mn_comm.device import nccl
     from mn_comm.gradients.compression import Compressor
 
 __all__ = ["Alone", "Compressed", "DeviceStrategy", "Direct", "Nccl", "NodeNccl", "Staged", "on_device"]

@@ -6,12 +6,11 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from mn_comm import nccl
-from mn_comm.device import staging
-from mn_comm.transport import Messages, Transport
+from mn_comm.collectives.transport import Messages, Transport
+from mn_comm.device import nccl, staging
 
 if TYPE_CHECKING:
-    from mn_comm.ranks import Ranks
+    from mn_comm.ranks.intracomm import Ranks
 
 __all__ = ["NcclTransport", "StagedTransport"]
 

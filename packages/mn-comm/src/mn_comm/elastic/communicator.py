@@ -9,21 +9,21 @@ from collections.abc import Callable
 from functools import partial, wraps
 from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
-from mn_comm import agreement, spans
+from mn_comm.basis.mpi import MPI
 from mn_comm.communicator import Communicator
 from mn_comm.elastic import ends
 from mn_comm.elastic.change import Change, RankLost
 from mn_comm.elastic.support import SPARES, is_minority, problem_of
 from mn_comm.elastic.support import n_spares as read_n_spares
-from mn_comm.mpi import MPI
+from mn_comm.ranks import agreement, spans
 
 if TYPE_CHECKING:
-    from mn_comm.context import Contexts
+    from mn_comm.basis.protocols import Model
     from mn_comm.elastic.family import Family
     from mn_comm.elastic.spares import Mustered, Pool
     from mn_comm.gradients.reducer import GradientReducer
-    from mn_comm.protocols import Model
-    from mn_comm.strategies import Strategy
+    from mn_comm.gradients.strategies import Strategy
+    from mn_comm.ranks.context import Contexts
 
 __all__ = ["ElasticCommunicator"]
 
@@ -90,7 +90,7 @@ class ElasticCommunicator(Communicator):
 
     def __init__(self, mpi_comm: MPI.Intracomm, strategy: str) -> None:
         from mn_comm.elastic.family import Family
-        from mn_comm.ranks import Ranks
+        from mn_comm.ranks.intracomm import Ranks
 
         if not isinstance(mpi_comm, MPI.Intracomm):
             raise TypeError(f"expected an mpi4py intracommunicator for mpi_comm, got {type(mpi_comm).__name__}")
@@ -452,7 +452,7 @@ class ElasticCommunicator(Communicator):
 
     def _build(self, family: Family) -> tuple[Contexts, Strategy]:
         """Create everything that is derived from a new base; collective."""
-        from mn_comm.context import Contexts
+        from mn_comm.ranks.context import Contexts
 
         contexts = Contexts(family.base)
         ranks = contexts.foreground.ranks
@@ -465,7 +465,7 @@ class ElasticCommunicator(Communicator):
         return contexts, self._strategy_on(contexts.foreground)
 
     def _strategy_on(self, context: Any) -> Strategy:
-        from mn_comm.strategies import Strategy
+        from mn_comm.gradients.strategies import Strategy
 
         return Strategy(self.strategy, context)
 

@@ -22,11 +22,11 @@ from types import FrameType
 from typing import NoReturn, Protocol
 
 from mn_comm import exit_status, global_except_hook
+from mn_comm.basis.mpi import MPI
 from mn_comm.elastic.support import detects
 from mn_comm.last_words import flush_until_read, say
-from mn_comm.mpi import MPI
+from mn_comm.ranks.background import close_all
 from mn_comm.supervised import report
-from mn_comm.worker import close_all
 
 __all__ = ["asked_to_leave", "end_alone", "end_as_minority", "end_as_spare", "is_shared", "leave_as_asked"]
 

@@ -13,13 +13,13 @@ from typing import TYPE_CHECKING, Any
 from mpi4py import MPI
 
 from mn_comm import stall
-from mn_comm.ranks import Ranks
-from mn_comm.watch import activity
+from mn_comm.ranks.intracomm import Ranks
+from mn_comm.ranks.watch import activity
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from mn_comm.topology import Topology
+    from mn_comm.ranks.topology import Topology
 
 _AGREE = MPI.Comm.Agree
 _LEAVES, _SUCCEEDS = 1, 2  # bits of a number of which MPI_Comm_agree returns those that all ranks have set

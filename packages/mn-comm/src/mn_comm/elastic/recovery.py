@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 from mpi4py import MPI
 
 from mn_comm.elastic.family import Family, Overruled
-from mn_comm.watch import activity
+from mn_comm.ranks.watch import activity
 
 __all__ = ["agree_to_leave", "all_leave", "attempt", "first_generation", "next_generation", "shrink", "survivors"]
 

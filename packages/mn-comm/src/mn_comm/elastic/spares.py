@@ -11,12 +11,12 @@ import time
 from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
+from mn_comm.basis.mpi import MPI
 from mn_comm.elastic import ends
-from mn_comm.mpi import MPI
 
 if TYPE_CHECKING:
     from mn_comm.elastic.family import Family
-    from mn_comm.ranks import Ranks
+    from mn_comm.ranks.intracomm import Ranks
 
 __all__ = ["Mustered", "Pool"]
 

@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import numpy as np
 
-from mn_comm.agreement import digest, everywhere, remote_error
-from mn_comm.mpi import MPI
-from mn_comm.placement import is_device_array
-from mn_comm.protocols import Model, Parameter
+from mn_comm.basis.mpi import MPI
+from mn_comm.basis.placement import is_device_array
+from mn_comm.basis.protocols import Model, Parameter
+from mn_comm.ranks.agreement import digest, everywhere, remote_error
 
 if TYPE_CHECKING:
-    from mn_comm.ranks import Ranks
+    from mn_comm.ranks.intracomm import Ranks
 
 __all__ = [
     "FAILURE",

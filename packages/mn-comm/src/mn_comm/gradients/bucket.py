@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import numpy as np
 
-from mn_comm.arithmetic import divide, is_half
-from mn_comm.worker import Future
+from mn_comm.basis.arithmetic import divide, is_half
+from mn_comm.ranks.background import Future
 
 if TYPE_CHECKING:
     from mn_comm.gradients.filling import Ranges
-    from mn_comm.strategies import Strategy
+    from mn_comm.gradients.strategies import Strategy
 
 __all__ = [
     "AnyBucket",

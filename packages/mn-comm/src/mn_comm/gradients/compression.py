@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import numpy as np
 
+from mn_comm.collectives.transport import Transport
 from mn_comm.gradients.bucket import Exchanged, Spec
-from mn_comm.transport import Transport
 
 if TYPE_CHECKING:
-    from mn_comm.ranks import Ranks
+    from mn_comm.ranks.intracomm import Ranks
 
 __all__ = ["Compression", "CompressionReport", "Compressor"]
 

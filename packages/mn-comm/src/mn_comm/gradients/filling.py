@@ -14,7 +14,7 @@ from mn_comm.collectives.mean import order_of_ranges
 from mn_comm.gradients.bucket import Part, Spec, bounds, count
 
 if TYPE_CHECKING:
-    from mn_comm.strategies import Strategy
+    from mn_comm.gradients.strategies import Strategy
 
 __all__ = ["Owners", "Ownership", "Ranges", "even_or", "fill_buckets"]
 

@@ -10,14 +10,14 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from mn_comm.arithmetic import is_half, sum_dtype
-from mn_comm.config import Config
-from mn_comm.device_backend import device_backend
+from mn_comm.basis.arithmetic import is_half, sum_dtype
+from mn_comm.basis.config import Config
+from mn_comm.basis.device_backend import device_backend
 from mn_comm.gradients.agree import ON_DEVICE, Entry
 from mn_comm.gradients.bucket import AnyBucket, Block, Bucket, Exchanged, Part, Spec, bounds, count, cut, taker
 from mn_comm.gradients.filling import Owners, Ownership, Ranges, even_or, fill_buckets
 from mn_comm.gradients.pace import Pace
-from mn_comm.strategies import Strategy
+from mn_comm.gradients.strategies import Strategy
 
 __all__ = ["Layout"]
 

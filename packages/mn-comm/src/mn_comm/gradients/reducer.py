@@ -11,21 +11,21 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from mn_comm.agreement import describe, digest
-from mn_comm.config import Config
+from mn_comm.basis.config import Config
+from mn_comm.basis.protocols import Model
 from mn_comm.gradients.agree import FAILURE, OWNERS, Agreement, Roll, Selection, Signature, select, signature_of
 from mn_comm.gradients.filling import Owners
 from mn_comm.gradients.layout import Layout
 from mn_comm.gradients.reduction import CommunicationHook, Reduction, average_exactly, mean_of
 from mn_comm.gradients.targets import Targets
-from mn_comm.protocols import Model
-from mn_comm.spans import span
-from mn_comm.watch import activity
-from mn_comm.worker import Future, Worker
+from mn_comm.ranks.agreement import describe, digest
+from mn_comm.ranks.background import Future, Worker
+from mn_comm.ranks.spans import span
+from mn_comm.ranks.watch import activity
 
 if TYPE_CHECKING:
     from mn_comm.gradients.compression import CompressionReport
-    from mn_comm.strategies import Strategy
+    from mn_comm.gradients.strategies import Strategy
 
 __all__ = ["GradientReducer"]
 

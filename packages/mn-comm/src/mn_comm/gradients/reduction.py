@@ -9,16 +9,16 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from mn_comm.basis.mpi import MPI
 from mn_comm.gradients.agree import Selection
 from mn_comm.gradients.bucket import AnyBucket, Spec
 from mn_comm.gradients.targets import Targets
-from mn_comm.mpi import MPI
-from mn_comm.spans import span
-from mn_comm.watch import activity
-from mn_comm.worker import Future, Worker
+from mn_comm.ranks.background import Future, Worker
+from mn_comm.ranks.spans import span
+from mn_comm.ranks.watch import activity
 
 if TYPE_CHECKING:
-    from mn_comm.ranks import Ranks
+    from mn_comm.ranks.intracomm import Ranks
 
 __all__ = ["CommunicationHook", "Reduction", "average_exactly", "mean_of"]
 

@@ -9,9 +9,9 @@ from typing import Any
 
 import numpy as np
 
+from mn_comm.basis.placement import is_device_array, zeros_beside
 from mn_comm.gradients.agree import Named
 from mn_comm.gradients.bucket import Spec
-from mn_comm.placement import is_device_array, zeros_beside
 
 __all__ = ["Targets", "check_in_debug_mode"]
 

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 from mpi4py import MPI
 
-from mn_comm.context import contexts_of
-from mn_comm.shared_memory import share
+from mn_comm.ranks.context import contexts_of
+from mn_comm.ranks.shared_memory import share
 
 __all__ = ["Machines", "Node", "look"]
 

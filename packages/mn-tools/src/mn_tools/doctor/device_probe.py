@@ -25,7 +25,7 @@ def main() -> None:
     except Exception as error:
         emit(device_error=in_short(error))
     try:
-        from mn_comm import nccl
+        from mn_comm.device import nccl
 
         emit(nccl=nccl.get_version())
     except Exception as error:

@@ -15,7 +15,7 @@ from mpi4py import MPI
 
 from mn_comm import Ranks
 from mn_comm.device import awareness
-from mn_comm.shared_memory import share
+from mn_comm.ranks.shared_memory import share
 
 __all__ = [
     "awareness_of_devices",

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from mpi4py import MPI
 
-from mn_comm.spans import VARIABLE, record
+from mn_comm.ranks.spans import VARIABLE, record
 from mn_tools.timeline.record import Recorder
 
 if TYPE_CHECKING:

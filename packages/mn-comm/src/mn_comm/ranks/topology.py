@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from mn_comm.mpi import MPI
+from mn_comm.basis.mpi import MPI
 
 __all__ = ["Topology", "discover", "place"]
 

@@ -17,10 +17,10 @@ from mpi4py import MPI
 from mn_comm import stall
 from mn_comm.last_words import speak_when_ended
 from mn_comm.leftovers import receive_leftovers_at_exit
-from mn_comm.ranks import Ranks
-from mn_comm.shared_memory import SharedMemory
-from mn_comm.topology import Topology, discover
-from mn_comm.worker import Worker
+from mn_comm.ranks.background import Worker
+from mn_comm.ranks.intracomm import Ranks
+from mn_comm.ranks.shared_memory import SharedMemory
+from mn_comm.ranks.topology import Topology, discover
 
 __all__ = ["Context", "Contexts", "contexts_of"]
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from mn_comm.arithmetic import is_half
+from mn_comm.basis.arithmetic import is_half
 
 __all__ = ["Config"]
 

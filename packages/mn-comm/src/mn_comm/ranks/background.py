@@ -12,7 +12,7 @@ from typing import Any, Generic, TypeVar
 import numpy as np
 
 from mn_comm.exit_status import at_exit
-from mn_comm.watch import activity
+from mn_comm.ranks.watch import activity
 
 __all__ = ["Future", "Worker", "close_all"]
 

@@ -10,7 +10,7 @@ import weakref
 from collections.abc import Iterable
 from typing import Any, Protocol
 
-from mn_comm.protocols import Model
+from mn_comm.basis.protocols import Model
 
 __all__ = ["Owner", "own", "synchronize_replicas"]
 

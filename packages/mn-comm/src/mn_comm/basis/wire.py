@@ -7,9 +7,9 @@ from typing import Any
 
 import numpy as np
 
-from mn_comm.arithmetic import sum_dtype
-from mn_comm.mpi import MPI
-from mn_comm.placement import is_device_array
+from mn_comm.basis.arithmetic import sum_dtype
+from mn_comm.basis.mpi import MPI
+from mn_comm.basis.placement import is_device_array
 
 __all__ = ["as_index", "check_array", "check_rank", "check_sum", "check_tag", "mpi_datatype"]
 

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, NamedTuple, ParamSpec, TypeVar
 
-from mn_comm.spans import span
+from mn_comm.ranks.spans import span
 
 if TYPE_CHECKING:
     from mpi4py import MPI

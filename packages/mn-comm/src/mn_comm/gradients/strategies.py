@@ -24,19 +24,19 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from mn_comm import agreement
-from mn_comm.arithmetic import add_up, divide
+from mn_comm.basis.arithmetic import add_up, divide
+from mn_comm.basis.device_backend import device_backend
 from mn_comm.collectives.allreduce import mean_in_place
 from mn_comm.collectives.mean import mean_to_each
-from mn_comm.device_backend import device_backend
+from mn_comm.collectives.transport import Transport
 from mn_comm.gradients.bucket import Block, Bucket, Exchanged
-from mn_comm.shared_memory import share
-from mn_comm.transport import Transport
+from mn_comm.ranks import agreement
+from mn_comm.ranks.shared_memory import share
 
 if TYPE_CHECKING:
-    from mn_comm.context import Context
     from mn_comm.gradients.compression import Compressor
-    from mn_comm.ranks import Ranks
+    from mn_comm.ranks.context import Context
+    from mn_comm.ranks.intracomm import Ranks
 
 __all__ = ["TRAITS", "Strategy", "Traits"]
 

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from mn_comm.device_backend import device_backend
+from mn_comm.basis.device_backend import device_backend
 
 __all__ = ["array_module", "at_rest", "deliver", "is_device_array", "make_room", "to_host", "zeros_beside"]
 

@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Any, cast
 import numpy as np
 from mpi4py import MPI
 
-from mn_comm.watch import activity
+from mn_comm.ranks.watch import activity
 
 if TYPE_CHECKING:
-    from mn_comm.topology import Topology
+    from mn_comm.ranks.topology import Topology
 
 __all__ = ["Ranks"]
 

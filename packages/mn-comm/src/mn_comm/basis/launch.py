@@ -5,8 +5,8 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 
-from mn_comm.mpi import MPI
-from mn_comm.workers import is_worker
+from mn_comm.basis.child_processes import is_worker
+from mn_comm.basis.mpi import MPI
 
 __all__ = ["check_initialized", "check_launch"]
 

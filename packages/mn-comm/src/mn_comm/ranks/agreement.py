@@ -28,7 +28,7 @@ __all__ = [
 
 
 class Group(Protocol):
-    """Ranks that can find out whether they agree; :class:`mn_comm.ranks.Ranks` is one."""
+    """Ranks that can find out whether they agree; :class:`mn_comm.ranks.intracomm.Ranks` is one."""
 
     def any(self, flag: bool) -> bool:
         """Return whether a flag is set on any rank; collective."""
@@ -74,7 +74,7 @@ def group_of(communicator: Communicating | MPI.Intracomm | Group) -> Group:
         return found.ranks  # type: ignore[no-any-return]
     if hasattr(found, "allgather_obj"):
         return _ByMethods(found)
-    from mn_comm.ranks import Ranks
+    from mn_comm.ranks.intracomm import Ranks
 
     return Ranks(found)
 

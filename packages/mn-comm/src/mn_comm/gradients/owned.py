@@ -15,15 +15,15 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from mn_comm import agreement
+from mn_comm.basis.mpi import MPI
+from mn_comm.basis.placement import is_device_array
 from mn_comm.collectives.bcast import bcast_in_place
 from mn_comm.gradients.bucket import count
-from mn_comm.mpi import MPI
-from mn_comm.placement import is_device_array
-from mn_comm.spans import span
+from mn_comm.ranks import agreement
+from mn_comm.ranks.spans import span
 
 if TYPE_CHECKING:
-    from mn_comm.strategies import Strategy
+    from mn_comm.gradients.strategies import Strategy
 
 __all__ = ["OwnedArrays"]
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from mn_comm.collectives import pieces
 
 if TYPE_CHECKING:
-    from mn_comm.ranks import Ranks
+    from mn_comm.ranks.intracomm import Ranks
 
 __all__ = ["TAG", "Messages", "Transport"]
 

@@ -1,0 +1,1 @@
+"""What everything else stands on: MPI, dtypes, settings, and where arrays are."""
