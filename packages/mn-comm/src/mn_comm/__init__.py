@@ -140,13 +140,15 @@ __all__ = [
 ]
 
 
-def __getattr__(name: str) -> Any:
-    if name not in _HOME_OF:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    module = importlib.import_module(f"mn_comm.{_HOME_OF[name]}")
-    found = getattr(module, name)
-    globals()[name] = found
-    return found
+if not TYPE_CHECKING:  # so that type checkers know which names there are
+
+    def __getattr__(name: str) -> Any:
+        if name not in _HOME_OF:
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        module = importlib.import_module(f"mn_comm.{_HOME_OF[name]}")
+        found = getattr(module, name)
+        globals()[name] = found
+        return found
 
 
 def __dir__() -> list[str]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Sized
 
-from mn_comm import MPI, CommunicatorBase, watched
+from mn_comm import MPI, CommunicatorBase
 
 __all__ = ["get_epoch_trigger", "get_n_iterations_for_one_epoch"]
 
@@ -47,4 +47,8 @@ def get_epoch_trigger(
 
 def _n_iterations(dataset: Sized, local_batch_size: int, comm: CommunicatorBase | MPI.Intracomm) -> int:
     mine = -(-len(dataset) // local_batch_size) if comm.rank == 0 else None
-    return int(watched(comm).bcast(mine) if isinstance(comm, MPI.Intracomm) else comm.bcast_obj(mine))
+    if not isinstance(comm, MPI.Intracomm):
+        return int(comm.bcast_obj(mine))
+    from mn_comm import Ranks  # not at import, because it starts MPI
+
+    return int(Ranks(comm).bcast(mine))

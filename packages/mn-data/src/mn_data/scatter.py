@@ -10,7 +10,7 @@ from typing import Any
 import chainer
 import numpy as np
 
-from mn_comm import MPI, Communicator, CommunicatorBase, create_communicator, raise_on_all, transact, watched
+from mn_comm import MPI, Communicator, CommunicatorBase, create_communicator, raise_on_all, transact
 from mn_data.lost_parts import place_of, places, tell_of_lost_parts
 from mn_data.plan import part
 from mn_data.progress import progress
@@ -136,7 +136,9 @@ def _scatter_samples(
     max_buf_len: int,
     force_equal_length: bool,
 ) -> tuple[chainer.datasets.SubDataset, int]:
-    mpi_comm = watched(communicator.mpi_comm)
+    from mn_comm import Ranks  # not at import, because it starts MPI
+
+    mpi_comm = Ranks(communicator.mpi_comm)
     is_root = communicator.rank == root
     layout, length = communicator.bcast_obj((layout_of(dataset), len(dataset)) if is_root else None, root=root)
     parts_of_all = [place_of(communicator, rank) for rank in range(communicator.size)]
