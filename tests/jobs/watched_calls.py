@@ -143,7 +143,7 @@ CALLS = {
     "Communicator.recv_obj": lambda: lambda: comm.recv_obj(1) if comm.rank == 0 else comm.send_obj(1, 0),
     "GradientReducer.average": lambda: then(comm.gradient_reducer(), lambda made: made.average(model())),
     "GradientReducer.start": reduction,
-    "GradientReducer.exchange_words": lambda: then(updated(), join),
+    "GradientReducer.exchange_messages": lambda: then(updated(), join),
     "Communicator.all_gather_owned": lambda: lambda: comm.all_gather_owned([("W", ONES.copy())], [1]),
     "expect_same": lambda: lambda: mn_comm.expect_same(comm, "number", 1),
     "raise_on_all": raising,

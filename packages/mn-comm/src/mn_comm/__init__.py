@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from mn_comm.elastic.communicator import ElasticCommunicator
     from mn_comm.elastic.transaction import is_elastic, transact
     from mn_comm.exit_status import at_exit
-    from mn_comm.gradients.agree import Roll
+    from mn_comm.gradients.agree import JoinMessages
     from mn_comm.gradients.bucket import AnyBucket
     from mn_comm.gradients.compression import Compression, CompressionReport
     from mn_comm.gradients.filling import Owners
@@ -69,7 +69,7 @@ _HOME_OF = {
     "ElasticCommunicator": "elastic.communicator",
     "is_elastic": "elastic.transaction",
     "transact": "elastic.transaction",
-    "Roll": "gradients.agree",
+    "JoinMessages": "gradients.agree",
     "AnyBucket": "gradients.bucket",
     "Owners": "gradients.filling",
     "GradientReducer": "gradients.reducer",
@@ -109,6 +109,7 @@ __all__ = [
     "Future",
     "GradientReducer",
     "HierarchicalCommunicator",
+    "JoinMessages",
     "Model",
     "NaiveCommunicator",
     "NodeMemory",
@@ -118,7 +119,6 @@ __all__ = [
     "PureNcclCommunicator",
     "RankLost",
     "Reduction",
-    "Roll",
     "SingleNodeCommunicator",
     "Topology",
     "TwoDimensionalCommunicator",

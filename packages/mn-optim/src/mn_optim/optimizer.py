@@ -25,7 +25,8 @@ from mn_comm import (
 )
 from mn_optim.backward import backward as overlapping_backward
 from mn_optim.commit import Defer, Forward, commit, refuse_elastic, restart_after_losses
-from mn_optim.joining import Attendance, joined
+from mn_optim.compression_state import serialize_compression
+from mn_optim.join import JoinParticipant, joined
 from mn_optim.options import (
     Asynchronous,
     DiLoCo,
@@ -35,17 +36,16 @@ from mn_optim.options import (
     as_local_steps,
     describe,
 )
-from mn_optim.remembered import serialize_compression
 from mn_optim.schemes import (
     AfterBackward,
     AsynchronousMean,
     Backward,
     DoubleBuffered,
-    Exact,
     LocalSteps,
     Overlapped,
     Scheme,
     Sharded,
+    Synchronous,
 )
 from mn_optim.schemes.shared import share_out
 from mn_optim.sharding import Shards
@@ -156,7 +156,7 @@ def create_multi_node_optimizer(
     if not shard_state:
         return MultiNodeOptimizer(actual_optimizer, communicator, zero_fill, scheme, compressed)
     refuse_elastic(communicator, "shard_state")
-    assert isinstance(scheme, Exact)  # others are refused above
+    assert isinstance(scheme, Synchronous)  # others are refused above
     shards = Shards(communicator, actual_optimizer)
     return MultiNodeOptimizer(actual_optimizer, communicator, zero_fill, Sharded(scheme, shards), compressed, shards)
 
@@ -208,7 +208,7 @@ class MultiNodeOptimizer:
     """
 
     __slots__ = (
-        *("__weakref__", "_accumulates", "_attendance", "_commits", "_compressed", "_has_part", "_scheme", "_shards"),
+        *("__weakref__", "_accumulates", "_participant", "_commits", "_compressed", "_has_part", "_scheme", "_shards"),
         *("actual_optimizer", "communicator", "target_params"),
     )
 
@@ -233,7 +233,7 @@ class MultiNodeOptimizer:
         self.target_params = []
         self._accumulates = False
         self._has_part = False
-        self._attendance: Attendance | None = None
+        self._participant: JoinParticipant | None = None
         self._commits = is_elastic(communicator)
 
     @property
@@ -274,8 +274,8 @@ class MultiNodeOptimizer:
         if model is None:
             raise RuntimeError("expected a model before the first update: call setup(model)")
         with span("step"):
-            if self._attendance is not None:
-                self._attendance.begin(model, lossfun, args, kwds, self._accumulates)
+            if self._participant is not None:
+                self._participant.begin(model, lossfun, args, kwds, self._accumulates)
             forward = None if lossfun is None else partial(lossfun, *args, **kwds)
             # The arguments are passed to the actual optimizer, as in ChainerMN 7: a script's own optimizer may use
             # them.
@@ -313,14 +313,14 @@ class MultiNodeOptimizer:
         self._has_part = False
         if self.is_changed(model):
             self.target_params = []  # after an exception they still have to be distributed
-            if self._attendance is None:
+            if self._participant is None:
                 _run(backward)
             else:
-                self._attendance.ask_for_parameters(model, backward)
+                self._participant.ask_for_parameters(model, backward)
             self._share_out(model)
         else:
-            if self._attendance is not None:
-                self._attendance.go_on(model)
+            if self._participant is not None:
+                self._participant.go_on(model)
             self._step(model, backward, step, defer)
             if self._scheme.may_diverge:
                 chainer.report({"meeting": float(self._scheme.is_meeting)})
@@ -330,18 +330,18 @@ class MultiNodeOptimizer:
         self.target_params = []
         own(self, (param for _, param in model.namedparams()))
         self._scheme.restart(model)
-        share_out(self.communicator, model, fills_in=self._attendance is not None)
+        share_out(self.communicator, model, fills_in=self._participant is not None)
         self.is_changed(model)
 
     def _step(
         self, model: chainer.Link, backward: Backward | None, step: Callable[[], None], defer: Defer | None = None
     ) -> None:
-        has_loss = backward is not None or (self._attendance is not None and self._attendance.roll.is_absent)
+        has_loss = backward is not None or (self._participant is not None and self._participant.state.is_absent)
         loss_scale = getattr(self.actual_optimizer, "_loss_scale", None) if has_loss else None
         if self._compressed is not None and has_loss:
             # The part that has not been sent yet is in the units of the gradients.
             self._compressed.scale_errors(loss_scale or 1.0)
-        exact = self._scheme.exact
+        exact = self._scheme.synchronous
         if exact is not None:
             exact.loss_scale = loss_scale
 
@@ -405,7 +405,7 @@ class MultiNodeOptimizer:
         Args:
             over: The ranks to average over, ``"present"`` or ``"all"``.
         """
-        self._attendance = Attendance(self, over)
+        self._participant = JoinParticipant(self, over)
 
     def update_without_data(self, lossfun: Callable[..., chainer.Variable] | None = None) -> None:
         """Take part in a step of other ranks without own data; collective with their ``update``.
@@ -422,10 +422,10 @@ class MultiNodeOptimizer:
         model = self.actual_optimizer.target
         if model is None:
             raise RuntimeError("expected a model before the first update: call setup(model)")
-        if self._attendance is None:
+        if self._participant is None:
             raise RuntimeError("expected join_in_steps() before an update without data")
         with span("step"):
-            self._attendance.stand_in(model, lossfun)
+            self._participant.stand_in(model, lossfun)
 
     def assume_synchronized(self) -> None:
         """Assume that the parameters of all ranks are equal already: the next update takes a step.

@@ -22,8 +22,8 @@ __all__ = [
     "ON_DEVICE",
     "OWNERS",
     "Agreement",
+    "JoinMessages",
     "Named",
-    "Roll",
     "Selection",
     "Signature",
     "select",
@@ -101,25 +101,25 @@ def _entry(name: str, array: Any) -> Entry:
     return (name, array.shape, array.dtype, *([ON_DEVICE] if is_device_array(array) else []))
 
 
-class Roll(Protocol):
+class JoinMessages(Protocol):
     """The messages of a rank to the others within a join; they are exchanged together with the check.
 
     Attributes:
         has_news: Whether it has a message to send.
-        words: The message; anything that can be pickled.
+        message: The message; anything that can be pickled.
     """
 
     @property
     def has_news(self) -> bool: ...  # noqa: D102
     @property
-    def words(self) -> Any: ...  # noqa: D102
-    def hear(self, words: Sequence[Any]) -> None:
+    def message(self) -> Any: ...  # noqa: D102
+    def receive(self, messages: Sequence[Any]) -> None:
         """Process the messages of all ranks; called on every rank if one has news. May raise, on all ranks alike."""
         ...
 
 
-# A rank's state of its roll, sent with its signature.
-_NO_ROLL, _NO_NEWS, _NEWS = range(3)
+# Whether a rank is within a join, and has news for the others; sent with its signature.
+_NO_JOIN, _NO_NEWS, _NEWS = range(3)
 
 
 class Agreement:
@@ -138,20 +138,20 @@ class Agreement:
         self._numbers = np.zeros(4, np.int64)
         self._request: MPI.Request | None = None
         self._notes: Sequence[int] = ()
-        self._roll: Roll | None = None
-        self._loudest = self._quietest = _NO_ROLL
+        self._join: JoinMessages | None = None
+        self._loudest = self._quietest = _NO_JOIN
 
-    def start(self, signature: Signature, notes: Sequence[int] = (), roll: Roll | None = None) -> None:
+    def start(self, signature: Signature, notes: Sequence[int] = (), join: JoinMessages | None = None) -> None:
         """Start the check, and return before it has finished; collective.
 
         Args:
             signature: This rank's; fastest if it is the same object as before.
             notes: Numbers of which every rank gets the greatest; the same count on every rank.
-            roll: The messages to the other ranks, if any.
+            join: The messages to the other ranks, if any.
         """
         if signature is not self._signature:
             self._signature, self._digest = signature, digest(signature)
-        self._roll, self._notes = roll, notes
+        self._join, self._notes = join, notes
         self._send()
 
     def finish(self) -> list[int]:
@@ -164,42 +164,42 @@ class Agreement:
 
         Raises:
             ValueError: The ranks differ; the same message on all of them.
-            RuntimeError: A rank keeps a roll and another does not (on every rank).
+            RuntimeError: A rank is within a join and another is not (on every rank).
             Exception: An exception like the one that another rank has announced instead of a signature, or the one that
-                hearing messages raised.
+                receiving messages raised.
         """
         while True:
             highest, negative_of_lowest, *notes = self._receive()
-            if not self._hear():
+            if not self._receive_messages():
                 break
             self._send()
         if highest != -negative_of_lowest:
             raise _explain(self._operation, self._ranks.allgather(self._signature))
         return notes
 
-    def check(self, signature: Signature, notes: Sequence[int] = (), roll: Roll | None = None) -> None:
+    def check(self, signature: Signature, notes: Sequence[int] = (), join: JoinMessages | None = None) -> None:
         """Start and finish the check; collective."""
-        self.start(signature, notes, roll)
+        self.start(signature, notes, join)
         self.finish()
 
-    def exchange(self, notes: Sequence[int], roll: Roll, until_quiet: bool) -> None:
+    def exchange(self, notes: Sequence[int], join: JoinMessages, until_quiet: bool) -> None:
         """Exchange messages at the other ranks' check, without checking anything on this rank; collective.
 
         Args:
             notes: See :meth:`start`.
-            roll: The messages to the other ranks.
+            join: The messages to the other ranks.
             until_quiet: Whether to repeat this until no rank has news, rather than do it once.
         """
-        self._roll, self._notes = roll, notes
+        self._join, self._notes = join, notes
         while True:
             self._send()
             self._receive()
-            if not self._hear() or not until_quiet:
+            if not self._receive_messages() or not until_quiet:
                 return
 
     def _send(self) -> None:
-        roll = _NO_ROLL if self._roll is None else _NEWS if self._roll.has_news else _NO_NEWS
-        self._numbers = np.array([self._digest, -self._digest, *self._notes, roll, -roll], np.int64)
+        news = _NO_JOIN if self._join is None else _NEWS if self._join.has_news else _NO_NEWS
+        self._numbers = np.array([self._digest, -self._digest, *self._notes, news, -news], np.int64)
         self._request = self._ranks.Iallreduce(MPI.IN_PLACE, self._numbers, MPI.MAX)
 
     def _receive(self) -> list[int]:
@@ -209,18 +209,18 @@ class Agreement:
         self._loudest, self._quietest = numbers[-2], -numbers[-1]
         return numbers[:-2]
 
-    def _hear(self) -> bool:
+    def _receive_messages(self) -> bool:
         """Exchange messages if a rank has news; collective. Return whether one had."""
-        if self._loudest > _NO_ROLL and self._quietest == _NO_ROLL:
-            has_roll = self._ranks.allgather(self._roll is not None)
+        if self._loudest > _NO_JOIN and self._quietest == _NO_JOIN:
+            is_within = self._ranks.allgather(self._join is not None)
             raise RuntimeError(
                 f"{self._operation}: expected every rank within join(), or none; got rank "
-                f"{has_roll.index(True)} within and rank {has_roll.index(False)} outside"
+                f"{is_within.index(True)} within and rank {is_within.index(False)} outside"
             )
         if self._loudest < _NEWS:
             return False
-        assert self._roll is not None
-        self._roll.hear(self._ranks.allgather(self._roll.words))
+        assert self._join is not None
+        self._join.receive(self._ranks.allgather(self._join.message))
         return True
 
 

@@ -13,7 +13,7 @@ import numpy as np
 
 from mn_comm.basis.config import Config
 from mn_comm.basis.protocols import Model
-from mn_comm.gradients.agree import FAILURE, OWNERS, Agreement, Roll, Selection, Signature, select, signature_of
+from mn_comm.gradients.agree import FAILURE, OWNERS, Agreement, JoinMessages, Selection, Signature, select, signature_of
 from mn_comm.gradients.filling import Owners
 from mn_comm.gradients.layout import Layout
 from mn_comm.gradients.reduction import CommunicationHook, Reduction, average_exactly, mean_of
@@ -50,6 +50,11 @@ class GradientReducer:
         comm_hook: Starts to average a bucket in its own way; ``None`` to average exactly.
         bucket_bytes: The maximum size of a bucket that holds more than one gradient; ``None`` for a suitable one.
         sets: How many reductions may run at the same time; each has its own buckets.
+
+    Attributes:
+        join: The messages of a join, on every rank or on none; ``None`` outside. They are exchanged with the check of
+            the gradients, without additional communication while no rank has news. What receiving them raises is
+            raised by :meth:`average`, or by waiting for the reduction that :meth:`start` has begun.
     """
 
     def __init__(
@@ -66,6 +71,7 @@ class GradientReducer:
         self._hook = comm_hook
         self._bucket_bytes = bucket_bytes
         self._sets = sets
+        self.join: JoinMessages | None = None
         self.use(strategy, worker)
 
     def use(self, strategy: Strategy, worker: Worker | None) -> None:
@@ -94,28 +100,25 @@ class GradientReducer:
         """Whether each mean can be sent to one rank only; a hook or compression returns all means."""
         return self._hook is None and self._compressor is None and self._strategy.traits.communicates
 
-    def average(
-        self, model: Model, zero_fill: bool = False, roll: Roll | None = None, owners: Owners | None = None
-    ) -> None:
+    def average(self, model: Model, zero_fill: bool = False, owners: Owners | None = None) -> None:
         """Replace every gradient by its mean over all ranks, in place; collective.
 
         Args:
             model: The model, after its backward pass.
             zero_fill: Whether an initialised parameter without a gradient takes part, with a gradient of zeros.
-            roll: The messages of a join; no additional communication while there are none.
             owners: Which rank alone is given the mean of which gradient, if it is in host memory; on other ranks, the
                 gradient may stay as it is. ``None`` to give all means to all ranks.
 
         Raises:
             ValueError: The ranks' gradients differ in names, shapes or dtypes (on every rank).
             TypeError: A gradient does not hold floats (on every rank).
-            Exception: ``roll`` raised when it processed messages of other ranks.
+            Exception: Receiving the messages of a join raised it.
         """
         selection, signature, failure = self._select(model, zero_fill, owners)
         layout = self._known_layout(signature, ())
         with span("agree"):
             number, proposal = (layout.number, layout.pace.proposal) if layout is not None else (0, 0)
-            self._agreement.start(signature, (*self._notes, number, -number, proposal), roll)
+            self._agreement.start(signature, (*self._notes, number, -number, proposal), self.join)
             try:
                 *slowest, highest, negative_of_lowest, choice = self._agreement.finish()
             finally:
@@ -148,7 +151,6 @@ class GradientReducer:
         model: Model,
         zero_fill: bool = True,
         order: Sequence[str] = (),
-        roll: Roll | None = None,
         owners: Owners | None = None,
     ) -> Reduction:
         """Begin to average the gradients of one backward pass; collective.
@@ -158,7 +160,6 @@ class GradientReducer:
             zero_fill: Whether a missing gradient counts as a gradient of zeros; otherwise it is omitted.
             order: The names of parameters in the order in which their gradients are expected to become final, the same
                 on every rank; those that are not named follow, sorted by name.
-            roll: The messages of a join. If it raises, waiting for the reduction raises the same exception.
             owners: Which rank alone is given the mean of which gradient; see :meth:`average`.
 
         Returns:
@@ -173,7 +174,8 @@ class GradientReducer:
         while len(self._under_way) >= self._sets or any(not each.has_left for each in self._under_way):
             self._under_way.pop(0).drain()
         selection, signature, failure = self._select(model, zero_fill, owners)
-        agreed = Future(lambda: self._agreement.check(signature, _SILENCE, roll), self._worker)
+        join = self.join  # the worker may begin only after the join has ended
+        agreed = Future(lambda: self._agreement.check(signature, _SILENCE, join), self._worker)
         if failure is not None:
             raise failure
         # Not every second one: a reduction that ends before it has begun, because a rank had news, counts on some ranks
@@ -200,17 +202,20 @@ class GradientReducer:
         self._under_way.append(reduction)
         return reduction
 
-    def exchange_words(self, roll: Roll, until_quiet: bool = False) -> None:
-        """Send messages to the other ranks at their next averaging, instead of averaging; collective with that.
+    def exchange_messages(self, until_quiet: bool = False) -> None:
+        """Exchange messages of a join at the other ranks' next averaging, instead of averaging; collective with that.
 
         Args:
-            roll: The messages of this rank; it also processes those of the other ranks.
             until_quiet: Whether all ranks call this instead of averaging, and continue only when none has news.
 
         Raises:
-            Exception: ``roll`` raised when it processed messages.
+            RuntimeError: This reducer is in no join.
+            Exception: Receiving the messages raised it.
         """
-        Future(lambda: self._agreement.exchange(_SILENCE, roll, until_quiet), self._worker).wait()
+        if self.join is None:
+            raise RuntimeError("expected messages of a join to exchange, got none: set GradientReducer.join")
+        join = self.join
+        Future(lambda: self._agreement.exchange(_SILENCE, join, until_quiet), self._worker).wait()
 
     @property
     def compression_report(self) -> CompressionReport | None:

@@ -1,19 +1,19 @@
 """When the ranks communicate: in every step, before or during it; every few steps; or whenever the network is free."""
 
 from mn_optim.schemes.asynchronous import AsynchronousMean
-from mn_optim.schemes.exact import AfterBackward, DoubleBuffered, Exact, Overlapped
 from mn_optim.schemes.local_steps import LocalSteps
 from mn_optim.schemes.scheme import Backward, Scheme
 from mn_optim.schemes.sharded import Sharded
+from mn_optim.schemes.synchronous import AfterBackward, DoubleBuffered, Overlapped, Synchronous
 
 __all__ = [
     "AfterBackward",
     "AsynchronousMean",
     "Backward",
     "DoubleBuffered",
-    "Exact",
     "LocalSteps",
     "Overlapped",
     "Scheme",
     "Sharded",
+    "Synchronous",
 ]

@@ -16,21 +16,21 @@ from chainer.backends import cuda
 
 from mn_comm import CommunicatorBase, Future, GradientReducer, Worker, at_exit, raise_on_all, waiting_for
 from mn_optim.options import Asynchronous
-from mn_optim.schemes.around import Around
 from mn_optim.schemes.communicating import communicating_links
-from mn_optim.schemes.exact import Exact
 from mn_optim.schemes.optimizer_state import Slots
 from mn_optim.schemes.parameters import initialised_parameters, set_value, value_of
 from mn_optim.schemes.scheme import Backward, TakeStep
+from mn_optim.schemes.scheme_wrapper import SchemeWrapper
 from mn_optim.schemes.shared import share_out
 from mn_optim.schemes.state import read, write
+from mn_optim.schemes.synchronous import Synchronous
 
 __all__ = ["AsynchronousMean"]
 
 _FLAG = "~has ended"  # not the name of a parameter: those begin with a slash
 
 
-class AsynchronousMean(Around):
+class AsynchronousMean(SchemeWrapper):
     """Each rank takes its own steps while a thread averages copies of the parameters over all ranks.
 
     In each round, a rank sends a copy of its parameters. When the mean has arrived, it adds the difference between the
@@ -48,7 +48,7 @@ class AsynchronousMean(Around):
     may_diverge = True
     compression_report = None
 
-    def __init__(self, communicator: CommunicatorBase, options: Asynchronous, exact: Exact) -> None:
+    def __init__(self, communicator: CommunicatorBase, options: Asynchronous, exact: Synchronous) -> None:
         super().__init__(exact)
         self.is_meeting = False
         self._communicator = communicator
@@ -63,9 +63,9 @@ class AsynchronousMean(Around):
         _all.add(self)
 
     @property
-    def exact(self) -> Exact | None:
+    def synchronous(self) -> Synchronous | None:
         """The scheme that averages gradients in the next step, if that is a synchronous one."""
-        return self._exact.exact if self._is_exact else None
+        return self._exact.synchronous if self._is_exact else None
 
     @property
     def has_diverged(self) -> bool:
@@ -113,7 +113,7 @@ class AsynchronousMean(Around):
         """Wait until all ranks have called this, and continue averaging while others train; collective."""
         if not is_shared:
             self.restart(model)
-            share_out(self._communicator, model, fills_in=self.roll is not None)
+            share_out(self._communicator, model, fills_in=self.join is not None)
         if not self._is_exact:
             self._share(model)
             self._run(model)

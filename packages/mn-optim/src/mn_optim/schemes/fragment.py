@@ -10,7 +10,7 @@ import chainer
 import numpy as np
 
 from mn_comm import GradientReducer, Reduction
-from mn_optim.remembered import serialize_compression
+from mn_optim.compression_state import serialize_compression
 from mn_optim.schemes.parameters import set_value, value_of
 from mn_optim.schemes.state import read, write
 

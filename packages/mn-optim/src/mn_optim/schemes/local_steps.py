@@ -16,23 +16,23 @@ import chainer
 import numpy as np
 
 from mn_comm import CommunicationHook, CommunicatorBase, Compression, CompressionReport, raise_on_all, waiting_for
+from mn_optim.join_state import LeftByException
 from mn_optim.options import DiLoCo, LocalSGD, StreamingDiLoCo
-from mn_optim.roll import LeftByException
-from mn_optim.schemes.around import Around
-from mn_optim.schemes.exact import Exact
 from mn_optim.schemes.fragment import Exchanger, Fragment, cut
 from mn_optim.schemes.optimizer_state import OptimizerState
 from mn_optim.schemes.parameters import initialised_parameters, value_of
 from mn_optim.schemes.scheme import Backward, TakeStep
+from mn_optim.schemes.scheme_wrapper import SchemeWrapper
 from mn_optim.schemes.shared import share_out
 from mn_optim.schemes.state import read, write
+from mn_optim.schemes.synchronous import Synchronous
 
 __all__ = ["LocalSteps"]
 
 _FAILURE, _SHARE, _SYNCHRONIZE = -3, -2, -1
 
 
-class _Word(NamedTuple):
+class _Message(NamedTuple):
     """A rank's message before parameters are exchanged.
 
     Attributes:
@@ -46,7 +46,7 @@ class _Word(NamedTuple):
     failure: str = ""
 
 
-class LocalSteps(Around):
+class LocalSteps(SchemeWrapper):
     """Each rank takes local steps, and fragments of the model are exchanged every few steps.
 
     Before each meeting, every rank sends a short message with the purpose of the meeting. A rank that has no more steps
@@ -67,7 +67,7 @@ class LocalSteps(Around):
         self,
         communicator: CommunicatorBase,
         options: LocalSGD | DiLoCo | StreamingDiLoCo,
-        exact: Exact,
+        exact: Synchronous,
         comm_hook: CommunicationHook | None,
         compression: Compression | None,
     ) -> None:
@@ -103,9 +103,9 @@ class LocalSteps(Around):
         return CompressionReport(sent, ratio, float(np.hypot.reduce([each.error_norm for each in reports])))
 
     @property
-    def exact(self) -> Exact | None:
+    def synchronous(self) -> Synchronous | None:
         """The scheme that averages gradients in the next step, if that is a synchronous one."""
-        return self._exact.exact if self._is_exact else None
+        return self._exact.synchronous if self._is_exact else None
 
     @property
     def has_diverged(self) -> bool:
@@ -142,7 +142,7 @@ class LocalSteps(Around):
 
     def fail(self, error: Exception) -> None:
         """Inform all ranks that meet, or wait for meetings, of an exception; collective with these."""
-        self._say(_FAILURE, f"{type(error).__name__}: {error}")
+        self._exchange_messages(_FAILURE, f"{type(error).__name__}: {error}")
 
     def _advance(self, model: chainer.Link) -> None:
         self._taken += 1
@@ -156,9 +156,9 @@ class LocalSteps(Around):
     def restart(self, model: chainer.Link) -> None:
         """Wait for pending exchanges, and discard them; collective."""
         if not self._is_exact:
-            words = self._say(_SHARE)
-            if any(word.purpose >= 0 for word in words):
-                raise _mismatch(words)
+            messages = self._exchange_messages(_SHARE)
+            if any(message.purpose >= 0 for message in messages):
+                raise _mismatch(messages)
         self._forget()
 
     def synchronize(self, model: chainer.Link, is_shared: bool) -> bool:
@@ -167,36 +167,36 @@ class LocalSteps(Around):
         self._landed.clear()
         if has_shared:
             self.restart(model)
-            share_out(self._communicator, model, fills_in=self.roll is not None)
+            share_out(self._communicator, model, fills_in=self.join is not None)
         while not self._is_exact:
-            words = self._say(_SYNCHRONIZE)
-            purposes = {word.purpose for word in words} - {_SYNCHRONIZE}
+            messages = self._exchange_messages(_SYNCHRONIZE)
+            purposes = {message.purpose for message in messages} - {_SYNCHRONIZE}
             if len(purposes) > 1:
-                raise _mismatch(words)
+                raise _mismatch(messages)
             if not purposes:
-                self._meet_in_all(model, words)
+                self._meet_in_all(model, messages)
                 break
-            has_shared |= self._take_part(model, purposes.pop(), words)
+            has_shared |= self._take_part(model, purposes.pop(), messages)
         return has_shared
 
-    def _take_part(self, model: chainer.Link, purpose: int, words: Sequence[_Word]) -> bool:
+    def _take_part(self, model: chainer.Link, purpose: int, messages: Sequence[_Message]) -> bool:
         """Take part in the others' meeting; collective. Return whether its purpose was to distribute parameters."""
         if purpose == _SHARE:
-            share_out(self._communicator, model, fills_in=self.roll is not None)
+            share_out(self._communicator, model, fills_in=self.join is not None)
             self._forget()
             return True
         self._use_fragments(model)
-        self._exchange(model, purpose, words)
+        self._exchange(model, purpose, messages)
         self._land(self._fragments)
         return False
 
-    def _meet_in_all(self, model: chainer.Link, words: Sequence[_Word]) -> None:
+    def _meet_in_all(self, model: chainer.Link, messages: Sequence[_Message]) -> None:
         """Make all parameters equal; collective."""
         self._use_fragments(model)  # others may have taken local steps although this rank has not
         self._land(self._fragments)
         for fragment in self._fragments:
-            if _n_moved(words, fragment.index):
-                self._exchange(model, fragment.index, words)
+            if _n_moved(messages, fragment.index):
+                self._exchange(model, fragment.index, messages)
                 self._land([fragment], alpha=1)
         self._position = 0
 
@@ -272,16 +272,16 @@ class LocalSteps(Around):
         return self._position >= first and (self._position - first) % self._steps == 0
 
     def _meet(self, model: chainer.Link, index: int) -> None:
-        words = self._say(index)
-        if any(word.purpose not in (index, _SYNCHRONIZE) for word in words):
-            raise _mismatch(words)
-        self._exchange(model, index, words)
+        messages = self._exchange_messages(index)
+        if any(message.purpose not in (index, _SYNCHRONIZE) for message in messages):
+            raise _mismatch(messages)
+        self._exchange(model, index, messages)
         self.is_meeting = True
 
-    def _exchange(self, model: chainer.Link, index: int, words: Sequence[_Word]) -> None:
+    def _exchange(self, model: chainer.Link, index: int, messages: Sequence[_Message]) -> None:
         """Send this rank's change of a fragment; collective. A rank without a change does not count."""
-        n_moved = _n_moved(words, index)
-        scale = len(words) / n_moved if n_moved else 1.0
+        n_moved = _n_moved(messages, index)
+        scale = len(messages) / n_moved if n_moved else 1.0
         fragment = self._fragments[index]
         has_moved = fragment.has_moved
         with raise_on_all(self._communicator):
@@ -302,7 +302,7 @@ class LocalSteps(Around):
         self._fragments = []
         self._position = 0
 
-    def _say(self, purpose: int, failure: str = "") -> list[_Word]:
+    def _exchange_messages(self, purpose: int, failure: str = "") -> list[_Message]:
         """Exchange the messages of all ranks before a meeting, and return them; collective.
 
         Raises:
@@ -311,23 +311,23 @@ class LocalSteps(Around):
         # The changes that a rank makes while a mean is pending survive its arrival only if alpha is below 1.
         moved = tuple(self._alpha != 1 if each.due is not None else each.has_moved for each in self._fragments)
         with waiting_for(lambda: "a meeting of local steps"):
-            words = [_Word(*each) for each in self._communicator.allgather_obj((purpose, moved, failure))]
-        for rank, word in enumerate(words):
-            if word.purpose == _FAILURE and purpose != _FAILURE:
-                raise LeftByException(rank, word.failure)
-        return words
+            messages = [_Message(*each) for each in self._communicator.allgather_obj((purpose, moved, failure))]
+        for rank, message in enumerate(messages):
+            if message.purpose == _FAILURE and purpose != _FAILURE:
+                raise LeftByException(rank, message.failure)
+        return messages
 
 
-def _n_moved(words: Sequence[_Word], index: int) -> int:
+def _n_moved(messages: Sequence[_Message], index: int) -> int:
     """Return how many ranks have changed a fragment since its last meeting."""
-    return sum(index < len(word.moved) and word.moved[index] for word in words)
+    return sum(index < len(message.moved) and message.moved[index] for message in messages)
 
 
-def _mismatch(words: Sequence[_Word]) -> RuntimeError:
+def _mismatch(messages: Sequence[_Message]) -> RuntimeError:
     names = {_SHARE: "the distribution of parameters", _SYNCHRONIZE: "synchronize()"}
     found = ", ".join(
-        f"rank {rank} came to {names.get(word.purpose, f'the meeting of fragment {word.purpose}')}"
-        for rank, word in enumerate(words)
+        f"rank {rank} came to {names.get(message.purpose, f'the meeting of fragment {message.purpose}')}"
+        for rank, message in enumerate(messages)
     )
     return RuntimeError(
         f"expected all ranks to come to the same meeting, but {found}: did all call synchronize() at the same step?"

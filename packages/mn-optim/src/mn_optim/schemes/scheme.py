@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Any, Protocol
 import chainer
 
 from mn_comm import CompressionReport
-from mn_optim.roll import Roll
+from mn_optim.join_state import JoinState
 
 if TYPE_CHECKING:
-    from mn_optim.schemes.exact import Exact
+    from mn_optim.schemes.synchronous import Synchronous
 
 __all__ = ["Backward", "Scheme", "TakeStep"]
 
@@ -28,13 +28,13 @@ class Scheme(Protocol):
         zero_fill: Whether an initialised parameter without a gradient counts as one of zeros.
         is_meeting: Whether ranks exchanged something in the latest step.
         may_diverge: Whether ranks may hold different parameters between two steps.
-        roll: Within a join, which ranks have data; otherwise ``None``.
+        join: Within a join, which ranks have data; otherwise ``None``.
     """
 
     zero_fill: bool
     is_meeting: bool
     may_diverge: bool
-    roll: Roll | None
+    join: JoinState | None
 
     @property
     def compression_report(self) -> CompressionReport | None:
@@ -47,7 +47,7 @@ class Scheme(Protocol):
         ...
 
     @property
-    def exact(self) -> Exact | None:
+    def synchronous(self) -> Synchronous | None:
         """The scheme that averages gradients in the next step; ``None`` if that is a local step."""
         ...
 

@@ -7,15 +7,15 @@ from typing import Any
 
 import chainer
 
-from mn_optim.schemes.around import Around
-from mn_optim.schemes.exact import Exact
 from mn_optim.schemes.scheme import Backward, TakeStep
+from mn_optim.schemes.scheme_wrapper import SchemeWrapper
+from mn_optim.schemes.synchronous import Synchronous
 from mn_optim.sharding import Shards
 
 __all__ = ["Sharded"]
 
 
-class Sharded(Around):
+class Sharded(SchemeWrapper):
     """Averages like another scheme; the step that follows is divided among the ranks.
 
     ZeRO-1: Rajbhandari et al. 2019, arXiv 1910.02054, section 5.1.
@@ -30,26 +30,26 @@ class Sharded(Around):
     has_diverged = False
     compression_report = None  # the reducer has it
 
-    def __init__(self, exact: Exact, shards: Shards) -> None:
+    def __init__(self, exact: Synchronous, shards: Shards) -> None:
         super().__init__(exact)
-        self._exact: Exact = exact
+        self._exact: Synchronous = exact
         self._shards = shards
 
     @property
-    def exact(self) -> Exact | None:
+    def synchronous(self) -> Synchronous | None:
         """The scheme that averages gradients in the next step."""
-        return self._exact.exact
+        return self._exact.synchronous
 
     def idle(self, model: chainer.Link) -> None:
         """Do nothing: there are no local steps."""
 
     def fail(self, error: Exception) -> None:
-        """Do nothing: the roll informs the other ranks."""
+        """Do nothing: the messages of the join inform the other ranks."""
 
     def step(self, model: chainer.Link, backward: Backward | None, take_step: TakeStep) -> None:
         """Average gradients, update this rank's parameters, and send them to all ranks; collective."""
         self._shards.forget_gathered()
-        owners = self._shards.owners(model, may_choose=self.roll is None)
+        owners = self._shards.owners(model, may_choose=self.join is None)
         has_all_means = not self._exact.leave_to(model, owners)
         self._exact.step(model, backward, partial(self._shards.take_step, model, take_step, has_all_means))
 

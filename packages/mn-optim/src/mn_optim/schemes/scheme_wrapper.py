@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from mn_optim.roll import Roll
+from mn_optim.join_state import JoinState
 from mn_optim.schemes.scheme import Scheme
 
-__all__ = ["Around"]
+__all__ = ["SchemeWrapper"]
 
 
-class Around:
+class SchemeWrapper:
     """Takes part in a join like the scheme inside.
 
     Args:
@@ -20,10 +20,10 @@ class Around:
         self._exact = inside
 
     @property
-    def roll(self) -> Roll | None:
+    def join(self) -> JoinState | None:
         """Within a join, which ranks have data in the steps that average gradients."""
-        return self._exact.roll
+        return self._exact.join
 
-    @roll.setter
-    def roll(self, roll: Roll | None) -> None:
-        self._exact.roll = roll
+    @join.setter
+    def join(self, join: JoinState | None) -> None:
+        self._exact.join = join

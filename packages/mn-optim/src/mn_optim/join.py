@@ -12,21 +12,21 @@ import numpy as np
 from chainer.backends import cuda
 
 from mn_optim.commit import refuse_elastic
-from mn_optim.roll import OVER, Everyone, LeftByException, NeedsParameters, Roll
+from mn_optim.join_state import OVER, Everyone, JoinState, LeftByException, NeedsParameters
 from mn_optim.schemes.communicating import communicating_links
 from mn_optim.schemes.scheme import Backward
 
 if TYPE_CHECKING:
     from mn_optim.optimizer import MultiNodeOptimizer
 
-__all__ = ["Attendance", "joined"]
+__all__ = ["JoinParticipant", "joined"]
 
 NO_SAMPLES = "multi_node_no_samples"
 """The name of Chainer's configuration that is true while a model runs on a sample that does not count."""
 LossFunction = Callable[..., chainer.Variable]
 
 
-class Attendance:
+class JoinParticipant:
     """An optimizer's part in a join: it tracks which ranks have data, and takes part for this rank if it has none.
 
     If the model itself communicates, a rank without data runs it on a sample that does not count, so that it takes part
@@ -48,13 +48,13 @@ class Attendance:
         refuse_elastic(optimizer.communicator, "join")
         if not optimizer.zero_fill:
             raise ValueError("expected zero_fill=True with join, got False: a rank without data has no gradients")
-        if optimizer._scheme.roll is not None:  # noqa: SLF001
+        if optimizer._scheme.join is not None:  # noqa: SLF001
             raise RuntimeError("expected one join at a time, got one within another")
         self._optimizer = optimizer
         self._scheme = optimizer._scheme  # noqa: SLF001
         self._communicates: bool | None = None
         self._lossfun: LossFunction | None = None
-        self.roll = self._scheme.roll = Roll(optimizer.communicator.rank, optimizer.communicator.size, over)
+        self.state = self._scheme.join = JoinState(optimizer.communicator.rank, optimizer.communicator.size, over)
 
     def begin(self, model: chainer.Link, lossfun: LossFunction | None, args: Any, kwds: Any, is_part: bool) -> None:
         """Prepare an update with data; collective if the model communicates.
@@ -62,8 +62,8 @@ class Attendance:
         Raises:
             RuntimeError: The model communicates, and the update is of a part of a mini-batch (on all ranks).
         """
-        self.roll.is_absent = False
-        self.roll.hyperparameters = _hyperparameters(self._optimizer)
+        self.state.is_absent = False
+        self.state.hyperparameters = _hyperparameters(self._optimizer)
         if not self._is_collective(model):
             return
         if is_part:
@@ -71,10 +71,10 @@ class Attendance:
                 "expected whole mini-batches within join, because the model communicates; got a part of one in no_sync"
             )
             self.fail(model, error)  # not earlier: a rank with a single sample has no parts
-            self.roll.is_together = True
+            self.state.is_together = True
             raise error
         self._lossfun = lossfun
-        self.roll.specimen = (_mapped(_first, args), _mapped(_first, kwds))
+        self.state.specimen = (_mapped(_first, args), _mapped(_first, kwds))
         self._meet(model)
 
     def ask_for_parameters(self, model: chainer.Link, backward: Backward | None) -> None:
@@ -87,12 +87,12 @@ class Attendance:
         """
         if backward is not None and not self._is_collective(model):
             backward(None)
-        if self._scheme.exact is not None:
-            self.roll.ask_for_parameters()
+        if self._scheme.synchronous is not None:
+            self.state.ask_for_parameters()
             try:
-                self._scheme.exact.exchange_words(model)
+                self._scheme.synchronous.exchange_messages(model)
             except NeedsParameters:
-                self.roll.is_together = False
+                self.state.is_together = False
 
     def go_on(self, model: chainer.Link) -> None:
         """Begin the backward pass and what follows; collective if the model communicates."""
@@ -110,9 +110,9 @@ class Attendance:
             Everyone: All ranks have left the join.
         """
         optimizer, scheme = self._optimizer, self._scheme
-        self.roll.is_absent = True
+        self.state.is_absent = True
         self._lossfun = lossfun or self._lossfun
-        if scheme.exact is None:
+        if scheme.synchronous is None:
             if optimizer.is_changed(model):
                 optimizer._share_out(model)  # noqa: SLF001
             else:
@@ -127,66 +127,66 @@ class Attendance:
 
     def _take_step(self) -> None:
         hyperparam = getattr(self._optimizer, "hyperparam", None)
-        for name, value in self.roll.hyperparameters.items():
+        for name, value in self.state.hyperparameters.items():
             setattr(hyperparam, name, value)
         self._optimizer.actual_optimizer.update()
 
     def leave(self, model: chainer.Link) -> None:
         """Take part in updates without data until all ranks have left; collective."""
-        self.roll.has_left = self.roll.is_absent = True
+        self.state.has_left = self.state.is_absent = True
         try:
-            if self._scheme.exact is not None:
+            if self._scheme.synchronous is not None:
                 self._announce(model)
-            while self._scheme.exact is not None:
+            while self._scheme.synchronous is not None:
                 self.stand_in(model)
         except Everyone:
-            self.roll.is_together = False
+            self.state.is_together = False
         else:
             self._optimizer.synchronize()
 
     def fail(self, model: chainer.Link, error: Exception) -> None:
         """Inform the other ranks that this one leaves because of an exception, if necessary; collective."""
-        if self.roll.is_together or isinstance(error, LeftByException):
+        if self.state.is_together or isinstance(error, LeftByException):
             return
-        if self._scheme.exact is not None:
-            self.roll.fail(error)
-            self._scheme.exact.exchange_words(model)
+        if self._scheme.synchronous is not None:
+            self.state.fail(error)
+            self._scheme.synchronous.exchange_messages(model)
         else:
             self._scheme.fail(error)
 
     def end(self) -> None:
         """Take no part in a join any more."""
-        self._scheme.roll = None
+        self._scheme.join = None
 
     def _announce(self, model: chainer.Link) -> None:
-        assert self._scheme.exact is not None
+        assert self._scheme.synchronous is not None
         try:
-            self._scheme.exact.exchange_words(model)
+            self._scheme.synchronous.exchange_messages(model)
         except NeedsParameters:
             self._share_out(model)
 
     def _share_out(self, model: chainer.Link) -> None:
-        self.roll.is_together = False
+        self.state.is_together = False
         self._optimizer._share_out(model)  # noqa: SLF001
 
     def _is_collective(self, model: chainer.Link) -> bool:
         """Return whether the ranks' passes through the model wait for one another."""
         if self._communicates is None:
             self._communicates = any(True for _ in communicating_links(model))
-        return self._communicates and self._scheme.exact is not None
+        return self._communicates and self._scheme.synchronous is not None
 
     def _meet(self, model: chainer.Link) -> None:
-        assert self._scheme.exact is not None
-        self._scheme.exact.exchange_words(model, until_quiet=True)
-        self.roll.is_together = True
+        assert self._scheme.synchronous is not None
+        self._scheme.synchronous.exchange_messages(model, until_quiet=True)
+        self.state.is_together = True
 
     def _backward_of_nothing(self, model: chainer.Link) -> Backward | None:
         """Run the model on a sample that does not count; return its backward pass, if any rank has data; collective."""
         self._meet(model)
-        if not self.roll.factor or self.roll.specimen is None:
+        if not self.state.factor or self.state.specimen is None:
             return None
         lossfun = self._lossfun or model
-        args, kwds = self.roll.specimen
+        args, kwds = self.state.specimen
         to_device = model.device.send
         with _silently(), _reports_dropped(), _persistents_kept(model), chainer.using_config(NO_SAMPLES, True):
             loss = lossfun(*_mapped(to_device, args), **_mapped(to_device, kwds)) * 0
@@ -210,16 +210,16 @@ def joined(optimizer: MultiNodeOptimizer, over: str) -> Iterator[None]:
     model = optimizer.target
     if model is None:
         raise RuntimeError("expected a model before join: call setup(model)")
-    attendance = optimizer._attendance = Attendance(optimizer, over)  # noqa: SLF001
+    participant = optimizer._participant = JoinParticipant(optimizer, over)  # noqa: SLF001
     try:
         yield
-        attendance.leave(model)
+        participant.leave(model)
     except Exception as error:
-        attendance.fail(model, error)
+        participant.fail(model, error)
         raise
     finally:
-        optimizer._attendance = None  # noqa: SLF001
-        attendance.end()
+        optimizer._participant = None  # noqa: SLF001
+        participant.end()
 
 
 def _hyperparameters(optimizer: MultiNodeOptimizer) -> dict[str, Any]:

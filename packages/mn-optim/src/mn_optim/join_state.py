@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
-__all__ = ["OVER", "Everyone", "LeftByException", "NeedsParameters", "Roll"]
+__all__ = ["OVER", "Everyone", "JoinState", "LeftByException", "NeedsParameters"]
 
 OVER = ("present", "all")
 """The ranks that a mean may be over: those that have data, or all."""
@@ -29,7 +29,7 @@ class LeftByException(RuntimeError):
         super().__init__(f"rank {rank} has left join() because of an exception: {what}")
 
 
-class Word(NamedTuple):
+class Message(NamedTuple):
     """A message from a rank to the others.
 
     Attributes:
@@ -49,8 +49,8 @@ class Word(NamedTuple):
     hyperparameters: dict[str, Any]
 
 
-class Roll:
-    """The roll of the ranks that take part in a join; see :class:`mn_comm.Roll` for how words travel.
+class JoinState:
+    """Which ranks of a join have data; see :class:`mn_comm.JoinMessages` for how messages travel.
 
     Args:
         rank: This rank.
@@ -85,10 +85,10 @@ class Roll:
         return self._kind != _STEP or self.is_absent != (self._rank in self._absent) or has_changed
 
     @property
-    def words(self) -> Word:
+    def message(self) -> Message:
         """The message of this rank."""
         detail = self._failure if self._kind == _FAILURE else self.specimen
-        return Word(self._kind, self.is_absent, self.has_left, self._over, detail, self.hyperparameters)
+        return Message(self._kind, self.is_absent, self.has_left, self._over, detail, self.hyperparameters)
 
     @property
     def factor(self) -> float:
@@ -96,7 +96,7 @@ class Roll:
         n_present = self._size - len(self._absent)
         return self._size / n_present if n_present and self._over == "present" else float(bool(n_present))
 
-    def hear(self, words: Sequence[Word]) -> None:
+    def receive(self, messages: Sequence[Message]) -> None:
         """Process the messages of all ranks.
 
         Raises:
@@ -106,31 +106,31 @@ class Roll:
             Everyone: All ranks have left (on all).
             NeedsParameters: Parameters must be distributed (on all).
         """
-        mine = words[self._rank]
+        mine = messages[self._rank]
         self._told = mine.hyperparameters
         if self.is_absent:
-            present = (word.hyperparameters for word in words if not word.is_absent)
+            present = (message.hyperparameters for message in messages if not message.is_absent)
             self.hyperparameters = next(present, self.hyperparameters)
         self._kind = _STEP
-        self._absent = frozenset(rank for rank, word in enumerate(words) if word.is_absent)
+        self._absent = frozenset(rank for rank, message in enumerate(messages) if message.is_absent)
         if mine.kind == _FAILURE:
             return
-        for rank, word in enumerate(words):
-            if word.kind == _FAILURE:
-                raise LeftByException(rank, word.detail)
-            if word.over != words[0].over:
+        for rank, message in enumerate(messages):
+            if message.kind == _FAILURE:
+                raise LeftByException(rank, message.detail)
+            if message.over != messages[0].over:
                 raise ValueError(
-                    f"expected the same over of join() on every rank, got {words[0].over!r} on rank 0 and "
-                    f"{word.over!r} on rank {rank}"
+                    f"expected the same over of join() on every rank, got {messages[0].over!r} on rank 0 and "
+                    f"{message.over!r} on rank {rank}"
                 )
         if self.specimen is None:
-            self.specimen = next((word.detail for word in words if word.detail is not None), None)
-        if all(word.has_left for word in words):
+            self.specimen = next((message.detail for message in messages if message.detail is not None), None)
+        if all(message.has_left for message in messages):
             raise Everyone
-        self._expect_one_kind(words)
+        self._expect_one_kind(messages)
 
-    def _expect_one_kind(self, words: Sequence[Word]) -> None:
-        kinds = {rank: word.kind for rank, word in enumerate(words) if not word.is_absent}
+    def _expect_one_kind(self, messages: Sequence[Message]) -> None:
+        kinds = {rank: message.kind for rank, message in enumerate(messages) if not message.is_absent}
         if _SHARE in kinds.values():
             for rank, kind in kinds.items():
                 if kind != _SHARE:

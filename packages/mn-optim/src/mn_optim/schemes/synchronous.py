@@ -9,19 +9,21 @@ from typing import Any
 import chainer
 
 from mn_comm import CommunicatorBase, GradientReducer, Owners, Reduction, is_elastic, raise_on_all, waiting_for
-from mn_optim.roll import Everyone, NeedsParameters, Roll
+from mn_optim.join_state import Everyone, JoinState, NeedsParameters
 from mn_optim.schemes.scheme import Backward, TakeStep
 
 logger = logging.getLogger(__name__)
 
-__all__ = ["AfterBackward", "DoubleBuffered", "Exact", "Overlapped"]
+__all__ = ["AfterBackward", "DoubleBuffered", "Overlapped", "Synchronous"]
 
 
-class Exact:
+class Synchronous:
     """The base class of schemes that average gradients in every step: all ranks' parameters are always equal.
 
     Args:
+        communicator: The ranks that train together.
         zero_fill: Whether an initialised parameter without a gradient counts as one of zeros.
+        reducer: Averages their gradients; ``None`` to let the communicator average.
 
     Attributes:
         loss_scale: The factor for the loss of a step's gradients; when the step is taken, the factor for its means.
@@ -32,13 +34,27 @@ class Exact:
     has_diverged = False
     compression_report = None  # the reducer has it
 
-    def __init__(self, zero_fill: bool) -> None:
+    def __init__(self, communicator: CommunicatorBase, zero_fill: bool, reducer: GradientReducer | None) -> None:
         self.zero_fill = zero_fill
-        self.roll: Roll | None = None
         self.loss_scale: float | None = None
+        self._communicator = communicator
+        self._reducer = reducer
+        self._join: JoinState | None = None
+        self._joined: GradientReducer | None = None
 
     @property
-    def exact(self) -> Exact:
+    def join(self) -> JoinState | None:
+        """Within a join, which ranks have data; the reducer that is used sends it to the other ranks."""
+        return self._join
+
+    @join.setter
+    def join(self, join: JoinState | None) -> None:
+        self._join = join
+        if self._joined is not None:
+            self._joined.join = join
+
+    @property
+    def synchronous(self) -> Synchronous:
         """This scheme: every step is synchronous."""
         return self
 
@@ -50,9 +66,9 @@ class Exact:
     @property
     def factor(self) -> float:
         """The factor for the current means; 0 if no rank had data."""
-        return 1.0 if self.roll is None else self.roll.factor
+        return 1.0 if self.join is None else self.join.factor
 
-    def exchange_words(self, model: chainer.Link, until_quiet: bool = False) -> None:
+    def exchange_messages(self, model: chainer.Link, until_quiet: bool = False) -> None:
         """Inform the other ranks of a join at their next averaging; collective.
 
         Args:
@@ -60,13 +76,15 @@ class Exact:
             until_quiet: Whether all ranks call this instead of averaging, and continue only when none has a new
                 message.
         """
-        assert self.roll is not None
-        with self.roll.together(), waiting_for(lambda: "the ranks of a join()"):
-            self.reducer_of(model).exchange_words(self.roll, until_quiet)
+        assert self.join is not None
+        with self.join.together(), waiting_for(lambda: "the ranks of a join()"):
+            self.reducer_of(model).exchange_messages(until_quiet)
 
     def reducer_of(self, model: chainer.Link) -> GradientReducer:
         """Return the reducer of a model's gradients, which also transfers the messages of a join."""
-        raise NotImplementedError
+        reducer = self._communicator.mean_grad_reducer(model) if self._reducer is None else self._reducer
+        self._joined, reducer.join = reducer, self._join
+        return reducer
 
     def leave_to(self, model: chainer.Link, owners: Owners | None) -> bool:
         """Leave the means of the next step only on the ranks that need them, if possible.
@@ -84,7 +102,7 @@ class Exact:
         """Do nothing: there are no local steps."""
 
     def fail(self, error: Exception) -> None:
-        """Do nothing: the roll informs the other ranks."""
+        """Do nothing: the messages of the join inform the other ranks."""
 
     def average(self, model: chainer.Link, backward: Backward | None) -> bool:
         """Compute gradients and average them; collective.
@@ -109,19 +127,11 @@ class Exact:
         """Do nothing: there is no state that outlives a step."""
 
 
-class AfterBackward(Exact):
-    """Average after the backward pass.
-
-    Args:
-        communicator: The ranks that train together.
-        zero_fill: Whether an initialised parameter without a gradient counts as one of zeros.
-        reducer: Averages their gradients; ``None`` to let the communicator average.
-    """
+class AfterBackward(Synchronous):
+    """Average after the backward pass."""
 
     def __init__(self, communicator: CommunicatorBase, zero_fill: bool, reducer: GradientReducer | None) -> None:
-        super().__init__(zero_fill)
-        self._communicator = communicator
-        self._reducer = reducer
+        super().__init__(communicator, zero_fill, reducer)
         self._average = communicator.multi_node_mean_grad if reducer is None else reducer.average
         self._owners: Owners | None = None
 
@@ -129,12 +139,12 @@ class AfterBackward(Exact):
         """Compute gradients, then average them; collective."""
         if backward is not None:
             backward(None)
-        if self.roll is not None:
-            with self.roll.together(), waiting_for(lambda: "gradients, within join()"):
-                self.reducer_of(model).average(model, self.zero_fill, self.roll, self._owners)
+        if self.join is not None:
+            with self.join.together(), waiting_for(lambda: "gradients, within join()"):
+                self.reducer_of(model).average(model, self.zero_fill, self._owners)
         elif self._owners is not None:
             with waiting_for(lambda: "gradients, each for its owner"):
-                self.reducer_of(model).average(model, self.zero_fill, None, self._owners)
+                self.reducer_of(model).average(model, self.zero_fill, self._owners)
         else:
             self._average(model, self.zero_fill)
         return True
@@ -144,12 +154,8 @@ class AfterBackward(Exact):
         self._owners = owners if owners is not None and _can_leave(self, model) else None
         return self._owners is not None
 
-    def reducer_of(self, model: chainer.Link) -> GradientReducer:
-        """Return the communicator's reducer, unless another one was given."""
-        return self._communicator.mean_grad_reducer(model) if self._reducer is None else self._reducer
 
-
-class Overlapped(Exact):
+class Overlapped(Synchronous):
     """Average each bucket of gradients as soon as it is final, during the backward pass.
 
     On every rank, buckets are sent in the order in which rank 0's gradients became final in the first step.
@@ -160,9 +166,7 @@ class Overlapped(Exact):
     """
 
     def __init__(self, communicator: CommunicatorBase, reducer: GradientReducer) -> None:
-        super().__init__(zero_fill=True)
-        self._communicator = communicator
-        self._reducer = reducer
+        super().__init__(communicator, True, reducer)
         self._order: list[str] | None = None
         self._owners: Owners | None = None
 
@@ -173,23 +177,19 @@ class Overlapped(Exact):
 
     def average(self, model: chainer.Link, backward: Backward | None) -> bool:
         """Compute gradients and average them at the same time; collective."""
-        if self._order is None and (backward is not None or self.roll is not None):
+        if self._order is None and (backward is not None or self.join is not None):
             self._order = self._learn_order(model, backward)
             backward = None
-        if self.roll is None:
+        if self.join is None:
             self._reduce(model, backward)
         else:
-            with self.roll.together():
+            with self.join.together():
                 self._reduce(model, backward)
         return True
 
-    def reducer_of(self, model: chainer.Link) -> GradientReducer:
-        """Return the reducer that averages in the background."""
-        return self._reducer
-
     def _reduce(self, model: chainer.Link, backward: Backward | None) -> None:
         order = self._order or ()
-        reduction = self._reducer.start(model, zero_fill=True, order=order, roll=self.roll, owners=self._owners)
+        reduction = self.reducer_of(model).start(model, zero_fill=True, order=order, owners=self._owners)
         try:
             if backward is not None:
                 _run(backward, model, reduction.ready)
@@ -204,22 +204,22 @@ class Overlapped(Exact):
         self._order = None
 
     def _learn_order(self, model: chainer.Link, backward: Backward | None) -> list[str]:
-        if self.roll is not None:
-            self.exchange_words(model, until_quiet=True)  # all ranks come here, or none
-            self.roll.is_together = True
+        if self.join is not None:
+            self.exchange_messages(model, until_quiet=True)  # all ranks come here, or none
+            self.join.is_together = True
         names: list[str] = []
         with raise_on_all(self._communicator):
             if backward is not None:
                 _run(backward, model, names.append)
         # Functions of equal rank may have a different order in another run.
-        names = self._reducer.remembered_order(model) or names
-        if self.roll is not None:  # rank 0 may have no data
+        names = self.reducer_of(model).remembered_order(model) or names
+        if self.join is not None:  # rank 0 may have no data
             return next((each for each in self._communicator.allgather_obj(names) if each), [])
         order: list[str] = self._communicator.bcast_obj(names if self._communicator.rank == 0 else None)
         return order
 
 
-class DoubleBuffered(Exact):
+class DoubleBuffered(Synchronous):
     """Average during the next forward and backward pass: each step applies the gradients of the previous one.
 
     Args:
@@ -229,9 +229,7 @@ class DoubleBuffered(Exact):
     """
 
     def __init__(self, communicator: CommunicatorBase, reducer: GradientReducer, zero_fill: bool) -> None:
-        super().__init__(zero_fill)
-        self._communicator = communicator
-        self._reducer = reducer
+        super().__init__(communicator, zero_fill, reducer)
         self._under_way: Reduction | None = None
         self._has_begun = False
         self._factors = (1.0, 1.0)
@@ -246,15 +244,11 @@ class DoubleBuffered(Exact):
         """Compute gradients, start to average them, and wait for those of the previous step; collective."""
         if backward is not None:
             backward(None)
-        if self.roll is None:
+        if self.join is None:
             return self._exchange(model)
-        with self.roll.together():
+        with self.join.together():
             has_means = self._exchange(model)
         return has_means
-
-    def reducer_of(self, model: chainer.Link) -> GradientReducer:
-        """Return the reducer that averages in the background."""
-        return self._reducer
 
     def _exchange(self, model: chainer.Link) -> bool:
         previous, self._under_way = self._under_way, None
@@ -268,7 +262,7 @@ class DoubleBuffered(Exact):
                 previous.drain()
             raise
         self._under_way, self._has_begun = current, True
-        self._factors = (self._factors[1], 1.0 if self.roll is None else self.roll.factor)
+        self._factors = (self._factors[1], 1.0 if self.join is None else self.join.factor)
         before, self._loss_scale = self._loss_scale, self.loss_scale
         self.loss_scale = 1.0 if before is None and self.loss_scale is not None else before
         if previous is None:
@@ -278,7 +272,7 @@ class DoubleBuffered(Exact):
 
     def _start(self, model: chainer.Link) -> Reduction:
         """Start to average gradients; an exception on one rank is raised on all, so that no rank takes a step."""
-        current = self._reducer.start(model, self.zero_fill, roll=self.roll)
+        current = self.reducer_of(model).start(model, self.zero_fill)
         try:
             current.agree()  # first, because the other ranks receive an announcement only here
             with raise_on_all(self._communicator):
@@ -298,7 +292,7 @@ class DoubleBuffered(Exact):
         self._has_begun = False
 
 
-def _can_leave(exact: Exact, model: chainer.Link) -> bool:
+def _can_leave(exact: Synchronous, model: chainer.Link) -> bool:
     """Return whether means can be left to the ranks that need them."""
     try:
         return exact.reducer_of(model).can_leave_to_owners
