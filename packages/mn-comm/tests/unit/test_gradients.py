@@ -13,9 +13,10 @@ from hypothesis import strategies as st
 from mn_comm.collectives.mean import order_of_ranges
 from mn_comm.gradients.agree import _explain as explain
 from mn_comm.gradients.agree import first_difference, select
-from mn_comm.gradients.bucket import bounds, cut
+from mn_comm.gradients.bucket import cut
 from mn_comm.gradients.filling import Owners, Ownership, fill_buckets
 from mn_comm.gradients.pace import SHARE_BYTES, Pace
+from mn_comm.gradients.parts import bounds
 from mn_comm.gradients.targets import Targets
 
 

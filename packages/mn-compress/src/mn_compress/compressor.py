@@ -11,8 +11,8 @@ import numpy as np
 
 from mn_comm.basis.placement import array_module, at_rest, is_device_array
 from mn_comm.collectives.transport import Transport
-from mn_comm.gradients.bucket import Exchanged, Spec
 from mn_comm.gradients.compression import CompressionReport
+from mn_comm.gradients.parts import Exchanged, Spec
 from mn_comm.ranks import agreement
 from mn_compress.exchange import Algorithm, Exchange, Piece, Portion
 

@@ -10,7 +10,8 @@ from typing import Any, Protocol
 from mn_comm.basis.config import Config
 from mn_comm.device import staging
 from mn_comm.device.kernels import Table, pack, unpack
-from mn_comm.gradients.bucket import Arrays, Bucket, Exchanged, Part, Spec, check_floats
+from mn_comm.gradients.bucket import Bucket, check_floats
+from mn_comm.gradients.parts import Arrays, Exchanged, Part, Spec
 from mn_comm.ranks.background import Future
 
 __all__ = ["Averager", "DeviceBucket"]

@@ -12,7 +12,8 @@ from mn_comm.basis.config import Config
 from mn_comm.device import staging
 from mn_comm.device.bucket import DeviceBucket
 from mn_comm.device.strategies import DeviceStrategy, on_device
-from mn_comm.gradients.bucket import Bucket, Part, Spec
+from mn_comm.gradients.bucket import Bucket
+from mn_comm.gradients.parts import Part, Spec
 from mn_comm.gradients.strategies import Strategy
 from mn_comm.ranks import agreement
 

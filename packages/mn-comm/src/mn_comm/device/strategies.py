@@ -23,7 +23,7 @@ from mn_comm.device.awareness import is_cuda_aware
 from mn_comm.device.bucket import DeviceBucket
 from mn_comm.device.nccl_ranks import NcclRanks, nccl_ranks_of
 from mn_comm.device.transports import NcclTransport, StagedTransport
-from mn_comm.gradients.bucket import Exchanged, bounds
+from mn_comm.gradients.parts import Exchanged, bounds
 from mn_comm.gradients.strategies import Strategy
 from mn_comm.ranks.background import Future
 

@@ -2,73 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from itertools import pairwise
 from operator import itemgetter
-from types import EllipsisType
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import numpy as np
 
 from mn_comm.basis.arithmetic import divide, is_half
+from mn_comm.gradients.parts import Arrays, Exchanged, Part, Ranges, Spec
 from mn_comm.ranks.background import Future
 
 if TYPE_CHECKING:
-    from mn_comm.gradients.filling import Ranges
-    from mn_comm.gradients.strategies import Strategy
+    from mn_comm.ranks.context import Context
 
 __all__ = [
     "AnyBucket",
     "Block",
     "Bucket",
-    "Exchanged",
-    "Part",
-    "Spec",
-    "bounds",
     "check_floats",
-    "count",
     "cut",
     "taker",
 ]
 
 _Array = np.ndarray[Any, Any]
 _Dtype = np.dtype[Any]
-Spec = tuple[str, tuple[int, ...], _Dtype]
-"""The name, shape and dtype of a gradient."""
-Arrays = Sequence[Any] | Mapping[int, Any]
-"""Gradients by their positions among those that take part."""
-
-
-class Part(NamedTuple):
-    """A gradient in a bucket, or consecutive elements of one.
-
-    Attributes:
-        member: The position of the gradient among those that take part.
-        within: The elements of the flattened gradient; ``...`` for the whole gradient with its shape.
-        begin: Where it begins in the bucket, in elements.
-        end: Where it ends.
-    """
-
-    member: int
-    within: slice | EllipsisType
-    begin: int
-    end: int
-
-
-class Exchanged(NamedTuple):
-    """The part of a bucket that a rank exchanges.
-
-    Attributes:
-        layout: The number of the bucket's layout.
-        parts: The parts of gradients in the bucket.
-        specs: The names, shapes and dtypes of all gradients.
-        begin: Where the part begins in the bucket, in elements.
-    """
-
-    layout: int
-    parts: Sequence[Part]
-    specs: Sequence[Spec]
-    begin: int
 
 
 class Block(NamedTuple):
@@ -133,6 +91,25 @@ class AnyBucket(Protocol):
     def average(self, array: Any = None) -> Future[Any]: ...  # noqa: D102
 
 
+class Averager(Protocol):
+    """A way to average buckets; see :class:`mn_comm.gradients.strategies.Strategy`."""
+
+    size: int
+    context: Context
+
+    def average(self, bucket: Bucket, divisor: int) -> None:
+        """Overwrite a bucket with its sum over all ranks, divided; collective."""
+        ...
+
+    def settle(self, bucket: Bucket) -> None:
+        """Wait until no rank reads another rank's memory for a bucket; collective within the node."""
+        ...
+
+    def mean_of(self, array: _Array) -> _Array:
+        """Return the mean over all ranks of an array that is in no bucket; collective."""
+        ...
+
+
 class Bucket:
     """Gradients of one dtype, in host memory, that are averaged together.
 
@@ -176,7 +153,7 @@ class Bucket:
         blocks: Sequence[Block],
         mine: int,
         shares_memory: bool,
-        strategy: Strategy,
+        strategy: Averager,
         exchanged: Exchanged,
         ranges: Ranges,
     ) -> None:
@@ -334,16 +311,6 @@ def taker(parts: Sequence[Part]) -> Callable[[Arrays], Any]:
         (member, within, *_) = parts[0]
         return lambda arrays: arrays[member][within]
     return lambda arrays: [arrays[part.member][part.within] for part in parts]
-
-
-def count(shape: tuple[int, ...]) -> int:
-    """Return how many elements an array of this shape has."""
-    return int(np.prod(shape, dtype=np.int64))
-
-
-def bounds(length: int, shares: int) -> list[int]:
-    """Return where each of almost equal shares of ``length`` elements begins, and where the last one ends."""
-    return [length * i // shares for i in range(shares + 1)]
 
 
 def cut(parts: Sequence[Part], points: Sequence[int]) -> Iterator[tuple[int, int, tuple[Part, ...]]]:

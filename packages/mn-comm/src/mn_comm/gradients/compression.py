@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 import numpy as np
 
 from mn_comm.collectives.transport import Transport
-from mn_comm.gradients.bucket import Exchanged, Spec
+from mn_comm.gradients.parts import Exchanged, Spec
 
 if TYPE_CHECKING:
     from mn_comm.ranks.intracomm import Ranks

@@ -3,20 +3,16 @@
 from __future__ import annotations
 
 import itertools
-from bisect import bisect_right
 from collections.abc import Iterator, Mapping, Sequence
-from operator import itemgetter
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from mn_comm.collectives.mean import order_of_ranges
-from mn_comm.gradients.bucket import Part, Spec, bounds, count
+from mn_comm.gradients.parts import Part, Ranges, Spec, bounds, count
+from mn_comm.gradients.strategies import Strategy
 
-if TYPE_CHECKING:
-    from mn_comm.gradients.strategies import Strategy
-
-__all__ = ["Owners", "Ownership", "Ranges", "even_or", "fill_buckets"]
+__all__ = ["Owners", "Ownership", "even_or", "fill_buckets"]
 
 _Dtype = np.dtype[Any]
 # A rank of a node adds up what it owns if this is at most this many times the mean over the node's ranks.
@@ -66,33 +62,6 @@ class Owners(NamedTuple):
 
     of: Mapping[str, int]
     note: object = None
-
-
-class Ranges(NamedTuple):
-    """The ranges of a bucket that each rank gets.
-
-    Attributes:
-        owners: For each range its beginning and its owner; empty if all ranks get all means.
-        shares: For each rank of this node that communicates with other nodes, where its share begins, and where the
-            last one ends; on a single node, the ranges that the ranks add up.
-        destinations: Where, in this rank's share, the ranges begin that belong to the nodes between which the share is
-            exchanged, in the order of :func:`~mn_comm.collectives.mean.order_of_ranges`, and where the last one ends;
-            empty if it does not communicate with other nodes.
-    """
-
-    owners: Sequence[tuple[int, int]]
-    shares: Sequence[int]
-    destinations: Sequence[int]
-
-    def are_kept(self, begin: int, rank: int) -> bool:
-        """Return whether a rank gets the elements at a position."""
-        index = bisect_right(self.owners, begin, key=itemgetter(0)) - 1
-        return index < 0 or self.owners[index][1] == rank
-
-    @property
-    def are_shares(self) -> bool:
-        """Return whether each rank gets exactly its share."""
-        return [begin for begin, _ in self.owners] == list(self.shares[:-1])
 
 
 class Ownership:

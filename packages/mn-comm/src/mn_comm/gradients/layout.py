@@ -14,9 +14,10 @@ from mn_comm.basis.arithmetic import is_half, sum_dtype
 from mn_comm.basis.config import Config
 from mn_comm.basis.device_backend import device_backend
 from mn_comm.gradients.agree import ON_DEVICE, Entry
-from mn_comm.gradients.bucket import AnyBucket, Block, Bucket, Exchanged, Part, Spec, bounds, count, cut, taker
-from mn_comm.gradients.filling import Owners, Ownership, Ranges, even_or, fill_buckets
+from mn_comm.gradients.bucket import AnyBucket, Block, Bucket, cut, taker
+from mn_comm.gradients.filling import Owners, Ownership, even_or, fill_buckets
 from mn_comm.gradients.pace import Pace
+from mn_comm.gradients.parts import Exchanged, Part, Ranges, Spec, bounds, count
 from mn_comm.gradients.strategies import Strategy
 
 __all__ = ["Layout"]

@@ -18,7 +18,7 @@ import numpy as np
 from mn_comm.basis.mpi import MPI
 from mn_comm.basis.placement import is_device_array
 from mn_comm.collectives.bcast import bcast_in_place
-from mn_comm.gradients.bucket import count
+from mn_comm.gradients.parts import count
 from mn_comm.ranks import agreement
 from mn_comm.ranks.spans import span
 

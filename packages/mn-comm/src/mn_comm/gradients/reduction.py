@@ -11,7 +11,8 @@ import numpy as np
 
 from mn_comm.basis.mpi import MPI
 from mn_comm.gradients.agree import Selection
-from mn_comm.gradients.bucket import AnyBucket, Spec
+from mn_comm.gradients.bucket import AnyBucket
+from mn_comm.gradients.parts import Spec
 from mn_comm.gradients.targets import Targets
 from mn_comm.ranks.background import Future, Worker
 from mn_comm.ranks.spans import span

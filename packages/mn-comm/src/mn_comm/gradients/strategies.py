@@ -29,7 +29,8 @@ from mn_comm.basis.device_backend import device_backend
 from mn_comm.collectives.allreduce import mean_in_place
 from mn_comm.collectives.mean import mean_to_each
 from mn_comm.collectives.transport import Transport
-from mn_comm.gradients.bucket import Block, Bucket, Exchanged
+from mn_comm.gradients.bucket import Block, Bucket
+from mn_comm.gradients.parts import Exchanged
 from mn_comm.ranks import agreement
 from mn_comm.ranks.shared_memory import share
 

@@ -11,7 +11,7 @@ import numpy as np
 
 from mn_comm.basis.placement import is_device_array, zeros_beside
 from mn_comm.gradients.agree import Named
-from mn_comm.gradients.bucket import Spec
+from mn_comm.gradients.parts import Spec
 
 __all__ = ["Targets", "check_in_debug_mode"]
 

@@ -1,0 +1,87 @@
+"""The parts of gradients of which buckets consist, and the ranges of a bucket that ranks own."""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Mapping, Sequence
+from operator import itemgetter
+from types import EllipsisType
+from typing import Any, NamedTuple
+
+import numpy as np
+
+__all__ = ["Arrays", "Exchanged", "Part", "Ranges", "Spec", "bounds", "count"]
+
+Spec = tuple[str, tuple[int, ...], np.dtype[Any]]
+"""The name, shape and dtype of a gradient."""
+Arrays = Sequence[Any] | Mapping[int, Any]
+"""Gradients by their positions among those that take part."""
+
+
+class Part(NamedTuple):
+    """A gradient in a bucket, or consecutive elements of one.
+
+    Attributes:
+        member: The position of the gradient among those that take part.
+        within: The elements of the flattened gradient; ``...`` for the whole gradient with its shape.
+        begin: Where it begins in the bucket, in elements.
+        end: Where it ends.
+    """
+
+    member: int
+    within: slice | EllipsisType
+    begin: int
+    end: int
+
+
+class Exchanged(NamedTuple):
+    """The part of a bucket that a rank exchanges.
+
+    Attributes:
+        layout: The number of the bucket's layout.
+        parts: The parts of gradients in the bucket.
+        specs: The names, shapes and dtypes of all gradients.
+        begin: Where the part begins in the bucket, in elements.
+    """
+
+    layout: int
+    parts: Sequence[Part]
+    specs: Sequence[Spec]
+    begin: int
+
+
+class Ranges(NamedTuple):
+    """The ranges of a bucket that each rank gets.
+
+    Attributes:
+        owners: For each range its beginning and its owner; empty if all ranks get all means.
+        shares: For each rank of this node that communicates with other nodes, where its share begins, and where the
+            last one ends; on a single node, the ranges that the ranks add up.
+        destinations: Where, in this rank's share, the ranges begin that belong to the nodes between which the share is
+            exchanged, in the order of :func:`~mn_comm.collectives.mean.order_of_ranges`, and where the last one ends;
+            empty if it does not communicate with other nodes.
+    """
+
+    owners: Sequence[tuple[int, int]]
+    shares: Sequence[int]
+    destinations: Sequence[int]
+
+    def are_kept(self, begin: int, rank: int) -> bool:
+        """Return whether a rank gets the elements at a position."""
+        index = bisect_right(self.owners, begin, key=itemgetter(0)) - 1
+        return index < 0 or self.owners[index][1] == rank
+
+    @property
+    def are_shares(self) -> bool:
+        """Return whether each rank gets exactly its share."""
+        return [begin for begin, _ in self.owners] == list(self.shares[:-1])
+
+
+def count(shape: tuple[int, ...]) -> int:
+    """Return how many elements an array of this shape has."""
+    return int(np.prod(shape, dtype=np.int64))
+
+
+def bounds(length: int, shares: int) -> list[int]:
+    """Return where each of almost equal shares of ``length`` elements begins, and where the last one ends."""
+    return [length * i // shares for i in range(shares + 1)]
