@@ -73,7 +73,7 @@ class BlockExchange:
     """
 
     def __init__(self, codec: BlockCodec, portion: Portion, seed: int | None) -> None:
-        self.memory = Memory(error=np.zeros(portion.length, np.float32))
+        self.memory = Memory(omitted={"error": np.zeros(portion.length, np.float32)})
         self._codec = codec
         self._seed = seed
         self._rank, self._size = portion.rank, portion.size

@@ -35,6 +35,7 @@ class _Known:
         step: How many steps have used it.
         exchanges: The exchanges of the buckets, by the first element of each.
         saved: The arrays of exchanges that were loaded, but have not been used yet.
+        unscaled: The names of those that stay as they are when the loss scale changes.
     """
 
     def __init__(self, key: str, names: frozenset[str], order: Sequence[str]) -> None:
@@ -44,6 +45,7 @@ class _Known:
         self.step = 0
         self.exchanges: dict[str, Exchange] = {}
         self.saved: dict[str, dict[str, _Array]] = {}
+        self.unscaled: frozenset[str] = frozenset()
 
 
 class Compressor:
@@ -91,7 +93,7 @@ class Compressor:
         fitting = next((each for each in self._loaded if each.key == key), None)
         others = [each for each in self._known.values() if each.names & known.names]
         if not ranks.any(fitting is None) and fitting is not None and not ranks.differ(fitting.step):
-            known.step, known.saved = fitting.step, fitting.saved
+            known.step, known.saved, known.unscaled = fitting.step, fitting.saved, fitting.unscaled
             self._loaded.remove(fitting)
         elif ranks.any(any(each.step for each in others) or self._expects(known.names)):
             self._warn(ranks)
@@ -148,18 +150,17 @@ class Compressor:
         """Use another factor for gradients from now on."""
         change, self.scale = np.float32(scale / self.scale), scale
         for known in (*self._known.values(), *self._loaded):
-            memories = [*known.saved.values(), *(each.memory.now for each in known.exchanges.values())]
-            for array in (array for memory in memories for array in memory.values()):
+            kept = [(arrays, known.unscaled) for arrays in known.saved.values()]
+            kept += [(each.memory.now, each.memory.unscaled) for each in known.exchanges.values()]
+            for array in (array for arrays, unscaled in kept for name, array in arrays.items() if name not in unscaled):
                 with at_rest(array):
                     array *= change
 
     def report(self) -> CompressionReport:
         """Return the statistics of the last step on this rank; not collective."""
         sent, plain = self._last
-        errors = [
-            each.memory.now["error"] for known in list(self._known.values()) for each in list(known.exchanges.values())
-        ]
-        square = sum(map(_square, errors))
+        memories = [each.memory for known in list(self._known.values()) for each in list(known.exchanges.values())]
+        square = sum(_square(memory.now[name]) for memory in memories for name in memory.omitted)
         return CompressionReport(sent, sent / plain if plain else 1.0, square**0.5 / self.scale)
 
     def state(self) -> dict[str, _Array]:
@@ -174,6 +175,8 @@ class Compressor:
                     names.append((portion, name))
                     arrays[str(len(arrays))] = _copy(array)
             told = {"key": known.key, "names": sorted(known.names), "order": known.order, "step": known.step}
+            unscaled = known.unscaled.union(*(each.memory.unscaled for each in known.exchanges.values()))
+            told["unscaled"] = sorted(unscaled)
             header.append(told | {"arrays": names})
         if not header:
             return {}
@@ -200,6 +203,7 @@ class Compressor:
         for each in header["layouts"]:
             known = _Known(each["key"] if fits else "", frozenset(each["names"]), each["order"])
             known.step = each["step"]
+            known.unscaled = frozenset(each.get("unscaled", ()))
             for portion, name in each["arrays"]:
                 known.saved.setdefault(portion, {})[name] = np.array(state[str(next(numbers))])
             self._loaded.append(known)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
@@ -52,17 +53,30 @@ class Portion(NamedTuple):
 class Memory:
     """Arrays that are kept for a portion from step to step, and arrays that replace them if the step succeeds.
 
+    All arrays are given by name, no name twice, in the same memory as the portions: host memory or the device.
+
     Args:
-        arrays: The arrays by name; in the same memory as the portions: host memory or the device.
+        omitted: Parts of the gradients that have not been sent yet. Their norm is reported.
+        scaled: Other arrays that are proportional to the gradients, such as a momentum.
+        unscaled: Arrays that do not depend on the size of the gradients, such as a count of steps.
 
     Attributes:
         now: The arrays after the last step; they must not be changed.
         new: Memory for the arrays after this step. Every exchange overwrites all of it.
+        omitted: The names of the parts that have not been sent yet.
+        unscaled: The names of arrays that stay as they are when the loss scale changes.
     """
 
-    def __init__(self, **arrays: _Array) -> None:
-        self.now = arrays
-        self.new = {name: array_module(array).empty_like(array) for name, array in arrays.items()}
+    def __init__(
+        self,
+        omitted: Mapping[str, _Array] = MappingProxyType({}),
+        scaled: Mapping[str, _Array] = MappingProxyType({}),
+        unscaled: Mapping[str, _Array] = MappingProxyType({}),
+    ) -> None:
+        self.now: dict[str, _Array] = {**omitted, **scaled, **unscaled}
+        self.new = {name: array_module(array).empty_like(array) for name, array in self.now.items()}
+        self.omitted = frozenset(omitted)
+        self.unscaled = frozenset(unscaled)
 
     def commit(self) -> None:
         """Keep the arrays of this step."""

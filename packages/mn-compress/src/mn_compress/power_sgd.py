@@ -95,7 +95,9 @@ class PowerSGDExchange:
         self._left = xp.empty(left + portion.length - compressed, np.float32)
         # The same on every rank, so it must not depend on this rank's number.
         first = np.random.default_rng(numbers.seed).standard_normal(right, np.float32)
-        self.memory = Memory(error=xp.zeros(portion.length, np.float32), right=xp.asarray(first))
+        self.memory = Memory(
+            omitted={"error": xp.zeros(portion.length, np.float32)}, scaled={"right": xp.asarray(first)}
+        )
         self._end_of_left = left
 
     def average(self, transport: Transport, portion: _Array, step: int) -> None:

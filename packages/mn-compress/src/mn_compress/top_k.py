@@ -86,8 +86,8 @@ class TopKExchange:
         self._numbers = numbers
         self._size = portion.size
         self._length = portion.length
-        names = ["error", "velocity"] if numbers.momentum else ["error"]
-        self.memory = Memory(**{name: xp.zeros(portion.length, np.float32) for name in names})
+        velocity = {"velocity": xp.zeros(portion.length, np.float32)} if numbers.momentum else {}
+        self.memory = Memory(omitted={"error": xp.zeros(portion.length, np.float32)}, scaled=velocity)
         # In host memory, data that is processed together stays in a core's cache; on a device, the number of launches
         # matters.
         self._at_once = min(_CHUNK, portion.length) if xp is np else portion.length

@@ -62,7 +62,7 @@ class WholeBlockExchange:
 
     def __init__(self, codec: RowCodec, portion: Portion, seed: int | None) -> None:
         self._xp = portion.xp
-        self.memory = Memory(error=self._xp.zeros(portion.length, np.float32))
+        self.memory = Memory(omitted={"error": self._xp.zeros(portion.length, np.float32)})
         self._codec = codec
         self._seed = seed
         self._rank, self._size = portion.rank, portion.size

@@ -1,5 +1,6 @@
 """Compressed averages with every strategy, on one node and across several, immediately and in the background."""
 
+import dataclasses
 import warnings
 
 import numpy as np
@@ -8,7 +9,8 @@ from fake_model import Model, Param
 from mpi4py import MPI
 
 from mn_comm import create_communicator
-from mn_compress import Int8, OneBit, PowerSGD, TopK
+from mn_compress import Compression, Int8, OneBit, PowerSGD, TopK
+from mn_compress.exchange import Memory
 
 WORLD = MPI.COMM_WORLD
 RANK, SIZE = WORLD.rank, WORLD.size
@@ -340,3 +342,50 @@ def test_different_compressions_raise_on_all_ranks(comm):
 def test_what_compression_returns_is_for_all():
     comm = create_communicator("two_dimensional")
     assert not comm.gradient_reducer(compression=Int8()).can_leave_to_owners
+
+
+@dataclasses.dataclass(frozen=True)
+class Halves(Compression):
+    """A third party's: sends float16, keeps no omitted part, and counts its steps."""
+
+    counts: bool = True
+
+    def exchange(self, portion):
+        return HalvesExchange(self.counts)
+
+
+class HalvesExchange:
+    def __init__(self, counts):
+        self.memory = Memory(unscaled={"steps": np.zeros(1, np.int64)} if counts else {})
+
+    def average(self, transport, portion, step):
+        ranks = transport.ranks
+        others = [rank for rank in range(ranks.size) if rank != ranks.rank]
+        mine = portion.astype(np.float16)
+        received = {rank: [np.empty_like(mine)] for rank in others}
+        transport.swap({rank: [mine] for rank in others}, received, "Alltoall")
+        received[ranks.rank] = [mine]
+        portion[...] = np.mean([received[rank][0].astype(np.float32) for rank in range(ranks.size)], axis=0)
+        for name, array in self.memory.now.items():
+            self.memory.new[name][...] = array + 1
+
+
+@pytest.mark.skipif(SIZE < 2, reason="nothing is exchanged")
+@pytest.mark.parametrize("counts", [False, True])
+def test_a_compression_that_keeps_no_omitted_part(comm, counts):
+    """What it keeps is its own business: nothing is reported of it, and no loss scale changes it."""
+    flat = create_communicator("flat")
+    reducer = flat.gradient_reducer(compression=Halves(counts))
+    for scale in (1.0, 1024.0, 3.0):
+        reducer.scale_errors(scale)
+        means = average(reducer, [np.full(7, RANK, "f4")], False)
+        np.testing.assert_array_equal(means[0], np.full(7, (SIZE - 1) / 2, "f4"))
+    assert reducer.compression_report.error_norm == 0
+    assert reducer.compression_report.bytes_sent == (SIZE - 1) * 14
+    again = flat.gradient_reducer(compression=Halves(counts))
+    again.load_state(reducer.state())
+    again.scale_errors(48.0)
+    average(again, [np.full(7, RANK, "f4")], False)
+    kept = [array.tolist() for name, array in again.state().items() if name != "header"]
+    assert kept == ([[4]] if counts else [])
+    flat.finalize()
