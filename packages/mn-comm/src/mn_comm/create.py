@@ -99,9 +99,9 @@ def create_communicator(
     for name, value in settings.items():
         config = config.with_value(name, value)
     if elastic:
-        from mn_comm.elastic.communicator import ElasticCommunicator
+        from mn_comm.elastic.communicator import elastic_kind
 
-        communicator: Communicator = ElasticCommunicator(mpi_comm, communicator_name)
+        communicator: Communicator = elastic_kind(kind)(mpi_comm, kind.strategy)
     else:
         from mn_comm.elastic.support import refuse_spares
 

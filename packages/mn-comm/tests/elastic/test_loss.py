@@ -263,6 +263,53 @@ def test_gradients_that_travel_in_the_background(job, wait):
     assert job(3, START + IN_THE_BACKGROUND, "two_dimensional", str(wait)) == ["[2.5, 1.5]"] * 2
 
 
+THEIRS = """
+import pathlib
+site = pathlib.Path(os.environ["SITE"])
+info = site / "their_package-1.2.dist-info"
+info.mkdir(parents=True, exist_ok=True)
+(site / "their_package.py").write_text('''
+import mn_comm
+class Twice(mn_comm.Communicator):
+    "Twice the mean."
+    strategy = "two_dimensional"
+    factor = 2
+    def comm_hook(self, bucket):
+        return bucket.average().then(lambda mean: self.factor * mean)
+class Own(mn_comm.Communicator):
+    def multi_node_mean_grad(self, model, zero_fill=False):
+        pass
+class Prepared(Twice):
+    def __init__(self, mpi_comm):
+        super().__init__(mpi_comm)
+''')
+(info / "METADATA").write_text("Metadata-Version: 2.1\\nName: their-package\\nVersion: 1.2\\n")
+names = "".join(f"{name.lower()} = their_package:{name}\\n" for name in ("Twice", "Own", "Prepared"))
+(info / "entry_points.txt").write_text("[mn_comm.strategies]\\n" + names)
+comm.barrier()
+sys.path.insert(0, str(site))
+for name, what in (("own", "multi_node_mean_grad"), ("prepared", "__init__")):
+    try:
+        create_communicator(name, elastic=True)
+    except ValueError as error:
+        assert f"with elastic=True, got {name.title()}, which replaces {what}" in str(error), error
+    else:
+        raise AssertionError(name)
+comm = create_communicator("twice", elastic=True)
+assert comm.strategy == "two_dimensional" and type(comm).__name__ == "ElasticTwice"
+say(average())
+if me == 1:
+    die()
+say(comm.transact(average))
+"""
+
+
+def test_a_communicator_of_another_package(job, tmp_path, monkeypatch):
+    """Its strategy and its hook are used, before a loss and after it; what cannot be kept is refused."""
+    monkeypatch.setenv("SITE", str(tmp_path / "site"))
+    assert job(3, START + THEIRS, "naive") == ["[4.0, 2.0]"] * 3 + ["[4.0, 2.0]"] * 2
+
+
 REFUSED = """
 import pytest
 with pytest.raises(NotImplementedError, match="parts"):

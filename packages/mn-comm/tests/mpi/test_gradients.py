@@ -222,6 +222,9 @@ def test_values_that_are_not_finite_raise_in_debug_mode(monkeypatch):
     check_in_debug_mode(lambda: True)
     with pytest.raises(ValueError, match="expected finite gradients in debug mode, got NaN or infinity for /p01"):
         COMM.multi_node_mean_grad(model)
+    model = model_of(np.ones(3), np.array([1.0, np.nan if RANK == SIZE - 1 else 2.0]))
+    with pytest.raises(ValueError, match=r".* diverged .*"):  # the tests of ChainerMN 7 expect this word
+        COMM.multi_node_mean_grad(model)
 
 
 def step(comm, value, zero_fill=False, **grads):

@@ -500,6 +500,28 @@ class ElasticCommunicator(Communicator):
         raise NotImplementedError("split: an elastic communicator has no parts, as they would not survive a loss")
 
 
+def elastic_kind(kind: type[Communicator]) -> type[ElasticCommunicator]:
+    """Return the class of elastic communicators that average as another class does.
+
+    Args:
+        kind: A class of communicators, of this package or of another one.
+
+    Raises:
+        ValueError: It replaces methods that an elastic communicator needs.
+    """
+    bases = kind.__mro__[: kind.__mro__.index(Communicator)]
+    own = {name for base in bases for name in vars(base) if not name.startswith("__")} - {"strategy", "_abc_impl"}
+    if not own:
+        return ElasticCommunicator
+    replaced = sorted(name for name in own - {"comm_hook"} if hasattr(ElasticCommunicator, name))
+    if replaced or any("__init__" in vars(base) for base in bases):
+        raise ValueError(
+            f"expected a communicator with only strategy, comm_hook and names of its own, with elastic=True, got "
+            f"{kind.__name__}, which replaces {', '.join(replaced or ['__init__'])}"
+        )
+    return type(f"Elastic{kind.__name__}", (ElasticCommunicator, kind), {"__doc__": kind.__doc__})
+
+
 def _log(change: Change) -> None:
     import logging  # not at import: nothing else needs it
 

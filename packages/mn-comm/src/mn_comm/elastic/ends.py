@@ -143,7 +143,8 @@ def _end(process: int) -> None:
     are_all = _parties[0].take_leave(at_once=False)
     report.leave(together=are_all)
     # With the failure detector, MPI_Finalize also hangs (Open MPI 5.0.11).
-    if not are_all or _parties[0].generation or detects():
+    # Any of them: a program with two communicators may have used only one of them since the loss.
+    if not are_all or any(party.generation for party in _parties) or detects():
         _very_end.skips_finalize = True
 
 

@@ -95,7 +95,8 @@ class Targets:
         for (name, _), array in zip(self._params, self._whole, strict=True):
             if not bool((array - array == 0).all()):  # true for finite values, also on a device
                 raise ValueError(
-                    f"multi_node_mean_grad: expected finite gradients in debug mode, got NaN or infinity for {name}"
+                    f"multi_node_mean_grad: training has diverged on some rank: expected finite gradients in debug "
+                    f"mode, got NaN or infinity for {name}"
                 )
 
     def _replace_what_cannot_be_written_to(self, specs: Sequence[Spec]) -> None:
