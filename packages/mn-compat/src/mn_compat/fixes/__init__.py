@@ -10,6 +10,7 @@ import os
 from mn_compat.fixes import (
     cupy,
     deprecations,
+    differentiation,
     evaluator,
     iterators,
     nep50,
@@ -33,6 +34,7 @@ FIXES: tuple[Fix, ...] = (
     *deprecations.FIXES,
     *iterators.FIXES,
     *evaluator.FIXES,
+    *differentiation.FIXES,
     *cupy.FIXES,
 )
 

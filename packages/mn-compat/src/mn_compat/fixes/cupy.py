@@ -11,6 +11,14 @@ _NEGATIVE_SAMPLING = "chainer.functions.loss.negative_sampling"
 _HIERARCHICAL_SOFTMAX = "chainer.links.loss.hierarchical_softmax"
 _MULTIPROCESS_UPDATER = "chainer.training.updaters.multiprocess_parallel_updater"
 
+# Where Chainer calls cupyx.scatter_add, which warns as the method of arrays does.
+_SCATTERING = (
+    ("chainer.functions.array.as_strided", "    ", "(augend"),
+    ("chainer.functions.array.scatter_add", "    ", "(y"),
+    ("chainer.functions.array.spatial_transformer_sampler", "scatter_add = ", "\n"),
+    ("chainer.utils.sparse", "add_at = ", "\n"),
+)
+
 # CuPy 13 defines float16 for every kernel, and has no such header.
 _INCLUDE_FLOAT16 = "preamble='#if __has_include(<cupy/float16.cuh>)\\n#include <cupy/float16.cuh>\\n#endif\\n'"
 
@@ -32,6 +40,25 @@ FIXES = (
                 _CUDA,
                 "cudnn.is_tensor_core_available(dtype)",
                 "cudnn is not None and cudnn.is_tensor_core_available(dtype)",
+            ),
+        ),
+    ),
+    Fix(
+        "cudnn_missing",
+        "use_cudnn='always' was silently ignored without cuDNN, and 'cudnn_fast' raised an error without a message",
+        (
+            Substitution(
+                _CUDA,
+                "    if _cudnn_version < lowest_version:\n        return False\n",
+                "    if _cudnn_version < lowest_version:\n"
+                "        return __import__('mn_compat.helpers.cudnn').helpers.cudnn.without("
+                "config.use_cudnn, chainer.backends.cuda)\n",
+            ),
+            Substitution(
+                "chainer.links.connection.convolution_2d",
+                "chainer.get_compute_mode() == 'cudnn_fast'",
+                "chainer.get_compute_mode() == 'cudnn_fast' and "
+                "__import__('mn_compat.helpers.cudnn').helpers.cudnn.require(chainer.backends.cuda)",
             ),
         ),
     ),
@@ -72,12 +99,16 @@ FIXES = (
     ),
     Fix(
         "scatter_add",
-        "CuPy deprecates the scatter_add method of arrays, which get_item's backward pass calls",
+        "CuPy deprecates scatter_add, which gradients of get_item, as_strided, sparse_matmul and others call",
         (
             Substitution(
                 "chainer.functions.array.get_item",
                 "gx.scatter_add(slices, inputs[0])",
-                "chainer.backends.cuda.cupyx.scatter_add(gx, slices, inputs[0])",
+                "chainer.backends.cuda.cupy.add.at(gx, slices, inputs[0])",
+            ),
+            *(
+                Substitution(module, f"{before}cuda.cupyx.scatter_add{after}", f"{before}cuda.cupy.add.at{after}")
+                for module, before, after in _SCATTERING
             ),
         ),
     ),

@@ -1,3 +1,5 @@
+import types
+
 from cupy import cuda
 
 __version__ = "14.2.0"
@@ -8,6 +10,10 @@ class ndarray:
         self.shape = shape
         self.dtype = dtype
         self.device = cuda.Device(cuda.current_device())
+
+
+added = []
+add = types.SimpleNamespace(at=lambda array, slices, value: added.append((array, slices, value)))
 
 
 def zeros(shape, dtype=None):

@@ -1,5 +1,6 @@
-added = []
+import warnings
 
 
 def scatter_add(array, slices, value):
-    added.append((array, slices, value))
+    message = "`ndarray.scatter_add` is deprecated. Please use `cupy.add.at` instead."
+    warnings.warn(message, DeprecationWarning, stacklevel=2)
