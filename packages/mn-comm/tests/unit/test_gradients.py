@@ -286,7 +286,7 @@ def test_first_difference(one, other, expected):
     ],
 )
 def test_the_message_names_the_first_difference(one, other, message):
-    assert message in str(explain("multi_node_mean_grad", [one, other]))
+    assert message in str(explain([("multi_node_mean_grad", one), ("multi_node_mean_grad", other)]))
 
 
 def run(pace, seconds, waited=lambda share: 0.0, times=60):

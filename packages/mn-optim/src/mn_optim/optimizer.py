@@ -328,6 +328,8 @@ class MultiNodeOptimizer:
     def _share_out(self, model: chainer.Link) -> None:
         """Distribute the parameters of rank 0 to all ranks; collective."""
         self.target_params = []
+        if self._scheme.synchronous is not None and self._participant is None:
+            self._scheme.synchronous.agree_on("bcast_data", model, compares=True)
         own(self, (param for _, param in model.namedparams()))
         self._scheme.restart(model)
         share_out(self.communicator, model, fills_in=self._participant is not None)

@@ -220,3 +220,25 @@ def test_in_a_trainer(tmp_path):
     trainer = chainer.training.Trainer(updater, (2, "epoch"), out=tmp_path)
     trainer.run()
     assert optimizer.t == 9  # ten iterations, of which the first takes no step
+
+
+@pytest.mark.skipif(SIZE < 2, reason="needs ranks that differ")
+@pytest.mark.parametrize("step", [1, 4])
+@pytest.mark.parametrize("where", [0, SIZE - 1])
+@pytest.mark.parametrize(
+    "options", [{}, {"overlap": True}, {"double_buffering": True}, {"overlap": True, "shard_state": True}], ids=repr
+)
+def test_a_parameter_that_only_one_rank_adds(options, where, step):
+    """All ranks raise, also those that average the gradients of the old parameters."""
+    model = MLP(seed=0)
+    optimizer = create_multi_node_optimizer(chainer.optimizers.SGD(), COMM, **options).setup(model)
+    for iteration in range(step):
+        optimizer.update(model, *batch(iteration, RANK))
+    if where == RANK:
+        with model.init_scope():
+            model.l3 = L.Linear(3, 3)
+    with pytest.raises(
+        ValueError, match=rf"only rank {where} has the parameter /l3/W|the first backward pass|the choice of which rank"
+    ):
+        optimizer.update(model, *batch(step, RANK))
+        optimizer.update(model, *batch(step + 1, RANK))

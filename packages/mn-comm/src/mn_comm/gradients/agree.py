@@ -120,21 +120,23 @@ class JoinMessages(Protocol):
 
 # Whether a rank is within a join, and has news for the others; sent with its signature.
 _NO_JOIN, _NO_NEWS, _NEWS = range(3)
+# The same number in every check, so that two ranks in different operations exchange messages of the same length.
+_NOTES = 5
 
 
 class Agreement:
-    """The check that all ranks have the same arrays and settings; cheap while these do not change.
+    """The check that all ranks do the same with the same arrays and settings; cheap while these do not change.
 
     Args:
         ranks: The ranks that must agree.
-        operation: The name of the operation, for the message.
+        operation: The name of the operation; a rank in another one is a difference, too.
     """
 
     def __init__(self, ranks: Ranks, operation: str) -> None:
         self._ranks = ranks
         self._operation = operation
         self._signature: Signature = ()
-        self._digest = digest(())
+        self._digest = digest((operation, ()))
         self._numbers = np.zeros(4, np.int64)
         self._request: MPI.Request | None = None
         self._notes: Sequence[int] = ()
@@ -146,12 +148,12 @@ class Agreement:
 
         Args:
             signature: This rank's; fastest if it is the same object as before.
-            notes: Numbers of which every rank gets the greatest; the same count on every rank.
+            notes: At most five numbers, of which every rank gets the greatest.
             join: The messages to the other ranks, if any.
         """
         if signature is not self._signature:
-            self._signature, self._digest = signature, digest(signature)
-        self._join, self._notes = join, notes
+            self._signature, self._digest = signature, digest((self._operation, signature))
+        self._join, self._notes = join, (*notes, *[0] * (_NOTES - len(notes)))
         self._send()
 
     def finish(self) -> list[int]:
@@ -160,7 +162,7 @@ class Agreement:
         While a rank has news, all ranks exchange messages, and check once more.
 
         Returns:
-            The greatest notes of all ranks.
+            The greatest notes of all ranks; five numbers.
 
         Raises:
             ValueError: The ranks differ; the same message on all of them.
@@ -174,7 +176,7 @@ class Agreement:
                 break
             self._send()
         if highest != -negative_of_lowest:
-            raise _explain(self._operation, self._ranks.allgather(self._signature))
+            raise _explain(self._ranks.allgather((self._operation, self._signature)))
         return notes
 
     def check(self, signature: Signature, notes: Sequence[int] = (), join: JoinMessages | None = None) -> None:
@@ -182,15 +184,14 @@ class Agreement:
         self.start(signature, notes, join)
         self.finish()
 
-    def exchange(self, notes: Sequence[int], join: JoinMessages, until_quiet: bool) -> None:
+    def exchange(self, join: JoinMessages, until_quiet: bool) -> None:
         """Exchange messages at the other ranks' check, without checking anything on this rank; collective.
 
         Args:
-            notes: See :meth:`start`.
             join: The messages to the other ranks.
             until_quiet: Whether to repeat this until no rank has news, rather than do it once.
         """
-        self._join, self._notes = join, notes
+        self._join, self._notes = join, [0] * _NOTES
         while True:
             self._send()
             self._receive()
@@ -224,11 +225,27 @@ class Agreement:
         return True
 
 
-def _explain(operation: str, signatures: Sequence[Signature]) -> Exception:
+def _explain(found: Sequence[tuple[str, Signature]]) -> Exception:
+    """Return the exception for ranks that differ in their operations or signatures."""
+    operations, signatures = zip(*found, strict=True)
     for rank, signature in enumerate(signatures):
         if signature and signature[0][0] == FAILURE:
             return remote_error(rank, *signature[0][1:])
-    return everywhere(_difference(operation, signatures))
+    if len(set(operations)) > 1:
+        return everywhere(_different_operations(operations, signatures))
+    return everywhere(_difference(operations[0], signatures))
+
+
+def _different_operations(operations: Sequence[str], signatures: Sequence[Signature]) -> ValueError:
+    rank = next(rank for rank, other in enumerate(operations) if other != operations[0])
+    here, there = ({name for name, *_ in signatures[i] if str(name).startswith("/")} for i in (0, rank))
+    # If a parameter was added on one rank, that rank distributes its parameters, while the others average gradients.
+    names = sorted(here ^ there) if here and there else []
+    only = f": only rank {0 if names[0] in here else rank} has the parameter {names[0]}" if names else ""
+    return ValueError(
+        f"expected all ranks in the same operation, got {operations[0]} on rank 0 and {operations[rank]} on rank "
+        f"{rank}{only}"
+    )
 
 
 def _difference(operation: str, signatures: Sequence[Signature]) -> ValueError:

@@ -13,7 +13,17 @@ import numpy as np
 
 from mn_comm.basis.config import Config
 from mn_comm.basis.protocols import Model
-from mn_comm.gradients.agree import FAILURE, OWNERS, Agreement, JoinMessages, Selection, Signature, select, signature_of
+from mn_comm.gradients.agree import (
+    FAILURE,
+    OWNERS,
+    Agreement,
+    JoinMessages,
+    Selection,
+    Signature,
+    select,
+    signature_of,
+    sorted_parameters,
+)
 from mn_comm.gradients.filling import Owners
 from mn_comm.gradients.layout import Layout
 from mn_comm.gradients.reduction import CommunicationHook, Reduction, average_exactly, mean_of
@@ -32,8 +42,6 @@ __all__ = ["GradientReducer"]
 _SHAPE, _DTYPE = attrgetter("shape"), attrgetter("dtype")
 # Scripts may alternate between a few sets of gradients: for example, those of a generator and of a discriminator.
 _MOST_LAYOUTS = 8
-# The notes of a check without averaging: as many as for an average, because other ranks may be averaging.
-_SILENCE = (0, 0, 0, 0, 0)
 
 
 class GradientReducer:
@@ -175,7 +183,7 @@ class GradientReducer:
             self._under_way.pop(0).drain()
         selection, signature, failure = self._select(model, zero_fill, owners)
         join = self.join  # the worker may begin only after the join has ended
-        agreed = Future(lambda: self._agreement.check(signature, _SILENCE, join), self._worker)
+        agreed = Future(lambda: self._agreement.check(signature, join=join), self._worker)
         if failure is not None:
             raise failure
         # Not every second one: a reduction that ends before it has begun, because a rank had news, counts on some ranks
@@ -215,7 +223,21 @@ class GradientReducer:
         if self.join is None:
             raise RuntimeError("expected messages of a join to exchange, got none: set GradientReducer.join")
         join = self.join
-        Future(lambda: self._agreement.exchange(_SILENCE, join, until_quiet), self._worker).wait()
+        Future(lambda: self._agreement.exchange(join, until_quiet), self._worker).wait()
+
+    def agree_on(self, operation: str, model: Model | None = None) -> None:
+        """Raise on every rank unless all ranks call this with the same arguments, rather than average; collective.
+
+        Args:
+            operation: What comes next: for messages.
+            model: The model whose parameters must be the same on all ranks in names, shapes and dtypes, if any.
+
+        Raises:
+            ValueError: The ranks' operations or parameters differ; the message names the first parameter that does.
+        """
+        named = [] if model is None else [(name, param.data) for name, param in sorted_parameters(model)]
+        agreement = Agreement(self._strategy.context.ranks, operation)
+        Future(lambda: agreement.check(signature_of(named), join=self.join), self._worker).wait()
 
     @property
     def compression_report(self) -> CompressionReport | None:

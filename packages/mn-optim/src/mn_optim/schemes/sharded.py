@@ -49,6 +49,8 @@ class Sharded(SchemeWrapper):
     def step(self, model: chainer.Link, backward: Backward | None, take_step: TakeStep) -> None:
         """Average gradients, update this rank's parameters, and send them to all ranks; collective."""
         self._shards.forget_gathered()
+        if not self._shards.is_settled and self.join is None:
+            self._exact.agree_on("the choice of which rank keeps which state", model)
         owners = self._shards.owners(model, may_choose=self.join is None)
         has_all_means = not self._exact.leave_to(model, owners)
         self._exact.step(model, backward, partial(self._shards.take_step, model, take_step, has_all_means))

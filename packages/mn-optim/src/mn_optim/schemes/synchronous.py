@@ -116,6 +116,26 @@ class Synchronous:
         """
         raise NotImplementedError
 
+    def agree_on(self, operation: str, model: chainer.Link, compares: bool = False) -> None:
+        """Raise on every rank unless all ranks are about to do the same; collective.
+
+        If a parameter was added on one rank only, the others average the gradients of the parameters that they had
+        before, maybe in the background, where nothing else meets them.
+
+        Args:
+            operation: What comes next, for messages.
+            model: The model.
+            compares: Whether its parameters must be the same on all ranks in names, shapes and dtypes.
+
+        Raises:
+            ValueError: The ranks differ.
+        """
+        try:
+            reducer = self.reducer_of(model)
+        except NotImplementedError:  # the script's own class of communicator
+            return
+        reducer.agree_on(operation, model if compares else None)
+
     def restart(self, model: chainer.Link) -> None:
         """Do nothing: nothing is pending."""
 
@@ -207,6 +227,8 @@ class Overlapped(Synchronous):
         if self.join is not None:
             self.exchange_messages(model, until_quiet=True)  # all ranks come here, or none
             self.join.is_together = True
+        else:
+            self.agree_on("the first backward pass of an overlap", model)
         names: list[str] = []
         with raise_on_all(self._communicator):
             if backward is not None:

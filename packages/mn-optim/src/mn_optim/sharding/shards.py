@@ -38,6 +38,9 @@ class Shards:
     Args:
         communicator: The ranks. Creating it is collective.
         optimizer: The actual optimizer.
+
+    Attributes:
+        is_settled: Whether every parameter has an owner, so that a step needs no choice.
     """
 
     def __init__(self, communicator: CommunicatorBase, optimizer: Any) -> None:
@@ -45,7 +48,7 @@ class Shards:
         self._optimizer = optimizer
         self._owners: dict[str, int] = {}
         self._known: set[str] = set()
-        self._is_settled = False
+        self.is_settled = False
         self._latest: Owners | None = None
         self._saves_own_part = False
         self._n_loads = 0
@@ -60,9 +63,9 @@ class Shards:
             may_choose: Whether owners may be chosen now if there are none; choosing them is collective.
         """
         params = with_rules(model)
-        if not self._is_settled and may_choose:
+        if not self.is_settled and may_choose:
             self._settle(model, params)
-        need = need_of(self._optimizer, params) if self._is_settled else None
+        need = need_of(self._optimizer, params) if self.is_settled else None
         if need is None:
             return None
         if self._latest is None or self._latest.of is not self._owners or self._latest.note != need:
@@ -83,7 +86,7 @@ class Shards:
                 have the same parameters.
         """
         params = with_rules(model)
-        if not self._is_settled:
+        if not self.is_settled:
             self._settle(model, params)
         # Parameters that are not updated are equal on all ranks, and stay so. Parameters that got a rule in the
         # meantime are updated by all ranks until owners are chosen again. A hook may freeze or unfreeze parameters.
@@ -97,12 +100,12 @@ class Shards:
             nonlocal is_gathered
             is_gathered = True
             self.forget_gathered()  # a hook may have gathered it before the update
-            self._is_settled = False  # if this raises, it raises on all ranks
+            self.is_settled = False  # if this raises, it raises on all ranks
             updated = [name for name, each in owned.items() if name in active or each.update_rule.enabled]
             arrays = [(name, owned[name].data) for name in updated]  # some updates make new arrays
             owners = [self._owners[name] for name in updated]
             self._communicator.all_gather_owned(arrays, owners, failure)
-            self._is_settled = True
+            self.is_settled = True
 
         clipping = None
         if not has_all_means:
@@ -141,7 +144,7 @@ class Shards:
 
     def restart(self) -> None:
         """Choose owners in the next step, for parameters that have none; must be called on every rank."""
-        self._is_settled = False
+        self.is_settled = False
 
     def _settle(self, model: chainer.Link, params: Mapping[str, chainer.Parameter]) -> None:
         """Choose owners, and move the state to them; collective."""
@@ -159,7 +162,7 @@ class Shards:
         self._owners = self._communicator.bcast_obj(owners)  # ranks may differ, for example in frozen parameters
         self._known = known
         self._move_state(params)
-        self._is_settled = True
+        self.is_settled = True
 
     def _warn(self, known: set[str]) -> None:
         changed = sorted(known ^ self._known)
