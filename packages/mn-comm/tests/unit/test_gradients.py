@@ -298,8 +298,25 @@ def run(pace, seconds, waited=lambda share: 0.0, times=60):
     return used
 
 
-def test_nothing_is_tried_while_nobody_waits():
-    assert set(run(Pace(), lambda share: 1.0)) == {SHARE_BYTES[0]}
+def test_both_sizes_are_tried_in_the_first_averages_and_the_faster_one_is_kept():
+    small, large = SHARE_BYTES
+    for slow, fast in ((small, large), (large, small)):
+        used = run(Pace(), lambda share, slow=slow: 34.0 if share == slow else 12.0)
+        assert used[:4].count(small) == used[:4].count(large) == 2
+        assert used[4:30] == [fast] * 26
+    # The first average with each size takes longer, and says nothing.
+    first = iter([9.0, 9.0])
+    used = run(Pace(), lambda share: next(first, 2.0 if share == small else 3.0))
+    assert used[4:] == [small] * 56
+
+
+def test_when_averages_become_slower_the_other_size_is_tried_although_nobody_waits():
+    small, large = SHARE_BYTES
+    pace = Pace()
+    assert run(pace, lambda share: 1.0 if share == small else 2.0)[4:] == [small] * 56
+    used = run(pace, lambda share: 6.0 if share == small else 2.0)
+    assert large in used[:8]
+    assert used[-40:].count(large) >= 35
 
 
 def test_where_waiting_dominates_the_larger_shares_are_tried_and_kept_if_they_are_better():
@@ -307,7 +324,7 @@ def test_where_waiting_dominates_the_larger_shares_are_tried_and_kept_if_they_ar
     pace = Pace()
     used = run(pace, lambda share: 10.0 if share == small else 3.0, lambda share: 8.0)
     assert used[0] == small
-    assert used.index(large) < 12
+    assert used.index(large) < 4
     assert used[-25:].count(large) >= 23
     # When the cores are free again, small shares are soon used again.
     used = run(pace, lambda share: 1.0 if share == small else 2.0, times=150)
@@ -316,4 +333,4 @@ def test_where_waiting_dominates_the_larger_shares_are_tried_and_kept_if_they_ar
 
 def test_if_the_larger_shares_are_no_better_they_are_seldom_tried():
     used = run(Pace(), lambda share: 5.0, lambda share: 4.0, times=90)
-    assert 5 <= used.count(SHARE_BYTES[1]) <= 12
+    assert 5 <= used[4:].count(SHARE_BYTES[1]) <= 12

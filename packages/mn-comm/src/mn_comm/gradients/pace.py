@@ -16,10 +16,15 @@ SHARE_BYTES = (256 * 1024, 4 * 1024 * 1024)
 """How many bytes of a bucket each rank adds up: where cores are free, and where they are contended."""
 
 _FREE, _CONTENDED = range(2)
+# The first averages of a layout, in which both are measured.
+_FIRST = (_FREE, _CONTENDED, _FREE, _CONTENDED)
 # If a larger part of the time is spent waiting, a rank has to wait for its core.
 _SUSPICIOUS = 0.25
 # After this many averages, the other choice is tried again.
 _PATIENCE = (8, 32)
+# If averages have become this many times slower since the choice was made, the other one is tried again.
+_SLOWER = 1.5
+_LAST = 5
 
 
 class Pace:
@@ -34,11 +39,15 @@ class Pace:
         self._choice = _FREE
         self._tries = False
         self._since_try = 0
-        self._seconds: tuple[deque[float], deque[float]] = (deque(maxlen=5), deque(maxlen=5))
+        self._count = 0
+        self._expected = 0.0
+        self._seconds: tuple[deque[float], deque[float]] = (deque(maxlen=_LAST), deque(maxlen=_LAST))
 
     @property
     def proposal(self) -> int:
         """The index in :data:`SHARE_BYTES` that this rank proposes for the next average; all ranks use the greatest."""
+        if self._count < len(_FIRST):
+            return _FIRST[self._count]
         return 1 - self._choice if self._tries else self._choice
 
     @property
@@ -47,19 +56,30 @@ class Pace:
         return SHARE_BYTES[self.used]
 
     def record(self, seconds: float, waited: float) -> None:
-        """Record the last average, which used this layout.
+        """Record the last average, which used this layout; with the same numbers on all ranks.
 
-        seconds: How long it took on the slowest rank.
+        Args:
             seconds: How long it took the slowest rank.
             waited: How long the rank that waited longest has waited for others.
         """
+        self._count += 1
         self._seconds[self.used].append(seconds)
+        if self._count < len(_FIRST):
+            return
         self._since_try = 0 if self.used != self._choice else self._since_try + 1
         other = 1 - self._choice
-        if self._seconds[other] and _median(self._seconds[other]) < _median(self._seconds[self._choice]):
-            self._choice = other
+        # The first averages also fill caches and tables: the better one of two counts.
+        typical = min if self._count == len(_FIRST) else _median
+        if self._seconds[other] and typical(self._seconds[other]) < typical(self._seconds[self._choice]):
+            self._choice, self._expected = other, 0.0
+        usual = _median(self._seconds[self._choice])
+        if len(self._seconds[self._choice]) == _LAST and not self._expected:
+            self._expected = usual
+        has_changed = 0.0 < _SLOWER * self._expected < usual
+        if has_changed:
+            self._expected = usual
         is_doubtful = self._choice == _CONTENDED or waited > _SUSPICIOUS * seconds
-        self._tries = is_doubtful and self._since_try >= _PATIENCE[self._choice]
+        self._tries = has_changed or (is_doubtful and self._since_try >= _PATIENCE[self._choice])
 
 
 def _median(values: Sequence[float]) -> float:  # importing the standard library's module imports many others
