@@ -1,0 +1,171 @@
+"""On a machine with GPUs: run everything that needs one, and write down what ran on what.
+
+``python tools/try_gpu.py --ranks 2`` runs the doctor, all tests marked ``gpu`` of all packages and of ``tests/`` (in
+one process, and those of jobs on two ranks), and ``benchmarks/gpu.py``. It needs an environment with the packages, a
+CuPy for the driver, and the tests' requirements; the ``mpiexec`` on PATH starts the jobs. The results are in
+``result/gpu/``: ``README.md`` contains the tables, the other files what the tests wrote. The exit status is 1 if
+something failed.
+
+If there are fewer GPUs than ranks, ranks share one, which NCCL 2.30 and newer allow for tests.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import platform
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import run_tests
+
+ROOT = run_tests.ROOT
+MARK = "mark.gpu"
+ALONE = "unit", "gpu"  # parts of a folder of tests that run in one process
+BENCHMARK_LIMIT = 600  # seconds
+
+
+@dataclass(frozen=True)
+class Row:
+    """A line of the table.
+
+    Attributes:
+        what: What ran.
+        passed: How many tests passed; of a program, 1 or 0.
+        failed: How many failed.
+        skipped: How many were skipped.
+        seconds: How long it took.
+    """
+
+    what: str
+    passed: int
+    failed: int
+    skipped: int
+    seconds: float
+
+
+def main() -> int:
+    """Run everything, write the tables, and return the exit status."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--ranks", default="2", help="sizes of the jobs, separated by commas; default %(default)s")
+    parser.add_argument("--out", type=Path, default=ROOT / "result" / "gpu")
+    parser.add_argument("--only", default="", help="only tests whose file's path contains this")
+    options = parser.parse_args()
+    machine, count = look()
+    sizes = [int(size) for size in options.ranks.split(",")]
+    if max(sizes) > count:
+        os.environ["NCCL_MULTI_RANK_GPU_ENABLE"] = "1"
+    shutil.rmtree(options.out, ignore_errors=True)
+    options.out.mkdir(parents=True)
+    rows = [*run_doctor(options.out), *run_all_tests(sizes, options.out, options.only)]
+    rows += [] if options.only else run_benchmark(sizes, options.out)
+    text = report(machine, rows, sorted(options.out.glob("benchmark-*.txt")))
+    (options.out / "README.md").write_text(text)
+    sys.stdout.write(text)
+    return int(any(row.failed for row in rows))
+
+
+def look() -> tuple[dict[str, str], int]:
+    """Return what this machine has, by name, and the number of GPUs.
+
+    Raises:
+        SystemExit: There is no GPU.
+    """
+    try:
+        import cupy
+
+        runtime = cupy.cuda.runtime
+        count = runtime.getDeviceCount()
+    except (ImportError, RuntimeError) as error:
+        raise SystemExit(f"expected a GPU: {error}") from None
+    properties = runtime.getDeviceProperties(0)
+    machine = {
+        "GPUs": f"{count} x {properties['name'].decode()} (sm_{properties['major']}{properties['minor']})",
+        "driver knows CUDA": _cuda(runtime.driverGetVersion()),
+        "CuPy": f"{cupy.__version__} for CUDA {_cuda(runtime.runtimeGetVersion())}",
+        "Python": platform.python_version(),
+        "commit": _commit(),
+    }
+    return machine, count
+
+
+def _cuda(version: int) -> str:
+    return f"{version // 1000}.{version % 1000 // 10}"
+
+
+def _commit() -> str:
+    command = ["git", "describe", "--always", "--dirty"]
+    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True).stdout.strip() or "unknown"
+
+
+def run_doctor(out: Path) -> Iterator[Row]:
+    """Run the doctor."""
+    yield run_program("doctor", [sys.executable, "-m", "mn_comm", "doctor"], out / "doctor.txt")
+
+
+def run_all_tests(sizes: list[int], out: Path, only: str = "") -> Iterator[Row]:
+    """Run the tests marked ``gpu``, file by file's folder."""
+    for folder in [*sorted(ROOT.glob("packages/*/tests")), ROOT / "tests"]:
+        name = "tests" if folder.parent == ROOT else folder.parent.name
+        for part in ALONE:
+            tests = marked(folder / part, only)
+            if tests:
+                outcome = run_tests.run_alone(part, [*tests, "-m", "gpu"], out / name / part)
+                yield as_row(f"{name}: {part}", outcome)
+        tests = marked(folder / "mpi", only)
+        for size in sizes if tests else []:
+            outcome = run_tests.run_job(size, [*tests, "-m", "gpu"], out / name / f"mpi-{size}")
+            yield as_row(f"{name}: {size} ranks", outcome)
+
+
+def marked(folder: Path, only: str = "") -> list[str]:
+    """Return the files of a folder that contain tests marked ``gpu``."""
+    files = sorted(folder.rglob("test_*.py"))
+    return [str(file) for file in files if only in str(file) and MARK in file.read_text()]
+
+
+def as_row(what: str, outcome: run_tests.Outcome) -> Row:
+    """Return the line of a run of pytest."""
+    return Row(what, outcome.passed, outcome.failed, outcome.skipped, outcome.seconds)
+
+
+def run_benchmark(sizes: list[int], out: Path) -> Iterator[Row]:
+    """Run ``benchmarks/gpu.py`` in one process and on ranks."""
+    program = [sys.executable, str(ROOT / "benchmarks" / "gpu.py")]
+    yield run_program("benchmark of packing", program, out / "benchmark-1.txt")
+    for size in (size for size in sizes if size > 1):
+        command = ["mpiexec", "-n", str(size), *program]
+        yield run_program(f"benchmark on {size} ranks", command, out / f"benchmark-{size}.txt")
+
+
+def run_program(what: str, command: list[str], file: Path) -> Row:
+    """Run a program with a time limit, and keep its output."""
+    started = time.monotonic()
+    with file.open("w") as output:
+        try:
+            status = subprocess.run(
+                command, stdout=output, stderr=subprocess.STDOUT, timeout=BENCHMARK_LIMIT
+            ).returncode
+        except subprocess.TimeoutExpired:
+            status = run_tests.HUNG
+    return Row(what, int(status == 0), int(status != 0), 0, time.monotonic() - started)
+
+
+def report(machine: dict[str, str], rows: Iterable[Row], outputs: Iterable[Path]) -> str:
+    """Return the tables, in Markdown."""
+    lines = ["# What ran on this machine", "", "| | |", "|---|---|"]
+    lines += [f"| {name} | {value} |" for name, value in machine.items()]
+    lines += ["", "| what | passed | failed | skipped | seconds |", "|---|---:|---:|---:|---:|"]
+    lines += [f"| {row.what} | {row.passed} | {row.failed} | {row.skipped} | {row.seconds:.0f} |" for row in rows]
+    for output in outputs:
+        lines += ["", f"## {output.stem}", "", "```", output.read_text().strip(), "```"]
+    return "\n".join(lines) + "\n"
+
+
+if __name__ == "__main__":
+    sys.exit(main())
