@@ -23,6 +23,8 @@ ROOT = Path(__file__).parent
 DIST = ROOT / "dist"
 CONSTRAINTS = ROOT / ".nox" / "constraints.txt"
 REPORTS = ROOT / ".nox" / "reports"
+# The sources of the kernels that a run on the emulated GPU has compiled.
+KERNELS = ROOT / ".nox" / "gpu-kernels"
 
 WORKSPACE = nox.project.load_toml(ROOT / "pyproject.toml")
 PACKAGES = {
@@ -159,6 +161,27 @@ def bench_compression(session: nox.Session) -> None:
         cluster = ["python", "tools/cluster.py", "--hosts", "2,2", "--rate", rate, "--", "python"]
         what = ["benchmarks/compression.py", "--json", str(kept), "--network", rate]
         session.run(*cluster, *what, env=MPI_SETTINGS, success_codes=[0, 77])
+
+
+@nox.session
+def kernels(session: nox.Session) -> None:
+    """Compile the kernels of the last run on the emulated GPU with NVRTC; `-- FOLDER` for kernels elsewhere."""
+    folder = Path(session.posargs[0]) if session.posargs else KERNELS
+    if not any(folder.glob("*.json")):
+        session.skip(f"there are no kernels in {folder}: a run on the emulated GPU collects them")
+    compilers = [*locked(session, "cuda12", "cupy-cuda12x", "nvidia-cuda-nvrtc-cu12", "nvidia-cuda-runtime-cu12")]
+    compilers += locked(session, "cuda13", "nvidia-cuda-nvrtc", "nvidia-cuda-runtime")
+    session.install("--no-deps", *compilers)
+    session.run("python", "tools/kernels.py", str(folder), "--arch=sm_70,sm_80,sm_90,sm_100")
+    session.run("python", "tools/kernels.py", str(folder), "--cuda=13", "--arch=sm_120")
+
+
+def locked(session: nox.Session, extra: str, *names: str) -> list[str]:
+    """Return the pinned requirements of these names, of an extra of mn-comm."""
+    what = ["--package=mn-comm", f"--extra={extra}", "--no-emit-workspace"]
+    form = ["--quiet", "--frozen", "--no-hashes", "--no-annotate", "--no-header"]
+    lines = str(session.run("uv", "export", *what, *form, silent=True)).splitlines()
+    return [line.partition(";")[0].strip() for line in lines if line.partition("==")[0] in names]
 
 
 @nox.session(name="release-check", requires=["build"])
