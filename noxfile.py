@@ -10,6 +10,7 @@ import os
 import shutil
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 import nox
@@ -279,7 +280,7 @@ def add_unit_session(python: str) -> None:
     def body(session: nox.Session) -> None:
         requirements = {name for package in PACKAGES for name in GROUPS.get(package, ["test"])}
         install(session, *(with_mpi(package, "mpich") for package in PACKAGES), *groups(*sorted(requirements)))
-        suites = [describe_unit(package, session.python, session.bin) for package in PACKAGES]
+        suites = [describe_unit(package, python, session.bin, session.posargs) for package in PACKAGES]
         run_plan(session, f"Unit tests, Python {python}", suites, [])
 
     body.__doc__ = f"Run the unit tests of all packages on Python {python}."
@@ -367,7 +368,7 @@ def run_plan(
     plan = {"title": title, "suites": suites, "commands": commands}
     reports.joinpath("plan.json").write_text(json.dumps(plan, indent=1))
     command = [sys.executable, "tools/run_tests.py", f"--plan={reports}/plan.json", f"--reports={reports}"]
-    session.run(*command, *session.posargs, env=MPI_SETTINGS, external=True)
+    session.run(*command, env=MPI_SETTINGS, external=True)
 
 
 def new_reports(session: nox.Session) -> Path:
@@ -388,10 +389,10 @@ def has_openmpi(suite: str) -> bool:
     return suite == "product" or with_mpi(suite, "openmpi") != suite
 
 
-def describe_unit(package: str, python: str, programs: str) -> dict[str, object]:
+def describe_unit(package: str, python: str, programs: str, arguments: Sequence[str] = ()) -> dict[str, object]:
     """Return the entry in a plan for the unit tests of a package on another Python."""
     suite = {"name": f"{package}, Python {python}", "tests": folder_of(package), "python": f"{programs}/python"}
-    return {**suite, "reports": f"{package}-{python}", "parts": ["unit"]}
+    return {**suite, "reports": f"{package}-{python}", "parts": ["unit"], "arguments": [*arguments]}
 
 
 def describe(suite: str, mpi: str, **options: object) -> dict[str, object]:
