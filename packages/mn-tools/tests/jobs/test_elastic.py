@@ -117,3 +117,35 @@ def test_without_a_supervisor_nothing_is_kept(tmp_path):
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert done.stdout == "False None\n"
     assert "RuntimeError: expected a job started by chainermn elastic" in done.stderr
+
+
+# Rank 1 kills itself before it has loaded anything of ours; or another process kills it, once it has begun to load MPI.
+AT_ONCE = "os.kill(os.getpid(), signal.SIGKILL)"
+IN_MPI = """
+    watch = "import os, sys; process = int(sys.argv[1])\\n"
+    watch += "while 'libmpi' not in open(f'/proc/{process}/maps').read(): pass\\n"
+    watch += "os.kill(process, 9)"
+    subprocess.Popen([sys.executable, "-c", watch, str(os.getpid())])
+"""
+DIES_EARLY = """
+import os, signal, subprocess, sys
+
+attempt = int(os.environ["CHAINERMN_SUPERVISOR"].split()[-1])
+rank = os.environ.get("OMPI_COMM_WORLD_RANK", os.environ.get("PMI_RANK"))
+if attempt == 1 and rank == "1":
+    {how}
+
+import mn_comm
+
+comm = mn_comm.create_communicator("naive")
+print(f"rank {{comm.rank}} of attempt {{attempt}} has come to the end\\n", end="", flush=True)
+"""
+
+
+@pytest.mark.parametrize("how", [AT_ONCE, IN_MPI], ids=["before it imports anything", "while it loads MPI"])
+def test_a_rank_that_dies_before_it_has_a_communicator_does_not_leave_the_others_waiting(tmp_path, how):
+    Path(tmp_path, "early.py").write_text(DIES_EARLY.format(how=how.strip()))
+    done = run(tmp_path, "", "-n", "3", "early.py")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("of attempt 2 has come to the end") == 3
+    assert said(done)[-1] == "the training is complete, after 1 restart"

@@ -5,6 +5,7 @@ import sys
 
 import pytest
 
+from mn_comm.supervised import start
 from mn_tools.doctor.mpi import Launcher
 from mn_tools.elastic import supervisor
 from mn_tools.elastic.attempt import Attempt
@@ -12,6 +13,7 @@ from mn_tools.elastic.launch import command_of, environment_of, left, own_addres
 from mn_tools.elastic.options import Host, Options, parse, read_hosts
 
 MPICH, OPEN_MPI = Launcher("/m/mpiexec", "MPICH", "5.0.2"), Launcher("/o/mpiexec", "Open MPI", "5.0.11")
+PYTHON = [sys.executable, start.__file__]
 
 
 def parsed(*arguments):
@@ -37,6 +39,7 @@ def test_a_module_needs_two_hyphens():
         (["-n", "2", "--spares", "-1", "a.py"], "expected 0 or more for --spares, got -1"),
         (["-n", "2", "--detect", "0.1", "a.py"], "expected at least 0.5 seconds for --detect, got 0.1"),
         (["-n", "2", "--detect", "nan", "a.py"], "expected at least 0.5 seconds for --detect, got nan"),
+        (["-n", "2", "--start-limit", "0", "a.py"], "expected a number of seconds above 0, got 0"),
         (["-n", "2", "--hosts", "a:0", "a.py"], "expected hosts as a:2,b:2 for --hosts, got 'a:0'"),
         (["-n", "2", "--hosts", ",", "a.py"], "expected hosts as a:2,b:2 for --hosts, got ','"),
         (["-n", "2", "--hosts", "", "a.py"], "expected hosts as a:2,b:2 for --hosts, got ''"),
@@ -81,18 +84,18 @@ def test_open_mpi_looks_for_ranks_that_are_silent():
         *("--stdin", "none", "--with-ft", "ulfm"),
         *("--mca", "mpi_ft_detector", "true", "--mca", "mpi_ft_detector_thread", "true"),
         *("--mca", "mpi_ft_detector_period", "0.5", "--mca", "mpi_ft_detector_timeout", "2"),
-        *("-n", "3", sys.executable, "t.py"),
+        *("-n", "3", *PYTHON, "t.py"),
     ]
 
 
 def test_the_command_of_each_launcher():
     options = Options(4, ("t.py", "-e", "2"), HOSTS, mpiexec=("mpiexec", "--verbose"))
-    script = [sys.executable, "t.py", "-e", "2"]
+    script = [*PYTHON, "t.py", "-e", "2"]
     assert command_of(options, MPICH, HOSTS[1:]) == ["/m/mpiexec", "--verbose", "-n", "2", "-hosts", "b:2", *script]
     where = ["--host", "a:2,b:2", "-x", "CHAINERMN_SUPERVISOR", "-x", "CHAINERMN_SPARES"]
     tolerant = ["--stdin", "none", "--with-ft", "ulfm"]
     assert command_of(options, OPEN_MPI, HOSTS) == ["/o/mpiexec", "--verbose", *tolerant, "-n", "4", *where, *script]
-    assert command_of(Options(4, ("t.py",)), MPICH, ()) == ["/m/mpiexec", "-n", "4", sys.executable, "t.py"]
+    assert command_of(Options(4, ("t.py",)), MPICH, ()) == ["/m/mpiexec", "-n", "4", *PYTHON, "t.py"]
 
 
 def test_an_option_for_the_standard_input_is_not_given_twice():

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-KEEPER = """
+GREETING = """
 import json, os, socket, sys
 
 if "--version" in sys.argv:
@@ -31,6 +31,8 @@ def is_dropped(connection):
 
 keeper = connect()
 keeper.sendall(line(op="keeper", token=token, host="here"))
+"""
+KEEPER = f"""{GREETING}
 keeper.sendall(line(op="join", attempt=int(attempt), rank=0, size=1))
 """
 FINISHED = 'keeper.sendall(line(op="finished", attempt=int(attempt), rank=0, elastic=False))\n'
@@ -141,3 +143,37 @@ def test_a_signal_that_is_ignored_from_the_start_stays_ignored(tmp_path):
         signal.signal(signal.SIGHUP, before)
     _, errors = supervisor.communicate(timeout=60)
     assert supervisor.returncode == 0, errors
+
+
+START = """
+for rank in range(2):
+    keeper.sendall(line(op="start", attempt=int(attempt), rank=rank))
+"""
+WAIT = """
+import time
+while True:
+    keeper.sendall(line(op="beat"))
+    time.sleep(0.4)
+"""
+DIES = "keeper.sendall(line(op='gone', attempt=int(attempt), rank=1))\n"
+
+
+@pytest.mark.parametrize("joined", ["", 'keeper.sendall(line(op="join", attempt=int(attempt), rank=0, size=2))\n'])
+def test_a_rank_that_ends_before_its_communicator_ends_the_attempt(tmp_path, joined):
+    mpiexec = launcher(tmp_path, START + joined + DIES + WAIT, f"#!{sys.executable}\n{GREETING}")
+    supervisor = start(tmp_path, mpiexec, "--restart", "0")
+    _, errors = supervisor.communicate(timeout=60)
+    assert supervisor.returncode == 1
+    assert "rank 1 has ended before it had made a communicator" in errors
+
+
+@pytest.mark.parametrize(
+    ("joined", "n_joined"), [("", 0), ('keeper.sendall(line(op="join", attempt=int(attempt), rank=0, size=2))\n', 1)]
+)
+def test_ranks_that_do_not_come_together_are_ended(tmp_path, joined, n_joined):
+    mpiexec = launcher(tmp_path, START + joined + WAIT, f"#!{sys.executable}\n{GREETING}")
+    supervisor = start(tmp_path, mpiexec, "--restart", "0", "--start-limit", "3", "--spares", "0", "-n", "2")
+    _, errors = supervisor.communicate(timeout=60)
+    assert supervisor.returncode == 1
+    expected = f"{n_joined} of 2 ranks have made a communicator within 3 s (--start-limit)"
+    assert expected in errors

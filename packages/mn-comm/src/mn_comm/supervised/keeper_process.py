@@ -123,7 +123,7 @@ class _Keeper:
             if self._kept is not None:
                 return {"number": self._kept[0]}, [self._kept[1]]
         else:
-            if message["op"] == "join":
+            if message["op"] in ("start", "join"):
                 rank.name = {key: message[key] for key in ("attempt", "rank")}
             self._tell(**message | (rank.name or {}))
         return {}, []

@@ -20,6 +20,8 @@ __all__ = ["VARIABLE", "Connection", "Supervision", "connection", "supervision"]
 
 VARIABLE = "CHAINERMN_SUPERVISOR"
 """What a supervisor sets in the environment of a job: ``HOST PORT TOKEN ATTEMPT``."""
+_INHERITED = "CHAINERMN_KEEPER"
+"""The variable for a connection that was made before the process became the script: ``DESCRIPTOR PROCESS``."""
 _PATIENCE_SECONDS = 5.0
 _PAUSE_SECONDS = 0.01
 _GONE = "the keeper of this node has ended, probably because the supervisor, chainermn elastic, has ended"
@@ -74,6 +76,11 @@ class Connection:
         self._lock = threading.Lock()
         os.register_at_fork(after_in_child=connected.close)  # a child process is not a rank
 
+    def pass_on(self) -> None:
+        """Leave the connection to the program that this process is about to run in its place."""
+        self._socket.set_inheritable(True)
+        os.environ[_INHERITED] = f"{self._socket.fileno()} {os.getpid()}"
+
     def ask(self, message: dict[str, Any], descriptor: int | None = None) -> tuple[dict[str, Any], int | None]:
         """Send a message, optionally with a file, and return the answer, which may also come with a file.
 
@@ -105,6 +112,9 @@ def connection() -> Connection | None:
     found = supervision()
     if found is None or not hasattr(socket, "send_fds"):
         return None
+    inherited = _inherited(found.address)
+    if inherited is not None:
+        return Connection(inherited)
     deadline = time.monotonic() + _PATIENCE_SECONDS
     while time.monotonic() < deadline:
         connected = _connected(found.address)
@@ -112,6 +122,26 @@ def connection() -> Connection | None:
             return Connection(connected)
         if not _start(found):
             time.sleep(_PAUSE_SECONDS)  # another rank is about to listen there
+    return None
+
+
+def _inherited(address: str) -> socket.socket | None:
+    """Return the connection that was made before this process became the script, if it is still open."""
+    descriptor, _, process = os.environ.pop(_INHERITED, "").partition(" ")
+    if process != str(os.getpid()):  # a process that a rank has started
+        return None
+    try:
+        inherited = socket.socket(fileno=int(descriptor))
+    except OSError:  # the script has closed it
+        return None
+    try:
+        is_it = inherited.getpeername() == address.encode()
+    except OSError:
+        is_it = False
+    if is_it:
+        inherited.set_inheritable(False)
+        return inherited
+    inherited.detach()  # the script has closed it, and opened another socket
     return None
 
 

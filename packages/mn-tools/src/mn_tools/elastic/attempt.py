@@ -14,9 +14,12 @@ class Attempt:
 
     Attributes:
         number: Its number, from 1.
+        expected: The number of processes that were started.
         size: The number of ranks; 0 until one has reported it.
         present: The ranks that are connected, and the host of each.
-        joined: The ranks that are or were connected.
+        joined: The ranks that have made a communicator.
+        early: The ranks that have ended before they had made a communicator, in this order.
+        verdict: Why the supervisor has ended the attempt; empty if it had no reason of its own.
         finished: The ranks that have reached the end of the script, and so the end of the training.
         is_elastic: Whether a rank that has finished reports for all ranks, because the others were lost.
         failures: The failures of ranks: the rank, its status, and the reason in one line.
@@ -25,9 +28,12 @@ class Attempt:
     """
 
     number: int
+    expected: int = 0
     size: int = 0
     present: dict[int, str] = field(default_factory=dict)
     joined: set[int] = field(default_factory=set)
+    early: list[int] = field(default_factory=list)
+    verdict: str = ""
     finished: set[int] = field(default_factory=set)
     is_elastic: bool = False
     failures: list[tuple[int, int, str]] = field(default_factory=list)
@@ -41,12 +47,10 @@ class Attempt:
         if message.get("attempt") != self.number:
             return
         rank = message["rank"]
-        if message["op"] == "join":
-            self.size = message["size"]
-            self.present[rank] = host
-            self.joined.add(rank)
+        if message["op"] in ("start", "join"):
+            self._hear_of_start(message, host)
         elif message["op"] == "gone":
-            self.present.pop(rank, None)
+            self._hear_of_end(rank)
         elif message["op"] == "finished":
             self.finished.add(rank)
             self.is_elastic |= message["elastic"]
@@ -54,6 +58,29 @@ class Attempt:
             self.has_ended = True
         elif message["op"] == "failed":
             self.failures.append((rank, message["status"], message["summary"]))
+
+    def _hear_of_start(self, message: dict[str, Any], host: str) -> None:
+        self.present[message["rank"]] = host
+        if message["op"] == "join":
+            self.size = message["size"]
+            self.joined.add(message["rank"])
+
+    def _hear_of_end(self, rank: int) -> None:
+        self.present.pop(rank, None)
+        if rank not in self.joined:
+            self.early.append(rank)
+
+    @property
+    def is_together(self) -> bool:
+        """Whether all ranks have made a communicator."""
+        return bool(self.joined) and len(self.joined) >= self.size
+
+    @property
+    def problem_at_start(self) -> str:
+        """Why ranks that are present would wait forever; empty if no rank has ended too early."""
+        if not self.early or not self.present:
+            return ""
+        return f"rank {self.early[0]} has ended before it had made a communicator"
 
     @property
     def is_finished(self) -> bool:
@@ -72,7 +99,9 @@ class Attempt:
 
     @property
     def reason(self) -> str:
-        """Why the attempt has failed, as far as ranks have reported it."""
+        """Why the attempt has failed, as far as it is known."""
+        if self.verdict:
+            return self.verdict
         if not self.joined:
             return "no rank has made a communicator"
         if self.failures:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import shlex
 import socket
@@ -12,6 +13,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
 from mn_comm.elastic.support import SPARES
+from mn_comm.supervised import start
 from mn_comm.supervised.link import VARIABLE
 from mn_tools.doctor.mpi import Launcher
 from mn_tools.elastic.options import Host, Options
@@ -26,18 +28,18 @@ _PROBE = "import socket, sys; socket.create_connection((sys.argv[1], int(sys.arg
 def command_of(options: Options, launcher: Launcher, hosts: Sequence[Host]) -> list[str]:
     """Return the command line that starts ranks and spares on some hosts; if there are none, on this host."""
     ranks = ["-n", str(ranks_on(options, hosts) + spares_on(options, hosts))]
-    script = [sys.executable, *options.command]
-    start = [launcher.path, *options.mpiexec[1:]]
+    script = [sys.executable, os.path.abspath(start.__file__), *options.command]
+    mpiexec = [launcher.path, *options.mpiexec[1:]]
     if launcher.family == "Open MPI":
         # Otherwise, a rank that reads its standard input waits forever: this mpiexec does not pass on that it is empty.
-        no_input = [] if "--stdin" in start else ["--stdin", "none"]
+        no_input = [] if "--stdin" in mpiexec else ["--stdin", "none"]
         fault_tolerance = ["--with-ft", "ulfm", *_detector(options.detect)]
         where = ["--host", ",".join(f"{host.name}:{host.slots}" for host in hosts)] if hosts else []
         for name in (VARIABLE, SPARES) if hosts else ():
             where += ["-x", name]
-        return [*start, *no_input, *fault_tolerance, *ranks, *where, *script]
+        return [*mpiexec, *no_input, *fault_tolerance, *ranks, *where, *script]
     where = ["-hosts", ",".join(f"{host.name}:{host.slots}" for host in hosts)] if hosts else []
-    return [*start, *ranks, *where, *script]
+    return [*mpiexec, *ranks, *where, *script]
 
 
 def _detector(seconds: float | None) -> list[str]:

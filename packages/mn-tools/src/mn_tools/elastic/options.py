@@ -37,7 +37,7 @@ class Options:
         restarts: The maximum number of restarts.
         ssh: The command that reaches a host, with its options.
         mpiexec: The launcher, with its options.
-        patience: The maximum number of seconds until the first rank has a communicator.
+        start_limit: The maximum number of seconds until all ranks have a communicator.
         spares: How many additional processes wait to take the places of lost ranks.
         detect: The number of seconds of silence after which a rank counts as dead; ``None`` for never.
     """
@@ -49,7 +49,7 @@ class Options:
     restarts: int = 3
     ssh: tuple[str, ...] = ("ssh",)
     mpiexec: tuple[str, ...] = ("mpiexec",)
-    patience: float = 120.0
+    start_limit: float = 120.0
     spares: int = 0
     detect: float | None = None
 
@@ -79,7 +79,11 @@ def parse(arguments: list[str], prog: str, description: str) -> Options:
     parser.add_argument("--ssh", default="ssh", help="the command that reaches a host; default %(default)s")
     parser.add_argument("--mpiexec", default="mpiexec", help="the launcher, with its options")
     parser.add_argument(
-        "--patience", type=float, default=120.0, help="seconds to wait for the first communicator; default 120"
+        "--start-limit",
+        type=_seconds,
+        default=120.0,
+        metavar="SECONDS",
+        help="after how long ranks that do not all have a communicator are ended and started again; default 120",
     )
     parser.add_argument("command", nargs=argparse.REMAINDER, help="the script and its arguments, or -m and a module")
     given = parser.parse_args(arguments)
@@ -101,8 +105,15 @@ def parse(arguments: list[str], prog: str, description: str) -> Options:
     if hosts and sum(host.slots for host in hosts) < given.min:
         parser.error(f"expected room for at least {given.min} ranks on --hosts, got {given.hosts}")
     return Options(
-        given.n, command, hosts, given.min, given.restart, ssh, mpiexec, given.patience, given.spares, given.detect
+        given.n, command, hosts, given.min, given.restart, ssh, mpiexec, given.start_limit, given.spares, given.detect
     )
+
+
+def _seconds(text: str) -> float:
+    seconds = float(text)
+    if not seconds > 0:
+        raise argparse.ArgumentTypeError(f"expected a number of seconds above 0, got {text}")
+    return seconds
 
 
 def _words(name: str, text: str) -> tuple[str, ...]:

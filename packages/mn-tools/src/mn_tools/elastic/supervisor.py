@@ -31,6 +31,7 @@ _MOST_WITHOUT_PROGRESS = 3
 _LAUNCHER_SECONDS = 5.0  # the time for mpiexec to end after all ranks have ended
 _END_SECONDS = 2.0  # between asking mpiexec to end and killing it
 _END_SECONDS_WITHOUT_A_HOST = 0.5  # Open MPI's mpiexec then waits for that host
+_LATE_SECONDS = 20.0  # after this time, it is said that ranks have not come together
 _LONGEST_LINE = 1 << 16  # bytes: more than a keeper ever sends
 _LONGEST_GREETING = 4096
 _NO_MESSAGE = (ValueError, KeyError, TypeError, AttributeError, RecursionError)
@@ -78,6 +79,7 @@ class Supervisor:
         self._silent: set[str] = set()
         self._spoken = 0.0
         self._newest = -1
+        self._has_said_late = False
         self._signal = 0  # the first signal that has asked it to end
 
     def __enter__(self) -> Supervisor:
@@ -146,15 +148,15 @@ class Supervisor:
     def _try(self, number: int, launcher: Launcher, hosts: Sequence[Host]) -> Attempt:
         """Run one attempt, until all of its processes have ended."""
         self._heed()
-        attempt = Attempt(number)
-        self._lost, self._silent = [], set()
+        self._lost, self._silent, self._has_said_late = [], set(), False
         host, port = self._listening.getsockname()[:2]
         said = str(Supervision(host, port, self._token, number))
         environ = {**os.environ, VARIABLE: said, **environment_of(self._options, hosts)}
         where = f" on {', '.join(each.name for each in hosts)}" if hosts else ""
-        n_spares = spares_on(self._options, hosts)
+        n_ranks, n_spares = ranks_on(self._options, hosts), spares_on(self._options, hosts)
+        attempt = Attempt(number, n_ranks + n_spares)
         waiting = f" and {n_spares} spare{'s' * (n_spares > 1)}" if n_spares else ""
-        _say(f"attempt {number}: {ranks_on(self._options, hosts)} ranks{waiting}{where}")
+        _say(f"attempt {number}: {n_ranks} ranks{waiting}{where}")
         # In its own session: Ctrl-C is for the supervisor, which then ends mpiexec.
         process = subprocess.Popen(
             command_of(self._options, launcher, hosts), stdin=subprocess.DEVNULL, env=environ, start_new_session=True
@@ -182,8 +184,23 @@ class Supervisor:
                 return
             if over_since is not None and now - over_since > _LAUNCHER_SECONDS:
                 return
-            if not attempt.joined and now - began > self._options.patience:
+            if over_since is None:
+                attempt.verdict = self._problem_at_start(attempt, now - began)
+            if attempt.verdict:
                 return
+
+    def _problem_at_start(self, attempt: Attempt, seconds: float) -> str:
+        """Return why ranks will not come together, or an empty result; say once that they have not, so far."""
+        if attempt.problem_at_start or attempt.is_together:
+            return attempt.problem_at_start
+        limit = self._options.start_limit
+        found = f"{len(attempt.joined)} of {attempt.expected} ranks have made a communicator"
+        if seconds > limit:
+            return f"{found} within {limit:g} s (--start-limit)"
+        if seconds > _LATE_SECONDS and not self._has_said_late:
+            self._has_said_late = True
+            _say(f"attempt {attempt.number}: {found} after {_LATE_SECONDS:g} s; it ends at {limit:g} s (--start-limit)")
+        return ""
 
     def _end(self, attempt: Attempt, process: subprocess.Popen[bytes]) -> None:
         """End the remaining processes of an attempt, on all hosts whose keepers respond."""
