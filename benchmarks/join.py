@@ -24,10 +24,10 @@ from models import MODELS
 import mn_optim
 from mn_comm import create_communicator
 
-SCHEMES: dict[str, dict[str, Any]] = {
-    "plain": {},
-    "overlap": {"overlap": True},
-    "double_buffering": {"double_buffering": True},
+SCHEMES: dict[str, mn_optim.When] = {
+    "plain": mn_optim.AfterBackward(),
+    "overlap": mn_optim.DuringBackward(),
+    "double_buffering": mn_optim.OneStepLate(),
 }
 CONTROL_SECONDS = 1e-4
 
@@ -42,10 +42,10 @@ class Net(chainer.Link):
                 setattr(self, f"w{i}", chainer.Parameter(np.zeros(shape, np.float32)))
 
 
-def measure(shapes: list[tuple[int, ...]], options: dict[str, Any], rounds: int, control: bool) -> dict[bool, float]:
+def measure(shapes: list[tuple[int, ...]], when: mn_optim.When, rounds: int, control: bool) -> dict[bool, float]:
     """Return the median seconds of a step on the slowest rank, outside of a join and within."""
     comm = create_communicator("two_dimensional")
-    optimizer = mn_optim.create_multi_node_optimizer(chainer.optimizers.SGD(lr=0.01), comm, **options)
+    optimizer = mn_optim.MultiNodeOptimizer(chainer.optimizers.SGD(lr=0.01), comm, when)
     optimizer.setup(Net(shapes))
     grads = {name: np.full(param.shape, comm.rank, np.float32) for name, param in optimizer.target.namedparams()}
     seconds: dict[bool, list[float]] = {False: [], True: []}
@@ -85,7 +85,10 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=100, help="of ten steps each, outside and within")
     parser.add_argument("--json", default="", help="a file to add the figures to, as lines of JSON")
     args = parser.parse_args()
-    contestants = {**{name: (options, False) for name, options in SCHEMES.items()}, "plain, 0.1 ms more": ({}, True)}
+    contestants = {
+        **{name: (when, False) for name, when in SCHEMES.items()},
+        "plain, 0.1 ms more": (mn_optim.AfterBackward(), True),
+    }
     for model in args.models.split(","):
         found = {name: measure(MODELS[model], each[0], args.rounds, each[1]) for name, each in contestants.items()}
         if WORLD.rank == 0:

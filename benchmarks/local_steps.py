@@ -22,10 +22,10 @@ from common import WORLD, keep
 import mn_optim
 from mn_comm import create_communicator
 
-SCHEMES: dict[str, dict[str, Any]] = {
-    "synchronous": {},
-    "local SGD, H = 8": {"local_steps": 8},
-    "asynchronous": {"asynchronous": True},
+SCHEMES: dict[str, mn_optim.When] = {
+    "synchronous": mn_optim.AfterBackward(),
+    "local SGD, H = 8": mn_optim.LocalSGD(8),
+    "asynchronous": mn_optim.Asynchronous(),
 }
 COMPUTATION_SECONDS = 0.02
 TIMES_SLOWER = 3
@@ -45,9 +45,9 @@ def slow_periods(seed: int) -> list[float]:
     return np.cumsum(np.random.RandomState(seed).uniform(1, 2, 100)).tolist()  # type: ignore[no-any-return]
 
 
-def train(options: dict[str, Any], comm: Any, seconds: float, has_straggler: bool, seed: int) -> float:
+def train(when: mn_optim.When, comm: Any, seconds: float, has_straggler: bool, seed: int) -> float:
     """Return how many steps per second this rank takes."""
-    optimizer = mn_optim.create_multi_node_optimizer(chainer.optimizers.SGD(lr=0.01), comm, **options).setup(Net())
+    optimizer = mn_optim.MultiNodeOptimizer(chainer.optimizers.SGD(lr=0.01), comm, when).setup(Net())
     gradient = np.full((1024, 1024), comm.rank, np.float32)
     for _ in range(3):
         optimizer.target.w.grad = gradient
@@ -57,7 +57,7 @@ def train(options: dict[str, Any], comm: Any, seconds: float, has_straggler: boo
     periods = slow_periods(seed)
     WORLD.Barrier()
     begin, steps = time.perf_counter(), 0
-    while not is_over(options, begin, seconds):
+    while not is_over(when, begin, seconds):
         is_slow = straggles and np.searchsorted(periods, time.perf_counter() - begin) % 2 == 0
         time.sleep(COMPUTATION_SECONDS * (TIMES_SLOWER if is_slow else 1))
         optimizer.target.w.grad = gradient.copy()
@@ -68,10 +68,10 @@ def train(options: dict[str, Any], comm: Any, seconds: float, has_straggler: boo
     return steps / elapsed
 
 
-def is_over(options: dict[str, Any], begin: float, seconds: float) -> bool:
+def is_over(when: mn_optim.When, begin: float, seconds: float) -> bool:
     """Return whether the time is over: on all ranks together if they average gradients in every step."""
     mine = time.perf_counter() - begin > seconds
-    return mine if options else bool(WORLD.allreduce(mine, op=max))
+    return mine if not isinstance(when, mn_optim.AfterBackward) else bool(WORLD.allreduce(mine, op=max))
 
 
 def main() -> None:
@@ -86,9 +86,9 @@ def main() -> None:
     comm = create_communicator(args.communicator)
     found: dict[tuple[str, bool], list[float]] = {}
     for seed in range(args.rounds):
-        for name, options in SCHEMES.items():
+        for name, when in SCHEMES.items():
             for has_straggler in (False, True):
-                rates = comm.allgather_obj(train(options, comm, args.seconds, has_straggler, seed))
+                rates = comm.allgather_obj(train(when, comm, args.seconds, has_straggler, seed))
                 found.setdefault((name, has_straggler), []).append(statistics.mean(rates[:-1]))
     medians = {key: statistics.median(rates) for key, rates in found.items()}
     if WORLD.rank:

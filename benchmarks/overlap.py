@@ -53,14 +53,14 @@ def main() -> None:
     args = parser.parse_args()
     comm = create_communicator(args.communicator)
     variants = {
-        "one after the other": {},
-        "overlapped": {"overlap": True, "bucket_bytes": args.bucket_bytes},
-        "double-buffered": {"double_buffering": True},
+        "one after the other": mn_optim.AfterBackward(),
+        "overlapped": mn_optim.DuringBackward(bucket_bytes=args.bucket_bytes),
+        "double-buffered": mn_optim.OneStepLate(),
     }
     steps: dict[str, Callable[[np.ndarray], object]] = {}
-    for name, options in variants.items():
+    for name, when in variants.items():
         net = Net()
-        optimizer = mn_optim.create_multi_node_optimizer(chainer.optimizers.SGD(0), comm, **options).setup(net)
+        optimizer = mn_optim.MultiNodeOptimizer(chainer.optimizers.SGD(0), comm, when).setup(net)
         steps[name] = lambda x, optimizer=optimizer, net=net: optimizer.update(net, x)
     alone = Net()
 

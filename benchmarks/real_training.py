@@ -28,29 +28,27 @@ import mn_optim
 from mn_comm import create_communicator
 from mn_compress import Int8, OneBit, PowerSGD, TopK
 from mn_extensions import AllreducePersistent
-from mn_optim import Asynchronous, DiLoCo, LocalSGD, StreamingDiLoCo
+from mn_optim import AfterBackward, Asynchronous, DiLoCo, LocalSGD, StreamingDiLoCo, SynchronousFirst
 
 EXACT = "exact"
-SCHEMES: dict[str, Callable[[int], dict[str, Any]]] = {
-    EXACT: lambda steps: {},
-    "Int8()": lambda steps: {"compression": Int8()},
-    "OneBit()": lambda steps: {"compression": OneBit()},
-    "OneBit(64)": lambda steps: {"compression": OneBit(64)},
-    "OneBit(64), after 1/4": lambda steps: {"compression": OneBit(64, start_iter=steps // 4)},
-    "TopK(0.01, momentum=0.9)": lambda steps: {"compression": TopK(0.01, momentum=0.9, warm_up=60)},
-    "TopK(0.02, momentum=0.95)": lambda steps: {"compression": TopK(0.02, momentum=0.95, warm_up=60)},
-    "PowerSGD(4)": lambda steps: {"compression": PowerSGD(4, start_iter=20)},
-    "local SGD, H = 8": lambda steps: {"local_steps": LocalSGD(8)},
-    "DiLoCo, H = 16": lambda steps: {"local_steps": DiLoCo(16)},
-    "DiLoCo, H = 16, after 1/4": lambda steps: {"local_steps": DiLoCo(16, start_after=steps // 4)},
-    "DiLoCo, H = 16, momentum 0.5": lambda steps: {"local_steps": DiLoCo(16, outer=_outer())},
-    "Streaming DiLoCo, H = 16, momentum 0.5": lambda steps: {
-        "local_steps": StreamingDiLoCo(16, fragments=4, delay=2, outer=_outer())
-    },
-    "Streaming DiLoCo, H = 16": lambda steps: {"local_steps": StreamingDiLoCo(16, fragments=4, delay=2)},
-    "asynchronous": lambda steps: {"asynchronous": Asynchronous(warmup_steps=12, max_staleness=16)},
+SCHEMES: dict[str, Callable[[int], mn_optim.When]] = {
+    EXACT: lambda steps: AfterBackward(),
+    "Int8()": lambda steps: AfterBackward(send=Int8()),
+    "OneBit()": lambda steps: AfterBackward(send=OneBit()),
+    "OneBit(64)": lambda steps: AfterBackward(send=OneBit(64)),
+    "OneBit(64), after 1/4": lambda steps: AfterBackward(send=OneBit(64, start_iter=steps // 4)),
+    "TopK(0.01, momentum=0.9)": lambda steps: AfterBackward(send=TopK(0.01, momentum=0.9, warm_up=60)),
+    "TopK(0.02, momentum=0.95)": lambda steps: AfterBackward(send=TopK(0.02, momentum=0.95, warm_up=60)),
+    "PowerSGD(4)": lambda steps: AfterBackward(send=PowerSGD(4, start_iter=20)),
+    "local SGD, H = 8": lambda steps: LocalSGD(8),
+    "DiLoCo, H = 16": lambda steps: DiLoCo(16),
+    "DiLoCo, H = 16, after 1/4": lambda steps: SynchronousFirst(steps // 4, DiLoCo(16)),
+    "DiLoCo, H = 16, momentum 0.5": lambda steps: DiLoCo(16, outer=_outer()),
+    "Streaming DiLoCo, H = 16, momentum 0.5": lambda steps: StreamingDiLoCo(16, fragments=4, delay=2, outer=_outer()),
+    "Streaming DiLoCo, H = 16": lambda steps: StreamingDiLoCo(16, fragments=4, delay=2),
+    "asynchronous": lambda steps: SynchronousFirst(12, Asynchronous(max_staleness=16)),
 }
-"""The options of the optimizer in each scheme, by the number of steps; "after 1/4" begins with a quarter exact ones."""
+"""When ranks communicate in each scheme, by the number of steps; "after 1/4" begins with a quarter exact ones."""
 
 
 def _outer() -> chainer.Optimizer:
@@ -61,13 +59,13 @@ def _outer() -> chainer.Optimizer:
 def train(task: Task, scheme: str, comm: Any, epochs: int, seed: int, target: float) -> dict[str, float]:
     """Train, and return the score, the seconds, the seconds to the target, and the megabytes that were sent."""
     steps = task.size // (task.batch * comm.size) * epochs
-    options = SCHEMES[scheme](steps)
+    when = SCHEMES[scheme](steps)
     order = np.random.RandomState(seed).permutation(task.size)[comm.rank :: comm.size]
     model = task.model(seed)
-    has_momentum_elsewhere = bool(getattr(options.get("compression"), "momentum", 0))
+    has_momentum_elsewhere = bool(getattr(getattr(when, "send", None), "momentum", 0))
     actual = task.optimizer(has_momentum_elsewhere)
-    optimizer = mn_optim.create_multi_node_optimizer(actual, comm, **options).setup(model)
-    is_compressed = "compression" in options
+    optimizer = mn_optim.MultiNodeOptimizer(actual, comm, when).setup(model)
+    is_compressed = getattr(when, "send", None) is not None
     if task.clip and not is_compressed:
         actual.add_hook(chainer.optimizer_hooks.GradientClipping(task.clip))
     optimizer.assume_synchronized()

@@ -31,14 +31,15 @@ WAYS = {"sharded": (True, False), "sharded, all means everywhere": (True, True),
 MIB = 1 << 20
 
 
-def make(comm: Any, kind: str, model: str, shard_state: bool, sees_all: bool) -> Any:
+def make(comm: Any, kind: str, model: str, sharded: bool, sees_all: bool) -> Any:
     """Return an optimizer whose model has gradients, after its first step."""
     target = make_model(MODELS[model])
     random = np.random.RandomState(comm.rank)
     for param in target.params():
         param.data[...] = random.rand(*param.shape)
     actual = getattr(chainer.optimizers, kind)()
-    optimizer = mn_optim.create_multi_node_optimizer(actual, comm, shard_state=shard_state).setup(target)
+    when = mn_optim.Sharded() if sharded else mn_optim.AfterBackward()
+    optimizer = mn_optim.MultiNodeOptimizer(actual, comm, when).setup(target)
     if sees_all:
         optimizer.add_hook(lambda optimizer: None, name="sees all gradients")
     for _ in range(3):

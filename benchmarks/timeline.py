@@ -27,7 +27,11 @@ from mn_comm.ranks.spans import record
 from mn_tools.timeline import Recorder
 
 WORLD = MPI.COMM_WORLD
-SCHEMES = {"plain": {}, "overlap": {"overlap": True, "bucket_bytes": 1 << 20}, "double": {"double_buffering": True}}
+SCHEMES = {
+    "plain": mn_optim.AfterBackward(),
+    "overlap": mn_optim.DuringBackward(bucket_bytes=1 << 20),
+    "double": mn_optim.OneStepLate(),
+}
 
 
 class Net(chainer.ChainList):
@@ -58,9 +62,9 @@ def main() -> None:
     if WORLD.rank == 0:
         print(f"{WORLD.size} ranks; one span takes {span_seconds() * 1e6:.2f} µs")
         print(f"{'':10}{'step, ms':>10}{'spans':>8}{'expected':>10}{'measured':>10}{'none / none':>13}")
-    for scheme, options in SCHEMES.items():
+    for scheme, when in SCHEMES.items():
         steps = [
-            make_step(comm, x, args, options, recording) for recording in (None, recorder, None)
+            make_step(comm, x, args, when, recording) for recording in (None, recorder, None)
         ]  # the third shows how much equal steps differ
         for step in steps * 3:
             step()  # broadcast, learn the order, fill the buffers
@@ -75,12 +79,12 @@ def main() -> None:
 
 
 def make_step(
-    comm: object, x: np.ndarray, args: argparse.Namespace, options: dict, recording: Recorder | None
+    comm: object, x: np.ndarray, args: argparse.Namespace, when: mn_optim.When, recording: Recorder | None
 ) -> Callable[[], None]:
     """Return a training step that records a timeline, or does not."""
     record(recording)
     net = Net(args.width, args.layers)
-    optimizer = mn_optim.create_multi_node_optimizer(chainer.optimizers.SGD(0), comm, **options).setup(net)
+    optimizer = mn_optim.MultiNodeOptimizer(chainer.optimizers.SGD(0), comm, when).setup(net)
 
     def step() -> None:
         record(recording)

@@ -29,7 +29,7 @@ from typing import Any
 import numpy as np
 
 STRATEGIES = ["naive", "flat", "hierarchical", "two_dimensional", "single_node", "non_cuda_aware"]
-OPTIONS = [{}, {}, {"overlap": True}, {"double_buffering": True}]
+WHEN = ["AfterBackward", "AfterBackward", "DuringBackward", "OneStepLate"]
 PHASES = ["update", "update", "first", "evaluator", "checkpoint"]
 ITERATIONS = 18
 
@@ -59,7 +59,7 @@ class Plan:
     seed: int
     ranks: int
     strategy: str
-    options: dict[str, bool]
+    when: str
     victims: dict[int, Victim]
     spares: int = 0
 
@@ -75,8 +75,8 @@ def plan_with_spares(seed: int) -> Plan:
     other = order[1] if seed % 2 and ranks > 2 else ranks
     if seed % 4 < 3 and (spares > 1 or other < ranks):
         victims[other] = Victim("joining", 0, int(random.randint(0, 14)), 0.0)
-    options = OPTIONS[seed // 3 % len(OPTIONS)]
-    return Plan(seed, ranks, STRATEGIES[seed % len(STRATEGIES)], options, victims, spares)
+    when = WHEN[seed // 3 % len(WHEN)]
+    return Plan(seed, ranks, STRATEGIES[seed % len(STRATEGIES)], when, victims, spares)
 
 
 def plan(seed: int) -> Plan:
@@ -94,7 +94,7 @@ def plan(seed: int) -> Plan:
             int(random.randint(0, 9)),
             float(random.exponential(0.003)) if is_timed else 0.0,
         )
-    return Plan(seed, ranks, STRATEGIES[seed % len(STRATEGIES)], OPTIONS[seed // 3 % len(OPTIONS)], victims)
+    return Plan(seed, ranks, STRATEGIES[seed % len(STRATEGIES)], WHEN[seed // 3 % len(WHEN)], victims)
 
 
 def run(job: Plan, patience: float) -> tuple[str, list[dict[str, object]]]:
@@ -226,7 +226,7 @@ def train(job: Plan, folder: Path) -> None:
     import chainer.functions as F
     import chainer.links as L
     import chainermn
-    from chainermn import create_multi_node_checkpointer, create_multi_node_evaluator, create_multi_node_optimizer
+    from chainermn import create_multi_node_checkpointer, create_multi_node_evaluator, optimizers
 
     class Net(chainer.Chain):  # type: ignore[misc]
         def __init__(self) -> None:
@@ -243,10 +243,12 @@ def train(job: Plan, folder: Path) -> None:
     comm = chainermn.create_communicator(job.strategy, elastic=True)
     rank = comm.rank
     notes = Notes(rank, folder)
-    killer = Killer(job.victims.get(rank), notes, "-".join(job.options))
+    killer = Killer(job.victims.get(rank), notes, job.when)
     np.random.seed(rank)
     net = Net()
-    optimizer = create_multi_node_optimizer(chainer.optimizers.Adam(), comm, **job.options).setup(net)
+    optimizer = optimizers.MultiNodeOptimizer(chainer.optimizers.Adam(), comm, getattr(optimizers, job.when)()).setup(
+        net
+    )
     random = np.random.RandomState(100 + rank)
     dataset = chainer.datasets.TupleDataset(random.rand(16, 10).astype("f"), random.randint(0, 4, 16).astype("i"))
     iterator = chainer.iterators.SerialIterator(dataset, 8, repeat=False, shuffle=False)

@@ -30,13 +30,14 @@ import chainermn  # isort: skip - before Chainer
 
 import chainer
 import numpy as np
+from chainermn import optimizers
 from mpi4py import MPI
 
 STRATEGIES = ("naive", "flat", "hierarchical", "two_dimensional", "single_node", "non_cuda_aware")
-OPTIONS: dict[str, dict[str, Any]] = {
-    "plain": {},
-    "overlap": {"overlap": True},
-    "double_buffering": {"double_buffering": True},
+WHEN = {
+    "plain": optimizers.AfterBackward(),
+    "overlap": optimizers.DuringBackward(),
+    "double_buffering": optimizers.OneStepLate(),
 }
 SHAPES = ((64,), (300, 500), (1000,), (700, 900), (10,))
 PACKAGES = tuple(Path(sys.modules[name].__file__ or "").parent for name in ("mn_comm", "mn_optim"))
@@ -106,12 +107,12 @@ def count(found: dict[CodeType, set[int]]) -> dict[str, tuple[int, int]]:
     }
 
 
-def update_of(mpi_comm: MPI.Intracomm, strategy: str, options: dict[str, Any]) -> dict[str, tuple[int, int]]:
+def update_of(mpi_comm: MPI.Intracomm, strategy: str, when: Any) -> dict[str, tuple[int, int]]:
     """Return the result of :func:`count` for one update; collective."""
     comm = chainermn.create_communicator(strategy, mpi_comm)
     model = Model()
     with traced() as found:  # from the beginning, because only threads that start later are traced
-        optimizer = chainermn.create_multi_node_optimizer(chainer.optimizers.SGD(), comm, **options).setup(model)
+        optimizer = optimizers.MultiNodeOptimizer(chainer.optimizers.SGD(), comm, when).setup(model)
         for _ in range(4):  # the first broadcasts parameters, the second creates buckets
             for param in model.params():
                 param.grad = np.full(param.shape, comm.rank, np.float32)
@@ -135,8 +136,8 @@ def main() -> None:
     for strategy in STRATEGIES:
         if strategy == "single_node" and arguments.nodes > 1:
             continue
-        for scheme, options in OPTIONS.items():
-            counts = update_of(world.Dup(), strategy, options)
+        for scheme, when in WHEN.items():
+            counts = update_of(world.Dup(), strategy, when)
             path = {file: lines for file, lines in counts.items() if file not in OBSERVERS}
             seen = [counts[file][0] for file in OBSERVERS if file in counts]
             if world.rank == 0:

@@ -75,7 +75,7 @@ def _plain_steps(picture: Canvas, y: float) -> None:
 
 
 def _overlapped_steps(picture: Canvas, y: float) -> None:
-    _lanes(picture, y, "overlap=True: the last layers' gradients leave while the first layers' are computed")
+    _lanes(picture, y, "DuringBackward(): the last layers' gradients leave while the first layers' are computed")
     for x in (120, 376):
         _bars(picture, y + 36, [(x, 66, "forward", "blue"), (x + 68, 100, "backward", "orange")])
         picture.text(x + 104, y + 89, "average", "small", "end")
@@ -84,7 +84,7 @@ def _overlapped_steps(picture: Canvas, y: float) -> None:
 
 
 def _double_buffered_steps(picture: Canvas, y: float) -> None:
-    _lanes(picture, y, "double_buffering=True: each step applies the average of the step before")
+    _lanes(picture, y, "OneStepLate(): each step applies the average of the step before")
     for number, x in enumerate((120, 272, 478), start=1):
         _bars(picture, y + 36, [(x, 60, "forward", "blue"), (x + 62, 88, "backward", "orange")])
         if number > 1:
@@ -229,10 +229,10 @@ def network() -> Canvas:
     ]
     answers = [
         ("the default", "nothing to gain"),
-        ("overlap=True", "changes no bit"),
-        ("asynchronous=True", "no rank waits for another"),
-        ("local_steps=8", "larger H: DiLoCo, StreamingDiLoCo"),
-        ("compression=Int8()", "changes training least"),
+        ("DuringBackward()", "changes no bit"),
+        ("Asynchronous()", "no rank waits for another"),
+        ("LocalSGD(8)", "larger H: DiLoCo, StreamingDiLoCo"),
+        ("send=Int8()", "changes training least"),
     ]
     picture = Canvas("network", title, 720, 560)
     for number, ((question, aside, down), (answer, note)) in enumerate(zip(choices, answers, strict=True)):
@@ -248,7 +248,7 @@ def network() -> Canvas:
         picture.arrow((180, y + 54), (180, y + 86))
         picture.text(188, y + 69, down, "small soft", "start")
     kinds = (
-        ("compression=PowerSGD(4)", "large matrices"),
+        ("send=PowerSGD(4)", "large matrices"),
         ("OneBit()", "any layers"),
         ("TopK(0.01)", "few elements matter"),
     )
@@ -256,7 +256,7 @@ def network() -> Canvas:
         picture.box(x, 452, width, 54, "blue tint", 16)
         picture.text(x + width / 2, 470, answer, "code")
         picture.text(x + width / 2, 489, note, "small soft")
-    picture.text(360, 536, "overlap=True goes together with each compression", "small soft")
+    picture.text(360, 536, "DuringBackward() goes together with each compression", "small soft")
     return picture
 
 

@@ -16,8 +16,8 @@ from pathlib import Path
 
 TITLES = {
     "after": "gradients averaged after the backward pass",
-    "overlap": "overlap=True: while the backward pass goes on",
-    "double": "double_buffering=True: while the next step computes",
+    "overlap": "DuringBackward(): while the backward pass goes on",
+    "double": "OneStepLate(): while the next step computes",
 }
 # Okabe and Ito's colours, which colour-blind people can distinguish.
 COLOURS = {
@@ -53,9 +53,9 @@ def train(scheme: str) -> None:
             return F.sum(x)
 
     comm = create_communicator("hierarchical")
-    options = {"after": {}, "overlap": {"overlap": True}, "double": {"double_buffering": True}}[scheme]
+    when = {"after": mn_optim.AfterBackward, "overlap": mn_optim.DuringBackward, "double": mn_optim.OneStepLate}[scheme]
     net = Net()
-    optimizer = mn_optim.create_multi_node_optimizer(chainer.optimizers.SGD(0), comm, **options).setup(net)
+    optimizer = mn_optim.MultiNodeOptimizer(chainer.optimizers.SGD(0), comm, when()).setup(net)
     x = np.ones((320, 1024), np.float32)
     for _ in range(8):
         optimizer.update(net, x)

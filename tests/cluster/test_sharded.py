@@ -38,7 +38,8 @@ def test_an_update_sends_no_more_than_an_average(name):
             for i, shape in enumerate(SHAPES):
                 setattr(model, f"p{i}", chainer.Parameter(np.ones(shape, "f4")))
         actual = chainer.optimizers.MomentumSGD(0.1)
-        optimizer = mn_optim.create_multi_node_optimizer(actual, comm, shard_state=sharded).setup(model)
+        when = mn_optim.Sharded() if sharded else mn_optim.AfterBackward()
+        optimizer = mn_optim.MultiNodeOptimizer(actual, comm, when).setup(model)
         train(comm, model, 3, optimizer)
         comm.barrier()
         time.sleep(0.2)  # remaining messages of MPI

@@ -14,7 +14,7 @@ import mn_comm
 from mn_comm.ranks.watch import Activity
 from mn_data import ElasticIterator, scatter_dataset
 from mn_extensions import create_memory_keeper, create_multi_node_evaluator, multi_node_snapshot
-from mn_optim import create_multi_node_optimizer
+from mn_optim import AfterBackward, DuringBackward, MultiNodeOptimizer, OneStepLate
 
 comm = mn_comm.create_communicator("two_dimensional", elastic=True)
 me = comm.rank
@@ -38,7 +38,7 @@ np.random.seed(me)
 model = L.Classifier(L.Linear(None, 4))
 with model.init_scope():
     model.large = chainer.Parameter(np.random.rand(*shape).astype("f"))
-optimizer = create_multi_node_optimizer(chainer.optimizers.Adam(0.25), comm, **options).setup(model)
+optimizer = MultiNodeOptimizer(chainer.optimizers.Adam(0.25), comm, when).setup(model)
 
 @comm.on_change
 def keep_the_step_per_sample(change):
@@ -101,8 +101,8 @@ print(*words, f"- {me} is {comm.rank} since {resumed}", flush=True)
 def train(spare_job):
     """Run a training; return the results that its ranks print, and which ranks these are."""
 
-    def run(spares, processes, kill, loop=WITH_TRAINER, options="{}", shape=(3,), before="", status=0):
-        code = f"options, shape = {options}, {shape}\n{TRAINING}\ndef kill(iteration):\n    {kill}\n{before}\n{loop}"
+    def run(spares, processes, kill, loop=WITH_TRAINER, when="AfterBackward()", shape=(3,), before="", status=0):
+        code = f"shape = {shape}\n{TRAINING}\ndef kill(iteration):\n    {kill}\n{before}\n{loop}"
         printed = spare_job(spares, processes, code, status=status)
         run.stderr = spare_job.stderr
         found = [line.split(" - ") for line in printed if line.startswith("end")]
@@ -111,9 +111,9 @@ def train(spare_job):
     return run
 
 
-@pytest.mark.parametrize("options", ["{}", "{'overlap': True}", "{'double_buffering': True}"])
-def test_the_newcomer_has_what_the_others_have(train, options):
-    ends, ranks = train(1, 4, "if me == 1 and iteration == 7: die()", options=options)
+@pytest.mark.parametrize("when", ["AfterBackward()", "DuringBackward()", "OneStepLate()"])
+def test_the_newcomer_has_what_the_others_have(train, when):
+    ends, ranks = train(1, 4, "if me == 1 and iteration == 7: die()", when=when)
     (end,) = ends
     # The step size is the one for three of the four ranks of the set-up.
     assert re.match(r"end 20 \d+ 0.1875 [\d.]+ 3 ", end)

@@ -9,27 +9,27 @@ import sys
 import pytest
 
 KINDS = {
-    "Int8(rounding='stochastic')": "",
-    "OneBit(block=64, start_iter=4)": "overlap=True, bucket_bytes=2000",
-    "TopK(0.1, momentum=0.5, warm_up=5)": "",
-    "PowerSGD(2, start_iter=3, min_compression_rate=1.2)": "overlap=True, bucket_bytes=2000",
-    "Int8()": "local_steps=DiLoCo(2)",
-    "TopK(0.2)": "local_steps=StreamingDiLoCo(4, fragments=2, delay=1)",
+    "Int8(rounding='stochastic')": "AfterBackward()",
+    "OneBit(block=64, start_iter=4)": "DuringBackward(bucket_bytes=2000)",
+    "TopK(0.1, momentum=0.5, warm_up=5)": "AfterBackward()",
+    "PowerSGD(2, start_iter=3, min_compression_rate=1.2)": "DuringBackward(bucket_bytes=2000)",
+    "Int8()": "DiLoCo(2)",
+    "TopK(0.2)": "StreamingDiLoCo(4, fragments=2, delay=1)",
 }
 SCRIPT = """
-import hashlib, json, os, signal, sys
+import dataclasses, hashlib, json, os, signal, sys
 import numpy as np
 import chainer
 import chainer.functions as F
 import chainer.links as L
 import chainermn
 from chainer.training import extensions
-from chainermn.optimizers import DiLoCo, StreamingDiLoCo
+from chainermn.optimizers import AfterBackward, DiLoCo, DuringBackward, MultiNodeOptimizer, StreamingDiLoCo
 from mn_compress import *
 from mn_extensions import CompressionReporter
 
 comm = chainermn.create_communicator("flat")
-kind, options, death = sys.argv[1:]
+kind, when, death = sys.argv[1:]
 
 
 class MLP(chainer.Chain):
@@ -43,8 +43,8 @@ class MLP(chainer.Chain):
 np.random.seed(comm.rank)
 random = np.random.RandomState(comm.rank)
 data = chainer.datasets.TupleDataset(random.rand(50, 20).astype("f4"), random.randint(0, 5, 50).astype("i4"))
-optimizer = eval(f"chainermn.create_multi_node_optimizer(chainer.optimizers.MomentumSGD(0.1), comm, "
-                 f"compression={kind}, {options})")
+when = dataclasses.replace(eval(when), send=eval(kind))
+optimizer = MultiNodeOptimizer(chainer.optimizers.MomentumSGD(0.1), comm, when)
 optimizer.setup(L.Classifier(MLP()))
 updater = chainer.training.StandardUpdater(chainer.iterators.SerialIterator(data, 8), optimizer)
 trainer = chainer.training.Trainer(updater, (20, "iteration"), out="result")

@@ -23,8 +23,12 @@ if what != "plain":
     import chainermn
     comm = chainermn.create_communicator("naive" if what == "old" else "two_dimensional")
     rank = comm.rank
-    options = {"sharded": {"shard_state": True}}.get(what, {})
-    optimizer = chainermn.create_multi_node_optimizer(optimizer, comm, **options)
+    if what == "sharded":
+        from chainermn.optimizers import MultiNodeOptimizer, Sharded
+
+        optimizer = MultiNodeOptimizer(optimizer, comm, Sharded())
+    else:
+        optimizer = chainermn.create_multi_node_optimizer(optimizer, comm)
 
 
 class MLP(chainer.Chain):

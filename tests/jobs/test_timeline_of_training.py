@@ -26,9 +26,9 @@ class Classifier(chainer.Chain):
         return F.softmax_cross_entropy(self.third(F.relu(self.second(F.relu(self.first(x))))), t)
 
 comm = create_communicator("hierarchical")
-options = {"plain": {}, "outside": {}, "overlap": {"overlap": True, "bucket_bytes": 100_000},
-           "double": {"double_buffering": True}}
-optimizer = mn_optim.create_multi_node_optimizer(chainer.optimizers.SGD(), comm, **options[sys.argv[1]])
+when = {"plain": True, "outside": True, "overlap": mn_optim.DuringBackward(bucket_bytes=100_000),
+        "double": mn_optim.OneStepLate()}[sys.argv[1]]
+optimizer = mn_optim.MultiNodeOptimizer(chainer.optimizers.SGD(), comm, when)
 model = Classifier()
 optimizer.setup(model)
 random = np.random.RandomState(comm.rank)

@@ -16,6 +16,7 @@ import numpy as np
 from chainermn.iterators import create_multi_node_iterator, create_synchronized_iterator
 
 import mn_comm
+from mn_optim import DuringBackward, LocalSGD, MultiNodeOptimizer, OneStepLate, Sharded, create_multi_node_optimizer
 
 LATEST = 8.0  # seconds for which rank 1 waits until rank 0's monitor has printed a message
 ONES = np.ones(4, "f4")
@@ -34,8 +35,8 @@ def model():
     return made
 
 
-def optimizer(**options):
-    return chainermn.create_multi_node_optimizer(SGD(), comm, **options).setup(model())
+def optimizer(when=True):
+    return MultiNodeOptimizer(SGD(), comm, when).setup(model())
 
 
 def then(made, call):
@@ -143,27 +144,27 @@ CALLS = {
     "Communicator.recv_obj": lambda: lambda: comm.recv_obj(1) if comm.rank == 0 else comm.send_obj(1, 0),
     "GradientReducer.average": lambda: then(comm.gradient_reducer(), lambda made: made.average(model())),
     "GradientReducer.start": reduction,
+    "GradientReducer.agree_on": lambda: then(comm.gradient_reducer(), lambda made: made.agree_on("test", None)),
     "GradientReducer.exchange_messages": lambda: then(updated(), join),
     "Communicator.all_gather_owned": lambda: lambda: comm.all_gather_owned([("W", ONES.copy())], [1]),
     "expect_same": lambda: lambda: mn_comm.expect_same(comm, "number", 1),
     "raise_on_all": raising,
     "transact": lambda: lambda: mn_comm.transact(comm, comm.barrier),
-    "synchronize_replicas": lambda: then(
-        updated(local_steps=4), lambda made: mn_comm.synchronize_replicas(made.target)
-    ),
+    "synchronize_replicas": lambda: then(updated(LocalSGD(4)), lambda made: mn_comm.synchronize_replicas(made.target)),
     "Ranks": lambda: mn_comm.Ranks(comm.mpi_comm).Barrier,
-    "create_multi_node_optimizer": lambda: lambda: optimizer(overlap=True),
-    "MultiNodeOptimizer.consolidate": lambda: updated(shard_state=True).consolidate,
+    "create_multi_node_optimizer": lambda: lambda: create_multi_node_optimizer(SGD(), comm, double_buffering=True),
+    "MultiNodeOptimizer": lambda: lambda: optimizer(DuringBackward()),
+    "MultiNodeOptimizer.consolidate": lambda: updated(Sharded()).consolidate,
     "MultiNodeOptimizer.update": lambda: update(optimizer()),
     "MultiNodeOptimizer.update, second": lambda: update(optimizer(), 1),
-    "MultiNodeOptimizer.update, overlap": lambda: update(optimizer(overlap=True)),
-    "MultiNodeOptimizer.update, overlap, second": lambda: update(optimizer(overlap=True), 1),
-    "MultiNodeOptimizer.update, double_buffering": lambda: update(optimizer(double_buffering=True)),
-    "MultiNodeOptimizer.update, double_buffering, third": lambda: twice(update(optimizer(double_buffering=True), 2)),
-    "MultiNodeOptimizer.update, local_steps": lambda: update(optimizer(local_steps=1), 1),
+    "MultiNodeOptimizer.update, overlap": lambda: update(optimizer(DuringBackward())),
+    "MultiNodeOptimizer.update, overlap, second": lambda: update(optimizer(DuringBackward()), 1),
+    "MultiNodeOptimizer.update, double_buffering": lambda: update(optimizer(OneStepLate())),
+    "MultiNodeOptimizer.update, double_buffering, third": lambda: twice(update(optimizer(OneStepLate()), 2)),
+    "MultiNodeOptimizer.update, local_steps": lambda: update(optimizer(LocalSGD(1)), 1),
     "MultiNodeOptimizer.update_without_data": lambda: then(joined(), lambda made: made.update_without_data()),
     "MultiNodeUpdater.update_core": lambda: chainermn.MultiNodeUpdater(iterator(), updated()).update_core,
-    "MultiNodeOptimizer.synchronize": lambda: updated(local_steps=4).synchronize,
+    "MultiNodeOptimizer.synchronize": lambda: updated(LocalSGD(4)).synchronize,
     "scatter_dataset": lambda: lambda: chainermn.scatter_dataset(DATA, comm),
     "scatter_index": lambda: lambda: chainermn.scatter_index(20, comm, root=1),
     "get_epoch_trigger": lambda: lambda: chainermn.get_epoch_trigger(1, DATA, 2, comm),
@@ -214,9 +215,9 @@ def snapshot(replicas, **options):
     return chainermn.extensions.multi_node_snapshot(comm, chainer.training.extensions.snapshot(**options), replicas)
 
 
-def updated(**options):
+def updated(when=True):
     """Return an optimizer after some updates."""
-    made = optimizer(**options)
+    made = optimizer(when)
     update(made, 2)
     return made
 

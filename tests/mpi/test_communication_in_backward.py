@@ -7,6 +7,8 @@ import chainermn
 import numpy as np
 import pytest
 
+from mn_optim import AfterBackward, DuringBackward, MultiNodeOptimizer, OneStepLate
+
 COMM = chainermn.create_communicator("flat")
 
 
@@ -23,10 +25,10 @@ class Model(chainer.Chain):
 
 
 @pytest.mark.skipif(COMM.size < 2, reason="needs two ranks that differ")
-@pytest.mark.parametrize("options", [{}, {"overlap": True, "bucket_bytes": 1000}, {"double_buffering": True}])
-def test_models_that_come_to_differ_raise_on_all_ranks(options):
+@pytest.mark.parametrize("when", [AfterBackward(), DuringBackward(bucket_bytes=1000), OneStepLate()])
+def test_models_that_come_to_differ_raise_on_all_ranks(when):
     model = Model()
-    optimizer = chainermn.create_multi_node_optimizer(chainer.optimizers.SGD(1e-3), COMM, **options).setup(model)
+    optimizer = MultiNodeOptimizer(chainer.optimizers.SGD(1e-3), COMM, when).setup(model)
     x = np.random.RandomState(COMM.rank).rand(5, 4).astype("f4")
     for _ in range(3):
         optimizer.update(model, x)

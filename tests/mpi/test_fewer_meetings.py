@@ -10,19 +10,19 @@ import numpy as np
 import pytest
 from chainer.training import extensions
 
-from mn_optim import Asynchronous, DiLoCo, LocalSGD, StreamingDiLoCo
+from mn_optim import Asynchronous, DiLoCo, LocalSGD, MultiNodeOptimizer, StreamingDiLoCo, SynchronousFirst
 
 COMM = chainermn.create_communicator("two_dimensional")
 RANK, SIZE = COMM.rank, COMM.size
 
-OPTIONS = [
-    {"local_steps": 3},
-    {"local_steps": LocalSGD(4, average_state=True, start_after=2)},
-    {"local_steps": DiLoCo(4)},
-    {"local_steps": StreamingDiLoCo(4, fragments=2, delay=2)},
-    {"asynchronous": Asynchronous(warmup_steps=2, interval=0.001)},
+WHEN = [
+    LocalSGD(3),
+    SynchronousFirst(2, LocalSGD(4, average_state=True)),
+    DiLoCo(4),
+    StreamingDiLoCo(4, fragments=2, delay=2),
+    SynchronousFirst(2, Asynchronous(interval=0.001)),
 ]
-REPEATABLE = OPTIONS[:4]
+REPEATABLE = WHEN[:4]
 
 
 class Net(chainer.Chain):
@@ -48,9 +48,9 @@ def folder(tmp_path_factory):
     return COMM.bcast_obj(str(tmp_path_factory.mktemp("run")) if RANK == 0 else None)
 
 
-def make_trainer(options, folder, stop=(3, "epoch"), n_samples=40):
+def make_trainer(when, folder, stop=(3, "epoch"), n_samples=40):
     model = L.Classifier(Net())
-    optimizer = chainermn.create_multi_node_optimizer(chainer.optimizers.MomentumSGD(0.05), COMM, **options)
+    optimizer = MultiNodeOptimizer(chainer.optimizers.MomentumSGD(0.05), COMM, when)
     optimizer.setup(model)
     iterator = chainer.iterators.SerialIterator(samples(n_samples, RANK), 8)
     updater = chainer.training.StandardUpdater(iterator, optimizer)
@@ -76,9 +76,9 @@ class EqualEverywhere(extensions.Evaluator):
         return super().evaluate()
 
 
-@pytest.mark.parametrize("options", OPTIONS)
-def test_evaluators_see_and_the_end_leaves_equal_parameters(options, folder):
-    trainer, model, optimizer = make_trainer(options, folder)
+@pytest.mark.parametrize("when", WHEN)
+def test_evaluators_see_and_the_end_leaves_equal_parameters(when, folder):
+    trainer, model, optimizer = make_trainer(when, folder)
     test = chainer.iterators.SerialIterator(samples(20, 99), 8, repeat=False, shuffle=False)
     evaluator = EqualEverywhere(test, model)
     trainer.extend(chainermn.create_multi_node_evaluator(evaluator, COMM))
@@ -93,14 +93,14 @@ def test_evaluators_see_and_the_end_leaves_equal_parameters(options, folder):
     meetings = [entry.get("meeting") for entry in log.log]
     assert meetings[0] is None  # the distribution of parameters
     assert set(meetings[1:]) <= {0.0, 1.0}
-    if options == OPTIONS[0]:
+    if when == WHEN[0]:
         # Steps 2 to 4, then 5, after which they are evaluated; then from the beginning.
         assert meetings[1:] == [0, 0, 1, 0, 0, 0, 1, 0, 0, 0, 0, 1, 0, 0][: len(meetings) - 1]
 
 
-@pytest.mark.parametrize("options", OPTIONS)
-def test_ranks_with_fewer_iterations(options, folder):
-    trainer, model, optimizer = make_trainer(options, folder, stop=(5 + 4 * RANK, "iteration"))
+@pytest.mark.parametrize("when", WHEN)
+def test_ranks_with_fewer_iterations(when, folder):
+    trainer, model, optimizer = make_trainer(when, folder, stop=(5 + 4 * RANK, "iteration"))
     checkpointer = chainermn.create_multi_node_checkpointer("run", COMM, path=folder)
     trainer.extend(checkpointer, trigger=chainer.training.triggers.ManualScheduleTrigger(5, "iteration"))
     checkpointer.maybe_load(trainer)  # at its end it waits for the other ranks
@@ -110,7 +110,7 @@ def test_ranks_with_fewer_iterations(options, folder):
 
 
 def test_the_end_by_an_exception_synchronises_nothing(folder):
-    trainer, model, optimizer = make_trainer(OPTIONS[0], folder)
+    trainer, model, optimizer = make_trainer(WHEN[0], folder)
 
     def fail(trainer):
         raise ArithmeticError("by an extension")
@@ -118,17 +118,17 @@ def test_the_end_by_an_exception_synchronises_nothing(folder):
     trainer.extend(fail, trigger=(3, "iteration"))
     with pytest.raises(ArithmeticError, match="by an extension"):
         trainer.run(show_loop_exception_msg=False)
-    assert optimizer._scheme.has_diverged
+    assert optimizer._stepper.scheme.has_diverged
     optimizer.synchronize()
     equal_everywhere(model)
 
 
 @pytest.mark.parametrize("at", [7, 8, 9])
-@pytest.mark.parametrize("options", REPEATABLE)
-def test_a_killed_training_goes_on_bit_identically(options, at, folder):
+@pytest.mark.parametrize("when", REPEATABLE)
+def test_a_killed_training_goes_on_bit_identically(when, at, folder):
     def train(stop, folder):
         np.random.seed(RANK)
-        trainer, model, _ = make_trainer(options, folder, stop=(stop, "iteration"))
+        trainer, model, _ = make_trainer(when, folder, stop=(stop, "iteration"))
         checkpointer = chainermn.create_multi_node_checkpointer("run", COMM, path=folder)
         trainer.extend(checkpointer, trigger=(at, "iteration"))
         loaded = checkpointer.maybe_load(trainer)
@@ -147,10 +147,10 @@ def test_a_killed_training_goes_on_bit_identically(options, at, folder):
         np.testing.assert_array_equal(resumed[name], array, err_msg=name)
 
 
-@pytest.mark.parametrize("options", OPTIONS)
-def test_snapshots_for_any_number_of_ranks(options, folder):
+@pytest.mark.parametrize("when", WHEN)
+def test_snapshots_for_any_number_of_ranks(when, folder):
     def train(stop):
-        trainer, model, optimizer = make_trainer(options, folder, stop=(stop, "iteration"))
+        trainer, model, optimizer = make_trainer(when, folder, stop=(stop, "iteration"))
         trainer.out = folder
         snapshot = extensions.snapshot(filename="at_{.updater.iteration}", autoload=True)
         trainer.extend(chainermn.extensions.multi_node_snapshot(COMM, snapshot, []), trigger=(6, "iteration"))
@@ -179,7 +179,7 @@ def test_models_that_communicate_take_no_asynchronous_steps(kind):
         link = L.NStepLSTM(1, 3, 3, 0.0)
         model = chainermn.links.create_multi_node_n_step_rnn(link, COMM, rank_in=None, rank_out=None)
         name = type(model).__name__
-    optimizer = chainermn.create_multi_node_optimizer(chainer.optimizers.SGD(), COMM, asynchronous=True).setup(model)
+    optimizer = MultiNodeOptimizer(chainer.optimizers.SGD(), COMM, Asynchronous()).setup(model)
     for param in model.params():
         param.grad = np.zeros_like(param.data)
     with pytest.raises(ValueError, match=f"expected a model that does not communicate, got a {name}"):
@@ -190,7 +190,7 @@ def test_batch_normalisation_over_all_ranks_takes_local_steps():
     model = L.Classifier(
         chainer.Sequential(L.Linear(4, 4), chainermn.links.MultiNodeBatchNormalization(4, COMM), L.Linear(4, 3))
     )
-    optimizer = chainermn.create_multi_node_optimizer(chainer.optimizers.SGD(), COMM, local_steps=2).setup(model)
+    optimizer = MultiNodeOptimizer(chainer.optimizers.SGD(), COMM, LocalSGD(2)).setup(model)
     for step in range(6):
         x, t = chainer.dataset.concat_examples(samples(8, 10 * step + RANK))
         optimizer.update(model, x, t)

@@ -11,6 +11,7 @@ from chainermn.communicators.naive_communicator import NaiveCommunicator
 from mpi4py import MPI
 
 import mn_comm
+from mn_optim import DuringBackward, MultiNodeOptimizer
 
 WORLD = MPI.COMM_WORLD.Dup()
 RANK, SIZE = WORLD.rank, WORLD.size
@@ -300,7 +301,7 @@ def test_own_mean_of_a_model_and_own_settings():
 def test_what_has_its_own_way_to_average_cannot_do_so_in_the_background():
     for kind in (Own, OneByOne):
         with pytest.raises(NotImplementedError, match=f"{kind.__name__} cannot average gradients in the background"):
-            chainermn.create_multi_node_optimizer(chainer.optimizers.SGD(), kind(WORLD), overlap=True)
+            MultiNodeOptimizer(chainer.optimizers.SGD(), kind(WORLD), DuringBackward())
 
 
 def test_a_way_to_average_that_comes_from_another_class():

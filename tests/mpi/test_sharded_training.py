@@ -8,6 +8,8 @@ import numpy as np
 import pytest
 from chainer.training import extensions
 
+from mn_optim import AfterBackward, DuringBackward, MultiNodeOptimizer, Sharded
+
 COMM = chainermn.create_communicator("two_dimensional")
 RANK, SIZE = COMM.rank, COMM.size
 
@@ -32,10 +34,10 @@ def folder(tmp_path_factory):
     return COMM.bcast_obj(str(tmp_path_factory.mktemp("run")) if RANK == 0 else None)
 
 
-def make_trainer(folder, n_iterations, **options):
+def make_trainer(folder, n_iterations, when=True):
     random = np.random.RandomState(RANK)
     data = chainer.datasets.TupleDataset(random.rand(24, 4).astype("f4"), random.randint(0, 3, 24).astype("i4"))
-    optimizer = chainermn.create_multi_node_optimizer(chainer.optimizers.Adam(), COMM, **options)
+    optimizer = MultiNodeOptimizer(chainer.optimizers.Adam(), COMM, when)
     optimizer.setup(L.Classifier(Net()))
     iterator = chainer.iterators.SerialIterator(data, 6, shuffle=False)
     updater = chainer.training.StandardUpdater(iterator, optimizer)
@@ -59,10 +61,10 @@ def same(actual, expected):
         np.testing.assert_array_equal(actual[name], value, err_msg=name)
 
 
-@pytest.mark.parametrize("overlap", [False, True])
-def test_a_snapshot_of_one_rank_alone(folder, overlap):
+@pytest.mark.parametrize("when", [AfterBackward(), DuringBackward()])
+def test_a_snapshot_of_one_rank_alone(folder, when):
     """The others are in the next forward pass, where they wait for this rank, or at the end of the training."""
-    trainer = make_trainer(folder, 8, shard_state=True, overlap=overlap)
+    trainer = make_trainer(folder, 8, Sharded(when))
     trainer.extend(
         lambda trainer: trainer.updater.get_optimizer("main").consolidate(),
         name="consolidate",
@@ -76,7 +78,7 @@ def test_a_snapshot_of_one_rank_alone(folder, overlap):
     if RANK == 0:  # the others only have to end
         chainer.serializers.save_npz(f"{folder}/afterwards", trainer.updater.get_optimizer("main"))
     COMM.barrier()
-    expected = make_trainer(folder, 8, overlap=overlap)
+    expected = make_trainer(folder, 8, when)
     expected.run()
     same(arrays_of(trainer), arrays_of(expected))
     with np.load(f"{folder}/at_8") as last, np.load(f"{folder}/afterwards") as afterwards:
@@ -84,9 +86,9 @@ def test_a_snapshot_of_one_rank_alone(folder, overlap):
             np.testing.assert_array_equal(last[f"updater/{name}"], value)
         for name in afterwards:
             np.testing.assert_array_equal(afterwards[name], last[f"updater/optimizer:main/{name}"])
-    if overlap:
+    if isinstance(when, DuringBackward):
         return
-    resumed = make_trainer(folder, 8, shard_state=True)
+    resumed = make_trainer(folder, 8, Sharded())
     chainer.serializers.load_npz(f"{folder}/at_4", resumed.updater, path="updater/")
     resumed.updater.get_optimizer("main").assume_synchronized()
     resumed.run()
@@ -99,10 +101,10 @@ def test_multi_node_snapshots(folder):
         trainer.extend(chainermn.extensions.multi_node_snapshot(COMM, snapshot, [0]), trigger=(3, "iteration"))
         return trainer
 
-    extended(make_trainer(folder, 6, shard_state=True)).run()
+    extended(make_trainer(folder, 6, Sharded())).run()
     expected = make_trainer(folder, 9)
     expected.run()
-    resumed = extended(make_trainer(folder, 9, shard_state=True))
+    resumed = extended(make_trainer(folder, 9, Sharded()))
     resumed.run()
     assert resumed.updater.get_optimizer("main").t == 8
     same(arrays_of(resumed), arrays_of(expected))
@@ -114,7 +116,7 @@ def test_multi_node_snapshots(folder):
 
 
 def test_checkpoints_hold_the_part_of_each_rank(folder):
-    trainer = make_trainer(folder, 6, shard_state=True)
+    trainer = make_trainer(folder, 6, Sharded())
     checkpointer = chainermn.create_multi_node_checkpointer("run", COMM, path=folder)
     trainer.extend(checkpointer, trigger=(3, "iteration"))
     trainer.extend(lambda trainer: 1 / (6 - trainer.updater.iteration), name="dies", trigger=(1, "iteration"))
@@ -126,7 +128,7 @@ def test_checkpoints_hold_the_part_of_each_rank(folder):
     assert sum(map(len, everywhere)) == len(set().union(*everywhere)) == 6
     expected = make_trainer(folder, 9)
     expected.run()
-    resumed = make_trainer(folder, 9, shard_state=True)
+    resumed = make_trainer(folder, 9, Sharded())
     assert chainermn.create_multi_node_checkpointer("run", COMM, path=folder).maybe_load(resumed) == 3
     resumed.run()
     same(arrays_of(resumed), arrays_of(expected))

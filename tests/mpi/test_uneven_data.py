@@ -9,15 +9,17 @@ import pytest
 from chainer import training
 from chainer.training import extensions
 
+from mn_optim import AfterBackward, Asynchronous, DuringBackward, LocalSGD, MultiNodeOptimizer, OneStepLate
+
 COMM = chainermn.create_communicator("naive")
 RANK, SIZE = COMM.rank, COMM.size
 pytestmark = pytest.mark.filterwarnings("ignore:A batch with no more than one sample:UserWarning")
 SCHEMES = {
-    "plain": {},
-    "overlap": {"overlap": True},
-    "double_buffering": {"double_buffering": True},
-    "local_steps": {"local_steps": 2},
-    "asynchronous": {"asynchronous": True},
+    "plain": AfterBackward(),
+    "overlap": DuringBackward(),
+    "double_buffering": OneStepLate(),
+    "local_steps": LocalSGD(2),
+    "asynchronous": Asynchronous(),
 }
 
 
@@ -56,13 +58,13 @@ def expect_equal_everywhere(arrays):
             np.testing.assert_array_equal(other[name], array, err_msg=name)
 
 
-def make_trainer(model, n, out, options=None, epochs=3, batch_size=2, **updater_options):
+def make_trainer(model, n, out, when=True, epochs=3, batch_size=2, **updater_options):
     train = chainermn.scatter_dataset(samples(n) if RANK == 0 else None, COMM, force_equal_length=False)
     iterator = chainermn.iterators.create_uneven_iterator(
         chainer.iterators.SerialIterator(train, batch_size, shuffle=False), COMM
     )
     comm = chainermn.create_communicator("two_dimensional")
-    optimizer = chainermn.create_multi_node_optimizer(chainer.optimizers.MomentumSGD(0.1), comm, **(options or {}))
+    optimizer = MultiNodeOptimizer(chainer.optimizers.MomentumSGD(0.1), comm, when)
     updater = chainermn.MultiNodeUpdater(iterator, optimizer.setup(model), **updater_options)
     return training.Trainer(updater, (epochs, "epoch"), out=str(out))
 
@@ -149,7 +151,7 @@ def test_a_model_that_communicates_joins(scheme, counts):
     with model.init_scope():
         model.alone = L.BatchNormalization(3)
     model.alone.avg_mean[:] = 2
-    optimizer = chainermn.create_multi_node_optimizer(chainer.optimizers.SGD(0.1), comm, **SCHEMES[scheme])
+    optimizer = MultiNodeOptimizer(chainer.optimizers.SGD(0.1), comm, SCHEMES[scheme])
     optimizer.setup(model)
 
     def loss(x, t, index):

@@ -1,6 +1,6 @@
 """Gradients in fewer bytes: data sent between nodes is compressed; data within a node is exact.
 
-A compression is an object with settings, passed as ``compression=`` to ``create_multi_node_optimizer`` or
+A compression is an object with settings, passed as ``send=`` to ``DuringBackward`` and others of mn_optim, or to
 ``gradient_reducer``. :class:`~mn_compress.compressor.Compressor` applies it. Each algorithm is one module:
 :mod:`~mn_compress.int8`, :mod:`~mn_compress.one_bit`, :mod:`~mn_compress.top_k`,
 :mod:`~mn_compress.power_sgd`. All of them use error feedback: the omitted part is added in the next step

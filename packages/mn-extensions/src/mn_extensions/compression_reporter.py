@@ -42,7 +42,7 @@ class CompressionReporter(Extension):  # type: ignore[misc]  # Chainer has no ty
         report = getattr(optimizer, "compression_report", None)
         if report is None:
             raise ValueError(
-                "expected an optimizer made by create_multi_node_optimizer(…, compression=…), got one that does not "
+                "expected a multi-node optimizer that sends compressed gradients, got one that does not "
                 f"compress: {type(optimizer).__name__}"
             )
         values = {

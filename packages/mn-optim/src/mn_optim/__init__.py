@@ -15,22 +15,39 @@ from mn_optim.learning_rates import (
     piecewise,
 )
 from mn_optim.optimizer import MultiNodeOptimizer, create_multi_node_optimizer
-from mn_optim.options import Asynchronous, DiLoCo, LocalSGD, StreamingDiLoCo
 from mn_optim.rmsprop_warmup import RMSpropWarmup, sgd_share
 from mn_optim.updater import MultiNodeUpdater
+from mn_optim.when import (
+    AfterBackward,
+    Asynchronous,
+    DiLoCo,
+    DuringBackward,
+    LocalSGD,
+    OneStepLate,
+    Sharded,
+    StreamingDiLoCo,
+    SynchronousFirst,
+    When,
+)
 
 __all__ = [
     "LAMB",
     "SLOW_START",
+    "AfterBackward",
     "Asynchronous",
     "DiLoCo",
+    "DuringBackward",
     "LearningRateSchedule",
     "LocalSGD",
     "MultiNodeOptimizer",
     "MultiNodeUpdater",
+    "OneStepLate",
     "RMSpropWarmup",
     "RMSpropWarmupSchedule",
+    "Sharded",
     "StreamingDiLoCo",
+    "SynchronousFirst",
+    "When",
     "create_multi_node_optimizer",
     "gradual_warmup",
     "keep_last_statistics",

@@ -24,9 +24,8 @@ def serialize_compression(serializer: Any, reducer: GradientReducer) -> None:
         reducer: The reducer.
     """
     if isinstance(serializer, chainer.Serializer):
-        part = serializer[COMPRESSION]
         for name, array in reducer.state().items():
-            part(name, array)
+            serializer[COMPRESSION](name, array)
         return
     state: dict[str, np.ndarray[Any, Any]] = {}
     # A deserializer cannot list its contents.

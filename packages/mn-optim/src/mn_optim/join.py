@@ -5,25 +5,37 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 import chainer
 import numpy as np
 from chainer.backends import cuda
 
+from mn_comm import CommunicatorBase
 from mn_optim.commit import refuse_elastic
 from mn_optim.join_state import OVER, Everyone, JoinState, LeftByException, NeedsParameters
 from mn_optim.schemes.communicating import communicating_links
-from mn_optim.schemes.scheme import Backward
+from mn_optim.schemes.scheme import Backward, Scheme
 
-if TYPE_CHECKING:
-    from mn_optim.optimizer import MultiNodeOptimizer
-
-__all__ = ["JoinParticipant", "joined"]
+__all__ = ["JoinParticipant"]
 
 NO_SAMPLES = "multi_node_no_samples"
 """The name of Chainer's configuration that is true while a model runs on a sample that does not count."""
 LossFunction = Callable[..., chainer.Variable]
+
+
+class Stepper(Protocol):
+    """What takes the steps of an optimizer; see :mod:`mn_optim.optimizer`."""
+
+    actual_optimizer: Any
+    communicator: CommunicatorBase
+    scheme: Scheme
+
+    def is_changed(self, model: chainer.Link) -> bool: ...
+    def share_out(self, model: chainer.Link) -> None: ...
+    def synchronize(self) -> None: ...
+    def step(self, model: chainer.Link, backward: Backward | None, step: Callable[[], None]) -> None: ...
+    def backward_from(self, model: chainer.Link, loss: chainer.Variable) -> Backward: ...
 
 
 class JoinParticipant:
@@ -34,7 +46,7 @@ class JoinParticipant:
     batches.) Otherwise the rank only adds zeros, and its messages are part of the check before every averaging.
 
     Args:
-        optimizer: The optimizer.
+        stepper: Takes the optimizer's steps.
         over: The ranks to average over: ``"present"`` for the ranks that have data, ``"all"`` for all ranks.
 
     Raises:
@@ -42,19 +54,19 @@ class JoinParticipant:
         RuntimeError: There is a join already.
     """
 
-    def __init__(self, optimizer: MultiNodeOptimizer, over: str) -> None:
+    def __init__(self, stepper: Stepper, over: str) -> None:
         if over not in OVER:
             raise ValueError(f"expected 'present' or 'all' for over, got {over!r}")
-        refuse_elastic(optimizer.communicator, "join")
-        if not optimizer.zero_fill:
+        refuse_elastic(stepper.communicator, "join")
+        if not stepper.scheme.zero_fill:
             raise ValueError("expected zero_fill=True with join, got False: a rank without data has no gradients")
-        if optimizer._scheme.join is not None:  # noqa: SLF001
+        if stepper.scheme.join is not None:
             raise RuntimeError("expected one join at a time, got one within another")
-        self._optimizer = optimizer
-        self._scheme = optimizer._scheme  # noqa: SLF001
+        self._stepper = stepper
+        self._scheme = stepper.scheme
         self._communicates: bool | None = None
         self._lossfun: LossFunction | None = None
-        self.state = self._scheme.join = JoinState(optimizer.communicator.rank, optimizer.communicator.size, over)
+        self.state = self._scheme.join = JoinState(stepper.communicator.rank, stepper.communicator.size, over)
 
     def begin(self, model: chainer.Link, lossfun: LossFunction | None, args: Any, kwds: Any, is_part: bool) -> None:
         """Prepare an update with data; collective if the model communicates.
@@ -63,7 +75,7 @@ class JoinParticipant:
             RuntimeError: The model communicates, and the update is of a part of a mini-batch (on all ranks).
         """
         self.state.is_absent = False
-        self.state.hyperparameters = _hyperparameters(self._optimizer)
+        self.state.hyperparameters = _hyperparameters(self._stepper.actual_optimizer)
         if not self._is_collective(model):
             return
         if is_part:
@@ -109,27 +121,28 @@ class JoinParticipant:
         Raises:
             Everyone: All ranks have left the join.
         """
-        optimizer, scheme = self._optimizer, self._scheme
+        stepper, scheme = self._stepper, self._scheme
         self.state.is_absent = True
         self._lossfun = lossfun or self._lossfun
         if scheme.synchronous is None:
-            if optimizer.is_changed(model):
-                optimizer._share_out(model)  # noqa: SLF001
+            if stepper.is_changed(model):
+                stepper.share_out(model)
             else:
                 scheme.idle(model)
             return
         try:
             model.cleargrads()
             backward = self._backward_of_nothing(model) if self._is_collective(model) else None
-            optimizer._step(model, backward, self._take_step)  # noqa: SLF001
+            stepper.step(model, backward, self._take_step)
         except NeedsParameters:
             self._share_out(model)
 
     def _take_step(self) -> None:
-        hyperparam = getattr(self._optimizer, "hyperparam", None)
+        optimizer = self._stepper.actual_optimizer
+        hyperparam = getattr(optimizer, "hyperparam", None)
         for name, value in self.state.hyperparameters.items():
             setattr(hyperparam, name, value)
-        self._optimizer.actual_optimizer.update()
+        optimizer.update()
 
     def leave(self, model: chainer.Link) -> None:
         """Take part in updates without data until all ranks have left; collective."""
@@ -142,7 +155,7 @@ class JoinParticipant:
         except Everyone:
             self.state.is_together = False
         else:
-            self._optimizer.synchronize()
+            self._stepper.synchronize()
 
     def fail(self, model: chainer.Link, error: Exception) -> None:
         """Inform the other ranks that this one leaves because of an exception, if necessary; collective."""
@@ -167,7 +180,7 @@ class JoinParticipant:
 
     def _share_out(self, model: chainer.Link) -> None:
         self.state.is_together = False
-        self._optimizer._share_out(model)  # noqa: SLF001
+        self._stepper.share_out(model)
 
     def _is_collective(self, model: chainer.Link) -> bool:
         """Return whether the ranks' passes through the model wait for one another."""
@@ -191,7 +204,7 @@ class JoinParticipant:
         with _silently(), _reports_dropped(), _persistents_kept(model), chainer.using_config(NO_SAMPLES, True):
             loss = lossfun(*_mapped(to_device, args), **_mapped(to_device, kwds)) * 0
         self._meet(model)
-        run = self._optimizer._backward_from(model, loss)  # noqa: SLF001
+        run = self._stepper.backward_from(model, loss)
         del loss
 
         def backward(on_final: Callable[[chainer.Variable], None] | None) -> None:
@@ -204,25 +217,7 @@ class JoinParticipant:
         return backward
 
 
-@contextmanager
-def joined(optimizer: MultiNodeOptimizer, over: str) -> Iterator[None]:
-    """Return the context of :meth:`mn_optim.MultiNodeOptimizer.join`."""
-    model = optimizer.target
-    if model is None:
-        raise RuntimeError("expected a model before join: call setup(model)")
-    participant = optimizer._participant = JoinParticipant(optimizer, over)  # noqa: SLF001
-    try:
-        yield
-        participant.leave(model)
-    except Exception as error:
-        participant.fail(model, error)
-        raise
-    finally:
-        optimizer._participant = None  # noqa: SLF001
-        participant.end()
-
-
-def _hyperparameters(optimizer: MultiNodeOptimizer) -> dict[str, Any]:
+def _hyperparameters(optimizer: Any) -> dict[str, Any]:
     hyperparam: Any = getattr(optimizer, "hyperparam", None)
     return dict(hyperparam.get_dict()) if hasattr(hyperparam, "get_dict") else {}
 

@@ -13,8 +13,6 @@ from chainer.dataset import concat_examples
 from chainer.dataset.convert import _call_converter  # a number or a Device, as the converter needs it; not public
 from chainer.training.updaters import StandardUpdater
 
-from mn_optim.optimizer import MultiNodeOptimizer
-
 __all__ = ["MultiNodeUpdater"]
 
 Observation = dict[str, Any]
@@ -128,11 +126,10 @@ def _weighted(loss_func: LossFunction, share: float) -> LossFunction:
 def _adders(optimizer: Any) -> tuple[Callable[..., None], Callable[..., None]]:
     """Return two functions, both called like ``update``: one adds up gradients, the other also takes a step."""
     if hasattr(optimizer, "no_sync"):
-        if isinstance(optimizer, MultiNodeOptimizer):
-            optimizer._has_part = False  # noqa: SLF001 - of a mini-batch that an exception has ended
+        is_first = iter([True])
 
         def add(*args: Any, **kwds: Any) -> None:
-            with optimizer.no_sync():
+            with optimizer.no_sync(discard=next(is_first, False)):  # a mini-batch that an exception has ended
                 optimizer.update(*args, **kwds)
 
         return add, optimizer.update

@@ -12,7 +12,7 @@ import chainer.links as L
 import numpy as np
 from mn_comm import RankLost, create_communicator
 from mn_comm.ranks.watch import Activity
-from mn_optim import create_multi_node_optimizer
+from mn_optim import AfterBackward, Asynchronous, DuringBackward, LocalSGD, MultiNodeOptimizer, OneStepLate
 
 comm = create_communicator(sys.argv[1], elastic=True)
 me = comm.rank
@@ -31,8 +31,8 @@ class Net(chainer.Chain):
 calls = []
 net = Net()
 
-def optimizer(**options):
-    return create_multi_node_optimizer(chainer.optimizers.Adam(), comm, **options).setup(net)
+def optimizer(when=AfterBackward()):
+    return MultiNodeOptimizer(chainer.optimizers.Adam(), comm, when).setup(net)
 
 def batch(step):
     random = np.random.RandomState(1000 * me + step)
@@ -77,16 +77,16 @@ say(comm.size, opt.t)
 
 
 @pytest.mark.parametrize("wait", range(5))
-@pytest.mark.parametrize("options", ["dict()", "dict(overlap=True)", "dict(double_buffering=True)"])
-def test_whenever_a_rank_dies_the_others_take_the_same_steps(job, options, wait):
-    printed = job(3, START + TRAIN, "two_dimensional", options, "3", str(wait))
+@pytest.mark.parametrize("when", ["AfterBackward()", "DuringBackward()", "OneStepLate()"])
+def test_whenever_a_rank_dies_the_others_take_the_same_steps(job, when, wait):
+    printed = job(3, START + TRAIN, "two_dimensional", when, "3", str(wait))
     lost = re.findall(r"^lost (.+) of \d, \d continue \(\d+ ms\)$", job.stderr, re.M)
     assert lost.count("rank 1") == 1 and set(lost) <= {"rank 1", "no rank"}, job.stderr
     # With double buffering, there is one step fewer from the start, and the step that was being averaged is dropped.
     # MPI may also fail when no rank is lost; then another recovery drops another step, if it is in a different one.
-    fewest = 4 - len(lost) if "double" in options else 5
-    assert printed in [[f"2 {steps}"] * 2 for steps in range(fewest, 4 if "double" in options else 6)], job.stderr
-    assert ("are dropped" in job.stderr) == ("double" in options)
+    fewest = 4 - len(lost) if "Late" in when else 5
+    assert printed in [[f"2 {steps}"] * 2 for steps in range(fewest, 4 if "Late" in when else 6)], job.stderr
+    assert ("are dropped" in job.stderr) == ("Late" in when)
 
 
 @pytest.mark.parametrize("wait", range(4))
@@ -174,12 +174,12 @@ def test_gradients_that_are_added_up(job):
 
 REFUSED = """
 import pytest
-for options in (dict(local_steps=2), dict(asynchronous=True)):
+for when in (LocalSGD(2), Asynchronous()):
     with pytest.raises(ValueError, match="elastic"):
-        optimizer(**options)
+        optimizer(when)
 from mn_compress import Int8
 with pytest.raises(ValueError, match="elastic"):
-    optimizer(compression=Int8())
+    optimizer(AfterBackward(send=Int8()))
 say("refused")
 """
 

@@ -16,12 +16,12 @@ import chainer, chainer.functions as F, chainer.links as L
 from mn_comm import create_communicator
 
 comm = create_communicator("flat")
-options = {
-    "local": {"local_steps": 2},
-    "streaming": {"local_steps": mn_optim.StreamingDiLoCo(2, fragments=2, delay=1)},
-    "asynchronous": {"asynchronous": mn_optim.Asynchronous(max_staleness=5, interval=0.001)},
+when = {
+    "local": mn_optim.LocalSGD(2),
+    "streaming": mn_optim.StreamingDiLoCo(2, fragments=2, delay=1),
+    "asynchronous": mn_optim.Asynchronous(max_staleness=5, interval=0.001),
 }[sys.argv[1]]
-optimizer = mn_optim.create_multi_node_optimizer(chainer.optimizers.SGD(), comm, **options)
+optimizer = mn_optim.MultiNodeOptimizer(chainer.optimizers.SGD(), comm, when)
 model = L.Linear(3, 2)
 optimizer.setup(model)
 
@@ -96,7 +96,7 @@ def test_a_rank_that_does_not_synchronize_at_its_end_is_not_waited_for_in_silenc
 SEVERAL = """
 others = []
 for _ in range(3):
-    other = mn_optim.create_multi_node_optimizer(chainer.optimizers.SGD(), comm, **options).setup(model.copy("copy"))
+    other = mn_optim.MultiNodeOptimizer(chainer.optimizers.SGD(), comm, when).setup(model.copy("copy"))
     other.assume_synchronized()
     others.append(other)
 for other in others:

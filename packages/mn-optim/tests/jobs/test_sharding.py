@@ -19,7 +19,7 @@ def make(comm):
     with link.init_scope():
         for i in range(9):
             setattr(link, f"p{i}", chainer.Parameter(np.full(5, i, "f4")))
-    optimizer = mn_optim.create_multi_node_optimizer(chainer.optimizers.Adam(), comm, shard_state=True).setup(link)
+    optimizer = mn_optim.MultiNodeOptimizer(chainer.optimizers.Adam(), comm, mn_optim.Sharded()).setup(link)
     for _ in range(3):
         for param in link.params():
             param.grad = np.full(5, comm.rank + 1, "f4")

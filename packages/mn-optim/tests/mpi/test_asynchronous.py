@@ -10,7 +10,7 @@ import pytest
 
 import mn_optim  # noqa: F401 - before Chainer
 from mn_comm import create_communicator
-from mn_optim import Asynchronous, create_multi_node_optimizer
+from mn_optim import Asynchronous, DuringBackward, MultiNodeOptimizer, SynchronousFirst
 from mn_optim.schemes.asynchronous import _Rounds
 
 NAMES = ["naive", "flat", "hierarchical", "two_dimensional"]
@@ -28,9 +28,9 @@ class Net(chainer.Link):
             self.left = chainer.Parameter(np.full(3, value, "f4"))
 
 
-def make(asynchronous=True, comm=COMM, lr=0.1, value=0):
-    actual = chainer.optimizers.SGD(lr=lr)
-    optimizer = create_multi_node_optimizer(actual, comm, asynchronous=asynchronous).setup(Net(value))
+def make(when=None, comm=COMM, lr=0.1, value=0):
+    actual, when = chainer.optimizers.SGD(lr=lr), Asynchronous() if when is None else when
+    optimizer = MultiNodeOptimizer(actual, comm, when).setup(Net(value))
     if value == 0:
         optimizer.assume_synchronized()
     return optimizer
@@ -98,15 +98,15 @@ def test_any_number_of_steps_between_any_number_of_meetings():
             pull(optimizer, RANK)
         optimizer.synchronize()
         equal_everywhere(optimizer.target)
-        assert not optimizer._scheme.has_diverged
+        assert not optimizer._stepper.scheme.has_diverged
     before = optimizer.target.pulled.data.copy()
     optimizer.synchronize()
     np.testing.assert_array_equal(optimizer.target.pulled.data, before)
 
 
 def test_the_first_steps_are_exact():
-    optimizer = make(Asynchronous(warmup_steps=4))
-    exact = create_multi_node_optimizer(chainer.optimizers.SGD(lr=0.1), COMM).setup(Net())
+    optimizer = make(SynchronousFirst(4, Asynchronous()))
+    exact = MultiNodeOptimizer(chainer.optimizers.SGD(lr=0.1), COMM).setup(Net())
     exact.assume_synchronized()
     for _ in range(4):
         for each in (optimizer, exact):
@@ -212,7 +212,7 @@ def test_a_parameter_that_changes_its_shape_raises_on_all_ranks():
 def test_several_models_beside_each_other_and_beside_overlap():
     """Their rounds have a different order on every rank."""
     optimizers = [make(Asynchronous(interval=0)) for _ in range(3)]
-    overlapped = create_multi_node_optimizer(chainer.optimizers.SGD(), COMM, overlap=True).setup(Net())
+    overlapped = MultiNodeOptimizer(chainer.optimizers.SGD(), COMM, DuringBackward()).setup(Net())
     overlapped.assume_synchronized()
     for optimizer in optimizers:
         pull(optimizer, RANK)  # the first step is collective
@@ -255,7 +255,7 @@ def test_parameters_travel_in_their_own_dtype():
 
 def test_a_parameter_that_is_initialised_later():
     model = chainer.Chain(used=L.Linear(5, 3), late=L.Linear(None, 3))
-    optimizer = create_multi_node_optimizer(chainer.optimizers.SGD(), COMM, asynchronous=True).setup(model)
+    optimizer = MultiNodeOptimizer(chainer.optimizers.SGD(), COMM, Asynchronous()).setup(model)
     x = np.random.RandomState(RANK).rand(2, 5).astype("f4")
     for step in range(14):
         link = model.late if step >= 5 + RANK else model.used
@@ -266,15 +266,15 @@ def test_a_parameter_that_is_initialised_later():
 
 
 def test_resume_in_the_middle_of_the_warm_up():
-    optimizer = make(Asynchronous(warmup_steps=6))
+    optimizer = make(SynchronousFirst(6, Asynchronous()))
     for _ in range(4):
         pull(optimizer, RANK)
     file = io.BytesIO()
     chainer.serializers.save_npz(file, optimizer)
     file.seek(0)
-    resumed = make(Asynchronous(warmup_steps=6))
+    resumed = make(SynchronousFirst(6, Asynchronous()))
     chainer.serializers.load_npz(file, resumed)
-    assert resumed._scheme._taken == 4
+    assert resumed._stepper.scheme._taken == 4
     for each in (optimizer, resumed):
         each.synchronize()
 
@@ -300,7 +300,7 @@ class Communicating(chainer.Chain):
 def test_a_model_that_communicates_is_refused_on_all_ranks(where):
     inner = Communicating(COMM if where == "all" or RANK == SIZE - 1 else None)
     model = chainer.Chain(inner=inner)
-    optimizer = create_multi_node_optimizer(chainer.optimizers.SGD(), COMM, asynchronous=True).setup(model)
+    optimizer = MultiNodeOptimizer(chainer.optimizers.SGD(), COMM, Asynchronous()).setup(model)
     for param in model.params():
         param.grad = np.zeros_like(param.data)
     for _ in range(2):
@@ -308,24 +308,18 @@ def test_a_model_that_communicates_is_refused_on_all_ranks(where):
             optimizer.update()
 
 
-@pytest.mark.parametrize(
-    ("error", "message", "options"),
-    [
-        (TypeError, "expected a bool or Asynchronous for asynchronous, got int: 1", {"asynchronous": 1}),
-        (ValueError, "asynchronous without overlap", {"asynchronous": True, "overlap": True}),
-        (ValueError, "asynchronous without double_buffering", {"asynchronous": True, "double_buffering": True}),
-        (ValueError, "asynchronous without comm_hook", {"asynchronous": True, "comm_hook": lambda bucket: bucket}),
-    ],
-)
-def test_bad_options_raise(error, message, options):
-    with pytest.raises(error, match=message):
-        create_multi_node_optimizer(chainer.optimizers.SGD(), COMM, **options)
+@pytest.mark.parametrize("wrong", [1, None, Asynchronous])
+@pytest.mark.parametrize("where", ["all", "one"])
+def test_what_is_no_value_of_when_raises_on_all_ranks(wrong, where):
+    when = wrong if where == "all" or RANK == SIZE - 1 else Asynchronous()
+    with pytest.raises(TypeError, match=r"expected AfterBackward\(\) or alike for when, got"):
+        MultiNodeOptimizer(chainer.optimizers.SGD(), COMM, when)
 
 
 @pytest.mark.parametrize(
     ("error", "message", "numbers"),
     [
-        (ValueError, "warmup_steps of at least 0, got -1", {"warmup_steps": -1}),
+        (TypeError, "unexpected keyword argument 'send'", {"send": lambda bucket: bucket.average()}),
         (ValueError, "max_staleness of at least 1, got 0", {"max_staleness": 0}),
         (TypeError, "an integer for max_staleness, got float", {"max_staleness": 1.5}),
         (ValueError, "interval of at least 0 seconds, got -1", {"interval": -1}),

@@ -2,6 +2,7 @@
 
 import io
 import warnings
+from dataclasses import replace
 
 import chainer
 import numpy as np
@@ -11,7 +12,7 @@ from mpi4py import MPI
 import mn_optim  # noqa: F401 - before Chainer
 from mn_comm import create_communicator
 from mn_compress import Int8, OneBit, PowerSGD, TopK
-from mn_optim import DiLoCo, LocalSGD, StreamingDiLoCo, create_multi_node_optimizer
+from mn_optim import DiLoCo, LocalSGD, MultiNodeOptimizer, StreamingDiLoCo, SynchronousFirst
 
 COMM = create_communicator("flat")
 RANK, SIZE = COMM.rank, COMM.size
@@ -19,7 +20,7 @@ SHAPES = {"a": (30, 14), "b": (5,), "c": (20, 20), "d": (40,)}
 KINDS = [Int8(rounding="stochastic"), OneBit(block=64), TopK(0.2), PowerSGD(2, 1, 1.2)]
 LOCAL_STEPS = [
     LocalSGD(2),
-    LocalSGD(3, start_after=2, average_state=True),
+    SynchronousFirst(2, LocalSGD(3, average_state=True)),
     DiLoCo(2),
     StreamingDiLoCo(3, fragments=2, delay=0, alpha=0.5),
     StreamingDiLoCo(3, fragments=3, delay=2, alpha=0.5),
@@ -41,9 +42,21 @@ class Net(chainer.Link):
                 setattr(self, name, chainer.Parameter(random.randn(*shape).astype(dtype)))
 
 
+def sending(when, kind):
+    """Return local steps whose meetings are compressed."""
+    if isinstance(when, SynchronousFirst):
+        return replace(when, then=replace(when.then, send=kind))
+    return replace(when, send=kind)
+
+
+def local_steps_of(optimizer):
+    scheme = optimizer._stepper.scheme
+    return getattr(scheme, "_then", scheme)
+
+
 def make(local_steps, kind, actual=None, comm=COMM, model=None):
     actual = chainer.optimizers.SGD(lr=0.5) if actual is None else actual
-    optimizer = create_multi_node_optimizer(actual, comm, local_steps=local_steps, compression=kind)
+    optimizer = MultiNodeOptimizer(actual, comm, sending(local_steps, kind))
     optimizer.setup(Net() if model is None else model)
     optimizer.assume_synchronized()
     return optimizer
@@ -78,12 +91,12 @@ def test_all_ranks_hold_the_same_bits_after_every_meeting(kind, local_steps):
     optimizer, meetings = make(local_steps, kind), 0
     for step in range(14):
         advance(optimizer, gradients(step))
-        for fragment in optimizer._scheme._fragments:
+        for fragment in local_steps_of(optimizer)._fragments:
             equal_everywhere(fragment.common)
-        if optimizer.is_meeting and local_steps.fragments == 1:
+        if optimizer.is_meeting and not isinstance(local_steps, StreamingDiLoCo):
             equal_everywhere(optimizer.target.namedparams())
             meetings += 1
-    assert meetings or local_steps.fragments > 1
+    assert meetings or isinstance(local_steps, StreamingDiLoCo)
     optimizer.synchronize()
     equal_everywhere(optimizer.target.namedparams())
 
@@ -189,7 +202,7 @@ def test_what_was_not_sent_is_in_the_snapshot():
     resumed = make(LocalSGD(2), OneBit(block=64))
     for file, target in zip(files, (resumed, resumed.target), strict=True):
         chainer.serializers.load_npz(file, target)
-    for exchanger in resumed._scheme._exchangers:
+    for exchanger in local_steps_of(resumed)._exchangers:
         exchanger.compressed.load_state({})
     for step in range(4, 8):
         advance(lasting, gradients(step))
@@ -245,7 +258,7 @@ def test_a_nan_on_one_rank_reaches_all(kind, local_steps):
     optimizer.synchronize()
     equal_everywhere(optimizer.target.namedparams())
     assert np.isnan(optimizer.target.a.data[0, 0])
-    for exchanger in optimizer._scheme._exchangers:
+    for exchanger in local_steps_of(optimizer)._exchangers:
         assert np.isfinite(exchanger.compressed.compression_report.error_norm)
 
 
@@ -260,14 +273,14 @@ def test_half_precision(delay):
 
 
 def test_a_model_without_parameters_and_one_that_grows():
-    empty = create_multi_node_optimizer(chainer.optimizers.SGD(), COMM, local_steps=2, compression=Int8())
+    empty = MultiNodeOptimizer(chainer.optimizers.SGD(), COMM, LocalSGD(2, send=Int8()))
     empty.setup(chainer.Chain())
     for _ in range(4):
         empty.update()
     empty.synchronize()
     model = chainer.Chain(used=chainer.links.Linear(5, 3), late=chainer.links.Linear(None, 3))
-    optimizer = create_multi_node_optimizer(
-        chainer.optimizers.SGD(), COMM, local_steps=StreamingDiLoCo(3, delay=2, fragments=2), compression=Int8()
+    optimizer = MultiNodeOptimizer(
+        chainer.optimizers.SGD(), COMM, StreamingDiLoCo(3, delay=2, fragments=2, send=Int8())
     ).setup(model)
     x = np.random.RandomState(RANK).rand(2, 5).astype("f4")
     with warnings.catch_warnings():
@@ -311,21 +324,18 @@ def test_across_nodes(monkeypatch):
 @pytest.mark.parametrize(
     ("error", "message", "mine", "others"),
     [
-        (ValueError, "the same use of comm_hook and compression on every rank", {"compression": Int8()}, {}),
-        (ValueError, "the same compression on every rank", {"compression": Int8()}, {"compression": Int8(128)}),
-        (ValueError, "the same use of comm_hook and", {"comm_hook": lambda bucket: bucket.average()}, {}),
-        (ValueError, "one of compression and comm_hook", *2 * [{"compression": Int8(), "comm_hook": lambda b: b}]),
-        (TypeError, r"expected Int8\(\), TopK\(\)", {"compression": "int8"}, {"compression": Int8()}),
-        (TypeError, r"expected Int8\(\), TopK\(\)", {"compression": Int8}, {"compression": Int8}),
+        (ValueError, r"the same when on every rank, got LocalSGD\(.*, send=compression\) on rank 0", Int8(), None),
+        (ValueError, "the same compression on every rank", Int8(), Int8(128)),
+        (ValueError, r"the same when on every rank, got .*send=comm_hook\)", lambda bucket: bucket.average(), None),
+        (TypeError, r"expected Int8\(\), TopK\(\)", "int8", Int8()),
+        (TypeError, r"expected Int8\(\), TopK\(\)", Int8, Int8),
     ],
 )
 def test_options_that_differ_or_do_not_fit(error, message, mine, others):
     with pytest.raises(error, match=message):
-        create_multi_node_optimizer(chainer.optimizers.SGD(), COMM, local_steps=2, **(mine if RANK == 0 else others))
+        MultiNodeOptimizer(chainer.optimizers.SGD(), COMM, LocalSGD(2, send=mine if RANK == 0 else others))
 
 
-def test_communicators_and_schemes_that_do_not_go_with_it():
+def test_communicators_that_do_not_go_with_it():
     with pytest.raises(ValueError, match="flat; got naive"):
-        make(2, Int8(), comm=create_communicator("naive"))
-    with pytest.raises(ValueError, match="asynchronous without compression, got both: whole parameters are sent"):
-        create_multi_node_optimizer(chainer.optimizers.SGD(), COMM, asynchronous=True, compression=Int8())
+        make(LocalSGD(2), Int8(), comm=create_communicator("naive"))

@@ -2,6 +2,7 @@
 
 import io
 import warnings
+from dataclasses import replace
 
 import chainer
 import chainer.functions as F
@@ -13,14 +14,14 @@ from mpi4py import MPI
 import mn_optim  # noqa: F401 - before Chainer
 from mn_comm import create_communicator
 from mn_compress import Int8, OneBit, PowerSGD, TopK
-from mn_optim import create_multi_node_optimizer
+from mn_optim import AfterBackward, DuringBackward, MultiNodeOptimizer, OneStepLate
 
 COMM = create_communicator("flat")
 RANK, SIZE = COMM.rank, COMM.size
 ALL = [Int8(rounding="stochastic"), OneBit(block=64), TopK(0.2, momentum=0.5, warm_up=3), PowerSGD(2, 2, 1.2)]
-SCHEMES = [{}, {"overlap": True, "bucket_bytes": 2000}, {"double_buffering": True}]
+SCHEMES = [AfterBackward(), DuringBackward(bucket_bytes=2000), OneStepLate()]
 BY_HOW = pytest.mark.parametrize("how", ALL, ids=lambda how: type(how).__name__)
-BY_SCHEME = pytest.mark.parametrize("scheme", SCHEMES, ids=lambda scheme: next(iter(scheme), "afterwards"))
+BY_SCHEME = pytest.mark.parametrize("scheme", SCHEMES, ids=lambda scheme: type(scheme).__name__)
 
 
 class Net(chainer.Chain):
@@ -58,7 +59,7 @@ def bits(model):
 def make(how, scheme, optimizer=None, comm=COMM):
     optimizer = chainer.optimizers.MomentumSGD(0.05, 0.5) if optimizer is None else optimizer
     model = Net()
-    return create_multi_node_optimizer(optimizer, comm, compression=how, **scheme).setup(model), model
+    return MultiNodeOptimizer(optimizer, comm, replace(scheme, send=how)).setup(model), model
 
 
 @BY_SCHEME
@@ -69,7 +70,7 @@ def test_it_learns_and_all_ranks_hold_the_same_bits(how, scheme):
         optimizer.update(model, *batch(iteration))
     assert len(set(COMM.allgather_obj(bits(model)))) == 1
     exact = Net()
-    reference = create_multi_node_optimizer(chainer.optimizers.MomentumSGD(0.05, 0.5), COMM).setup(exact)
+    reference = MultiNodeOptimizer(chainer.optimizers.MomentumSGD(0.05, 0.5), COMM).setup(exact)
     for iteration in range(80):
         reference.update(exact, *batch(iteration))
     assert bits(model) != bits(exact) or SIZE == 1
@@ -80,7 +81,7 @@ def test_it_learns_and_all_ranks_hold_the_same_bits(how, scheme):
 
 
 def test_without_compression_there_is_no_report():
-    optimizer, _ = make(None, {})
+    optimizer, _ = make(None, AfterBackward())
     assert optimizer.compression_report is None
 
 
@@ -141,10 +142,10 @@ def test_snapshots_with_compression_and_without_go_together(scheme):
 @pytest.mark.skipif(SIZE < 2, reason="one rank remembers nothing")
 @pytest.mark.parametrize("how", [TopK(0.2), PowerSGD(2, 0, 1.2)], ids=["TopK", "PowerSGD"])
 def test_a_snapshot_of_rank_0_loaded_everywhere_begins_anew_on_all(how):
-    optimizer, model = make(how, {})
+    optimizer, model = make(how, AfterBackward())
     for iteration in range(4):
         optimizer.update(model, *batch(iteration))
-    again, other = make(how, {})
+    again, other = make(how, AfterBackward())
     load(COMM.bcast_obj(save(optimizer)), again)
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
@@ -168,7 +169,7 @@ def test_a_nan_on_one_rank_skips_the_step_on_all(how, scheme):
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         optimizer.update(model, x, t)
-        if scheme.get("double_buffering"):
+        if isinstance(scheme, OneStepLate):
             before = bits(model)
             optimizer.update(model, *batch(6))
     assert any("Non finite number found" in str(each.message) for each in caught)
@@ -182,8 +183,8 @@ def test_a_nan_on_one_rank_skips_the_step_on_all(how, scheme):
 @BY_HOW
 def test_another_loss_scale_changes_nothing(how):
     """The omitted part is in units of the scale."""
-    scaled, model = make(how, {}, chainer.optimizers.SGD(0.05))
-    plain, other = make(how, {}, chainer.optimizers.SGD(0.05))
+    scaled, model = make(how, AfterBackward(), chainer.optimizers.SGD(0.05))
+    plain, other = make(how, AfterBackward(), chainer.optimizers.SGD(0.05))
     for iteration in range(8):
         scaled.set_loss_scale(256.0 * 4 ** (iteration % 3))
         scaled.update(model, *batch(iteration))
@@ -195,7 +196,7 @@ def test_another_loss_scale_changes_nothing(how):
 @pytest.mark.parametrize("how", [None, Int8()], ids=["exact", "Int8"])
 def test_a_parameter_that_only_some_ranks_use_is_scaled_on_all(how):
     model = chainer.Chain(a=L.Linear(2, 2), b=L.Linear(2, 2))
-    optimizer = create_multi_node_optimizer(chainer.optimizers.SGD(1), COMM, compression=how).setup(model)
+    optimizer = MultiNodeOptimizer(chainer.optimizers.SGD(1), COMM, AfterBackward(send=how)).setup(model)
     optimizer.set_loss_scale(64.0)
     x = np.ones((1, 2), "f4")
     for _ in range(3):
@@ -208,14 +209,14 @@ def test_a_parameter_that_only_some_ranks_use_is_scaled_on_all(how):
 @pytest.mark.parametrize("wrong", ["int8", 0.01, Int8])
 def test_an_unknown_compression(wrong):
     with pytest.raises(TypeError, match=r"expected Int8\(\), TopK\(\), PowerSGD\(\) or OneBit\(\)"):
-        make(wrong, {})
+        make(wrong, AfterBackward())
 
 
 def test_naive_and_hooks_are_refused():
     with pytest.raises(ValueError, match="flat; got naive"):
-        make(Int8(), {}, comm=create_communicator("naive"))
+        make(Int8(), AfterBackward(), comm=create_communicator("naive"))
     with pytest.raises(ValueError, match="expected one of compression and comm_hook"):
-        make(Int8(), {"comm_hook": lambda bucket: bucket.average()})
+        COMM.gradient_reducer(compression=Int8(), comm_hook=lambda bucket: bucket.average())
 
 
 def test_across_nodes(monkeypatch):

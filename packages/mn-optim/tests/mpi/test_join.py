@@ -9,27 +9,38 @@ import pytest
 import mn_compress as compression
 import mn_optim  # noqa: F401 - before Chainer
 from mn_comm import create_communicator
-from mn_optim import Asynchronous, DiLoCo, LocalSGD, StreamingDiLoCo, create_multi_node_optimizer
+from mn_optim import (
+    AfterBackward,
+    Asynchronous,
+    DiLoCo,
+    DuringBackward,
+    LocalSGD,
+    MultiNodeOptimizer,
+    OneStepLate,
+    StreamingDiLoCo,
+    SynchronousFirst,
+    create_multi_node_optimizer,
+)
 
 COMM = create_communicator("two_dimensional")
 RANK, SIZE = COMM.rank, COMM.size
 COUNTS = [[7, 5, 3, 0], [0, 2, 4, 1], [3, 3, 3, 3]]
-EXACT = {"plain": {}, "overlap": {"overlap": True}, "double_buffering": {"double_buffering": True}}
+EXACT = {"plain": AfterBackward(), "overlap": DuringBackward(), "double_buffering": OneStepLate()}
 COMPRESSED = {
-    "int8": {"compression": compression.Int8()},
-    "top_k": {"compression": compression.TopK(0.5)},
-    "power_sgd": {"compression": compression.PowerSGD(1)},
-    "one_bit": {"compression": compression.OneBit()},
-    "int8, overlap": {"compression": compression.Int8(), "overlap": True},
-    "int8, double_buffering": {"compression": compression.Int8(), "double_buffering": True},
+    "int8": AfterBackward(send=compression.Int8()),
+    "top_k": AfterBackward(send=compression.TopK(0.5)),
+    "power_sgd": AfterBackward(send=compression.PowerSGD(1)),
+    "one_bit": AfterBackward(send=compression.OneBit()),
+    "int8, overlap": DuringBackward(send=compression.Int8()),
+    "int8, double_buffering": OneStepLate(send=compression.Int8()),
 }
 LOOSE = {
-    "local_steps": {"local_steps": 2},
-    "post-local": {"local_steps": LocalSGD(2, start_after=3, average_state=True)},
-    "diloco": {"local_steps": DiLoCo(2)},
-    "streaming": {"local_steps": StreamingDiLoCo(2, fragments=2)},
-    "asynchronous": {"asynchronous": True},
-    "asynchronous, warm-up": {"asynchronous": Asynchronous(warmup_steps=3)},
+    "local_steps": LocalSGD(2),
+    "post-local": SynchronousFirst(3, LocalSGD(2, average_state=True)),
+    "diloco": DiLoCo(2),
+    "streaming": StreamingDiLoCo(2, fragments=2),
+    "asynchronous": Asynchronous(),
+    "asynchronous, warm-up": SynchronousFirst(3, Asynchronous()),
 }
 
 
@@ -65,10 +76,10 @@ def expect_equal_everywhere(model):
             np.testing.assert_array_equal(other[name], data, err_msg=name)
 
 
-def train(counts, options, over="present", name="two_dimensional", actual=None):
+def train(counts, when, over="present", name="two_dimensional", actual=None):
     comm = create_communicator(name)
     actual = actual or chainer.optimizers.MomentumSGD(0.1)
-    optimizer = create_multi_node_optimizer(actual, comm, **options).setup(Net())
+    optimizer = MultiNodeOptimizer(actual, comm, when).setup(Net())
     with optimizer.join(over):
         for i in range(counts[RANK]):
             optimizer.update(optimizer.target, *batch(RANK, i))
@@ -116,11 +127,11 @@ def test_it_is_the_training_of_one_process(scheme, counts, over):
 
 @pytest.mark.parametrize("name", ["naive", "flat", "hierarchical"])
 def test_every_strategy_joins(name):
-    close(parameters(train(COUNTS[0], {}, name=name).target), alone(COUNTS[0]))
+    close(parameters(train(COUNTS[0], AfterBackward(), name=name).target), alone(COUNTS[0]))
 
 
 def test_state_of_the_optimizer_is_that_of_one_process():
-    optimizer = train(COUNTS[0], {}, actual=chainer.optimizers.Adam(0.01))
+    optimizer = train(COUNTS[0], AfterBackward(), actual=chainer.optimizers.Adam(0.01))
     close(parameters(optimizer.target), alone(COUNTS[0], actual=chainer.optimizers.Adam(0.01)), atol=1e-5)
 
 
@@ -128,7 +139,7 @@ def test_loss_scaling():
     actual, single = chainer.optimizers.MomentumSGD(0.1), chainer.optimizers.MomentumSGD(0.1)
     for each in (actual, single):
         each.set_loss_scale(64.0)
-    close(parameters(train(COUNTS[0], {}, actual=actual).target), alone(COUNTS[0], actual=single))
+    close(parameters(train(COUNTS[0], AfterBackward(), actual=actual).target), alone(COUNTS[0], actual=single))
 
 
 @pytest.mark.parametrize("scheme", COMPRESSED)
@@ -149,14 +160,14 @@ def test_ranks_that_meet_less_often_join(scheme, counts):
 
 def test_local_steps_are_the_mean_of_those_who_went_on():
     """With one step between meetings and SGD, local steps equal exact ones."""
-    optimizer = train(COUNTS[0], {"local_steps": 1}, actual=chainer.optimizers.SGD(0.1))
+    optimizer = train(COUNTS[0], LocalSGD(1), actual=chainer.optimizers.SGD(0.1))
     close(parameters(optimizer.target), alone(COUNTS[0], actual=chainer.optimizers.SGD(0.1)))
 
 
 @pytest.mark.parametrize("scheme", [*EXACT, "local_steps"])
 def test_one_join_after_another(scheme):
-    options = {**EXACT, **LOOSE}[scheme]
-    optimizer = create_multi_node_optimizer(chainer.optimizers.MomentumSGD(0.1), COMM, **options).setup(Net())
+    when = {**EXACT, **LOOSE}[scheme]
+    optimizer = MultiNodeOptimizer(chainer.optimizers.MomentumSGD(0.1), COMM, when).setup(Net())
     for epoch in range(3):
         with optimizer.join():
             for i in range(COUNTS[epoch % 2][RANK]):
@@ -190,7 +201,7 @@ def test_double_buffering_loses_no_gradient_between_joins():
 @pytest.mark.parametrize("scheme", EXACT)
 def test_hyperparameters_may_change_in_the_loop(scheme):
     """A rank that has left it would use the values that it had then."""
-    optimizer = create_multi_node_optimizer(chainer.optimizers.MomentumSGD(0.1), COMM, **EXACT[scheme]).setup(Net())
+    optimizer = MultiNodeOptimizer(chainer.optimizers.MomentumSGD(0.1), COMM, EXACT[scheme]).setup(Net())
     with optimizer.join():
         for i in range(COUNTS[0][RANK]):
             optimizer.lr = 0.1 / (1 + i)
@@ -222,8 +233,8 @@ def test_gradients_are_added_up_within():
 @pytest.mark.parametrize("moment", ["before", "forward", "step"])
 @pytest.mark.parametrize("scheme", [*EXACT, "int8", "local_steps", "asynchronous", "post-local"])
 def test_rank_that_leaves_by_an_exception_tells_all(scheme, moment):
-    options = {**EXACT, **COMPRESSED, **LOOSE}[scheme]
-    optimizer = create_multi_node_optimizer(chainer.optimizers.SGD(0.1), COMM, **options).setup(Net())
+    when = {**EXACT, **COMPRESSED, **LOOSE}[scheme]
+    optimizer = MultiNodeOptimizer(chainer.optimizers.SGD(0.1), COMM, when).setup(Net())
     culprit = SIZE - 1
     expected = (KeyError, "mine") if culprit == RANK else (RuntimeError, "left join")
 
@@ -277,9 +288,9 @@ def test_over_is_the_same_on_all_ranks():
 
 
 @pytest.mark.skipif(SIZE == 1, reason="ranks that differ")
-@pytest.mark.parametrize("options", EXACT.values(), ids=EXACT)
-def test_rank_outside_is_found(options):
-    optimizer = create_multi_node_optimizer(chainer.optimizers.SGD(0.1), COMM, **options).setup(Net())
+@pytest.mark.parametrize("when", EXACT.values(), ids=EXACT)
+def test_rank_outside_is_found(when):
+    optimizer = MultiNodeOptimizer(chainer.optimizers.SGD(0.1), COMM, when).setup(Net())
     optimizer.update(optimizer.target, *batch(RANK, 0))
     optimizer.update(optimizer.target, *batch(RANK, 1))
     with pytest.raises(RuntimeError, match="expected every rank within"):
@@ -338,9 +349,9 @@ class Growing(Net):
         return super().forward(x, t) + (F.sum(self.extra(x)) if len(x) > 6 else 0)
 
 
-@pytest.mark.parametrize("options", EXACT.values(), ids=EXACT)
-def test_parameters_that_are_made_while_some_ranks_have_no_data_any_more(options):
-    optimizer = create_multi_node_optimizer(chainer.optimizers.SGD(0.01), COMM, **options).setup(Growing())
+@pytest.mark.parametrize("when", EXACT.values(), ids=EXACT)
+def test_parameters_that_are_made_while_some_ranks_have_no_data_any_more(when):
+    optimizer = MultiNodeOptimizer(chainer.optimizers.SGD(0.01), COMM, when).setup(Growing())
     with optimizer.join():
         for i in range(COUNTS[0][RANK]):
             optimizer.update(optimizer.target, *batch(RANK, i, 7 if i >= 4 else 6))

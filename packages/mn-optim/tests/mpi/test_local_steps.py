@@ -4,6 +4,7 @@ import contextlib
 import io
 import itertools
 import warnings
+from dataclasses import replace
 
 import chainer
 import numpy as np
@@ -12,7 +13,7 @@ import pytest
 import mn_optim  # noqa: F401 - before Chainer
 from mn_comm import create_communicator, synchronize_replicas
 from mn_compress import Int8
-from mn_optim import Asynchronous, DiLoCo, LocalSGD, StreamingDiLoCo, create_multi_node_optimizer
+from mn_optim import Asynchronous, DiLoCo, LocalSGD, MultiNodeOptimizer, StreamingDiLoCo, SynchronousFirst
 
 NAMES = ["naive", "flat", "hierarchical", "two_dimensional"]
 COMM = create_communicator("flat")
@@ -86,9 +87,9 @@ def saved(target):
     return file
 
 
-def make(local_steps, actual=None, comm=COMM, **options):
+def make(when, actual=None, comm=COMM):
     actual = chainer.optimizers.SGD(lr=0.5) if actual is None else actual
-    return create_multi_node_optimizer(actual, comm, local_steps=local_steps, **options)
+    return MultiNodeOptimizer(actual, comm, LocalSGD(when) if isinstance(when, int) else when)
 
 
 class InNumpy:
@@ -160,7 +161,7 @@ def test_local_sgd(name, steps):
 @pytest.mark.skipif(SIZE == 3, reason="thirds are rounded")
 def test_local_sgd_that_meets_in_every_step_is_synchronous_sgd():
     """Bit for bit if no number is rounded: one adds up parameters, the other gradients."""
-    optimizer, exact = start(make(1)), start(create_multi_node_optimizer(chainer.optimizers.SGD(lr=0.5), COMM))
+    optimizer, exact = start(make(1)), start(MultiNodeOptimizer(chainer.optimizers.SGD(lr=0.5), COMM))
     for each in (optimizer, exact):
         for param in each.target.params():
             param.data[...] = np.round(param.data)
@@ -225,8 +226,8 @@ def test_more_fragments_than_parameters():
 
 
 def test_post_local_sgd_begins_with_exact_steps():
-    optimizer = start(make(LocalSGD(4, start_after=3)))
-    exact = start(create_multi_node_optimizer(chainer.optimizers.SGD(lr=0.5), COMM))
+    optimizer = start(make(SynchronousFirst(3, LocalSGD(4))))
+    exact = start(MultiNodeOptimizer(chainer.optimizers.SGD(lr=0.5), COMM))
     meetings = []
     for step, _ in zip(train(optimizer, range(1, 12)), train(exact, range(1, 12)), strict=True):
         meetings.append(optimizer.is_meeting)
@@ -335,9 +336,9 @@ def test_gradients_that_are_added_up_make_one_step():
 
 
 @pytest.mark.parametrize("comm_hook", [None, lambda bucket: bucket.average()])
-@pytest.mark.parametrize("local_steps", [2, StreamingDiLoCo(2, fragments=2, delay=1)])
+@pytest.mark.parametrize("local_steps", [LocalSGD(2), StreamingDiLoCo(2, fragments=2, delay=1)])
 def test_the_hook_is_given_how_far_the_ranks_went(local_steps, comm_hook):
-    optimizer, plain = start(make(local_steps, comm_hook=comm_hook)), start(make(local_steps))
+    optimizer, plain = start(make(replace(local_steps, send=comm_hook))), start(make(local_steps))
     for _ in zip(train(optimizer, range(9)), train(plain, range(9)), strict=True):
         same(parameters(optimizer.target), parameters(plain.target), exactly=False)
     optimizer.synchronize()
@@ -351,10 +352,10 @@ def test_the_first_update_shares_out_the_parameters_of_rank_0():
     same(parameters(optimizer.target), parameters(Net(seed=0)))
 
 
-@pytest.mark.parametrize("options", [{}, {"compression": Int8()}], ids=["exact", "compressed"])
-@pytest.mark.parametrize("local_steps", [2, StreamingDiLoCo(2, fragments=2, delay=1)])
-def test_a_parameter_that_changes_its_shape_raises_on_all_ranks(local_steps, options):
-    optimizer = start(make(local_steps, **options))
+@pytest.mark.parametrize("send", [None, Int8()], ids=["exact", "compressed"])
+@pytest.mark.parametrize("local_steps", [LocalSGD(2), StreamingDiLoCo(2, fragments=2, delay=1)])
+def test_a_parameter_that_changes_its_shape_raises_on_all_ranks(local_steps, send):
+    optimizer = start(make(replace(local_steps, send=send)))
     for _ in train(optimizer, range(4)):
         pass
     if RANK == SIZE - 1:
@@ -399,7 +400,7 @@ def test_a_parameter_that_is_initialised_later():
 
 LOCAL_STEPS = [
     LocalSGD(3),
-    LocalSGD(3, start_after=4),
+    SynchronousFirst(4, LocalSGD(3)),
     DiLoCo(3),
     StreamingDiLoCo(4, fragments=2, delay=0),
     StreamingDiLoCo(4, fragments=2, delay=3, alpha=0.25),
@@ -418,7 +419,7 @@ def test_kill_and_resume(local_steps, at):
         warnings.simplefilter("always")
         files = saved(lasting), saved(lasting.target)
     assert all("the parameters of rank" in str(each.message) for each in caught)
-    assert bool(caught) == lasting._scheme.has_diverged
+    assert bool(caught) == lasting._stepper.scheme.has_diverged
     resumed = make(local_steps, chainer.optimizers.MomentumSGD(0.1)).setup(Net(seed=RANK + 7))
     for file, target in zip(files, (resumed, resumed.target), strict=True):
         chainer.serializers.load_npz(file, target)
@@ -454,7 +455,9 @@ def test_a_snapshot_of_other_local_steps(before, after):
             chainer.serializers.load_npz(file, target)
     warns = before is not after and RANK == 0
     assert ["the state of the outer optimizer is reset" in str(each.message) for each in caught] == [True] * warns
-    commons = [dict(named for each in o._scheme._fragments for named in each.common) for o in (optimizer, other)]
+    commons = [
+        dict(named for each in o._stepper.scheme._fragments for named in each.common) for o in (optimizer, other)
+    ]
     for name, param in commons[0].items():
         np.testing.assert_array_equal(commons[1][name].data, param.data)
     for _ in train(other, range(5, 12)):
@@ -496,7 +499,7 @@ def test_whoever_has_a_part_of_the_model_can_synchronize_it():
     optimizer.update()
     synchronize_replicas(model.other)
     equal_everywhere(model.net)
-    start(create_multi_node_optimizer(chainer.optimizers.SGD(), COMM), model)  # which owns them now
+    start(MultiNodeOptimizer(chainer.optimizers.SGD(), COMM), model)  # which owns them now
     model.net.a.data += RANK
     synchronize_replicas(model)
     assert (model.net.a.data == COMM.bcast(model.net.a.data)).all() == (RANK == 0)
@@ -513,8 +516,8 @@ class Tied(chainer.Link):
             self.c = chainer.Parameter(self.a.data.T)
 
 
-def moved(options, model, lr):
-    optimizer = create_multi_node_optimizer(chainer.optimizers.SGD(lr=lr), COMM, **options).setup(model)
+def moved(when, model, lr):
+    optimizer = MultiNodeOptimizer(chainer.optimizers.SGD(lr=lr), COMM, when).setup(model)
     optimizer.assume_synchronized()
     for _ in range(20):
         model.a.grad = np.full((2, 3), -RANK, "f4")
@@ -528,30 +531,28 @@ def test_what_is_shared_within_a_model_moves_once(delay):
     alone = chainer.Link()
     with alone.init_scope():
         alone.a = chainer.Parameter(np.zeros((2, 3), "f4"))
-    options = {"local_steps": StreamingDiLoCo(4, fragments=2, delay=delay)}  # the second one of which is empty
-    expected = moved(options, alone, 1)
+    when = StreamingDiLoCo(4, fragments=2, delay=delay)  # the second one of which is empty
+    expected = moved(when, alone, 1)
     tied = Tied()
-    np.testing.assert_allclose(moved(options, tied, 0.5), expected, rtol=1e-5)  # Chainer takes a step for each name
+    np.testing.assert_allclose(moved(when, tied, 0.5), expected, rtol=1e-5)  # Chainer takes a step for each name
     np.testing.assert_array_equal(tied.c.data, tied.a.data.T)
 
 
 def test_what_is_shared_within_a_model_moves_once_asynchronously():
-    np.testing.assert_allclose(
-        moved({"asynchronous": Asynchronous(interval=0)}, Tied(), 0.5), 10 * (SIZE - 1), rtol=1e-4
-    )
+    np.testing.assert_allclose(moved(Asynchronous(interval=0), Tied(), 0.5), 10 * (SIZE - 1), rtol=1e-4)
 
 
 @pytest.mark.parametrize("dtype", ["f2", "f8"])
 @pytest.mark.parametrize("use_fp32_update", [False, True])
 @pytest.mark.parametrize(
-    "options",
+    "when",
     [
-        {"local_steps": 2},
-        {"local_steps": StreamingDiLoCo(2, fragments=2, delay=1, outer=chainer.optimizers.SGD(lr=1))},
-        {"asynchronous": Asynchronous(interval=0)},
+        LocalSGD(2),
+        StreamingDiLoCo(2, fragments=2, delay=1, outer=chainer.optimizers.SGD(lr=1)),
+        Asynchronous(interval=0),
     ],
 )
-def test_other_dtypes_and_float32_copies_of_half_precision(options, use_fp32_update, dtype):
+def test_other_dtypes_and_float32_copies_of_half_precision(when, use_fp32_update, dtype):
     """Steps that are too small for float16 are not lost if the optimizer keeps a copy in float32."""
     model = chainer.Link()
     with model.init_scope():
@@ -560,7 +561,7 @@ def test_other_dtypes_and_float32_copies_of_half_precision(options, use_fp32_upd
     actual = chainer.optimizers.SGD(lr=1)
     if use_fp32_update:
         actual.use_fp32_update()
-    optimizer = create_multi_node_optimizer(actual, COMM, **options).setup(model)
+    optimizer = MultiNodeOptimizer(actual, COMM, when).setup(model)
     optimizer.assume_synchronized()
     for _ in range(40):
         for param in model.params():
@@ -572,7 +573,7 @@ def test_other_dtypes_and_float32_copies_of_half_precision(options, use_fp32_upd
     if dtype == "f8" or use_fp32_update:
         learned = model.a.data[0] - 1
         expected = 40 * 2.0**-13 * (SIZE + 1) / 2
-        mixes = isinstance(options.get("local_steps"), StreamingDiLoCo)  # and then loses some of it
+        mixes = isinstance(when, StreamingDiLoCo)  # and then loses some of it
         assert (0.5 if mixes else 0.8) * expected < learned < 1.2 * expected
 
 
@@ -588,23 +589,12 @@ def test_a_nan_on_one_rank_reaches_all():
     assert np.isfinite(optimizer.target.b.data).all()
 
 
-@pytest.mark.parametrize(
-    ("error", "message", "options"),
-    [
-        (ValueError, "local_steps of at least 1, got 0", {"local_steps": 0}),
-        (ValueError, "local_steps of at least 1, got -3", {"local_steps": -3}),
-        (TypeError, "expected a number of steps, .* got float: 2.5", {"local_steps": 2.5}),
-        (TypeError, "expected a number of steps, .* got bool: True", {"local_steps": True}),
-        (ValueError, "local_steps without overlap, got both", {"local_steps": 2, "overlap": True}),
-        (ValueError, "local_steps without double_buffering", {"local_steps": 2, "double_buffering": True}),
-        (ValueError, "one of local_steps and asynchronous", {"local_steps": 2, "asynchronous": True}),
-    ],
-)
+@pytest.mark.parametrize("wrong", [2.5, None, LocalSGD, "LocalSGD"])
 @pytest.mark.parametrize("where", ["all", "one"])
-def test_bad_options_raise_on_all_ranks(error, message, options, where):
-    mine = options if where == "all" or RANK == SIZE - 1 else {"local_steps": 2}
-    with pytest.raises(error, match=message):
-        create_multi_node_optimizer(chainer.optimizers.SGD(), COMM, **mine)
+def test_what_is_no_value_of_when_raises_on_all_ranks(wrong, where):
+    when = wrong if where == "all" or RANK == SIZE - 1 else LocalSGD(2)
+    with pytest.raises(TypeError, match=r"expected AfterBackward\(\) or alike for when, got"):
+        MultiNodeOptimizer(chainer.optimizers.SGD(), COMM, when)
 
 
 @pytest.mark.parametrize(
@@ -613,7 +603,11 @@ def test_bad_options_raise_on_all_ranks(error, message, options, where):
         (ValueError, r"fragments in 1..3, .* got 4", lambda: StreamingDiLoCo(3, fragments=4)),
         (ValueError, r"delay in 0..2, .* got 3", lambda: StreamingDiLoCo(3, fragments=1, delay=3)),
         (ValueError, r"alpha in \(0, 1\], got 0", lambda: StreamingDiLoCo(8, alpha=0)),
-        (ValueError, "start_after of at least 0, got -1", lambda: DiLoCo(3, start_after=-1)),
+        (ValueError, "steps of at least 0, got -1", lambda: SynchronousFirst(-1, DiLoCo(3))),
+        (ValueError, "steps of at least 1, got 0", lambda: LocalSGD(0)),
+        (ValueError, "steps of at least 1, got -3", lambda: LocalSGD(-3)),
+        (TypeError, "expected an integer for steps, got float: 2.5", lambda: LocalSGD(2.5)),
+        (TypeError, "expected an integer for steps, got bool: True", lambda: LocalSGD(True)),
         (TypeError, "chainer.Optimizer for outer, got str", lambda: DiLoCo(3, outer="sgd")),
         (ValueError, "not set up", lambda: DiLoCo(3, outer=chainer.optimizers.SGD().setup(Net()))),
     ],
@@ -626,13 +620,13 @@ def test_bad_numbers(error, message, call):
 @pytest.mark.skipif(SIZE < 2, reason="needs two ranks that differ")
 @pytest.mark.parametrize("others", [DiLoCo(2, outer=chainer.optimizers.SGD(lr=0.1)), DiLoCo(3), LocalSGD(2)])
 def test_ranks_whose_options_differ(others):
-    with pytest.raises(ValueError, match="expected the same local_steps and asynchronous on every rank, got DiLoCo"):
+    with pytest.raises(ValueError, match="expected the same when on every rank, got DiLoCo"):
         make(DiLoCo(2) if RANK == 0 else others)
 
 
 def test_rank_without_a_step_of_its_own_meets_those_that_have_taken_one():
-    options = LocalSGD(4, start_after=1)
-    optimizer = create_multi_node_optimizer(chainer.optimizers.SGD(0.1), COMM, local_steps=options)
+    options = SynchronousFirst(1, LocalSGD(4))
+    optimizer = MultiNodeOptimizer(chainer.optimizers.SGD(0.1), COMM, options)
     optimizer.setup(chainer.Sequential(chainer.links.Linear(2, 2)))
     for _ in range(2 if COMM.rank else 3):  # one distributes parameters, one is exact
         for param in optimizer.target.params():

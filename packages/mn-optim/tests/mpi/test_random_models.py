@@ -18,18 +18,18 @@ from mpi4py import MPI
 import mn_optim  # noqa: F401 - before Chainer
 from mn_comm import create_communicator
 from mn_comm.gradients import layout, pace
-from mn_optim import create_multi_node_optimizer
+from mn_optim import AfterBackward, DuringBackward, MultiNodeOptimizer, OneStepLate
 
 WORLD = MPI.COMM_WORLD
 RANK, SIZE = WORLD.rank, WORLD.size
 SCHEMES = {
-    "plain": {},
-    "plain, without zero_fill": {"zero_fill": False},
-    "overlap": {"overlap": True, "bucket_bytes": 100},
-    "overlap, one by one": {"overlap": True, "bucket_bytes": 0},
-    "double_buffering": {"double_buffering": True},
-    "hook": {"comm_hook": lambda bucket: bucket.average()},
-    "overlap, hook": {"comm_hook": lambda bucket: bucket.average(bucket.flat), "overlap": True, "bucket_bytes": 100},
+    "plain": AfterBackward(),
+    "plain, without zero_fill": AfterBackward(zero_fill=False),
+    "overlap": DuringBackward(bucket_bytes=100),
+    "overlap, one by one": DuringBackward(bucket_bytes=0),
+    "double_buffering": OneStepLate(),
+    "hook": AfterBackward(send=lambda bucket: bucket.average()),
+    "overlap, hook": DuringBackward(100, send=lambda bucket: bucket.average(bucket.flat)),
 }
 PLACES = ["own", "fortran", "reversed", "strided", "broadcast", "read-only", "shared", "overlapping", "missing"]
 
@@ -193,11 +193,12 @@ class Training:
 
     def __init__(self, example):
         self.shapes, self.scheme = example["shapes"], example["scheme"]
-        options = SCHEMES[self.scheme]
-        self.fills, self.is_late = options.get("zero_fill", True), "double_buffering" in options
+        when = SCHEMES[self.scheme]
+        self.is_late = isinstance(when, OneStepLate)
         comm = create_communicator(example["name"], MPI_COMMS[example["nodes"]], example["wire"])
         self.model, self.recorder = make_model(self.shapes), Recorder()
-        self.optimizer = create_multi_node_optimizer(self.recorder, comm, **options)
+        self.optimizer = MultiNodeOptimizer(self.recorder, comm, when)
+        self.fills = self.optimizer.zero_fill
         self.optimizer.setup(self.model)
         self.optimizer.update()  # sends the parameters of rank 0 to all ranks
         self.params = [getattr(self.model, f"p{i}") for i in range(len(self.shapes))]

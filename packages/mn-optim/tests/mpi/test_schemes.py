@@ -2,6 +2,7 @@
 
 import sys
 import threading
+from dataclasses import replace
 
 import chainer
 import chainer.functions as F
@@ -12,7 +13,14 @@ import pytest
 import mn_optim  # noqa: F401 - before Chainer
 from mn_comm import create_communicator
 from mn_comm.gradients.bucket import Bucket
-from mn_optim import create_multi_node_optimizer
+from mn_optim import (
+    AfterBackward,
+    DuringBackward,
+    MultiNodeOptimizer,
+    OneStepLate,
+    Sharded,
+    create_multi_node_optimizer,
+)
 from mn_optim.schemes import Overlapped
 
 NAMES = ["naive", "flat", "hierarchical", "two_dimensional"]
@@ -78,12 +86,12 @@ class AfterwardsInTheSameBuckets(Overlapped):
 @pytest.mark.parametrize("name", NAMES)
 def test_overlapping_changes_no_bit(name, bucket_bytes):
     comm = create_communicator(name)
-    overlapped = create_multi_node_optimizer(
-        chainer.optimizers.MomentumSGD(0.1), comm, overlap=True, bucket_bytes=bucket_bytes
+    overlapped = MultiNodeOptimizer(
+        chainer.optimizers.MomentumSGD(0.1), comm, DuringBackward(bucket_bytes=bucket_bytes)
     )
     afterwards = create_multi_node_optimizer(chainer.optimizers.MomentumSGD(0.1), comm)
     reducer = comm.gradient_reducer(background=True, bucket_bytes=bucket_bytes)
-    afterwards._scheme = AfterwardsInTheSameBuckets(comm, reducer)
+    afterwards._stepper.scheme = AfterwardsInTheSameBuckets(comm, reducer)
     expected = train(afterwards)
     actual = train(overlapped)
     same(actual, expected)
@@ -95,7 +103,7 @@ def test_overlapping_changes_no_bit(name, bucket_bytes):
 
 
 def test_buckets_travel_before_the_backward_pass_is_over(monkeypatch):
-    optimizer = create_multi_node_optimizer(chainer.optimizers.SGD(), COMM, overlap=True, bucket_bytes=1)
+    optimizer = MultiNodeOptimizer(chainer.optimizers.SGD(), COMM, DuringBackward(bucket_bytes=1))
     model = Net()
     optimizer.setup(model)
     optimizer.update(model, *batch(0))
@@ -116,7 +124,7 @@ def test_buckets_travel_before_the_backward_pass_is_over(monkeypatch):
 
 
 def test_updates_without_a_loss_function():
-    optimizer = create_multi_node_optimizer(chainer.optimizers.SGD(lr=1), COMM, overlap=True)
+    optimizer = MultiNodeOptimizer(chainer.optimizers.SGD(lr=1), COMM, DuringBackward())
     model = Net()
     optimizer.setup(model)
     optimizer.update(model, *batch(0))
@@ -164,10 +172,10 @@ def mean_gradients(model, iteration):
     return total
 
 
-@pytest.mark.parametrize("options", [{}, {"overlap": True, "bucket_bytes": 300}])
-def test_gradients_are_added_up_and_travel_once(options, monkeypatch):
+@pytest.mark.parametrize("when", [AfterBackward(), DuringBackward(bucket_bytes=300)])
+def test_gradients_are_added_up_and_travel_once(when, monkeypatch):
     model, whole = Net(), Net()
-    optimizer = create_multi_node_optimizer(chainer.optimizers.SGD(lr=0.5), COMM, **options).setup(model)
+    optimizer = MultiNodeOptimizer(chainer.optimizers.SGD(lr=0.5), COMM, when).setup(model)
     reference = create_multi_node_optimizer(chainer.optimizers.SGD(lr=0.5), COMM).setup(whole)
     optimizer.update(model, *batch(0))
     reference.update(whole, *batch(0))
@@ -195,7 +203,7 @@ def test_no_update_is_lost_when_the_parameters_are_known_to_be_equal():
 
 def test_a_nan_on_one_rank_skips_the_step_on_all():
     model = Net()
-    optimizer = create_multi_node_optimizer(chainer.optimizers.SGD(0.1), COMM, overlap=True, bucket_bytes=300)
+    optimizer = MultiNodeOptimizer(chainer.optimizers.SGD(0.1), COMM, DuringBackward(bucket_bytes=300))
     optimizer.setup(model).loss_scaling()
     for iteration in range(3):
         optimizer.update(model, *batch(iteration))
@@ -208,13 +216,11 @@ def test_a_nan_on_one_rank_skips_the_step_on_all():
     same(parameters(model), before)
 
 
-@pytest.mark.parametrize("shard_state", [False, True])
+@pytest.mark.parametrize("when", [OneStepLate(), Sharded(OneStepLate())])
 @pytest.mark.parametrize("scales", [[None, 1, 2, 4, 32, 8], [None, None, None, 4, 4, None, None]], ids=str)
-def test_double_buffering_divides_by_the_loss_scale_of_the_gradients(scales, shard_state):
+def test_double_buffering_divides_by_the_loss_scale_of_the_gradients(scales, when):
     model = L.Linear(2, 1, nobias=True, initialW=0)
-    optimizer = create_multi_node_optimizer(
-        chainer.optimizers.SGD(1), COMM, double_buffering=True, shard_state=shard_state
-    ).setup(model)
+    optimizer = MultiNodeOptimizer(chainer.optimizers.SGD(1), COMM, when).setup(model)
     x = np.ones((1, 2), np.float32)
     for i, scale in enumerate(scales):
         optimizer.set_loss_scale(scale)
@@ -223,10 +229,10 @@ def test_double_buffering_divides_by_the_loss_scale_of_the_gradients(scales, sha
 
 
 @pytest.mark.skipif(SIZE < 2, reason="needs two ranks that differ")
-@pytest.mark.parametrize("options", [{"overlap": True}, {"double_buffering": True}])
-def test_models_that_come_to_differ_raise_on_all_ranks(options):
+@pytest.mark.parametrize("when", [DuringBackward(), OneStepLate()])
+def test_models_that_come_to_differ_raise_on_all_ranks(when):
     model = chainer.Chain(a=L.Linear(5, 3), b=L.Linear(5, 3))
-    optimizer = create_multi_node_optimizer(chainer.optimizers.SGD(), COMM, **options).setup(model)
+    optimizer = MultiNodeOptimizer(chainer.optimizers.SGD(), COMM, when).setup(model)
     x = batch(0)[0]
     for _ in range(2):
         optimizer.update(lambda: F.sum(model.a(x)) + F.sum(model.b(x)))
@@ -249,10 +255,10 @@ class Raising(chainer.FunctionNode):
 
 
 @pytest.mark.parametrize("name", NAMES)
-@pytest.mark.parametrize("options", [{}, {"overlap": True}, {"double_buffering": True}])
-def test_a_batch_skipped_by_all_ranks_leaves_nothing_in_the_next_mean(options, name):
+@pytest.mark.parametrize("when", [AfterBackward(), DuringBackward(), OneStepLate()])
+def test_a_batch_skipped_by_all_ranks_leaves_nothing_in_the_next_mean(when, name):
     """The backward pass raises after large buckets have been sent."""
-    optimizer = create_multi_node_optimizer(chainer.optimizers.SGD(), create_communicator(name), **options)
+    optimizer = MultiNodeOptimizer(chainer.optimizers.SGD(), create_communicator(name), when)
     model = chainer.Link()
     with model.init_scope():
         for i in range(3):
@@ -268,7 +274,7 @@ def test_a_batch_skipped_by_all_ranks_leaves_nothing_in_the_next_mean(options, n
         with pytest.raises(ArithmeticError, match="half way"):
             optimizer.update(loss, 100 + RANK, fails=True)
         optimizer.update(loss, RANK + step)
-        if options.get("double_buffering"):
+        if isinstance(when, OneStepLate):
             optimizer.update(loss, RANK + step)  # applies the gradients of the previous update
         for param in model.params():
             assert (param.grad == (SIZE - 1) / 2 + step).all()
@@ -286,20 +292,20 @@ def test_a_parameter_that_is_not_initialised_beside_gradients_set_by_hand(name):
         np.testing.assert_array_equal(param.grad, np.full(param.shape, factor * (SIZE - 1) / 2))
 
 
-@pytest.mark.parametrize("options", [{"overlap": True}, {"double_buffering": True}])
-def test_any_number_of_optimizers(options):
+@pytest.mark.parametrize("when", [DuringBackward(), OneStepLate()])
+def test_any_number_of_optimizers(when):
     """As in a search for hyperparameters; an MPI library supports only a few thousand communicators."""
     model = Net()
     for i in range(3000):
-        optimizer = create_multi_node_optimizer(chainer.optimizers.SGD(), COMM, **options).setup(model)
+        optimizer = MultiNodeOptimizer(chainer.optimizers.SGD(), COMM, when).setup(model)
         if i % 200 == 0:
             optimizer.update(model, *batch(0))
             optimizer.update(model, *batch(1))
 
 
 @pytest.mark.parametrize("where", ["all", "one"])
-@pytest.mark.parametrize("options", [{"overlap": True}, {"double_buffering": True}])
-def test_after_a_hook_that_raises_all_ranks_have_taken_the_same_steps(options, where):
+@pytest.mark.parametrize("when", [DuringBackward(), OneStepLate()])
+def test_after_a_hook_that_raises_all_ranks_have_taken_the_same_steps(when, where):
     calls = []
 
     def hook(bucket):
@@ -311,7 +317,7 @@ def test_after_a_hook_that_raises_all_ranks_have_taken_the_same_steps(options, w
     model = chainer.Link()
     with model.init_scope():
         model.p = chainer.Parameter(np.zeros(3, "f4"))
-    optimizer = create_multi_node_optimizer(chainer.optimizers.SGD(1), COMM, comm_hook=hook, **options).setup(model)
+    optimizer = MultiNodeOptimizer(chainer.optimizers.SGD(1), COMM, replace(when, send=hook)).setup(model)
     optimizer.assume_synchronized()
     failed = 0
     for step in range(8):
@@ -321,18 +327,18 @@ def test_after_a_hook_that_raises_all_ranks_have_taken_the_same_steps(options, w
         except (ArithmeticError, RuntimeError):
             failed += 1
     assert failed == 1
-    taken = [0, 1, 3, 4, 5, 6, 7] if "overlap" in options else [0, 3, 4, 5, 6]
+    taken = [0, 1, 3, 4, 5, 6, 7] if isinstance(when, DuringBackward) else [0, 3, 4, 5, 6]
     expected = -sum(10.0**step for step in taken) * (SIZE + 1) / 2
     np.testing.assert_allclose(model.p.array, np.full(3, expected), rtol=1e-6)
     assert len({param.tobytes() for param in COMM.allgather_obj(model.p.array)}) == 1
 
 
-@pytest.mark.parametrize("options", [{}, {"overlap": True}, {"double_buffering": True}])
-def test_parameters_are_shared_out_though_the_first_backward_pass_raises(options):
+@pytest.mark.parametrize("when", [AfterBackward(), DuringBackward(), OneStepLate()])
+def test_parameters_are_shared_out_though_the_first_backward_pass_raises(when):
     model = chainer.Link()
     with model.init_scope():
         model.p = chainer.Parameter(np.full(3, RANK, "f4"))
-    optimizer = create_multi_node_optimizer(chainer.optimizers.SGD(), COMM, **options).setup(model)
+    optimizer = MultiNodeOptimizer(chainer.optimizers.SGD(), COMM, when).setup(model)
     with pytest.raises(ArithmeticError, match="half way"):
         optimizer.update(lambda: F.sum(Raising().apply((model.p,))[0]))
     optimizer.update(lambda: F.sum(model.p))
@@ -347,7 +353,7 @@ def test_backward_passes_of_several_threads():
 
     def train(i):
         model = chainer.Sequential(*[L.Linear(3, 3, initialW=np.eye(3), nobias=True) for _ in range(4)])
-        optimizer = create_multi_node_optimizer(chainer.optimizers.SGD(0), comms[i], overlap=True).setup(model)
+        optimizer = MultiNodeOptimizer(chainer.optimizers.SGD(0), comms[i], DuringBackward()).setup(model)
         optimizer.assume_synchronized()
         for step in range(100):
             factor = (step + 1) * (i + 1)

@@ -10,7 +10,7 @@ import pytest
 
 import mn_optim  # noqa: F401 - before Chainer
 from mn_comm import create_communicator
-from mn_optim import create_multi_node_optimizer
+from mn_optim import AfterBackward, Asynchronous, DuringBackward, LocalSGD, MultiNodeOptimizer, OneStepLate, Sharded
 
 COMM = create_communicator("two_dimensional")
 RANK, SIZE = COMM.rank, COMM.size
@@ -93,9 +93,20 @@ def train(optimizer, steps=20, first=0):
     return optimizer.target
 
 
-def make(actual=None, model=None, comm=COMM, **options):
+WHEN = pytest.mark.parametrize("when", [AfterBackward(), DuringBackward()], ids=["after", "during"])
+
+
+AFTER = AfterBackward()
+
+
+def make(actual=None, model=None, comm=COMM, when=AFTER, sharded=False):
     actual = chainer.optimizers.Adam() if actual is None else actual
-    return create_multi_node_optimizer(actual, comm, **options).setup(Net() if model is None else model)
+    optimizer = MultiNodeOptimizer(actual, comm, Sharded(when) if sharded else when)
+    return optimizer.setup(Net() if model is None else model)
+
+
+def owners_in(optimizer):
+    return optimizer._stepper.scheme.shards._owners
 
 
 def states(optimizer):
@@ -123,23 +134,23 @@ def compare(run):
     Args:
         run: Trains with the given options, and returns the optimizer.
     """
-    expected, actual = run(shard_state=False), run(shard_state=True)
+    expected, actual = run(sharded=False), run(sharded=True)
     same(parameters(actual.target), parameters(expected.target))
     same_everywhere(actual.target)
     return actual, expected
 
 
-@pytest.mark.parametrize("overlap", [False, True], ids=["plain", "overlap"])
+@WHEN
 @pytest.mark.parametrize("dtype", ["f4", "mixed16"])
 @pytest.mark.parametrize("name", OPTIMIZERS)
-def test_sharded_is_unsharded(name, dtype, overlap):
+def test_sharded_is_unsharded(name, dtype, when):
     trained = []
     for sharded in (False, True):
         actual = OPTIMIZERS[name]()
         if dtype == "mixed16":
             actual.use_fp32_update()
             actual.loss_scaling(interval=3)
-        optimizer = make(actual, Net(dtype), shard_state=sharded, overlap=overlap)
+        optimizer = make(actual, Net(dtype), sharded=sharded, when=when)
         with np.errstate(all="ignore"):
             train(optimizer)
         trained.append(optimizer)
@@ -173,7 +184,7 @@ def test_a_rank_saves_alone_what_all_have(folder):
     """As with Chainer's own snapshot: after consolidate(), the other ranks may already be in the next step."""
     unsharded = make()
     train(unsharded, 5)
-    optimizer = make(shard_state=True)
+    optimizer = make(sharded=True)
     train(optimizer, 5)
     optimizer.consolidate(to=SIZE - 1)
     if RANK == SIZE - 1:
@@ -190,7 +201,7 @@ def test_a_rank_saves_alone_what_all_have(folder):
             np.testing.assert_array_equal(saved[key], value)
             assert saved[key].dtype == value.dtype
     train(unsharded, 5, first=5)
-    for wrap in (lambda o: make(o, shard_state=True), make):  # with sharding again, and without
+    for wrap in (lambda o: make(o, sharded=True), make):  # with sharding again, and without
         resumed = wrap(chainer.optimizers.Adam())
         resumed.target(*batch(0))  # so that the last parameters exist
         chainer.serializers.load_npz(f"{folder}/model.npz", resumed.target)
@@ -207,7 +218,7 @@ def test_a_rank_saves_alone_what_all_have(folder):
 
 
 def test_what_is_loaded_of_others_is_dropped(folder):
-    optimizer = make(shard_state=True)
+    optimizer = make(sharded=True)
     train(optimizer, 3)
     optimizer.consolidate()
     if RANK == 0:
@@ -218,7 +229,7 @@ def test_what_is_loaded_of_others_is_dropped(folder):
     chainer.serializers.load_npz(f"{folder}/optimizer.npz", optimizer)  # while it runs
     same(states(optimizer), expected)
     assert optimizer.t == 2
-    other = make(shard_state=True)
+    other = make(sharded=True)
     other.target(*batch(0))
     chainer.serializers.load_npz(f"{folder}/optimizer.npz", other)
     same(states(other), expected)
@@ -234,7 +245,7 @@ def test_what_is_loaded_of_others_is_dropped(folder):
 
 @pytest.mark.skipif(SIZE < 2, reason="needs a rank that has not loaded yet")
 def test_what_others_have_still_to_load_is_not_gathered(folder):
-    optimizer = make(shard_state=True)
+    optimizer = make(sharded=True)
     train(optimizer, 3)
     optimizer.consolidate()
     if RANK == 0:
@@ -253,7 +264,7 @@ def test_what_others_have_still_to_load_is_not_gathered(folder):
 @pytest.mark.skipif(SIZE < 2, reason="needs state on another rank")
 def test_state_that_was_not_gathered_is_not_saved(folder):
     """Neither before the first consolidate() nor after a step or a load has made it obsolete, nor by another rank."""
-    optimizer = make(shard_state=True)
+    optimizer = make(sharded=True)
     train(optimizer, 3)
 
     def refused():
@@ -288,27 +299,27 @@ def test_consolidating_what_is_not_sharded_does_nothing():
     optimizer.consolidate()
     same(states(optimizer), before)
     with pytest.raises(RuntimeError, match="expected a model before consolidate"):
-        create_multi_node_optimizer(chainer.optimizers.SGD(), COMM, shard_state=True).consolidate()
+        MultiNodeOptimizer(chainer.optimizers.SGD(), COMM, Sharded()).consolidate()
 
 
 @pytest.mark.skipif(SIZE < 2, reason="needs a rank that does not load")
 def test_all_ranks_have_to_load(folder):
     """A rank that loads drops the state of other owners, which would start again."""
-    optimizer = make(shard_state=True)
+    optimizer = make(sharded=True)
     train(optimizer, 3)
     optimizer.consolidate()
     if RANK == 0:
         chainer.serializers.save_npz(f"{folder}/optimizer.npz", optimizer)
-        resumed = make(shard_state=True)
+        resumed = make(sharded=True)
         chainer.serializers.load_npz(f"{folder}/optimizer.npz", resumed)
     else:
-        resumed = make(shard_state=True)
+        resumed = make(sharded=True)
     with pytest.raises(ValueError, match="expected the same loading of optimizer state before the first step on every"):
         train(resumed, 2)
 
 
 def test_threads_of_a_rank_save_at_once():
-    optimizer = make(shard_state=True)
+    optimizer = make(sharded=True)
     train(optimizer, 3)
     expected = saved_by_all(optimizer)
     for _ in range(20):
@@ -321,7 +332,7 @@ def test_threads_of_a_rank_save_at_once():
 
 
 def test_several_ranks_save_at_once(folder):
-    optimizer = make(shard_state=True)
+    optimizer = make(sharded=True)
     train(optimizer, 4)
     saved = saved_by_all(optimizer)
     for other in COMM.allgather_obj(saved):
@@ -336,7 +347,7 @@ def test_several_ranks_save_at_once(folder):
 
 def test_hdf5(folder):
     pytest.importorskip("h5py")
-    optimizer = make(shard_state=True)
+    optimizer = make(sharded=True)
     train(optimizer, 4)
     optimizer.consolidate()
     if RANK == 0:
@@ -349,7 +360,7 @@ def test_hdf5(folder):
 
 
 def test_a_part_of_another_rank_is_refused(folder):
-    optimizer = make(shard_state=True)
+    optimizer = make(sharded=True)
     train(optimizer, 3)
     with optimizer.own_part():
         chainer.serializers.save_npz(f"{folder}/part.{RANK}", optimizer)
@@ -417,7 +428,7 @@ def test_hooks(name, dtype):
         actual.set_loss_scale(8)
         if dtype == "mixed16":
             actual.use_fp32_update()
-        optimizer = make(actual, Net(dtype), shard_state=sharded)
+        optimizer = make(actual, Net(dtype), sharded=sharded)
         added = hooks(name)
         for hook in added:
             optimizer.add_hook(hook)
@@ -433,7 +444,7 @@ def test_hooks(name, dtype):
 
 
 def test_noise_is_that_of_the_owner():
-    optimizer = make(chainer.optimizers.SGD(0.1), shard_state=True)
+    optimizer = make(chainer.optimizers.SGD(0.1), sharded=True)
     optimizer.add_hook(chainer.optimizer_hooks.GradientNoise(0.1))
     np.random.seed(RANK)
     train(optimizer, 4)
@@ -450,7 +461,7 @@ def test_hooks_of_one_rule():
         return parameters(train(optimizer, 4)), calls
 
     expected, calls = trained()
-    actual, sharded = trained(shard_state=True)
+    actual, sharded = trained(sharded=True)
     same(actual, expected)
     assert sorted(COMM.allgather_obj(sharded)) == [[]] * (SIZE - 1) + [calls]
 
@@ -469,7 +480,7 @@ def test_communicators(communicator):
     is_exact = SIZE <= 2 or communicator not in ("naive", "flat")
     actual_optimizer = chainer.optimizers.Adam if is_exact else chainer.optimizers.MomentumSGD
     expected = parameters(train(make(actual_optimizer(), comm=comm), 4))
-    actual = parameters(train(make(actual_optimizer(), comm=comm, shard_state=True), 4))
+    actual = parameters(train(make(actual_optimizer(), comm=comm, sharded=True), 4))
     if not is_exact:
         for name, data in expected.items():
             np.testing.assert_allclose(actual[name], data, rtol=1e-5, atol=1e-6)
@@ -480,17 +491,18 @@ def test_communicators(communicator):
 def test_options_that_go_with_it():
     from mn_compress import Int8
 
-    for options in ({"double_buffering": True}, {"comm_hook": Own()}, {"compression": Int8()}, {"zero_fill": False}):
-        expected = parameters(train(make(**options), 6))
-        optimizer = make(shard_state=True, **options)
+    whens = [OneStepLate(), AfterBackward(send=Own()), AfterBackward(send=Int8()), AfterBackward(zero_fill=False)]
+    for when in whens:
+        expected = parameters(train(make(when=when), 6))
+        optimizer = make(sharded=True, when=when)
         same(parameters(train(optimizer, 6)), expected)
         same_everywhere(optimizer.target)
 
 
-@pytest.mark.parametrize("option", [{"local_steps": 2}, {"asynchronous": True}])
-def test_options_that_do_not(option):
-    with pytest.raises(ValueError, match=rf"expected {next(iter(option))} without shard_state, got both"):
-        create_multi_node_optimizer(chainer.optimizers.SGD(), COMM, shard_state=True, **option)
+@pytest.mark.parametrize("when", [LocalSGD(2), Asynchronous(), Sharded(), None, DuringBackward])
+def test_options_that_do_not(when):
+    with pytest.raises(TypeError, match=r"expected one of .*, OneStepLate\(\) for when"):
+        Sharded(when)
 
 
 def test_gradients_that_are_added_up():
@@ -512,7 +524,7 @@ def test_not_finite_on_one_rank():
     for sharded in (False, True):
         actual = chainer.optimizers.Adam()
         actual.loss_scaling(interval=2)
-        optimizer = make(actual, shard_state=sharded)
+        optimizer = make(actual, sharded=sharded)
         train(optimizer, 3)
         for param in optimizer.target.params():
             param.grad = np.full_like(param.data, np.inf if RANK == SIZE - 1 else 1)
@@ -538,7 +550,7 @@ def hook_over_all(timing):
     return lambda optimizer: optimizer.add_hook(hook)
 
 
-@pytest.mark.parametrize("overlap", [False, True], ids=["plain", "overlap"])
+@WHEN
 @pytest.mark.parametrize(
     ("actual", "prepare", "is_left"),
     [
@@ -552,13 +564,13 @@ def hook_over_all(timing):
     ],
     ids=["nothing", "clipping", "decay", "before", "after", "weights", "own update"],
 )
-def test_where_the_means_are(actual, prepare, is_left, overlap):
+def test_where_the_means_are(actual, prepare, is_left, when):
     """Only on the ranks that need them, unless something may read all of them."""
-    optimizer = make(actual(), shard_state=True, overlap=overlap)
+    optimizer = make(actual(), sharded=True, when=when)
     prepare(optimizer)
     train(optimizer, 3)
     held = {name: param.grad for name, param in optimizer.target.namedparams() if (param.grad != 0).any()}
-    owners = optimizer._shards._owners
+    owners = owners_in(optimizer)
     everyone = COMM.allgather_obj(held)
     for name in held:
         holders = [rank for rank, each in enumerate(everyone) if name in each]
@@ -567,7 +579,7 @@ def test_where_the_means_are(actual, prepare, is_left, overlap):
 
 @pytest.mark.parametrize("debug", [False, True])
 def test_debug_mode_sees_all_means(debug):
-    optimizer = make(shard_state=True)
+    optimizer = make(sharded=True)
     with chainer.using_config("debug", debug):
         train(optimizer, 3)
     held = [bool((param.grad != 0).any()) for _, param in sorted(optimizer.target.namedparams())]
@@ -596,13 +608,13 @@ def test_several_norms():
     compare(run)
 
 
-@pytest.mark.parametrize("overlap", [False, True], ids=["plain", "overlap"])
+@WHEN
 @pytest.mark.parametrize("clips", [False, True])
-def test_join(clips, overlap):
+def test_join(clips, when):
     """Ranks without data send zeros, and update parameters."""
 
     def run(**options):
-        optimizer = make(overlap=overlap, **options)
+        optimizer = make(when=when, **options)
         if clips:
             optimizer.add_hook(chainer.optimizer_hooks.GradientClipping(0.05))
         with optimizer.join():
@@ -660,7 +672,7 @@ def test_a_hook_that_fails_beside_clipping(where):
             raise LookupError("no hook")
 
     fails.call_for_each_param = True
-    optimizer = make(shard_state=True)
+    optimizer = make(sharded=True)
     names = [f"clipping {i}" for i in range(2)]
     names.insert({"first": 0, "between": 1}.get(where, 2), "fails")
     for name in names:
@@ -680,7 +692,7 @@ def test_a_hook_that_fails_beside_clipping(where):
 @pytest.mark.skipif(SIZE < 2, reason="needs ranks that differ")
 @pytest.mark.parametrize("what", ["clipping", "loss scaling"])
 def test_optimizers_that_differ(what):
-    optimizer = make(shard_state=True)
+    optimizer = make(sharded=True)
     train(optimizer, 3)
     if RANK == SIZE - 1 and what == "clipping":
         optimizer.add_hook(chainer.optimizer_hooks.GradientClipping(1))
@@ -700,7 +712,7 @@ class FailingRule(chainer.optimizers.sgd.SGDRule):
 
 
 def test_a_step_that_fails_on_one_rank():
-    optimizer = make(chainer.optimizers.SGD(0.1), shard_state=True)
+    optimizer = make(chainer.optimizers.SGD(0.1), sharded=True)
     optimizer.target.middle.b.update_rule = FailingRule(optimizer.hyperparam)
     train(optimizer, 2)
     with pytest.raises((ArithmeticError, RuntimeError), match=r"2 is too much") as caught:
@@ -726,10 +738,10 @@ class ReadsAll(chainer.optimizers.SGD):
 
 
 def test_rules_that_read_other_parameters():
-    optimizer = make(ReadsAll(), shard_state=True)
+    optimizer = make(ReadsAll(), sharded=True)
     with pytest.raises(TypeError, match=r"expected update rules that read only their own parameter, but SGDRule of /"):
         train(optimizer, 2)
-    optimizer = make(chainer.optimizers.SGD(), shard_state=True)
+    optimizer = make(chainer.optimizers.SGD(), sharded=True)
     model = optimizer.target
     if RANK == SIZE - 1:  # all ranks are informed
         model.first.W.update_rule.add_hook(lambda rule, param: model.cleargrads(), name="clear")
@@ -746,7 +758,7 @@ class WithoutRules(chainer.Optimizer):
 
 
 def test_optimizers_without_rules():
-    optimizer = make(WithoutRules(), shard_state=True)
+    optimizer = make(WithoutRules(), sharded=True)
     with pytest.raises(TypeError, match="expected an optimizer that has an update rule for each parameter"):
         train(optimizer, 2)
 
@@ -754,7 +766,7 @@ def test_optimizers_without_rules():
 def test_frozen_parameters():
     trained = []
     for sharded in (False, True):
-        optimizer = make(shard_state=sharded)
+        optimizer = make(sharded=sharded)
         optimizer.target.first.disable_update()
         optimizer.target.norm.beta.update_rule = None
         optimizer.add_hook(chainer.optimizer_hooks.WeightDecay(0.1))
@@ -766,7 +778,7 @@ def test_frozen_parameters():
         trained.append(optimizer)
     same(parameters(trained[1].target), parameters(trained[0].target))
     check_divided(trained[1], trained[0])
-    owners = trained[1]._shards._owners
+    owners = owners_in(trained[1])
     # Parameters that are trained at first are divided separately: no rank has only frozen parameters.
     assert len({owners[name] for name in owners if not name.startswith("/first")}) == min(SIZE, 9)
 
@@ -792,7 +804,7 @@ def test_a_hook_that_freezes_and_thaws():
 def test_a_model_that_changes():
     trained = []
     for sharded in (False, True):
-        optimizer = make(shard_state=sharded)
+        optimizer = make(sharded=sharded)
         train(optimizer, 4)
         had = states(optimizer).keys()
         with optimizer.target.init_scope():
@@ -853,18 +865,18 @@ class Shared(chainer.Chain):
         return F.softmax_cross_entropy(h * F.broadcast_to(scale, h.shape), t)
 
 
-@pytest.mark.parametrize("overlap", [False, True])
-def test_parameters_in_the_same_memory(overlap):
+@WHEN
+def test_parameters_in_the_same_memory(when):
     trained = []
     for sharded in (False, True):
-        optimizer = make(chainer.optimizers.Adam(), Shared(), shard_state=sharded, overlap=overlap)
+        optimizer = make(chainer.optimizers.Adam(), Shared(), sharded=sharded, when=when)
         with np.errstate(all="ignore"):
             train(optimizer, 8)
         trained.append(optimizer)
         model = optimizer.target
         assert model.one.W.array is model.three.W.array
     same(parameters(trained[1].target), parameters(trained[0].target))
-    owners = trained[1]._shards._owners
+    owners = owners_in(trained[1])
     assert owners["/one/W"] == owners["/two/W"] == owners["/three/W"]
     same_everywhere(trained[1].target)
 
@@ -885,14 +897,14 @@ class One(chainer.Link):
 @pytest.mark.parametrize("n_params", [0, 1])
 def test_fewer_parameters_than_ranks(n_params):
     expected = train(make(model=One(n_params)), 5)
-    optimizer = make(model=One(n_params), shard_state=True)
+    optimizer = make(model=One(n_params), sharded=True)
     same(parameters(train(optimizer, 5)), parameters(expected))
     assert sum(len(each) for each in COMM.allgather_obj(states(optimizer))) == 2 * n_params
 
 
 def test_two_optimizers():
     """Like those of a generator and a discriminator; each is gathered separately."""
-    optimizers = [make(shard_state=True), make(chainer.optimizers.MomentumSGD(), shard_state=True)]
+    optimizers = [make(sharded=True), make(chainer.optimizers.MomentumSGD(), sharded=True)]
     expected = [make(), make(chainer.optimizers.MomentumSGD())]
     for iteration in range(4):
         for each in (*optimizers, *expected):
@@ -906,7 +918,7 @@ def test_two_optimizers():
 
 
 def test_derived_links_and_new_setup():
-    optimizer = make(shard_state=True)
+    optimizer = make(sharded=True)
     train(optimizer, 3)
     optimizer.setup(Net())
     expected = make()
@@ -931,7 +943,7 @@ class Tied(chainer.Link):
 
 @pytest.mark.skipif(SIZE < 2, reason="needs two owners")
 def test_parameters_that_come_to_share_memory_on_one_rank_only():
-    optimizer = make(model=Tied(), shard_state=True)
+    optimizer = make(model=Tied(), sharded=True)
     train(optimizer, 3)
     if RANK == SIZE - 1:
         optimizer.target.b.array = optimizer.target.a.array
@@ -946,14 +958,14 @@ def test_parameters_that_come_to_share_memory_on_one_rank_only():
 @pytest.mark.skipif(SIZE < 2, reason="needs two owners")
 def test_parameters_that_come_to_share_an_update_rule():
     """The rule of one parameter would be needed by a rank that does not update that parameter."""
-    optimizer = make(model=Tied(), shard_state=True)
+    optimizer = make(model=Tied(), sharded=True)
     train(optimizer, 3)
     optimizer.target.b.update_rule = optimizer.target.a.update_rule
     with pytest.raises(ValueError, match=r"expected parameters that share memory, or an update rule, to do so before"):
         train(optimizer, 1)
     train(optimizer, 2)
     same_everywhere(optimizer.target)
-    assert len(set(optimizer._shards._owners.values())) == 1
+    assert len(set(owners_in(optimizer).values())) == 1
 
 
 @pytest.mark.skipif(SIZE < 2, reason="needs two owners")
@@ -980,19 +992,19 @@ def test_a_hook_that_saves(timing):
         train(optimizer, 1)
 
     trained(gathers=True)
-    trained(gathers=True, shard_state=True)
+    trained(gathers=True, sharded=True)
     if RANK == 0:
         same(saved[1], saved[0])
     if RANK == 0 or timing == "pre":  # all ranks are informed
         with pytest.raises(RuntimeError, match=r"expected optimizer\.consolidate\(to=0\) on every rank"):
-            trained(gathers=False, shard_state=True)
+            trained(gathers=False, sharded=True)
     else:
-        trained(gathers=False, shard_state=True)
+        trained(gathers=False, sharded=True)
 
 
 @pytest.mark.skipif(SIZE < 2, reason="needs two owners")
 def test_parameters_that_are_tied_go_on_with_one_owner():
-    optimizer = make(model=Tied(), shard_state=True)
+    optimizer = make(model=Tied(), sharded=True)
     train(optimizer, 3)
     assert COMM.allgather_obj(len(states(optimizer)))[:2] == [2, 2]
     optimizer.target.b.array = optimizer.target.a.array
@@ -1006,7 +1018,7 @@ def test_parameters_that_are_tied_go_on_with_one_owner():
 @pytest.mark.skipif(SIZE < 2, reason="needs ranks that differ")
 @pytest.mark.parametrize("when", [0, 3])
 def test_ranks_that_freeze_different_parameters(when):
-    optimizer = make(shard_state=True)
+    optimizer = make(sharded=True)
     train(optimizer, when)
     if RANK == SIZE - 1:
         optimizer.target.first.disable_update()
@@ -1019,7 +1031,7 @@ def test_ranks_that_freeze_different_parameters(when):
 
 @pytest.mark.skipif(SIZE < 2, reason="needs ranks that differ")
 def test_a_rule_that_one_rank_has_not():
-    optimizer = make(shard_state=True)
+    optimizer = make(sharded=True)
     if RANK == SIZE - 1:
         optimizer.target.first.W.update_rule = None
     with pytest.raises(ValueError, match="expected the same parameters with update rules on every rank"):
@@ -1027,7 +1039,7 @@ def test_a_rule_that_one_rank_has_not():
 
 
 def test_a_hook_that_fails_on_one_rank():
-    optimizer = make(shard_state=True)
+    optimizer = make(sharded=True)
 
     def fails(optimizer):
         if optimizer.t == 2 and RANK == SIZE - 1:
@@ -1048,7 +1060,7 @@ def test_only_the_rank_that_saves_holds_the_whole_state():
     with model.init_scope():
         for i in range(20):
             setattr(model, f"p{i}", chainer.Parameter(np.ones((256, 1024), "f4")))
-    optimizer = make(model=model, shard_state=True)
+    optimizer = make(model=model, sharded=True)
     for _ in range(2):
         for param in model.params():
             param.grad = np.full_like(param.data, RANK)

@@ -6,7 +6,14 @@ import pytest
 
 import mn_optim  # noqa: F401 - before Chainer
 from mn_comm import create_communicator
-from mn_optim import create_multi_node_optimizer
+from mn_optim import (
+    AfterBackward,
+    DuringBackward,
+    MultiNodeOptimizer,
+    OneStepLate,
+    Sharded,
+    create_multi_node_optimizer,
+)
 
 COMM = create_communicator("flat")
 RANK, SIZE = COMM.rank, COMM.size
@@ -178,10 +185,10 @@ def test_a_nan_on_one_rank_skips_the_step_on_all():
         np.testing.assert_array_equal(data, before[name])
 
 
-@pytest.mark.parametrize("options", [{}, {"overlap": True}, {"double_buffering": True}])
-def test_a_nan_on_one_rank_raises_on_all_in_debug_mode(options):
+@pytest.mark.parametrize("when", [AfterBackward(), DuringBackward(), OneStepLate()])
+def test_a_nan_on_one_rank_raises_on_all_in_debug_mode(when):
     model = MLP(seed=0)
-    optimizer = create_multi_node_optimizer(chainer.optimizers.SGD(), COMM, **options).setup(model)
+    optimizer = MultiNodeOptimizer(chainer.optimizers.SGD(), COMM, when).setup(model)
     optimizer.assume_synchronized()
     with pytest.raises(ValueError, match="expected finite gradients in debug mode, got NaN or infinity for /l2/b"):
         with chainer.using_config("debug", True):
@@ -226,12 +233,12 @@ def test_in_a_trainer(tmp_path):
 @pytest.mark.parametrize("step", [1, 4])
 @pytest.mark.parametrize("where", [0, SIZE - 1])
 @pytest.mark.parametrize(
-    "options", [{}, {"overlap": True}, {"double_buffering": True}, {"overlap": True, "shard_state": True}], ids=repr
+    "when", [AfterBackward(), DuringBackward(), OneStepLate(), Sharded(DuringBackward())], ids=repr
 )
-def test_a_parameter_that_only_one_rank_adds(options, where, step):
+def test_a_parameter_that_only_one_rank_adds(when, where, step):
     """All ranks raise, also those that average the gradients of the old parameters."""
     model = MLP(seed=0)
-    optimizer = create_multi_node_optimizer(chainer.optimizers.SGD(), COMM, **options).setup(model)
+    optimizer = MultiNodeOptimizer(chainer.optimizers.SGD(), COMM, when).setup(model)
     for iteration in range(step):
         optimizer.update(model, *batch(iteration, RANK))
     if where == RANK:

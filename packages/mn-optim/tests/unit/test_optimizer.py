@@ -1,4 +1,5 @@
 import copy
+import inspect
 
 import chainer
 import chainer.links as L
@@ -7,7 +8,7 @@ import pytest
 
 import mn_optim  # before Chainer
 from mn_comm import CommunicatorBase, create_communicator
-from mn_optim import create_multi_node_optimizer
+from mn_optim import DuringBackward, MultiNodeOptimizer, SynchronousFirst, create_multi_node_optimizer
 
 
 @pytest.fixture
@@ -55,7 +56,7 @@ def test_what_it_has_seen_of_the_model(comm):
     optimizer = create_multi_node_optimizer(chainer.optimizers.SGD(), comm, zero_fill=False).setup(L.Linear(3))
     assert optimizer.target_params == []
     assert optimizer.zero_fill is False
-    assert create_multi_node_optimizer(chainer.optimizers.SGD(), comm, overlap=True).zero_fill is True
+    assert MultiNodeOptimizer(chainer.optimizers.SGD(), comm, DuringBackward()).zero_fill is True
     assert optimizer.is_changed(optimizer.target)
     assert optimizer.target_params == [("/W", False), ("/b", True)]
     assert not optimizer.is_changed(optimizer.target)
@@ -121,11 +122,21 @@ def test_update_without_a_model(comm):
         create_multi_node_optimizer(chainer.optimizers.SGD(), comm).update()
 
 
-def test_options_that_exclude_one_another(comm):
-    with pytest.raises(ValueError, match="expected one of overlap and double_buffering, got both"):
-        create_multi_node_optimizer(chainer.optimizers.SGD(), comm, double_buffering=True, overlap=True)
-    with pytest.raises(ValueError, match="expected zero_fill=True with overlap, got False"):
-        create_multi_node_optimizer(chainer.optimizers.SGD(), comm, zero_fill=False, overlap=True)
+def test_options_that_exclude_one_another_cannot_be_written(comm):
+    names = list(inspect.signature(create_multi_node_optimizer).parameters)
+    assert names == ["actual_optimizer", "communicator", "double_buffering", "zero_fill"]  # those of ChainerMN 7
+    for when in ({"zero_fill": False, "bucket_bytes": 1}, {"compression": None, "comm_hook": None}):
+        with pytest.raises(TypeError, match="unexpected keyword argument"):
+            DuringBackward(**when)
+    with pytest.raises(TypeError, match="unexpected keyword argument"):
+        mn_optim.Asynchronous(send=None)
+    for wrong in (DuringBackward, None, "overlap", 2):
+        with pytest.raises(TypeError, match=r"expected AfterBackward\(\) or alike for when, got"):
+            MultiNodeOptimizer(chainer.optimizers.SGD(), comm, wrong)
+    with pytest.raises(TypeError, match="for then, got SynchronousFirst"):
+        SynchronousFirst(1, SynchronousFirst(1, mn_optim.LocalSGD(2)))
+    with pytest.raises(TypeError, match="for first, got LocalSGD"):
+        SynchronousFirst(1, mn_optim.LocalSGD(2), first=mn_optim.LocalSGD(2))
 
 
 def test_a_communicator_that_cannot_average_in_the_background():
@@ -134,11 +145,12 @@ def test_a_communicator_that_cannot_average_in_the_background():
 
     Other.__abstractmethods__ = frozenset()
     with pytest.raises(NotImplementedError, match="Other cannot average gradients in the background"):
-        create_multi_node_optimizer(chainer.optimizers.SGD(), Other(), overlap=True)
+        MultiNodeOptimizer(chainer.optimizers.SGD(), Other(), DuringBackward())
 
 
 def test_public_names():
     assert set(mn_optim.__all__) == {
+        *("AfterBackward", "DuringBackward", "OneStepLate", "Sharded", "SynchronousFirst", "When"),
         *("Asynchronous", "DiLoCo", "LocalSGD", "StreamingDiLoCo"),
         *("MultiNodeOptimizer", "MultiNodeUpdater", "create_multi_node_optimizer"),
         *("LAMB", "RMSpropWarmup", "RMSpropWarmupSchedule", "sgd_share"),

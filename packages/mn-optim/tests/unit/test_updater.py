@@ -10,14 +10,14 @@ from chainer.training.updaters import StandardUpdater
 
 import mn_optim  # noqa: F401 - before Chainer
 from mn_comm import create_communicator
-from mn_optim import MultiNodeUpdater, create_multi_node_optimizer
+from mn_optim import DuringBackward, MultiNodeOptimizer, MultiNodeUpdater, create_multi_node_optimizer
 
 OPTIMIZERS = {
     "sgd": lambda: chainer.optimizers.SGD(0.1),
     "adam": lambda: chainer.optimizers.Adam(0.01),
     "multi-node": lambda: create_multi_node_optimizer(chainer.optimizers.MomentumSGD(0.1), create_communicator("flat")),
-    "overlap": lambda: create_multi_node_optimizer(
-        chainer.optimizers.MomentumSGD(0.1), create_communicator("flat"), overlap=True
+    "overlap": lambda: MultiNodeOptimizer(
+        chainer.optimizers.MomentumSGD(0.1), create_communicator("flat"), DuringBackward()
     ),
 }
 

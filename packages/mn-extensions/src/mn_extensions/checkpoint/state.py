@@ -19,7 +19,9 @@ _GENERATOR = "MT19937"  # NumPy's own
 _OF_AN_OPTIMIZER = re.compile(r"(^|/)optimizer:")
 # The state of compression and of local steps is not compared here: the optimizer itself checks it, and resets it if
 # necessary. An optimizer that has taken no step has nothing to compare.
-_OF_COMMUNICATION = re.compile(r"(^|/)optimizer:[^/]*/(multi_node_local_steps|compression)/")
+_OF_COMMUNICATION = re.compile(
+    r"(^|/)optimizer:[^/]*/(multi_node_local_steps|multi_node_synchronous_first|compression)/"
+)
 # These say to which parameters the state belongs; the optimizer itself checks them.
 _OF_A_SHARD = re.compile(r"(^|/)optimizer:[^/]*/multi_node_shard/")
 _OF_A_MODEL = re.compile(r"(^|/)model:")

@@ -3,17 +3,19 @@
 from mn_optim.schemes.asynchronous import AsynchronousMean
 from mn_optim.schemes.local_steps import LocalSteps
 from mn_optim.schemes.scheme import Backward, Scheme
-from mn_optim.schemes.sharded import Sharded
-from mn_optim.schemes.synchronous import AfterBackward, DoubleBuffered, Overlapped, Synchronous
+from mn_optim.schemes.sharded_steps import ShardedSteps
+from mn_optim.schemes.synchronous import DoubleBuffered, Overlapped, Plain, Synchronous
+from mn_optim.schemes.two_phases import TwoPhases
 
 __all__ = [
-    "AfterBackward",
     "AsynchronousMean",
     "Backward",
     "DoubleBuffered",
     "LocalSteps",
     "Overlapped",
+    "Plain",
     "Scheme",
-    "Sharded",
+    "ShardedSteps",
     "Synchronous",
+    "TwoPhases",
 ]

@@ -6,7 +6,6 @@ import contextlib
 import threading
 import weakref
 from collections.abc import Iterator
-from functools import partial
 from queue import Empty, SimpleQueue
 from typing import Any
 
@@ -15,22 +14,18 @@ import numpy as np
 from chainer.backends import cuda
 
 from mn_comm import CommunicatorBase, Future, GradientReducer, Worker, at_exit, raise_on_all, waiting_for
-from mn_optim.options import Asynchronous
 from mn_optim.schemes.communicating import communicating_links
 from mn_optim.schemes.optimizer_state import Slots
 from mn_optim.schemes.parameters import initialised_parameters, set_value, value_of
-from mn_optim.schemes.scheme import Backward, TakeStep
-from mn_optim.schemes.scheme_wrapper import SchemeWrapper
+from mn_optim.schemes.scheme import Backward, Scheme, TakeStep
 from mn_optim.schemes.shared import share_out
-from mn_optim.schemes.state import read, write
-from mn_optim.schemes.synchronous import Synchronous
 
 __all__ = ["AsynchronousMean"]
 
 _FLAG = "~has ended"  # not the name of a parameter: those begin with a slash
 
 
-class AsynchronousMean(SchemeWrapper):
+class AsynchronousMean(Scheme):
     """Each rank takes its own steps while a thread averages copies of the parameters over all ranks.
 
     In each round, a rank sends a copy of its parameters. When the mean has arrived, it adds the difference between the
@@ -41,19 +36,16 @@ class AsynchronousMean(SchemeWrapper):
 
     Args:
         communicator: The ranks that train together.
-        options: The number of synchronous steps at the beginning, and how far ranks may drift apart.
-        exact: The scheme for these first steps; its ``zero_fill`` is also that of this scheme.
+        max_staleness: How many steps a rank takes at most since it last sent its parameters.
+        interval: The seconds between the end of an average and the start of the next.
     """
 
     may_diverge = True
-    compression_report = None
 
-    def __init__(self, communicator: CommunicatorBase, options: Asynchronous, exact: Synchronous) -> None:
-        super().__init__(exact)
+    def __init__(self, communicator: CommunicatorBase, max_staleness: int, interval: float) -> None:
         self.is_meeting = False
         self._communicator = communicator
-        self._options = options
-        self._taken = 0
+        self._pace = max_staleness, interval
         self._is_shared = False
         self._has_moved = False
         self._reducer: GradientReducer | None = None
@@ -63,39 +55,18 @@ class AsynchronousMean(SchemeWrapper):
         _all.add(self)
 
     @property
-    def synchronous(self) -> Synchronous | None:
-        """The scheme that averages gradients in the next step, if that is a synchronous one."""
-        return self._exact.synchronous if self._is_exact else None
-
-    @property
     def has_diverged(self) -> bool:
         """Whether a step was taken since all ranks had equal parameters."""
         return self._has_moved
 
-    @property
-    def _is_exact(self) -> bool:
-        return self._taken < self._options.warmup_steps
-
     def step(self, model: chainer.Link, backward: Backward | None, take_step: TakeStep) -> None:
         """Take a local step, and add a mean if there is a new one."""
         self._share(model)
-        if self._is_exact:
-            self._exact.step(model, backward, partial(self._count, take_step))
-            self.is_meeting = True
-            return
         rounds = self._run(model)
         if backward is not None:
             backward(None)
         self._has_moved = True
         self.is_meeting = rounds.step(take_step)
-        self._taken += 1
-
-    def _count(self, take_step: TakeStep) -> None:
-        self._taken += 1  # before: where the step fails, it has failed between two meetings
-        take_step()
-
-    def idle(self, model: chainer.Link) -> None:
-        """Do nothing: ranks take their steps at different times anyway."""
 
     def fail(self, error: Exception) -> None:
         """End the rounds of all ranks with an exception; collective with the rounds."""
@@ -114,27 +85,22 @@ class AsynchronousMean(SchemeWrapper):
         if not is_shared:
             self.restart(model)
             share_out(self._communicator, model, fills_in=self.join is not None)
-        if not self._is_exact:
-            self._share(model)
-            self._run(model)
-            self._stop()
-            self._has_moved = False
+        self._share(model)
+        self._run(model)
+        self._stop()
+        self._has_moved = False
         return not is_shared
 
-    def serialize(self, serializer: Any, model: chainer.Link) -> None:
-        """Save or load how many steps were taken; not collective."""
-        mine = serializer["multi_node_asynchronous"]
-        if isinstance(serializer, chainer.Serializer):
-            write(mine, "taken", np.array([self._taken]))
-        elif (taken := read(mine, "taken")) is not None:
-            self._taken = int(taken[0])
+    def check(self, model: chainer.Link) -> None:
+        """Raise on every rank if a link of the model communicates; collective."""
+        with raise_on_all(self._communicator):
+            _refuse_meetings_within(model)
 
     def _share(self, model: chainer.Link) -> None:
         """Prepare for a model that all ranks share from now on; collective the first time."""
         if self._is_shared:
             return
-        with raise_on_all(self._communicator):
-            _refuse_meetings_within(model)
+        self.check(model)
         if self._reducer is None:  # not earlier: it has its own MPI communicators, whose number is limited
             self._reducer = self._communicator.gradient_reducer(own_dtype=True, apart=True)
         self._is_shared = True
@@ -143,7 +109,7 @@ class AsynchronousMean(SchemeWrapper):
         """Return the current rounds, or start them."""
         if self._rounds is None:
             assert self._reducer is not None
-            self._rounds = _Rounds(model, self._reducer, self._worker, self._communicator.size, self._options)
+            self._rounds = _Rounds(model, self._reducer, self._worker, self._communicator.size, *self._pace)
             self._when_dropped = weakref.finalize(self, _drop, self._rounds, self._worker)
             self._when_dropped.atexit = False
         return self._rounds
@@ -168,20 +134,28 @@ class _Rounds:
         reducer: Computes the averages, with its own MPI communicators.
         worker: The thread.
         size: The number of ranks.
-        options: How long to pause between two rounds, and how far ranks may drift apart.
+        max_staleness: How many steps may be taken since the parameters were last sent.
+        interval: How many seconds to pause between two rounds.
 
     Attributes:
         has_raised: Whether a step has raised the exception that ended the rounds.
     """
 
     def __init__(
-        self, model: chainer.Link, reducer: GradientReducer, worker: Worker, size: int, options: Asynchronous
+        self,
+        model: chainer.Link,
+        reducer: GradientReducer,
+        worker: Worker,
+        size: int,
+        max_staleness: int,
+        interval: float,
     ) -> None:
         self._params = initialised_parameters(model)
         self._device = model.device if not self._params else next(iter(self._params.values())).device
         self._reducer = reducer
         self._size = size
-        self._options = options
+        self._max_staleness = max_staleness
+        self._interval = interval
         # Held while parameters are changed or copied. A thread that waits for it waits for a mean.
         self._changed = threading.Condition()
         self._pending: dict[str, Any] | None = None
@@ -205,7 +179,7 @@ class _Rounds:
             take_step()
             self._steps += 1
             has_added = self._add()
-            while self._steps - self._averaged_at >= self._options.max_staleness and not self._is_over:
+            while self._steps - self._averaged_at >= self._max_staleness and not self._is_over:
                 with waiting_for(lambda: f"a mean of parameters, {self._steps - self._averaged_at} steps old"):
                     self._changed.wait()
                 has_added |= self._add()
@@ -246,7 +220,7 @@ class _Rounds:
             with waiting_for(lambda: "parameters, asynchronously"), chainer.using_device(self._device):
                 self._listen(0)
                 while not self._make_round():
-                    self._listen(self._options.interval)
+                    self._listen(self._interval)
         finally:
             with self._changed:
                 self._is_over = True
@@ -339,7 +313,7 @@ def _refuse_meetings_within(model: chainer.Link) -> None:
         raise ValueError(
             f"asynchronous: expected a model that does not communicate, got a {type(link).__name__} with a "
             f"communicator at {path}: ranks take their steps at different times, and would wait for one another or mix "
-            "up their messages; use local_steps, or a link that does not communicate, such as "
+            "up their messages; use LocalSGD, or a link that does not communicate, such as "
             "chainer.links.BatchNormalization"
         )
 

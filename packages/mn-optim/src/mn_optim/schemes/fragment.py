@@ -12,7 +12,7 @@ import numpy as np
 from mn_comm import GradientReducer, Reduction
 from mn_optim.compression_state import serialize_compression
 from mn_optim.schemes.parameters import set_value, value_of
-from mn_optim.schemes.state import read, write
+from mn_optim.serialized import read, write
 
 __all__ = ["Exchanger", "Fragment", "Named", "cut"]
 
@@ -83,7 +83,7 @@ class Fragment:
             own = value_of(param)
             if own.shape != common.shape:
                 raise ValueError(
-                    f"local_steps: expected {name} to keep its shape {common.shape} between meetings, got {own.shape}"
+                    f"local steps: expected {name} to keep its shape {common.shape} between meetings, got {own.shape}"
                 )
             grad = common.data.copy()
             grad -= own if self.has_moved else common.data

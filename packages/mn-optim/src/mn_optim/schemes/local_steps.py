@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 import warnings
 from collections.abc import Iterable, Mapping, Sequence
-from functools import partial
 from typing import Any, NamedTuple
 
 import chainer
@@ -17,15 +16,12 @@ import numpy as np
 
 from mn_comm import CommunicationHook, CommunicatorBase, Compression, CompressionReport, raise_on_all, waiting_for
 from mn_optim.join_state import LeftByException
-from mn_optim.options import DiLoCo, LocalSGD, StreamingDiLoCo
 from mn_optim.schemes.fragment import Exchanger, Fragment, cut
 from mn_optim.schemes.optimizer_state import OptimizerState
 from mn_optim.schemes.parameters import initialised_parameters, value_of
-from mn_optim.schemes.scheme import Backward, TakeStep
-from mn_optim.schemes.scheme_wrapper import SchemeWrapper
+from mn_optim.schemes.scheme import Backward, Scheme, TakeStep
 from mn_optim.schemes.shared import share_out
-from mn_optim.schemes.state import read, write
-from mn_optim.schemes.synchronous import Synchronous
+from mn_optim.serialized import read, write
 
 __all__ = ["LocalSteps"]
 
@@ -46,7 +42,7 @@ class _Message(NamedTuple):
     failure: str = ""
 
 
-class LocalSteps(SchemeWrapper):
+class LocalSteps(Scheme):
     """Each rank takes local steps, and fragments of the model are exchanged every few steps.
 
     Before each meeting, every rank sends a short message with the purpose of the meeting. A rank that has no more steps
@@ -54,9 +50,12 @@ class LocalSteps(SchemeWrapper):
 
     Args:
         communicator: The ranks that train together.
-        options: How often they meet, and how the mean is applied.
-        exact: The scheme for the synchronous first steps, if there are any; its ``zero_fill`` is also that of this
-            scheme.
+        steps: How many steps there are between two meetings of a fragment.
+        outer: The outer optimizer, which is copied.
+        fragments: How many fragments there are.
+        delay: How many steps an exchange may take.
+        alpha: The share of the common parameters in a rank's new parameters.
+        average_state: Whether the actual optimizer's state is averaged as well.
         comm_hook: Starts to average a bucket; ``None`` to average exactly.
         compression: How the changes are compressed; ``None`` to send them uncompressed.
     """
@@ -66,23 +65,25 @@ class LocalSteps(SchemeWrapper):
     def __init__(
         self,
         communicator: CommunicatorBase,
-        options: LocalSGD | DiLoCo | StreamingDiLoCo,
-        exact: Synchronous,
-        comm_hook: CommunicationHook | None,
-        compression: Compression | None,
+        steps: int,
+        outer: chainer.Optimizer,
+        *,
+        fragments: int = 1,
+        delay: int = 0,
+        alpha: float = 1.0,
+        average_state: bool = False,
+        comm_hook: CommunicationHook | None = None,
+        compression: Compression | None = None,
     ) -> None:
-        super().__init__(exact)
         self.is_meeting = False
         self._communicator = communicator
-        self._steps = options.steps
-        self._start_after = options.start_after
-        self._outer = options.outer
-        self._n_fragments = options.fragments
-        self._delay = options.delay
-        self._alpha = options.alpha
+        self._steps = steps
+        self._outer = outer
+        self._n_fragments = fragments
+        self._delay = delay
+        self._alpha = alpha
         self._exchangers = [self._exchanger(comm_hook, compression) for _ in range(self._n_fragments)]
-        self._state = OptimizerState(communicator) if options.average_state else None
-        self._taken = 0
+        self._state = OptimizerState(communicator) if average_state else None
         self._position = 0
         self._fragments: list[Fragment] = []
         self._landed: list[int] = []
@@ -103,26 +104,13 @@ class LocalSteps(SchemeWrapper):
         return CompressionReport(sent, ratio, float(np.hypot.reduce([each.error_norm for each in reports])))
 
     @property
-    def synchronous(self) -> Synchronous | None:
-        """The scheme that averages gradients in the next step, if that is a synchronous one."""
-        return self._exact.synchronous if self._is_exact else None
-
-    @property
     def has_diverged(self) -> bool:
         """Whether a fragment has changed since its last meeting, or its mean is pending."""
         return any(each.has_moved or each.due is not None for each in self._fragments)
 
-    @property
-    def _is_exact(self) -> bool:
-        return self._taken < self._start_after
-
     def step(self, model: chainer.Link, backward: Backward | None, take_step: TakeStep) -> None:
         """Take a local step, and meet if it is time to; collective in that case."""
         self._landed.clear()
-        if self._is_exact:
-            self._exact.step(model, backward, partial(self._count, take_step))
-            self.is_meeting = True
-            return
         self._use_fragments(model)
         if backward is not None:
             backward(None)
@@ -130,10 +118,6 @@ class LocalSteps(SchemeWrapper):
         for fragment in self._fragments:
             fragment.has_moved = True
         self._advance(model)
-
-    def _count(self, take_step: TakeStep) -> None:
-        self._taken += 1  # before: where the step fails, it has failed between two meetings
-        take_step()
 
     def idle(self, model: chainer.Link) -> None:
         """Count a step without changing parameters, and meet if it is time to; collective in that case."""
@@ -145,7 +129,6 @@ class LocalSteps(SchemeWrapper):
         self._exchange_messages(_FAILURE, f"{type(error).__name__}: {error}")
 
     def _advance(self, model: chainer.Link) -> None:
-        self._taken += 1
         self._position += 1
         self.is_meeting = False
         for fragment in self._fragments:
@@ -155,10 +138,9 @@ class LocalSteps(SchemeWrapper):
 
     def restart(self, model: chainer.Link) -> None:
         """Wait for pending exchanges, and discard them; collective."""
-        if not self._is_exact:
-            messages = self._exchange_messages(_SHARE)
-            if any(message.purpose >= 0 for message in messages):
-                raise _mismatch(messages)
+        messages = self._exchange_messages(_SHARE)
+        if any(message.purpose >= 0 for message in messages):
+            raise _mismatch(messages)
         self._forget()
 
     def synchronize(self, model: chainer.Link, is_shared: bool) -> bool:
@@ -168,16 +150,15 @@ class LocalSteps(SchemeWrapper):
         if has_shared:
             self.restart(model)
             share_out(self._communicator, model, fills_in=self.join is not None)
-        while not self._is_exact:
+        while True:
             messages = self._exchange_messages(_SYNCHRONIZE)
             purposes = {message.purpose for message in messages} - {_SYNCHRONIZE}
             if len(purposes) > 1:
                 raise _mismatch(messages)
             if not purposes:
                 self._meet_in_all(model, messages)
-                break
+                return has_shared
             has_shared |= self._take_part(model, purposes.pop(), messages)
-        return has_shared
 
     def _take_part(self, model: chainer.Link, purpose: int, messages: Sequence[_Message]) -> bool:
         """Take part in the others' meeting; collective. Return whether its purpose was to distribute parameters."""
@@ -201,10 +182,10 @@ class LocalSteps(SchemeWrapper):
         self._position = 0
 
     def serialize(self, serializer: Any, model: chainer.Link) -> None:
-        """Save or load the number of steps, the common parameters, and pending exchanges; not collective."""
+        """Save or load the position between meetings, the common parameters, and pending exchanges; not collective."""
         mine = serializer["multi_node_local_steps"]
         if isinstance(serializer, chainer.Serializer):
-            write(mine, "counts", np.array([self._taken, self._position]))
+            write(mine, "position", np.array([self._position]))
             write(mine, "cut", self._cut())
             for name, common in (each for fragment in self._fragments for each in fragment.common):
                 write(mine["common"], name, common.data)
@@ -214,10 +195,10 @@ class LocalSteps(SchemeWrapper):
             fragment.serialize(mine[f"fragment_{fragment.index}"])
 
     def _load(self, mine: Any, model: chainer.Link) -> bool:
-        counts = read(mine, "counts")
-        if counts is None:
+        position = read(mine, "position")
+        if position is None:
             return False
-        self._taken, self._position = map(int, counts)
+        self._position = int(position[0])
         params = dict(model.namedparams())  # uninitialised parameters are about to be loaded
         saved = {name: read(mine["common"], name) for name in params}
         common = {name: params[name].device.send(array) for name, array in saved.items() if array is not None}
@@ -242,7 +223,7 @@ class LocalSteps(SchemeWrapper):
             fragment.forget()
         if self._communicator.rank == 0:
             warnings.warn(
-                "local_steps: the state of the outer optimizer is reset: the parameters, their fragments, or the class "
+                "local steps: the state of the outer optimizer is reset: the parameters, their fragments, or the class "
                 "of the outer optimizer have changed since it was saved",
                 stacklevel=2,
             )

@@ -8,16 +8,26 @@ from typing import Any
 
 import chainer
 
-from mn_comm import CommunicatorBase, GradientReducer, Owners, Reduction, is_elastic, raise_on_all, waiting_for
+from mn_comm import (
+    CommunicatorBase,
+    CompressionReport,
+    GradientReducer,
+    Owners,
+    Reduction,
+    is_elastic,
+    raise_on_all,
+    waiting_for,
+)
+from mn_optim.compression_state import serialize_compression
 from mn_optim.join_state import Everyone, JoinState, NeedsParameters
-from mn_optim.schemes.scheme import Backward, TakeStep
+from mn_optim.schemes.scheme import Backward, Scheme, TakeStep
 
 logger = logging.getLogger(__name__)
 
-__all__ = ["AfterBackward", "DoubleBuffered", "Overlapped", "Synchronous"]
+__all__ = ["DoubleBuffered", "Overlapped", "Plain", "Synchronous"]
 
 
-class Synchronous:
+class Synchronous(Scheme):
     """The base class of schemes that average gradients in every step: all ranks' parameters are always equal.
 
     Args:
@@ -28,11 +38,6 @@ class Synchronous:
     Attributes:
         loss_scale: The factor for the loss of a step's gradients; when the step is taken, the factor for its means.
     """
-
-    is_meeting = True
-    may_diverge = False
-    has_diverged = False
-    compression_report = None  # the reducer has it
 
     def __init__(self, communicator: CommunicatorBase, zero_fill: bool, reducer: GradientReducer | None) -> None:
         self.zero_fill = zero_fill
@@ -58,24 +63,42 @@ class Synchronous:
         """This scheme: every step is synchronous."""
         return self
 
-    def step(self, model: chainer.Link, backward: Backward | None, take_step: TakeStep) -> None:
-        """Compute gradients and average them, then take a step if there are means; collective."""
-        if self.average(model, backward) and _rescale(model, self.factor):
-            take_step()
+    @property
+    def compression_report(self) -> CompressionReport | None:
+        """The report of the reducer."""
+        return None if self._reducer is None else self._reducer.compression_report
 
     @property
     def factor(self) -> float:
         """The factor for the current means; 0 if no rank had data."""
         return 1.0 if self.join is None else self.join.factor
 
-    def exchange_messages(self, model: chainer.Link, until_quiet: bool = False) -> None:
-        """Inform the other ranks of a join at their next averaging; collective.
+    def use_loss_scale(self, loss_scale: float | None, has_loss: bool) -> None:
+        """Set the factor for the loss of the next step's gradients, if there is a loss."""
+        self.loss_scale = loss_scale
+        if self._reducer is not None and has_loss:
+            # The part that compression has not sent yet is in the units of the gradients.
+            self._reducer.scale_errors(loss_scale or 1.0)
+
+    def step(self, model: chainer.Link, backward: Backward | None, take_step: TakeStep) -> None:
+        """Compute gradients and average them, then take a step if there are means; collective."""
+        if self.average(model, backward) and _rescale(model, self.factor):
+            take_step()
+
+    def average(self, model: chainer.Link, backward: Backward | None) -> bool:
+        """Compute gradients and average them; collective.
 
         Args:
             model: The model.
-            until_quiet: Whether all ranks call this instead of averaging, and continue only when none has a new
-                message.
+            backward: Computes its gradients; ``None`` if they are there.
+
+        Returns:
+            Whether the gradients are now averages, so that a step can be taken.
         """
+        raise NotImplementedError
+
+    def exchange_messages(self, model: chainer.Link, until_quiet: bool = False) -> None:
+        """Inform the other ranks of a join at their next averaging; collective."""
         assert self.join is not None
         with self.join.together(), waiting_for(lambda: "the ranks of a join()"):
             self.reducer_of(model).exchange_messages(until_quiet)
@@ -98,56 +121,21 @@ class Synchronous:
         """
         return False
 
-    def idle(self, model: chainer.Link) -> None:
-        """Do nothing: there are no local steps."""
-
-    def fail(self, error: Exception) -> None:
-        """Do nothing: the messages of the join inform the other ranks."""
-
-    def average(self, model: chainer.Link, backward: Backward | None) -> bool:
-        """Compute gradients and average them; collective.
-
-        Args:
-            model: The model.
-            backward: Computes its gradients; ``None`` if they are there.
-
-        Returns:
-            Whether the gradients are now averages, so that a step can be taken.
-        """
-        raise NotImplementedError
-
     def agree_on(self, operation: str, model: chainer.Link, compares: bool = False) -> None:
-        """Raise on every rank unless all ranks are about to do the same; collective.
-
-        If a parameter was added on one rank only, the others average the gradients of the parameters that they had
-        before, maybe in the background, where nothing else meets them.
-
-        Args:
-            operation: What comes next, for messages.
-            model: The model.
-            compares: Whether its parameters must be the same on all ranks in names, shapes and dtypes.
-
-        Raises:
-            ValueError: The ranks differ.
-        """
+        """Raise on every rank unless all ranks are about to do the same; collective."""
         try:
             reducer = self.reducer_of(model)
         except NotImplementedError:  # the script's own class of communicator
             return
         reducer.agree_on(operation, model if compares else None)
 
-    def restart(self, model: chainer.Link) -> None:
-        """Do nothing: nothing is pending."""
-
-    def synchronize(self, model: chainer.Link, is_shared: bool) -> bool:
-        """Do nothing: the parameters are equal."""
-        return False
-
     def serialize(self, serializer: Any, model: chainer.Link) -> None:
-        """Do nothing: there is no state that outlives a step."""
+        """Save or load the part that compression has not sent yet; nothing else outlives a step."""
+        if self._reducer is not None:
+            serialize_compression(serializer, self._reducer)
 
 
-class AfterBackward(Synchronous):
+class Plain(Synchronous):
     """Average after the backward pass."""
 
     def __init__(self, communicator: CommunicatorBase, zero_fill: bool, reducer: GradientReducer | None) -> None:
@@ -314,10 +302,10 @@ class DoubleBuffered(Synchronous):
         self._has_begun = False
 
 
-def _can_leave(exact: Synchronous, model: chainer.Link) -> bool:
+def _can_leave(scheme: Synchronous, model: chainer.Link) -> bool:
     """Return whether means can be left to the ranks that need them."""
     try:
-        return exact.reducer_of(model).can_leave_to_owners
+        return scheme.reducer_of(model).can_leave_to_owners
     except NotImplementedError:  # the script's own class of communicator
         return False
 

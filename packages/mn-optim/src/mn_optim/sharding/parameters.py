@@ -71,7 +71,7 @@ def expect_independent_rules(optimizer: Any, model: chainer.Link, params: Params
     """
     if not params and next(iter(model.params()), None) is not None and not hasattr(optimizer, "create_update_rule"):
         raise TypeError(
-            "shard_state: expected an optimizer that has an update rule for each parameter, a "
+            "Sharded: expected an optimizer that has an update rule for each parameter, a "
             f"chainer.GradientMethod; got {type(optimizer).__name__}"
         )
     for name, param in params.items():
@@ -79,7 +79,7 @@ def expect_independent_rules(optimizer: Any, model: chainer.Link, params: Params
         own = {id(param), id(getattr(rule, "_fp32_param", None))}
         for found in _reached_from(rule, own):
             raise TypeError(
-                f"shard_state: expected update rules that read only their own parameter, but {type(rule).__name__} of "
+                f"Sharded: expected update rules that read only their own parameter, but {type(rule).__name__} of "
                 f"{name} holds {_describe(found)}: the rank that updates {name} would read values that others have "
                 "still to update"
             )

@@ -15,7 +15,7 @@ import numpy as np
 from chainer.backends import cuda
 
 from mn_comm import CommunicatorBase, Owners, expect_same, raise_on_all
-from mn_optim.schemes.state import read, write
+from mn_optim.serialized import read, write
 from mn_optim.sharding.means import Clipping, drop, need_of, share_non_finite
 from mn_optim.sharding.parameters import aliases, expect_independent_rules, items_of, with_rules
 from mn_optim.sharding.partition import assign
@@ -137,7 +137,7 @@ class Shards:
             for other in rest:
                 if self._owners[other] != self._owners[first]:
                     raise ValueError(
-                        "shard_state: expected parameters that share memory, or an update rule, to do so before the "
+                        "Sharded: expected parameters that share memory, or an update rule, to do so before the "
                         f"first step, or as the model changes; got {first} and {other}, which ranks "
                         f"{self._owners[first]} and {self._owners[other]} update"
                     )

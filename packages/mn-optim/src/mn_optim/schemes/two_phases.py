@@ -1,0 +1,113 @@
+"""A scheme that uses one scheme for the first steps, and then another one."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import chainer
+import numpy as np
+
+from mn_comm import CommunicatorBase, CompressionReport
+from mn_optim.join_state import JoinState
+from mn_optim.schemes.scheme import Averaging, Backward, Scheme, TakeStep
+from mn_optim.schemes.shared import share_out
+from mn_optim.schemes.synchronous import Synchronous
+from mn_optim.serialized import read, write
+
+__all__ = ["TwoPhases"]
+
+
+class TwoPhases(Scheme):
+    """Averages gradients in each of the first steps, and then continues with another scheme.
+
+    Args:
+        communicator: The ranks that train together.
+        steps: How many steps the first phase has.
+        first: The scheme for these steps.
+        then: The scheme for all later steps.
+    """
+
+    def __init__(self, communicator: CommunicatorBase, steps: int, first: Synchronous, then: Scheme) -> None:
+        self.zero_fill = first.zero_fill and then.zero_fill
+        self.is_meeting = False
+        self.may_diverge = then.may_diverge
+        self.shards = then.shards
+        self._communicator = communicator
+        self._steps = steps
+        self._first = first
+        self._then = then
+        self._taken = 0
+
+    @property
+    def join(self) -> JoinState | None:
+        """Within a join, which ranks have data."""
+        return self._first.join
+
+    @join.setter
+    def join(self, join: JoinState | None) -> None:
+        self._first.join = self._then.join = join
+
+    @property
+    def current(self) -> Scheme:
+        """The scheme of the next step."""
+        return self._first if self._taken < self._steps else self._then
+
+    @property
+    def has_diverged(self) -> bool:
+        """Whether ranks may hold different parameters now."""
+        return self._then.has_diverged
+
+    @property
+    def synchronous(self) -> Averaging | None:
+        """The scheme that averages gradients in the next step, if that is a synchronous one."""
+        return self.current.synchronous
+
+    @property
+    def compression_report(self) -> CompressionReport | None:
+        """The report of the first scheme in its phase, if it compresses; otherwise that of the other one."""
+        return self.current.compression_report or self._then.compression_report
+
+    def step(self, model: chainer.Link, backward: Backward | None, take_step: TakeStep) -> None:
+        """Take a step with the current scheme."""
+        scheme = self.current
+
+        def count() -> None:
+            self._taken += 1  # before: where the step fails, it has failed between two meetings
+            take_step()
+
+        scheme.step(model, backward, count if scheme is self._first else take_step)
+        self.is_meeting = scheme.is_meeting
+
+    def idle(self, model: chainer.Link) -> None:
+        """Take part in local steps of the other ranks, without data."""
+        self._then.idle(model)
+        self.is_meeting = self._then.is_meeting
+
+    def fail(self, error: Exception) -> None:
+        """Inform the other ranks that this one has left a join because of an exception."""
+        self.current.fail(error)
+
+    def restart(self, model: chainer.Link) -> None:
+        """Discard pending averages; collective."""
+        if self.current is self._first:
+            self._then.check(model)
+        self.current.restart(model)
+
+    def synchronize(self, model: chainer.Link, is_shared: bool) -> bool:
+        """Make all ranks' parameters equal; collective."""
+        if self.current is self._then:
+            return self._then.synchronize(model, is_shared)
+        if not is_shared:
+            self.restart(model)
+            share_out(self._communicator, model, fills_in=self.join is not None)
+        return not is_shared
+
+    def serialize(self, serializer: Any, model: chainer.Link) -> None:
+        """Save or load how many steps were taken, and the state of both schemes; not collective."""
+        mine = serializer["multi_node_synchronous_first"]
+        if isinstance(serializer, chainer.Serializer):
+            write(mine, "taken", np.array([self._taken]))
+        elif (taken := read(mine, "taken")) is not None:
+            self._taken = int(taken[0])
+        self._first.serialize(mine, model)
+        self._then.serialize(serializer, model)
