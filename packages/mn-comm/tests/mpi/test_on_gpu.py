@@ -69,6 +69,68 @@ def test_on_another_stream_and_in_the_background(make, name):
             check(model, grads)
 
 
+@pytest.mark.parametrize("sizes", [[1000, 300_000, 600_000], [600_000, 300_000, 1000]])
+@pytest.mark.parametrize("name", NAMES)
+def test_buckets_of_different_sizes(make, name, sizes):
+    import cupy
+
+    comm = make(name)
+    dtypes = ["f2", "f4", "f8"] if name != "pure_nccl" else ["f4"]
+    grads = {
+        f"{dtype}-{place}": [random(size, dtype, rank, place) for rank in range(SIZE)]
+        for dtype in dtypes
+        for place, size in enumerate(sizes)
+    }
+    model = Model(**{key: Param(None, cupy.asarray(each[RANK])) for key, each in grads.items()})
+    for _ in range(2):
+        comm.multi_node_mean_grad(model)
+    check(model, {key: [np.mean(np.asarray(each, "f8"), axis=0)] for key, each in grads.items()})
+
+
+@pytest.mark.parametrize("in_background", [False, True])
+@pytest.mark.parametrize("name", NAMES)
+def test_a_model_on_a_device_that_is_not_the_current_one(make, devices, name, in_background):
+    import cupy
+
+    if devices <= SIZE:
+        pytest.skip("needs a device more than there are ranks")
+    cupy.cuda.Device(0).use()
+    comm = make(name)
+    reducer = comm.gradient_reducer(background=in_background)
+    with cupy.cuda.Device(RANK + 1):
+        model = Model(a=Param(None, cupy.empty(1000, "f4")))
+    for step in range(6):
+        with cupy.cuda.Device(RANK + 1):
+            model.params["a"].grad[...] = RANK + step
+        if in_background:
+            current = reducer.start(model, zero_fill=False)
+            current.ready_all()
+            current.wait()
+        else:
+            reducer.average(model)
+        with cupy.cuda.Device(RANK + 1):
+            mean = model.params["a"].grad.get()
+        np.testing.assert_allclose(mean, np.mean(range(SIZE)) + step, rtol=1e-6)
+    cupy.cuda.Device(RANK % devices).use()
+
+
+@pytest.mark.parametrize("name", ["naive", "flat"])
+def test_cuda_aware_mpi_in_the_background(make, name, monkeypatch):
+    import cupy
+
+    if b"emulated" not in cupy.cuda.runtime.getDeviceProperties(0)["name"].lower():
+        pytest.skip("this MPI library may not be CUDA-aware")
+    monkeypatch.setenv("MN_COMM_CUDA_AWARE_MPI", "1")  # memory of an emulated device is memory of the host
+    reducer = make(name).gradient_reducer(background=True, bucket_bytes=1 << 12, sets=2)
+    for step in range(10):
+        model = Model(**{f"p{i}": Param(None, cupy.full(1000 + i, float(RANK + step), "f4")) for i in range(6)})
+        current = reducer.start(model, zero_fill=False)
+        current.ready_all()
+        current.wait()
+        for param in model.params.values():
+            np.testing.assert_allclose(param.grad.get(), np.mean(range(SIZE)) + step, rtol=1e-6)
+
+
 @pytest.mark.skipif(SIZE < 2, reason="needs two ranks")
 def test_ranks_that_share_a_device_are_told(devices, monkeypatch):
     import cupy

@@ -93,10 +93,28 @@ def test_memory_that_is_pinned_where_it_is():
 
     array = np.zeros(1 << 20, "f4")
     address = array.ctypes.data
-    staging.register(array)
+    staging.register(array, array)
     assert cupy.cuda.runtime.pointerGetAttributes(address).type == cupy.cuda.runtime.memoryTypeHost
     del array
     assert cupy.cuda.runtime.pointerGetAttributes(address).type == 0  # not registered
+
+
+def test_arrays_that_overlap_in_pinned_memory():
+    import cupy
+
+    from mn_comm.device import staging
+
+    memory = np.zeros(1 << 20, np.uint8)
+    small, large = memory[:400].view("f4"), memory.view("f4")
+    staging.register(small, memory)
+    staging.register(large, memory)
+    cupy.arange(large.size, dtype="f4").get(out=large)
+    np.testing.assert_array_equal(large, np.arange(large.size))
+    address, of_memory = memory.ctypes.data, cupy.cuda.runtime.pointerGetAttributes
+    del small
+    assert of_memory(address).type == cupy.cuda.runtime.memoryTypeHost  # the other one still needs it
+    del large
+    assert of_memory(address).type == 0
 
 
 def test_nccl_of_one_rank():

@@ -112,14 +112,20 @@ class DeviceBucket:
         Returns:
             A future of the mean: for ``flat``, this is ``flat`` itself, overwritten; otherwise a new array.
         """
+        import cupy
+
         if array is None:
             return self.launch()
         check_floats(array)
+        with self.flat.device:
+            # Allocated here, because the current stream reads it: CuPy gives memory that was allocated on a stream, as
+            # soon as it is freed, to the next operation on that stream, without waiting for any other stream.
+            mean = cupy.empty(array.shape, array.dtype)
         on_side = self.on_side_stream()
 
         def average() -> Any:
             with on_side() as stream:
-                mean = staging.to_device(self._mean_of(staging.to_host(array)))
+                mean.set(self._mean_of(staging.to_host(array)))
                 stream.synchronize()
             return mean
 
@@ -156,7 +162,10 @@ class DeviceBucket:
         """
         import cupy
 
-        packed = cupy.cuda.get_current_stream().record() if self._side is not None and after_current else None
+        packed = None
+        if self._side is not None and after_current:
+            with self.flat.device:  # each device has its own current stream
+                packed = cupy.cuda.get_current_stream().record()
 
         @contextlib.contextmanager
         def on_side() -> Iterator[Any]:

@@ -67,7 +67,7 @@ def lay_out(
             whole[parts[-1].end :] = 0
             host = next(staged) if way.is_staged(dtype) else None
             if host is not None:
-                staging.register(host.flat)
+                staging.register(host.flat, host.memory)
             mean_of = strategy.mean_of
             bucket = DeviceBucket(
                 index, parts, specs, whole, way, config, mean_of=mean_of, host=host, side=side, layout=layout

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import weakref
+from collections import Counter
 from typing import Any
 
 import numpy as np
@@ -16,6 +17,8 @@ __all__ = ["empty_pinned", "register", "to_device", "to_host"]
 
 _Array = np.ndarray[Any, Any]
 _logger = logging.getLogger(__name__)
+# By the address of pinned memory: how many arrays need it to be pinned.
+_users: Counter[int] = Counter()
 
 
 def empty_pinned(shape: tuple[int, ...], dtype: np.dtype[Any]) -> _Array:
@@ -47,25 +50,38 @@ def to_device(array: _Array) -> Any:
     return copy
 
 
-def register(array: _Array) -> None:
-    """Pin existing memory, for as long as the array exists.
+def register(array: _Array, memory: _Array) -> None:
+    """Pin existing memory for as long as an array in it exists; with several arrays, until the last one is gone.
 
-    If this fails, copies are only slower: the driver copies such memory in small steps.
+    The memory is pinned as a whole: CUDA refuses to copy to a range of which only a part is pinned, so arrays that
+    overlap must not be pinned one by one. If pinning fails, copies are only slower: the driver copies in small steps.
+
+    Args:
+        array: The array.
+        memory: All the memory that it, and arrays that may overlap it, are views of.
     """
+    address = memory.ctypes.data
+    if memory.nbytes and (address in _users or _pin(address, memory.nbytes)):
+        _users[address] += 1
+        weakref.finalize(array, _unregister, address, memory).atexit = False
+
+
+def _pin(address: int, nbytes: int) -> bool:
     import cupy
 
-    if not array.nbytes:
-        return
     try:
-        cupy.cuda.runtime.hostRegister(array.ctypes.data, array.nbytes, 0)
+        cupy.cuda.runtime.hostRegister(address, nbytes, 0)
     except cupy.cuda.runtime.CUDARuntimeError as error:
-        _logger.info("%d bytes of host memory could not be pinned: %s", array.nbytes, error)
-        return
-    weakref.finalize(array, _unregister, array.ctypes.data, array.base).atexit = False
+        _logger.info("%d bytes of host memory could not be pinned: %s", nbytes, error)
+        return False
+    return True
 
 
 def _unregister(address: int, _memory: object) -> None:
-    """Undo :func:`register`; ``_memory`` keeps the address mapped until then."""
+    """Undo one :func:`register`; ``_memory`` keeps the address mapped until then."""
     import cupy
 
-    cupy.cuda.runtime.hostUnregister(address)
+    _users[address] -= 1
+    if not _users[address]:
+        del _users[address]
+        cupy.cuda.runtime.hostUnregister(address)

@@ -214,6 +214,7 @@ class Direct(Staged):
                 stream.synchronize()  # MPI is independent of streams: the gradients must be packed
                 self._host.context.ranks.allreduce_blocking(bucket.flat)
                 bucket.flat /= self._host.size
+                stream.synchronize()  # the mean is used on another stream
             return bucket.flat
 
         return bucket.submit(average)
@@ -437,7 +438,8 @@ class _OnStream:
             stream.wait_event(self._done)
             mean = self._finish()
             done = stream.record()
-        cupy.cuda.get_current_stream().wait_event(done)
+        with self._bucket.flat.device:  # each device has its own current stream
+            cupy.cuda.get_current_stream().wait_event(done)
         return mean
 
     def then(self, function: Callable[[Any], Any]) -> _OnStream:

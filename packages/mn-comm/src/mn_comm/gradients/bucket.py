@@ -135,6 +135,7 @@ class Bucket:
         own: The blocks that this rank adds up.
         others: The blocks that other ranks of the node add up.
         kept: The blocks whose means this rank needs: all, unless gradients have owners.
+        memory: All of this rank's memory of which ``flat`` is a part; other buckets may use the same part.
         to_come: Those of ``kept`` that other ranks of the node add up.
         are_shares_added_up_together: Whether ranks of the node add up parts of other ranks' shares.
         flattened: The positions of gradients that must be one-dimensional, because blocks hold only parts of them.
@@ -176,6 +177,7 @@ class Bucket:
         self.shapes = [specs[member][1] for member in self.members]
         self.is_half = is_half(flat.dtype)
         self.flattened: set[int] = set()
+        self.memory = flat
         self.submit: Callable[[Callable[[], Any]], Future[Any]] = Future
         self._specs = specs
         self._arrays: Arrays | None = None

@@ -203,6 +203,7 @@ class Layout:
                 len(buckets), parts, specs, views[mine], share, blocks, mine, shares_memory, strategy, exchanged, ranges
             )
             bucket.flattened = flattened
+            bucket.memory = segments[mine]
             buckets.append(bucket)
         return buckets
 
