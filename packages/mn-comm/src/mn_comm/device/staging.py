@@ -63,7 +63,7 @@ def register(array: _Array, memory: _Array) -> None:
     address = memory.ctypes.data
     if memory.nbytes and (address in _users or _pin(address, memory.nbytes)):
         _users[address] += 1
-        weakref.finalize(array, _unregister, address, memory).atexit = False
+        weakref.finalize(array, _unregister, address, memory.base if memory is array else memory).atexit = False
 
 
 def _pin(address: int, nbytes: int) -> bool:
