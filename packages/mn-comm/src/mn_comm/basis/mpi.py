@@ -19,12 +19,19 @@ else:
         """Acts as ``mpi4py.MPI``, which is imported when one of its names is first used."""
 
         def __getattr__(self, name: str) -> Any:
-            from mpi4py import MPI
-
-            value = getattr(MPI, name)
+            value = getattr(_load(), name)
             if name.isupper():  # constants, used in every step
                 self.__dict__[name] = value
             return value
+
+    def _load() -> types.ModuleType:
+        module = sys.modules.get("mpi4py.MPI")
+        if module is None:
+            from mn_comm.starting import watched_start
+
+            with watched_start():
+                from mpi4py import MPI as module
+        return module
 
     MPI = _LazyMPI("mpi4py.MPI")
 
