@@ -47,8 +47,10 @@ shift
 exec "$@" --basetemp="$folder/tmp-$rank" --junitxml="$folder/rank-$rank.xml" >"$folder/rank-$rank.log" 2>&1
 """
 MAIN_SIZE = 2
-# Units that took longer than this run in one process for each file.
-LONG_SECONDS = 30
+# Units that need more than this on a core run in one process for each file.
+LONG_SECONDS = 20
+# On a busy machine, everything seems to wait.
+LEAST_LOAD = 0.4
 LONGEST_SECONDS = 1800  # for one process; the tests in it have time-outs of their own
 ESTIMATES = {
     "first": Cost(1.0, 0.7),
@@ -196,11 +198,15 @@ def plan_suite(suite: Suite, reports: Path, record: Record) -> Iterator[Planned]
                 chosen = files_for(size, files, suite.sizes)
                 if chosen:
                     yield plan_job(suite, size, chosen, reports, record)
-        elif files and part == "unit" and not is_long(suite, record):
-            yield plan_process(suite, part, files, reports, record)
         else:
+            together = (
+                [] if part != "unit" or is_long(suite, record) else [file for file in files if not is_alone(file)]
+            )
+            if together:
+                yield plan_process(suite, part, together, reports, record)
             for file in files:
-                yield plan_process(suite, f"{part}/{file.stem}", [file], reports, record)
+                if file not in together:
+                    yield plan_process(suite, f"{part}/{file.stem}", [file], reports, record)
 
 
 def find_files(tests: Path, part: str) -> list[Path]:
@@ -232,9 +238,21 @@ def marked_sizes(file: Path) -> set[int]:
     return {int(number) for mark in marks for number in mark.split(",") if number.strip()}
 
 
+def is_alone(file: Path) -> bool:
+    """Return whether a file has the mark ``alone``."""
+    return ALONE.search(file.read_text()) is not None
+
+
 def is_long(suite: Suite, record: Record) -> bool:
     """Return whether unit tests took so long that their files are worth a process each."""
-    return record.estimate(f"{suite.name} unit", ESTIMATES["unit"]).seconds > LONG_SECONDS
+    cost = record.estimate(f"{suite.name} unit", ESTIMATES["unit"])
+    return cost.seconds * cost.load > LONG_SECONDS
+
+
+def estimate(name: str, part: str, record: Record) -> Cost:
+    """Return what a process is expected to take."""
+    cost = record.estimate(name, ESTIMATES[part])
+    return dataclasses.replace(cost, load=1.0 if part == "unit" else max(cost.load, LEAST_LOAD))
 
 
 def plan_process(suite: Suite, what: str, files: Sequence[Path], reports: Path, record: Record) -> Planned:
@@ -248,9 +266,9 @@ def plan_process(suite: Suite, what: str, files: Sequence[Path], reports: Path, 
         [suite.python, *PYTEST, *options],
         folder / "log",
         environment_of(suite.python),
-        record.estimate(name, ESTIMATES[what.split("/")[0]]),
+        estimate(name, what.split("/")[0], record),
         frozenset(suite.needs),
-        alone=any(ALONE.search(file.read_text()) for file in files),
+        alone=any(map(is_alone, files)),
         limit=LONGEST_SECONDS,
     )
     return Planned(task, suite.name, [report], chosen=bool(suite.arguments))

@@ -234,6 +234,24 @@ def test_long_units_run_file_by_file(run_tests, scheduling, suite, tmp_path):
     assert list(plan(run_tests, scheduling, suite, tmp_path, parts=["unit"])) == ["x unit/test_a"]
 
 
+def test_on_a_busy_machine_nothing_seems_to_compute(run_tests, scheduling, suite, tmp_path):
+    record = scheduling.Record(tmp_path / "record")
+    for name in ("x unit", "x jobs/test_c"):
+        record.keep(name, scheduling.Cost(100.0, 0.01))
+    tasks = plan(run_tests, scheduling, suite, tmp_path, parts=["unit", "jobs"])
+    loads = {name: task.cost.load for name, task in tasks.items()}
+    assert loads == {"x unit": 1.0, "x jobs/test_b": 0.7, "x jobs/test_c": 0.4}
+
+
+def test_units_that_measure_times_have_a_process_of_their_own(run_tests, scheduling, suite, tmp_path):
+    suite.joinpath("unit", "test_times.py").write_text("pytestmark = pytest.mark.alone")
+    tasks = plan(run_tests, scheduling, suite, tmp_path, parts=["unit"])
+    assert {name: (files_in(task), task.alone) for name, task in tasks.items()} == {
+        "x unit": (["test_a.py"], False),
+        "x unit/test_times": (["test_times.py"], True),
+    }
+
+
 def test_one_file(run_tests, scheduling, suite, tmp_path):
     tasks = plan(run_tests, scheduling, suite / "mpi" / "test_e.py", tmp_path, ranks=[3])
     assert [(name, files_in(task)) for name, task in tasks.items()] == [("x mpi, 3 ranks", ["test_e.py"])]

@@ -5,6 +5,8 @@ import numpy as np
 import pytest
 from mpi4py import MPI
 
+pytestmark = pytest.mark.sizes(1, 4)
+
 COMM = chainermn.create_communicator("naive")
 RANK, SIZE = COMM.rank, COMM.size
 

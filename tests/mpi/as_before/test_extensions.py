@@ -19,6 +19,8 @@ from chainermn.extensions import (
     multi_node_snapshot,
 )
 
+pytestmark = pytest.mark.sizes(1, 4)
+
 COMM = chainermn.create_communicator("naive")
 RANK, SIZE = COMM.rank, COMM.size
 MEAN = (SIZE - 1) / 2

@@ -6,6 +6,8 @@ import pytest
 from mn_comm import create_communicator
 from mn_comm.device import nccl
 
+pytestmark = pytest.mark.sizes(1)
+
 COMM = create_communicator("flat")
 RANK, SIZE = COMM.rank, COMM.size
 LAST = SIZE - 1

@@ -13,6 +13,8 @@ from mpi4py import MPI
 from mn_comm import Future, Worker, create_communicator
 from mn_comm.device.nccl_ranks import nccl_ranks_of
 
+pytestmark = pytest.mark.sizes(1, 4)
+
 WORLD = MPI.COMM_WORLD
 RANK, SIZE = WORLD.rank, WORLD.size
 NAMES = ["naive", "flat", "hierarchical", "two_dimensional", "single_node", "non_cuda_aware", "pure_nccl"]

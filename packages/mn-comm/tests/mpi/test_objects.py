@@ -3,6 +3,8 @@ import pytest
 
 from mn_comm import create_communicator
 
+pytestmark = pytest.mark.sizes(1, 3)
+
 COMM = create_communicator("naive")
 RANK, SIZE = COMM.rank, COMM.size
 

@@ -9,6 +9,8 @@ from mpi4py import MPI
 from mn_comm import CommunicatorBase, create_communicator
 from mn_comm.gradients import owned
 
+pytestmark = pytest.mark.sizes(1, 3, 4)
+
 WORLD = MPI.COMM_WORLD
 RANK, SIZE = WORLD.rank, WORLD.size
 NAMES = ["naive", "flat", "hierarchical", "two_dimensional", "single_node", "non_cuda_aware", "dummy"]

@@ -11,6 +11,8 @@ from mpi4py import MPI
 from mn_comm import Owners, Ranks, create_communicator
 from mn_comm.collectives import mean_in_place, mean_to_each, order_of_ranges
 
+pytestmark = pytest.mark.sizes(3, 4)
+
 WORLD = MPI.COMM_WORLD
 RANK, SIZE = WORLD.rank, WORLD.size
 NAMES = ["naive", "flat", "hierarchical", "two_dimensional"]

@@ -11,6 +11,8 @@ from mpi4py import MPI
 
 from mn_comm import Future, create_communicator
 
+pytestmark = pytest.mark.sizes(1, 3, 4)
+
 WORLD = MPI.COMM_WORLD
 RANK, SIZE = WORLD.rank, WORLD.size
 NAMES = ["naive", "flat", "hierarchical", "two_dimensional", "single_node"]

@@ -10,6 +10,8 @@ from mn_comm import create_communicator, explain_stalls, operation, stall, waiti
 from mn_comm.ranks import watch
 from mn_comm.stall import Monitor
 
+pytestmark = pytest.mark.alone
+
 
 class Fake:
     """A communicator whose operations take as long as the test requires."""

@@ -12,6 +12,8 @@ from mpi4py import MPI
 from mn_comm import create_communicator
 from mn_compress import Compression, Int8, OneBit, PowerSGD, TopK
 
+pytestmark = pytest.mark.sizes(3, 4)
+
 WORLD = MPI.COMM_WORLD
 RANK, SIZE = WORLD.rank, WORLD.size
 ALL = [Int8(), OneBit(block=64), OneBit(start_iter=1), TopK(0.3), PowerSGD(rank=2, start_iter=1)]

@@ -8,6 +8,8 @@ from mpi4py import MPI
 from mn_comm import create_communicator
 from mn_data import ElasticIterator
 
+pytestmark = pytest.mark.sizes(1)
+
 WORLD = MPI.COMM_WORLD
 RANK, SIZE = WORLD.rank, WORLD.size
 

@@ -12,6 +12,8 @@ from chainer.serializers import DictionarySerializer, NpzDeserializer
 from mn_comm import create_communicator
 from mn_data import create_synchronized_iterator, create_uneven_iterator, scatter_dataset
 
+pytestmark = pytest.mark.sizes(1, 4)
+
 COMM = create_communicator("naive")
 RANK, SIZE = COMM.rank, COMM.size
 KINDS = {

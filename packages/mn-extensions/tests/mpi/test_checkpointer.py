@@ -18,6 +18,8 @@ from mn_extensions import create_multi_node_checkpointer
 from mn_extensions.checkpoint.arrays import write_arrays
 from mn_extensions.checkpoint.files import write_file
 
+pytestmark = pytest.mark.sizes(1, 3)
+
 COMM = create_communicator("naive")
 RANK, SIZE = COMM.rank, COMM.size
 

@@ -21,6 +21,8 @@ from mn_extensions import (
     multi_node_snapshot,
 )
 
+pytestmark = pytest.mark.sizes(1, 4)
+
 COMM = create_communicator("naive")
 RANK, SIZE = COMM.rank, COMM.size
 

@@ -10,6 +10,8 @@ from mn_comm import PureNcclCommunicator, create_communicator
 from mn_modelpar.functions.batch_normalization import combine
 from mn_modelpar.links import MultiNodeBatchNormalization, create_mnbn_model
 
+pytestmark = pytest.mark.sizes(1, 4)
+
 COMM = create_communicator("naive")
 RANK, SIZE = COMM.rank, COMM.size
 

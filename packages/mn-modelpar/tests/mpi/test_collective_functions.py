@@ -6,6 +6,8 @@ import pytest
 import mn_modelpar.functions as MF
 from mn_comm import create_communicator
 
+pytestmark = pytest.mark.sizes(1, 3)
+
 COMM = create_communicator("naive")
 RANK, SIZE = COMM.rank, COMM.size
 LAST = SIZE - 1

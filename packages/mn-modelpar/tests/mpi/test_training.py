@@ -11,6 +11,8 @@ from mn_comm import create_communicator
 from mn_modelpar import MultiNodeChainList
 from mn_modelpar.links import create_multi_node_n_step_rnn
 
+pytestmark = pytest.mark.sizes(1, 4)
+
 COMM = create_communicator("naive")
 RANK, SIZE = COMM.rank, COMM.size
 STEPS = 5

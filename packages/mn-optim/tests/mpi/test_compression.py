@@ -16,6 +16,8 @@ from mn_comm import create_communicator
 from mn_compress import Int8, OneBit, PowerSGD, TopK
 from mn_optim import AfterBackward, DuringBackward, MultiNodeOptimizer, OneStepLate
 
+pytestmark = pytest.mark.sizes(1)
+
 COMM = create_communicator("flat")
 RANK, SIZE = COMM.rank, COMM.size
 ALL = [Int8(rounding="stochastic"), OneBit(block=64), TopK(0.2, momentum=0.5, warm_up=3), PowerSGD(2, 2, 1.2)]

@@ -22,6 +22,8 @@ from mn_optim import (
     create_multi_node_optimizer,
 )
 
+pytestmark = pytest.mark.sizes(1, 3)
+
 COMM = create_communicator("two_dimensional")
 RANK, SIZE = COMM.rank, COMM.size
 COUNTS = [[7, 5, 3, 0], [0, 2, 4, 1], [3, 3, 3, 3]]

@@ -15,6 +15,8 @@ from mn_comm import create_communicator, synchronize_replicas
 from mn_compress import Int8
 from mn_optim import Asynchronous, DiLoCo, LocalSGD, MultiNodeOptimizer, StreamingDiLoCo, SynchronousFirst
 
+pytestmark = pytest.mark.sizes(1)
+
 NAMES = ["naive", "flat", "hierarchical", "two_dimensional"]
 COMM = create_communicator("flat")
 RANK, SIZE = COMM.rank, COMM.size

@@ -12,6 +12,8 @@ import mn_optim  # noqa: F401 - before Chainer
 from mn_comm import create_communicator
 from mn_optim import AfterBackward, Asynchronous, DuringBackward, LocalSGD, MultiNodeOptimizer, OneStepLate, Sharded
 
+pytestmark = pytest.mark.sizes(1, 3)
+
 COMM = create_communicator("two_dimensional")
 RANK, SIZE = COMM.rank, COMM.size
 OPTIMIZERS = {

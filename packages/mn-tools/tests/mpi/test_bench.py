@@ -10,6 +10,8 @@ from mn_comm import create_communicator
 from mn_tools.bench import command, contestants, main, measure
 from mn_tools.bench.contestants import use_device
 
+pytestmark = pytest.mark.sizes(1, 4)
+
 WORLD = MPI.COMM_WORLD
 RANK, SIZE = WORLD.rank, WORLD.size
 
