@@ -38,7 +38,7 @@ np.random.seed(me)
 model = L.Classifier(L.Linear(None, 4))
 with model.init_scope():
     model.large = chainer.Parameter(np.random.rand(*shape).astype("f"))
-optimizer = MultiNodeOptimizer(chainer.optimizers.Adam(0.25), comm, when).setup(model)
+optimizer = MultiNodeOptimizer(chainer.optimizers.Adam(0.25), comm, eval(when)).setup(model)
 
 @comm.on_change
 def keep_the_step_per_sample(change):
@@ -102,7 +102,7 @@ def train(spare_job):
     """Run a training; return the results that its ranks print, and which ranks these are."""
 
     def run(spares, processes, kill, loop=WITH_TRAINER, when="AfterBackward()", shape=(3,), before="", status=0):
-        code = f"shape = {shape}\n{TRAINING}\ndef kill(iteration):\n    {kill}\n{before}\n{loop}"
+        code = f"when, shape = {when!r}, {shape}\n{TRAINING}\ndef kill(iteration):\n    {kill}\n{before}\n{loop}"
         printed = spare_job(spares, processes, code, status=status)
         run.stderr = spare_job.stderr
         found = [line.split(" - ") for line in printed if line.startswith("end")]

@@ -65,7 +65,7 @@ def say(*words):
 """
 
 TRAIN = """
-opt = optimizer(**eval(sys.argv[2]))
+opt = optimizer(eval(sys.argv[2]))
 when, wait = int(sys.argv[3]), int(sys.argv[4])
 for step in range(6):
     if me == 1 and step == when:
