@@ -71,6 +71,7 @@ OURS = (
     "mn_compat",
     "mn_compress",
     "mn_data",
+    "mn_elastic",
     "mn_extensions",
     "mn_modelpar",
     "mn_optim",

@@ -3,7 +3,7 @@
 import sys
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).parents[2] / "packages/mn-tools/tests/fakes"))
+sys.path.insert(0, str(Path(__file__).parents[2] / "packages/mn-elastic/tests/fakes"))
 
 from supervised import run
 

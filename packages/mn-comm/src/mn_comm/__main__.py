@@ -1,6 +1,6 @@
 """``python -m mn_comm COMMAND``: the commands that installed packages offer.
 
-Those of mn-tools are doctor, bench, timeline and elastic. Each has a ``--help`` option.
+Those of mn-tools are doctor, bench and timeline, that of mn-elastic is elastic. Each has a ``--help`` option.
 """
 
 from __future__ import annotations
@@ -25,7 +25,8 @@ def main(arguments: list[str], program: str = "mn_comm") -> int:
         status: int = commands[arguments[0]].load()(arguments[1:])
         return status
     if not commands:
-        usage += "doctor, bench, timeline and elastic are in another package: pip install mn-tools\n"
+        usage += "doctor, bench and timeline are in another package: pip install mn-tools\n"
+        usage += "elastic is in another package: pip install mn-elastic\n"
     if arguments[:1] not in (["-h"], ["--help"]):
         sys.stderr.write(usage)
         return 2

@@ -23,7 +23,7 @@ from __future__ import annotations
 
 import sys
 
-from mn_tools.elastic.options import parse
+from mn_elastic.supervision.options import parse
 
 __all__ = ["main"]
 
@@ -36,7 +36,7 @@ def main(arguments: list[str] | None = None, program: str = "mn_comm") -> int:
         program: The beginning of the command line, for messages.
     """
     options = parse(sys.argv[1:] if arguments is None else arguments, f"python -m {program} elastic", __doc__ or "")
-    from mn_tools.elastic.supervisor import Supervisor
+    from mn_elastic.supervision.supervisor import Supervisor
 
     with Supervisor(options) as supervisor:
         return supervisor.run()

@@ -15,8 +15,8 @@ from dataclasses import replace
 from mn_comm.elastic.support import SPARES
 from mn_comm.supervised import start
 from mn_comm.supervised.link import VARIABLE
+from mn_elastic.supervision.options import Host, Options
 from mn_tools.doctor.mpi import Launcher
-from mn_tools.elastic.options import Host, Options
 
 __all__ = ["command_of", "environment_of", "left", "own_address", "ranks_on", "reachable", "spares_on"]
 

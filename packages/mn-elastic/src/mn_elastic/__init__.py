@@ -1,0 +1,1 @@
+"""Jobs that go on after a failure; independent of Chainer. ``supervision``: the command ``chainermn elastic``."""
