@@ -73,13 +73,13 @@ def packing(shapes: list[tuple[int, ...]], rounds: int) -> None:
     from mn_comm.basis.config import Config
     from mn_comm.gradients.agree import signature_of
     from mn_comm.gradients.layout import Layout
-    from mn_comm.gradients.strategies import Strategy
+    from mn_comm.gradients.strategies import STRATEGIES
     from mn_comm.ranks.context import contexts_of
 
     model = Model(shapes)
     grads = [param.grad for _, param in model.named]
     signature = signature_of((name, param.grad) for name, param in model.named)
-    alone = Strategy("dummy", contexts_of(MPI.COMM_SELF).foreground)
+    alone = STRATEGIES["dummy"](contexts_of(MPI.COMM_SELF).foreground)
     dtype = np.dtype(np.float32)
     length = sum(int(np.prod(shape)) for shape in shapes)
     source, target = cupy.ones(length, dtype), cupy.empty(length, dtype)

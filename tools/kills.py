@@ -28,7 +28,9 @@ from typing import Any
 
 import numpy as np
 
-STRATEGIES = ["naive", "flat", "hierarchical", "two_dimensional", "single_node", "non_cuda_aware"]
+import mn_comm
+
+STRATEGIES = [name for name, kind in mn_comm.STRATEGIES.items() if kind.on_host and kind.communicates]
 WHEN = ["AfterBackward", "AfterBackward", "DuringBackward", "OneStepLate"]
 PHASES = ["update", "update", "first", "evaluator", "checkpoint"]
 ITERATIONS = 18

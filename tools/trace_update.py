@@ -33,7 +33,9 @@ import numpy as np
 from chainermn import optimizers
 from mpi4py import MPI
 
-STRATEGIES = ("naive", "flat", "hierarchical", "two_dimensional", "single_node", "non_cuda_aware")
+import mn_comm
+
+STRATEGIES = [name for name, kind in mn_comm.STRATEGIES.items() if kind.on_host and kind.communicates]
 WHEN = {
     "plain": optimizers.AfterBackward(),
     "overlap": optimizers.DuringBackward(),

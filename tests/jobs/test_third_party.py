@@ -22,7 +22,10 @@ sys.stdout.write(f"{type(comm).__name__} {comm.rank} {model.W.data.ravel().tolis
 
 # The result is twice the mean, so that it differs from every other communicator's.
 MODULE = """
+import collections
+
 import mn_comm
+import numpy as np
 
 class TheirCommunicator(mn_comm.Communicator):
     \"""Twice the mean.\"""
@@ -31,6 +34,41 @@ class TheirCommunicator(mn_comm.Communicator):
 
     def comm_hook(self, bucket):
         return bucket.average().then(lambda mean: 2 * mean)
+
+class Ring(mn_comm.Strategy):
+    \"""Each rank sends to the next one, and receives from the one before.\"""
+
+    name = "ring"
+    calls = collections.Counter()
+
+    def mean(self, ranks, flat):
+        self.calls["mean"] += 1
+        bounds = [flat.size * i // ranks.size for i in range(ranks.size + 1)]
+        ranges = list(map(slice, bounds, bounds[1:]))
+        self.reduce_scatter(ranks, flat, ranges)
+        self.all_gather(ranks, flat, ranges)
+
+    def reduce_scatter(self, ranks, flat, ranges):
+        self.calls["reduce_scatter"] += 1
+        n, rank = ranks.size, ranks.rank
+        for step in range(1, n):
+            sent, added = ranges[(rank - step) % n], ranges[(rank - step - 1) % n]
+            received = np.empty(added.stop - added.start, flat.dtype)
+            shift(ranks, flat[sent], received)
+            flat[added] += received
+        flat[ranges[rank]] /= n
+
+    def all_gather(self, ranks, flat, ranges):
+        self.calls["all_gather"] += 1
+        n, rank = ranks.size, ranks.rank
+        for step in range(n - 1):
+            shift(ranks, flat[ranges[(rank - step) % n]], flat[ranges[(rank - step - 1) % n]])
+
+
+def shift(ranks, sent, received):
+    sending = ranks.Isend(sent, (ranks.rank + 1) % ranks.size)
+    ranks.Recv(received, (ranks.rank - 1) % ranks.size)
+    ranks.wait(sending, "Isend")
 
 class UnknownStrategy(mn_comm.Communicator):
     strategy = "telepathy"
@@ -42,6 +80,8 @@ METADATA = "Metadata-Version: 2.1\nName: their-package\nVersion: 1.2\n"
 WHEEL = "Wheel-Version: 1.0\nGenerator: a test\nRoot-Is-Purelib: true\nTag: py3-none-any\n"
 ENTRIES = """[mn_comm.strategies]
 theirs = their_package:TheirCommunicator
+ring = their_package:Ring
+other = their_package:Ring
 number = their_package:number
 nothing = their_package:Nothing
 nowhere = nowhere_at_all
@@ -71,18 +111,22 @@ def installed(tmp_path_factory):
     return folder / "site"
 
 
+def start(installed, folder, script, ranks, *arguments):
+    launcher = shutil.which("mpiexec", path=os.path.dirname(sys.executable))
+    return subprocess.run(
+        [launcher, "-n", str(ranks), sys.executable, "-c", script, *arguments],
+        cwd=folder,
+        env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(installed)},
+        capture_output=True,
+        text=True,
+        timeout=70,
+    )
+
+
 @pytest.fixture
 def train(installed, tmp_path):
     def train(name, options="{}", ranks=2):
-        launcher = shutil.which("mpiexec", path=os.path.dirname(sys.executable))
-        return subprocess.run(
-            [launcher, "-n", str(ranks), sys.executable, "-c", TRAINING, name, options],
-            cwd=tmp_path,
-            env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(installed)},
-            capture_output=True,
-            text=True,
-            timeout=70,
-        )
+        return start(installed, tmp_path, TRAINING, ranks, name, options)
 
     return train
 
@@ -95,6 +139,42 @@ def test_a_training_with_their_communicator(train, options):
     assert sorted(job.stdout.splitlines()) == [f"TheirCommunicator {rank} [-3.0, -3.0]" for rank in range(2)]
 
 
+RING = """
+import chainer, chainermn, numpy as np
+import sys
+def training(name, options):
+    comm = chainermn.create_communicator(name)
+    model = chainer.links.Linear(3, 5, initialW=np.arange(15, dtype="f4").reshape(5, 3))
+    actual = chainer.optimizers.MomentumSGD(lr=0.5)
+    optimizer = chainermn.create_multi_node_optimizer(actual, comm, **options).setup(model)
+    x = np.arange(3, dtype="f4").reshape(1, 3) * (comm.rank + 1)
+    for _ in range(4):
+        optimizer.update(lambda: chainer.functions.sum(model(x)))
+    return comm, np.concatenate([model.W.data.ravel(), model.b.data])
+comm, means = training("ring", eval(sys.argv[1]))
+_, expected = training("flat", {})
+np.testing.assert_allclose(means, expected, rtol=1e-5)
+from their_package import Ring
+sys.stdout.write(f"{type(comm).__name__} {comm.strategy} {sorted(Ring.calls)}\\n")
+"""
+
+HOOK = "lambda bucket: bucket.average(bucket.flat.copy())"  # an array that is in no bucket
+RINGS = {
+    "{}": ["all_gather", "mean", "reduce_scatter"],
+    "{'overlap': True}": ["all_gather", "mean", "reduce_scatter"],
+    f"{{'comm_hook': {HOOK}}}": ["all_gather", "mean", "reduce_scatter"],
+    "{'shard_state': True}": ["all_gather", "reduce_scatter"],
+}
+
+
+@pytest.mark.parametrize("ranks", [2, 3])
+@pytest.mark.parametrize("options", RINGS)
+def test_a_strategy_is_one_class(installed, tmp_path, options, ranks):
+    job = start(installed, tmp_path, RING, ranks, options)
+    assert job.returncode == 0, job.stderr
+    assert job.stdout.splitlines() == [f"RingCommunicator ring {RINGS[options]}"] * ranks
+
+
 def test_nobody_takes_a_name_of_ours(train):
     job = train("flat")
     assert sorted(job.stdout.splitlines()) == [f"FlatCommunicator {rank} [-1.5, -1.5]" for rank in range(2)]
@@ -102,15 +182,18 @@ def test_nobody_takes_a_name_of_ours(train):
 
 ERRORS = {
     "number": "TypeError: the communicator 'number' of their-package 1.2: expected a class derived from "
-    "mn_comm.Communicator, got 7",
+    "mn_comm.Communicator or mn_comm.Strategy, got 7",
+    "other": "ValueError: the communicator 'other' of their-package 1.2: expected a strategy with "
+    "this name, got 'ring'",
     "nothing": "ImportError: the communicator 'nothing' of their-package 1.2: expected their_package:Nothing to be "
     "importable, got AttributeError: ",
     "nowhere": "ImportError: the communicator 'nowhere' of their-package 1.2: expected nowhere_at_all to be "
     "importable, got ModuleNotFoundError: No module named 'nowhere_at_all'",
-    "strange": "ValueError: the communicator 'strange' of their-package 1.2: expected strategy to be one of naive, "
-    "flat, hierarchical, two_dimensional, single_node, non_cuda_aware, pure_nccl, dummy; got 'telepathy'",
-    "unheard": "ValueError: expected a communicator's name, one of naive, flat, hierarchical, two_dimensional, "
-    "single_node, non_cuda_aware, pure_nccl, dummy, nothing, nowhere, number, strange, theirs; got 'unheard'",
+    "strange": "ValueError: the communicator 'strange' of their-package 1.2: expected strategy to be one of "
+    "hierarchical, two_dimensional, pure_nccl, flat, single_node, non_cuda_aware, naive, dummy; got 'telepathy'",
+    "unheard": "ValueError: expected a communicator's name, one of hierarchical, two_dimensional, pure_nccl, "
+    "flat, single_node, non_cuda_aware, naive, dummy, nothing, nowhere, number, other, ring, strange, theirs; got "
+    "'unheard'",
 }
 
 

@@ -15,17 +15,7 @@ if TYPE_CHECKING:
     from mn_comm.basis.mpi import MPI
     from mn_comm.basis.protocols import Model, Parameter
     from mn_comm.basis.replicas import own, synchronize_replicas
-    from mn_comm.communicator import (
-        Communicator,
-        DummyCommunicator,
-        FlatCommunicator,
-        HierarchicalCommunicator,
-        NaiveCommunicator,
-        NonCudaAwareCommunicator,
-        PureNcclCommunicator,
-        SingleNodeCommunicator,
-        TwoDimensionalCommunicator,
-    )
+    from mn_comm.communicator import Communicator
     from mn_comm.create import create_communicator
     from mn_comm.elastic.change import Change, RankLost
     from mn_comm.elastic.communicator import ElasticCommunicator
@@ -37,6 +27,7 @@ if TYPE_CHECKING:
     from mn_comm.gradients.filling import Owners
     from mn_comm.gradients.reducer import GradientReducer
     from mn_comm.gradients.reduction import CommunicationHook, Reduction
+    from mn_comm.gradients.strategies import STRATEGIES, Strategy
     from mn_comm.gradients.targets import check_in_debug_mode
     from mn_comm.ranks.agreement import expect_same, raise_on_all
     from mn_comm.ranks.background import Future, Worker
@@ -52,14 +43,6 @@ _HOME_OF = {
     "raise_on_all": "ranks.agreement",
     "CommunicatorBase": "base",
     "Communicator": "communicator",
-    "DummyCommunicator": "communicator",
-    "FlatCommunicator": "communicator",
-    "HierarchicalCommunicator": "communicator",
-    "NaiveCommunicator": "communicator",
-    "NonCudaAwareCommunicator": "communicator",
-    "PureNcclCommunicator": "communicator",
-    "SingleNodeCommunicator": "communicator",
-    "TwoDimensionalCommunicator": "communicator",
     "create_communicator": "create",
     "at_exit": "exit_status",
     "Compression": "gradients.compression",
@@ -73,6 +56,8 @@ _HOME_OF = {
     "AnyBucket": "gradients.bucket",
     "Owners": "gradients.filling",
     "GradientReducer": "gradients.reducer",
+    "STRATEGIES": "gradients.strategies",
+    "Strategy": "gradients.strategies",
     "CommunicationHook": "gradients.reduction",
     "Reduction": "gradients.reduction",
     "check_in_debug_mode": "gradients.targets",
@@ -96,6 +81,7 @@ _HOME_OF = {
 # Without Ranks: that is a class of MPI's, so that ``from mn_comm import *`` would start MPI.
 __all__ = [
     "MPI",
+    "STRATEGIES",
     "AnyBucket",
     "Change",
     "CommunicationHook",
@@ -103,25 +89,18 @@ __all__ = [
     "CommunicatorBase",
     "Compression",
     "CompressionReport",
-    "DummyCommunicator",
     "ElasticCommunicator",
-    "FlatCommunicator",
     "Future",
     "GradientReducer",
-    "HierarchicalCommunicator",
     "JoinMessages",
     "Model",
-    "NaiveCommunicator",
     "NodeMemory",
-    "NonCudaAwareCommunicator",
     "Owners",
     "Parameter",
-    "PureNcclCommunicator",
     "RankLost",
     "Reduction",
-    "SingleNodeCommunicator",
+    "Strategy",
     "Topology",
-    "TwoDimensionalCommunicator",
     "Worker",
     "at_exit",
     "check_in_debug_mode",
@@ -143,9 +122,11 @@ __all__ = [
 if not TYPE_CHECKING:  # so that type checkers know which names there are
 
     def __getattr__(name: str) -> Any:
-        if name not in _HOME_OF:
+        # Also upstream's class of each strategy, such as FlatCommunicator.
+        home = _HOME_OF.get(name, "communicators" if name.endswith("Communicator") else None)
+        if home is None:
             raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-        module = importlib.import_module(f"mn_comm.{_HOME_OF[name]}")
+        module = importlib.import_module(f"mn_comm.{home}")
         found = getattr(module, name)
         globals()[name] = found
         return found

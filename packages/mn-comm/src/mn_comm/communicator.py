@@ -29,17 +29,7 @@ if TYPE_CHECKING:
     from mn_comm.ranks.context import Contexts
     from mn_comm.ranks.intracomm import Ranks
 
-__all__ = [
-    "Communicator",
-    "DummyCommunicator",
-    "FlatCommunicator",
-    "HierarchicalCommunicator",
-    "NaiveCommunicator",
-    "NonCudaAwareCommunicator",
-    "PureNcclCommunicator",
-    "SingleNodeCommunicator",
-    "TwoDimensionalCommunicator",
-]
+__all__ = ["Communicator"]
 
 _Array = np.ndarray[Any, Any]
 
@@ -87,7 +77,7 @@ class Communicator(CommunicatorBase):
     @mpi_comm.setter
     def mpi_comm(self, mpi_comm: MPI.Intracomm) -> None:
         # Not at import: these need MPI, which is initialised by the first communicator.
-        from mn_comm.gradients.strategies import Strategy
+        from mn_comm.gradients.strategies import STRATEGIES
         from mn_comm.ranks import spans
         from mn_comm.ranks.context import contexts_of
 
@@ -95,7 +85,7 @@ class Communicator(CommunicatorBase):
             raise TypeError(f"expected an mpi4py intracommunicator for mpi_comm, got {type(mpi_comm).__name__}")
         contexts = contexts_of(mpi_comm)
         spans.start(contexts.foreground.ranks)
-        self._use(mpi_comm, contexts, Strategy(self.strategy, contexts.foreground))
+        self._use(mpi_comm, contexts, STRATEGIES[self.strategy](contexts.foreground))
 
     def _use(self, mpi_comm: MPI.Intracomm, contexts: Contexts, strategy: Strategy) -> None:
         """Use these ranks from now on; not collective."""
@@ -387,7 +377,7 @@ class Communicator(CommunicatorBase):
         own_dtype: bool = False,
         apart: bool = False,
     ) -> GradientReducer:
-        from mn_comm.gradients.strategies import Strategy
+        from mn_comm.gradients.strategies import STRATEGIES
 
         if self._averages_in_its_own_way:
             # A reducer would not use the method of the derived class.
@@ -408,11 +398,11 @@ class Communicator(CommunicatorBase):
         if apart or background:
             _require_threads()
             context, worker = (self._contexts.another(), None) if apart else self._contexts.background
-            strategy = Strategy(self.strategy, context, None if compression is None else compression.compressor())
+            strategy = STRATEGIES[self.strategy](context, None if compression is None else compression.compressor())
             if apart:
                 weakref.finalize(strategy, self._contexts.give_back, context).atexit = False
         elif compression is not None:
-            strategy = Strategy(self.strategy, self._contexts.foreground, compression.compressor())
+            strategy = STRATEGIES[self.strategy](self._contexts.foreground, compression.compressor())
         else:
             strategy = self._strategy
         return self._make_reducer(
@@ -443,10 +433,10 @@ class Communicator(CommunicatorBase):
             )
         if comm_hook is not None:
             raise ValueError("expected one of compression and comm_hook, got both")
-        if self.strategy == "naive":
+        if not self._strategy.packs:
             raise ValueError(
                 "expected a communicator that packs gradients, to compress them: two_dimensional, hierarchical or "
-                "flat; got naive, which sends each by itself"
+                f"flat; got {self.strategy}, which sends each by itself"
             )
 
     def _make_reducer(
@@ -477,51 +467,3 @@ def mean_one_by_one(self: Communicator, model: Model, zero_fill: bool = False) -
         if grad is None:
             param.grad = zeros_beside(like, like.shape, like.dtype)
         self._multi_node_mean(None, param.grad)
-
-
-class NaiveCommunicator(Communicator):
-    """``naive``: averages gradients one by one; works everywhere, and is the reference for tests of the others."""
-
-    strategy = "naive"
-
-
-class FlatCommunicator(Communicator):
-    """``flat``: averages gradients together, with MPI among all ranks."""
-
-    strategy = "flat"
-
-
-class HierarchicalCommunicator(Communicator):
-    """``hierarchical``: averages gradients on each node, then among the first ranks of the nodes; the default."""
-
-    strategy = "hierarchical"
-
-
-class TwoDimensionalCommunicator(Communicator):
-    """``two_dimensional``: each rank of a node exchanges its share with other nodes; for several network cards."""
-
-    strategy = "two_dimensional"
-
-
-class SingleNodeCommunicator(Communicator):
-    """``single_node``: like ``two_dimensional``, but only for one node; refuses several nodes."""
-
-    strategy = "single_node"
-
-
-class NonCudaAwareCommunicator(Communicator):
-    """``non_cuda_aware``: like ``two_dimensional``, but arrays on devices are always copied through host memory."""
-
-    strategy = "non_cuda_aware"
-
-
-class PureNcclCommunicator(Communicator):
-    """``pure_nccl``: averages gradients on devices together, with NCCL among all ranks; refuses host memory."""
-
-    strategy = "pure_nccl"
-
-
-class DummyCommunicator(Communicator):
-    """``dummy``: packs and unpacks but does not communicate, to measure the cost of packing."""
-
-    strategy = "dummy"

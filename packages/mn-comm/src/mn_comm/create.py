@@ -7,34 +7,10 @@ from typing import Any
 from mn_comm.basis.config import Config
 from mn_comm.basis.launch import check_initialized, check_launch
 from mn_comm.basis.mpi import MPI
-from mn_comm.communicator import (
-    Communicator,
-    DummyCommunicator,
-    FlatCommunicator,
-    HierarchicalCommunicator,
-    NaiveCommunicator,
-    NonCudaAwareCommunicator,
-    PureNcclCommunicator,
-    SingleNodeCommunicator,
-    TwoDimensionalCommunicator,
-)
+from mn_comm.communicator import Communicator
 from mn_comm.registry import kind_of
 
 __all__ = ["create_communicator"]
-
-_KINDS: dict[str, type[Communicator]] = {
-    kind.strategy: kind
-    for kind in (
-        NaiveCommunicator,
-        FlatCommunicator,
-        HierarchicalCommunicator,
-        TwoDimensionalCommunicator,
-        SingleNodeCommunicator,
-        NonCudaAwareCommunicator,
-        PureNcclCommunicator,
-        DummyCommunicator,
-    )
-}
 
 
 def create_communicator(
@@ -93,7 +69,7 @@ def create_communicator(
     check_launch(MPI.COMM_WORLD.size)
     if mpi_comm is None:
         mpi_comm = MPI.COMM_WORLD
-    kind = kind_of(communicator_name, _KINDS, mpi_comm)
+    kind = kind_of(communicator_name, mpi_comm)
     settings = {"allreduce_grad_dtype": allreduce_grad_dtype, "batched_copy": batched_copy}
     config = Config()
     for name, value in settings.items():

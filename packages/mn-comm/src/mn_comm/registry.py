@@ -1,19 +1,22 @@
 """The classes of communicators by name: those of this package, and those of other packages.
 
-A package adds a name by an entry point of the group ``mn_comm.strategies``, whose value is a class derived from
-:class:`mn_comm.Communicator`::
+A package adds a name by an entry point of the group ``mn_comm.strategies``. Its value is a class derived from
+:class:`mn_comm.Strategy`, for another way to average; or one derived from :class:`mn_comm.Communicator`, which uses an
+existing strategy in another way::
 
     [project.entry-points."mn_comm.strategies"]
+    ring = "their_package:Ring"
     theirs = "their_package:TheirCommunicator"
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from mn_comm.communicator import Communicator
-from mn_comm.gradients.strategies import TRAITS
+from mn_comm.communicators import class_of
+from mn_comm.gradients.strategies import STRATEGIES, Strategy
 from mn_comm.ranks import agreement
 
 if TYPE_CHECKING:
@@ -25,30 +28,32 @@ if TYPE_CHECKING:
 __all__ = ["GROUP", "kind_of"]
 
 GROUP = "mn_comm.strategies"
+# No other package can use these names. Strategies of others are added to the table when a rank first uses them.
+_OURS = tuple(STRATEGIES)
 
 
-def kind_of(name: str, ours: Mapping[str, type[Communicator]], mpi_comm: MPI.Intracomm) -> type[Communicator]:
+def kind_of(name: str, mpi_comm: MPI.Intracomm) -> type[Communicator]:
     """Return the class with a name; collective if it belongs to another package.
 
     Args:
         name: The name.
-        ours: The classes of this package by name; no other package can use these names.
         mpi_comm: The ranks that will communicate.
 
     Raises:
         ValueError: There is no such name (on this rank). Or several packages have it, or the class uses a strategy that
             does not exist (on every rank).
-        TypeError: The entry point refers to something other than a class of communicators (on every rank).
+        TypeError: The entry point refers to something other than a class of communicators or strategies (on every
+            rank).
         ImportError: It cannot be imported (on every rank; ranks that can import it raise a RuntimeError that names the
             error).
     """
-    if name in ours:
-        return ours[name]
+    if name in _OURS:
+        return class_of(STRATEGIES[name])
     from importlib.metadata import entry_points  # not earlier: it imports much
 
     others = entry_points(group=GROUP)
     if name not in others.names:
-        names = [*ours, *sorted(others.names - set(ours))]
+        names = [*_OURS, *sorted(others.names - set(_OURS))]
         raise ValueError(f"expected a communicator's name, one of {', '.join(names)}; got {name!r}")
     with agreement.raise_on_all(mpi_comm):
         kind = _load(list(others.select(name=name)))
@@ -66,10 +71,15 @@ def _load(points: Sequence[EntryPoint]) -> type[Communicator]:
         raise ImportError(
             f"{what}: expected {values[0]} to be importable, got {type(error).__name__}: {error}"
         ) from error
+    if isinstance(kind, type) and issubclass(kind, Strategy):
+        if kind.name != name:
+            raise ValueError(f"{what}: expected a strategy with this name, got {kind.name!r}")
+        STRATEGIES[name] = kind
+        return class_of(kind)
     if not (isinstance(kind, type) and issubclass(kind, Communicator)):
-        raise TypeError(f"{what}: expected a class derived from mn_comm.Communicator, got {kind!r}")
-    if kind.strategy not in TRAITS:
-        raise ValueError(f"{what}: expected strategy to be one of {', '.join(TRAITS)}; got {kind.strategy!r}")
+        raise TypeError(f"{what}: expected a class derived from mn_comm.Communicator or mn_comm.Strategy, got {kind!r}")
+    if kind.strategy not in STRATEGIES:
+        raise ValueError(f"{what}: expected strategy to be one of {', '.join(STRATEGIES)}; got {kind.strategy!r}")
     return kind
 
 

@@ -5,14 +5,14 @@ import pytest
 from fake_model import Model, Param
 from mpi4py import MPI
 
-from mn_comm import check_in_debug_mode, create_communicator
+from mn_comm import STRATEGIES, check_in_debug_mode, create_communicator
 from mn_comm.gradients import layout, targets
 
 pytestmark = pytest.mark.sizes(1, 3, 4)
 
 WORLD = MPI.COMM_WORLD
 RANK, SIZE = WORLD.rank, WORLD.size
-NAMES = ["naive", "flat", "hierarchical", "two_dimensional", "single_node", "non_cuda_aware"]
+NAMES = [name for name, kind in STRATEGIES.items() if kind.on_host and kind.communicates]
 COMMS = {name: create_communicator(name) for name in NAMES}
 COMM = COMMS["naive"]
 several = pytest.mark.skipif(SIZE < 2, reason="needs two ranks that differ")

@@ -124,14 +124,15 @@ def test_a_mean_does_not_depend_on_where_it_lies_or_who_has_it(length, dtype):
     mean_in_place(ranks, backwards)
     assert backwards[::-1].tobytes() == everywhere.tobytes() or not order_is_own
     owned = {}
-    random, place = np.random.RandomState(length), order_of_ranges(SIZE).index(RANK)
+    random, order = np.random.RandomState(length), order_of_ranges(SIZE)
     for _ in range(3):
         bounds = [0, *sorted(random.randint(0, length + 1, SIZE - 1)), length]
         here = summands[RANK].copy()
-        mean_to_each(ranks, here, bounds)
-        mine = slice(bounds[place], bounds[place + 1])
+        ranges = dict(zip(order, map(slice, bounds, bounds[1:]), strict=False))
+        mean_to_each(ranks, here, [ranges[rank] for rank in range(SIZE)])
+        mine = ranges[RANK]
         np.testing.assert_allclose(here[mine], everywhere[mine], rtol=2e-6, atol=1e-7)
         assert here[mine].tobytes() == everywhere[mine].tobytes() or not order_is_own
-        for i, number in enumerate(here[mine], bounds[place]):
+        for i, number in enumerate(here[mine], mine.start):
             assert owned.setdefault(i, number.tobytes()) == number.tobytes()
     ranks.Free()

@@ -1,7 +1,6 @@
 """Selecting gradients, filling and cutting buckets, and whether arrays can hold means; all without communication."""
 
 import itertools
-from bisect import bisect_right
 from types import SimpleNamespace
 
 import numpy as np
@@ -17,6 +16,7 @@ from mn_comm.gradients.bucket import cut
 from mn_comm.gradients.filling import Owners, Ownership, fill_buckets
 from mn_comm.gradients.pace import SHARE_BYTES, Pace
 from mn_comm.gradients.parts import bounds
+from mn_comm.gradients.strategies import ALL
 from mn_comm.gradients.targets import Targets
 
 
@@ -109,7 +109,7 @@ def test_dtypes_do_not_share_a_bucket_and_order_is_kept():
     assert found == [[3], [4, 2], [1], [0]]
 
 
-def ownership_of(specs, nodes, me, talkers, owners):
+def ownership_of(specs, nodes, me, leaders, owners):
     """Return the owners of gradients among ranks that run on these nodes, as one of the ranks sees them."""
     nodes = [list(dict.fromkeys(nodes)).index(node) for node in nodes]
     places = [(node, nodes[:rank].count(node)) for rank, node in enumerate(nodes)]
@@ -123,7 +123,7 @@ def ownership_of(specs, nodes, me, talkers, owners):
     strategy = SimpleNamespace(
         context=SimpleNamespace(topology=topology, ranks=ranks),
         shares_memory=shares_memory,
-        talkers=least if len(set(nodes)) == 1 else talkers or least,
+        n_leaders=min(least, ALL if len(set(nodes)) == 1 else leaders),
     )
     return Ownership(strategy, Owners(owners), specs), places
 
@@ -131,16 +131,16 @@ def ownership_of(specs, nodes, me, talkers, owners):
 @given(
     specs,
     st.lists(st.integers(0, 3), min_size=1, max_size=7),
-    st.sampled_from([None, 1]),
+    st.sampled_from([ALL, 1]),
     st.sampled_from([8, 24, 100]),
     st.booleans(),
     st.data(),
 )
-def test_buckets_hold_what_has_an_owner_where_it_gets_there(specs, nodes, talkers, most_bytes, whole, data):
+def test_buckets_hold_what_has_an_owner_where_it_gets_there(specs, nodes, leaders, most_bytes, whole, data):
     owners = {name: data.draw(st.integers(-1, len(nodes) - 1)) for name, *_ in specs}
     owners = {name: owner for name, owner in owners.items() if owner >= 0}
     order = range(len(specs))
-    views = [ownership_of(specs, nodes, me, talkers, owners) for me in range(len(nodes))]
+    views = [ownership_of(specs, nodes, me, leaders, owners) for me in range(len(nodes))]
     filled = [list(view.fill(specs, order, most_bytes, whole=whole)) for view, _ in views]
     assert all(other == filled[0] for other in filled)
     seen = {i: [] for i in order if specs[i][0] in owners}
@@ -166,17 +166,18 @@ def check_destinations(ranges, me, places, parts, specs, owners):
     """Check that the data that a rank exchanges ends on the node, or rank, that owns it."""
     n_nodes = len({node for node, _ in places})
     shares_memory = len(places) > n_nodes
-    talker = places[me][1] if shares_memory else 0
-    if (shares_memory and n_nodes == 1) or talker >= len(ranges.shares) - 1:
+    leader = places[me][1] if shares_memory else 0
+    if (shares_memory and n_nodes == 1) or leader >= len(ranges.shares) - 1:
         return
-    begin, end = ranges.shares[talker : talker + 2]
-    assert [ranges.destinations[0], ranges.destinations[-1]] == [0, end - begin]
+    begin, end = ranges.shares[leader : leader + 2]
     group_of = {rank: node if shares_memory else rank for rank, (node, _) in enumerate(places)}
     order = order_of_ranges(len(set(group_of.values())))
+    in_order = [ranges.destinations[rank] for rank in order]
+    assert [0, *(each.stop for each in in_order)] == [*(each.start for each in in_order), end - begin]
     for part in parts:
         if begin <= part.begin < end:
-            index = bisect_right(ranges.destinations, part.begin - begin) - 1
-            assert order[index] == group_of[owners[specs[part.member][0]]]
+            destination = ranges.destinations[group_of[owners[specs[part.member][0]]]]
+            assert destination.start <= part.begin - begin < destination.stop
 
 
 def targets_of(*grads, flattened=()):

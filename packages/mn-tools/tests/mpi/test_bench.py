@@ -74,7 +74,7 @@ def test_on_several_nodes_one_communicator_refuses(run, monkeypatch):
 
 @several
 def test_a_wrong_result_is_the_exit_status(run, monkeypatch):
-    monkeypatch.setattr("mn_comm.communicator.FlatCommunicator.multi_node_mean_grad", lambda self, model: None)
+    monkeypatch.setattr("mn_comm.communicators.FlatCommunicator.multi_node_mean_grad", lambda self, model: None)
     status, table, _ = run(*SHORT, "--strategies", "flat,hierarchical")
     assert status == 1
     assert "WRONG RESULT: flat, 8 B" in table

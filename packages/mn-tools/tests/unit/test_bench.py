@@ -6,10 +6,10 @@ import json
 import pytest
 from mpi4py import MPI
 
-from mn_comm.gradients.strategies import TRAITS
+from mn_comm import STRATEGIES
 from mn_tools.bench import machines, measure, report
 from mn_tools.bench.contestants import MPI_ALLREDUCE, Entrants, Gradients
-from mn_tools.bench.options import STRATEGIES, parse, to_bytes
+from mn_tools.bench.options import parse, to_bytes
 
 WHERE = machines.Machines((machines.Node("one", 2, 4), machines.Node("two", 3, 2)), "MPICH 5", "5.0", "shared memory")
 
@@ -31,8 +31,8 @@ def test_the_name_of_the_library(version, name):
     assert machines._library(version) == name
 
 
-def test_every_communicator_is_known():
-    assert sorted(STRATEGIES) == sorted(TRAITS)
+def test_every_communicator_is_measured_by_default():
+    assert parse([]).strategies == tuple(STRATEGIES)
 
 
 @pytest.mark.parametrize(

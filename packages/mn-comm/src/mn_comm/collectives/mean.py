@@ -11,7 +11,6 @@ values, the mean is computed in float32 and rounded before it is sent again.
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -49,23 +48,22 @@ def mean_of_halves(ranks: Ranks, flat: _Array) -> None:
         _exchange(ranks, ranks.rank + most, flat, None)
 
 
-def mean_to_each(ranks: Ranks, flat: _Array, bounds: Sequence[int]) -> None:
+def mean_to_each(ranks: Ranks, flat: _Array, ranges: Sequence[slice]) -> None:
     """Overwrite, on each rank, one range of an array with its mean over all ranks; other elements are lost; collective.
 
     Args:
         ranks: The ranks, with arrays of equal length and dtype.
         flat: One-dimensional and contiguous, of floats.
-        bounds: Where the ranges begin, in the order of :func:`order_of_ranges`, and where the last one ends; the same
-            on every rank.
+        ranges: The range of each rank, the same on every rank. They must lie in the order of :func:`order_of_ranges`,
+            without gaps, and are together the whole array.
     """
-    most, order = _power_of_two(ranks.size), order_of_ranges(ranks.size)
-    begins = [begin for begin, rank in zip(bounds, order, strict=False) if rank < most]
-    _reduce_scatter(ranks, flat, [*begins, bounds[-1]])
-    range_of = {rank: flat[begin:end] for rank, (begin, end) in zip(order, itertools.pairwise(bounds), strict=True)}
+    most = _power_of_two(ranks.size)
+    begins = [ranges[rank].start for rank in order_of_ranges(ranks.size) if rank < most]
+    _reduce_scatter(ranks, flat, [*begins, flat.size])
     if ranks.rank >= most:
-        _exchange(ranks, ranks.rank - most, None, range_of[ranks.rank])
+        _exchange(ranks, ranks.rank - most, None, flat[ranges[ranks.rank]])
     elif ranks.rank < ranks.size - most:
-        _exchange(ranks, ranks.rank + most, range_of[ranks.rank + most], None)
+        _exchange(ranks, ranks.rank + most, flat[ranges[ranks.rank + most]], None)
 
 
 def order_of_ranges(size: int) -> list[int]:

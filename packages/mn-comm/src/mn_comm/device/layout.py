@@ -81,9 +81,9 @@ def _counterpart(strategy: Strategy) -> DeviceStrategy:
     """Return a strategy's counterpart for buckets on devices; collective when first used, on the current devices."""
     # Not functools.cached_property: before Python 3.12, all objects share its lock, so two threads that call
     # collectives here would wait for each other across ranks.
-    if strategy.on_device is None:
+    if strategy.counterpart is None:
         if not strategy.context.may_use_devices:
             raise ValueError("expected gradients in host memory with elastic=True, got some on a device")
-        strategy.on_device = on_device(strategy)
-    found: DeviceStrategy = strategy.on_device
+        strategy.counterpart = on_device(strategy)
+    found: DeviceStrategy = strategy.counterpart
     return found

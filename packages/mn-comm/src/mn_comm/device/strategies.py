@@ -1,6 +1,6 @@
 """How the mean of a bucket on a device is computed: staged through host memory, by NCCL, by both, or compressed.
 
-Each strategy of :mod:`mn_comm.gradients.strategies` names its counterpart here as ``on_device``.
+Each strategy of :mod:`mn_comm.gradients.strategies` says by ``on_device`` which of these is its counterpart.
 
 NCCL is always called by the main thread, on a separate stream if the program continues in the meantime. So operations
 of two communicators are never launched in different orders on different ranks. Only work in host memory is done by the
@@ -71,7 +71,7 @@ def on_device(strategy: Strategy) -> DeviceStrategy:
         RuntimeError: It needs NCCL, and NCCL or CuPy is missing on some rank (on every rank).
         ValueError: It needs a device for each rank, and two ranks share one (on every rank).
     """
-    context, way = strategy.context, strategy.traits.on_device
+    context, way = strategy.context, strategy.on_device
     if way == "alone" or strategy.size == 1:
         return Alone()
     if strategy.compressor is not None:
@@ -91,7 +91,7 @@ def on_device(strategy: Strategy) -> DeviceStrategy:
 
 def _compressed(strategy: Strategy, compressor: Compressor) -> DeviceStrategy:
     """Return the counterpart of a strategy that compresses; collective."""
-    way, topology = strategy.traits.on_device, strategy.context.topology
+    way, topology = strategy.on_device, strategy.context.topology
     if way == "staged":
         return Staged(strategy)  # data that is in host memory anyway is compressed there
     if way == "mpi" or topology.inter_size == 1 or topology.most_intra_size == 1:
@@ -116,7 +116,7 @@ def _between_all(strategy: Strategy, compressor: Compressor) -> DeviceStrategy:
     """Return a strategy that compresses between all ranks, as if each were a node; collective."""
     if not compressor.compression.on_devices:
         return Staged(strategy)
-    way = strategy.traits.on_device
+    way = strategy.on_device
     nccl_ranks = None
     if compressor.compression.is_launched and (
         way == "nccl" or (way == "nodes" and strategy.context.topology.inter_size == 1)
@@ -315,7 +315,7 @@ class NodeNccl:
         compressor = host.compressor
         self._compressor = compressor if compressor is not None and compressor.compression.on_devices else None
         self.compresses = self._compressor is not None
-        self.shares = host.traits.talkers or host.context.topology.least_intra_size
+        self.shares = host.n_leaders
 
     def is_staged(self, dtype: np.dtype[Any]) -> bool:
         """Return False: only a share of a bucket is staged, in separate memory."""

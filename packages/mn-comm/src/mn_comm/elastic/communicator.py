@@ -465,9 +465,9 @@ class ElasticCommunicator(Communicator):
         return contexts, self._strategy_on(contexts.foreground)
 
     def _strategy_on(self, context: Any) -> Strategy:
-        from mn_comm.gradients.strategies import Strategy
+        from mn_comm.gradients.strategies import STRATEGIES
 
-        return Strategy(self.strategy, context)
+        return STRATEGIES[self.strategy](context)
 
     def _reducers_handed_out(self) -> list[tuple[GradientReducer, bool]]:
         found = [(reference(), is_background) for reference, is_background in self._handed_out]

@@ -120,19 +120,19 @@ class Ownership:
     def ranges(self, parts: Sequence[Part]) -> Ranges:
         """Return the ranges of a bucket that each rank gets."""
         begin, owners, ends = 0, [], [0]
-        destinations: list[int] = []
+        destinations: list[slice] = []
         held = dict.fromkeys(range(len(self._places)), 0)
         for part in parts:
             held[self._owner_of[part.member]] += part.end - part.begin
-        for talker, nodes in enumerate(self._groups()):
+        for leader, nodes in enumerate(self._groups()):
             begins = []
             for node in nodes:
                 begins.append(begin - ends[-1])
                 for owner in node:
                     owners.append((begin, owner))
                     begin += held[owner]
-            if talker == self._talker:
-                destinations = [*begins, begin - ends[-1]]
+            if leader == self._leader:
+                destinations = _by_rank([*begins, begin - ends[-1]])
             ends.append(begin)
         shares: Sequence[int] = ends
         topology = self._strategy.context.topology
@@ -142,7 +142,7 @@ class Ownership:
         return Ranges(owners, shares, destinations)
 
     @property
-    def _talker(self) -> int:
+    def _leader(self) -> int:
         return self._strategy.context.topology.intra_rank if self._strategy.shares_memory else 0
 
     def _in_order(self) -> list[int]:
@@ -153,12 +153,19 @@ class Ownership:
         """Return, for each communicating rank of a node and each node, the ranks whose ranges it exchanges."""
         if not self._strategy.shares_memory:
             return [[[rank] for rank in order_of_ranges(len(self._places))]]
-        n_talkers = self._strategy.talkers
+        n_leaders = self._strategy.n_leaders
         found: dict[tuple[int, int], list[int]] = {}
         for rank, (node, number) in enumerate(self._places):
-            found.setdefault((number % n_talkers, node), []).append(rank)
+            found.setdefault((number % n_leaders, node), []).append(rank)
         nodes = order_of_ranges(self._strategy.context.topology.inter_size)
-        return [[found[talker, node] for node in nodes] for talker in range(n_talkers)]
+        return [[found[leader, node] for node in nodes] for leader in range(n_leaders)]
+
+
+def _by_rank(begins: Sequence[int]) -> list[slice]:
+    """Return the range of each rank, given where they begin in the order in which they lie, and where the last ends."""
+    order = order_of_ranges(len(begins) - 1)
+    found = {rank: slice(*ends) for rank, ends in zip(order, itertools.pairwise(begins), strict=True)}
+    return [found[rank] for rank in range(len(order))]
 
 
 def even_or(shares: Sequence[int], equal: Sequence[int]) -> Sequence[int]:

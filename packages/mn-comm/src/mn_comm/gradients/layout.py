@@ -97,7 +97,7 @@ class Layout:
         self._strategy = strategy
         self._config = config
         self._bucket_bytes = bucket_bytes
-        self._whole = whole or strategy.traits.one_bucket_each
+        self._whole = whole or not strategy.packs
         self._lasting = lasting
         self._made: dict[int, BucketSet] = {}
         position_of = {spec[0]: position for position, spec in enumerate(self.specs)}
@@ -135,7 +135,7 @@ class Layout:
         for name, _, dtype in self.specs:
             if not (dtype.kind == "f" or is_half(dtype)):
                 raise TypeError(f"multi_node_mean_grad: expected gradients of floats, got dtype {dtype} for {name}")
-        if self._on_host and not self._strategy.traits.on_host:
+        if self._on_host and not self._strategy.on_host:
             name, shape, dtype = self.specs[self._on_host[0]]
             raise TypeError(
                 f"{self._strategy.name}: expected gradients in CuPy arrays, got a NumPy array of shape {shape} and "
@@ -156,7 +156,7 @@ class Layout:
     def _lay_out_on_device(self) -> list[Any]:
         if not self._on_device:
             return []
-        limit = 0 if self._strategy.traits.one_bucket_each else self._bucket_bytes
+        limit = 0 if not self._strategy.packs else self._bucket_bytes
         filled = list(fill_buckets(self.specs, self._on_device, limit, whole=True))
 
         def host_buckets(staged: Sequence[Sequence[Part]]) -> list[Bucket]:
@@ -194,7 +194,7 @@ class Layout:
         for (parts, ranges), dtype, (begin, end) in zip(filled, dtypes, places, strict=True):
             views = [segment[begin:end].view(dtype) for segment in segments]
             if ranges is None:
-                ranges = Ranges([], bounds(views[mine].size, strategy.talkers if shares_memory else 1), [])
+                ranges = Ranges([], bounds(views[mine].size, strategy.n_leaders if shares_memory else 1), [])
             blocks, flattened = self._cut_into_blocks(parts, ranges, views, mine, room)
             shares = ranges.shares
             share = views[mine][shares[mine] : shares[mine + 1]] if mine < len(shares) - 1 else views[mine][:0]
@@ -254,7 +254,7 @@ class Layout:
         strategy, dtype = self._strategy, self._config.allreduce_grad_dtype
         limits = (self._limit(), self._bucket_bytes, self._whole, dtype and dtype.name)
         places = (tuple(self._on_host), tuple(self._on_device))
-        return (*limits, *places, strategy.shares_memory, strategy.talkers, *astuple(strategy.context.topology))
+        return (*limits, *places, strategy.shares_memory, strategy.n_leaders, *astuple(strategy.context.topology))
 
     @property
     def _has_pace(self) -> bool:
@@ -265,7 +265,7 @@ class Layout:
 
     def _limit(self) -> int:
         """Return the maximum size in bytes of a bucket in host memory."""
-        if self._strategy.traits.one_bucket_each:
+        if not self._strategy.packs:
             return 0
         if self._has_pace:
             return self.pace.share_bytes * self._strategy.context.topology.intra_size

@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from mn_comm.basis.mpi import MPI
 from mn_comm.basis.placement import is_device_array
 from mn_comm.collectives.bcast import bcast_in_place
 from mn_comm.gradients.parts import count
@@ -182,8 +181,8 @@ class _Target:
 class _Room:
     """Memory for all ranks' chunks, shared within each node; creating it is collective.
 
-    Each node has some ranks that communicate with other nodes, its talkers. A talker exchanges the chunks of some of
-    the node's ranks with its peers on the other nodes. These chunks are adjacent in the talker's part of the memory,
+    Each node has some ranks that communicate with other nodes, its leaders. A leader exchanges the chunks of some of
+    the node's ranks with its peers on the other nodes. These chunks are adjacent in the leader's part of the memory,
     node by node.
 
     Args:
@@ -195,6 +194,7 @@ class _Room:
     """
 
     def __init__(self, strategy: Strategy) -> None:
+        self._strategy = strategy
         context = strategy.context
         size = context.topology.size
         self.chunk_bytes = max(_LEAST_CHUNK_BYTES, min(_MOST_CHUNK_BYTES, _ROUND_BYTES // size)) + _HEAD_BYTES
@@ -217,11 +217,11 @@ class _Room:
         self._regions: list[_Bytes] = []
         for slot in range(_SLOTS):
             chunks: dict[int, _Bytes] = {}
-            for talker, nodes in enumerate(groups):
-                region = parts[talker].reshape(_SLOTS, -1)[slot]
+            for leader, nodes in enumerate(groups):
+                region = parts[leader].reshape(_SLOTS, -1)[slot]
                 for i, rank in enumerate(itertools.chain.from_iterable(nodes)):
                     chunks[rank] = region[i * self.chunk_bytes : (i + 1) * self.chunk_bytes]
-                if talker == mine:
+                if leader == mine:
                     self._regions.append(region)
             self._slots.append([chunks[rank] for rank in range(size)])
         self._turn = 0
@@ -241,10 +241,12 @@ class _Room:
         if self.exchanges_messages and self._within is not None:
             self._within.Barrier()
         if self._group:
-            counts = [(len(ranks) - 1) * self.chunk_bytes + ends[ranks[-1]] for ranks in self._group]
-            before = itertools.accumulate(map(len, self._group[:-1]), initial=0)
-            begins = [number * self.chunk_bytes for number in before]
-            self._across.Allgatherv(MPI.IN_PLACE, [self._regions[self._turn], counts, begins, MPI.BYTE])
+            ranges, begin = [], 0
+            for ranks in self._group:
+                last = begin + (len(ranks) - 1) * self.chunk_bytes
+                ranges.append(slice(begin, last + ends[ranks[-1]]))
+                begin = last + self.chunk_bytes
+            self._strategy.all_gather(self._across, self._regions[self._turn], ranges)
         if self._within is not None:
             self._within.Barrier()
 
@@ -258,16 +260,16 @@ def _end_of(chunk: Sequence[_Piece]) -> int:
     return chunk[-1].at + chunk[-1].end - chunk[-1].begin if chunk else _HEAD_BYTES
 
 
-def _group(places: Sequence[tuple[int, int]], talkers: int) -> list[list[list[int]]]:
-    """Return, for each talker of a node and each node, the ranks whose chunks it exchanges.
+def _group(places: Sequence[tuple[int, int]], leaders: int) -> list[list[list[int]]]:
+    """Return, for each leader of a node and each node, the ranks whose chunks it exchanges.
 
     Args:
         places: For each rank its node, and its number there.
-        talkers: How many ranks of each node exchange chunks.
+        leaders: How many ranks of each node exchange chunks.
     """
-    groups: list[list[list[int]]] = [[[] for _ in range(max(places)[0] + 1)] for _ in range(talkers)]
+    groups: list[list[list[int]]] = [[[] for _ in range(max(places)[0] + 1)] for _ in range(leaders)]
     for rank, (node, number) in enumerate(places):
-        groups[number % talkers][node].append(rank)
+        groups[number % leaders][node].append(rank)
     return groups
 
 

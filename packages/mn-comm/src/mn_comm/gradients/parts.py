@@ -57,14 +57,13 @@ class Ranges(NamedTuple):
         owners: For each range its beginning and its owner; empty if all ranks get all means.
         shares: For each rank of this node that communicates with other nodes, where its share begins, and where the
             last one ends; on a single node, the ranges that the ranks add up.
-        destinations: Where, in this rank's share, the ranges begin that belong to the nodes between which the share is
-            exchanged, in the order of :func:`~mn_comm.collectives.mean.order_of_ranges`, and where the last one ends;
-            empty if it does not communicate with other nodes.
+        destinations: For each of the ranks, one of each node, between which this rank's share is exchanged, the range
+            of the share that belongs to its node; empty if this rank does not communicate with other nodes.
     """
 
     owners: Sequence[tuple[int, int]]
     shares: Sequence[int]
-    destinations: Sequence[int]
+    destinations: Sequence[slice]
 
     def are_kept(self, begin: int, rank: int) -> bool:
         """Return whether a rank gets the elements at a position."""

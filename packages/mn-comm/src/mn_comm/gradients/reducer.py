@@ -106,7 +106,7 @@ class GradientReducer:
     @property
     def can_leave_to_owners(self) -> bool:
         """Whether each mean can be sent to one rank only; a hook or compression returns all means."""
-        return self._hook is None and self._compressor is None and self._strategy.traits.communicates
+        return self._hook is None and self._compressor is None and self._strategy.communicates
 
     def average(self, model: Model, zero_fill: bool = False, owners: Owners | None = None) -> None:
         """Replace every gradient by its mean over all ranks, in place; collective.

@@ -18,14 +18,16 @@ For arrays on devices see :mod:`mn_comm.device.strategies`.
 
 from __future__ import annotations
 
+import sys
 import warnings
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
 from mn_comm.basis.arithmetic import add_up, divide
 from mn_comm.basis.device_backend import device_backend
+from mn_comm.basis.mpi import MPI
 from mn_comm.collectives.allreduce import mean_in_place
 from mn_comm.collectives.mean import mean_to_each
 from mn_comm.collectives.transport import Transport
@@ -39,86 +41,104 @@ if TYPE_CHECKING:
     from mn_comm.ranks.context import Context
     from mn_comm.ranks.intracomm import Ranks
 
-__all__ = ["TRAITS", "Strategy", "Traits"]
+__all__ = ["ALL", "STRATEGIES", "Strategy"]
 
 _Array = np.ndarray[Any, Any]
 
-
-class Traits(NamedTuple):
-    """The properties by which strategies differ.
-
-    Attributes:
-        talkers: How many ranks of a node communicate with other nodes, each about its share: 1, or ``None`` for all; 0
-            if nodes are ignored.
-        one_node: Whether several nodes are refused.
-        one_bucket_each: Whether each gradient is averaged separately.
-        communicates: Whether there is any communication.
-        on_host: Whether it takes gradients in host memory.
-        on_device: How gradients on devices are averaged: by ``"mpi"``, ``"nccl"`` among all ranks, ``"nodes"`` for NCCL
-            within nodes and MPI across, ``"staged"`` through host memory, or ``"alone"`` for not at all.
-    """
-
-    talkers: int | None = 0
-    one_node: bool = False
-    one_bucket_each: bool = False
-    communicates: bool = True
-    on_host: bool = True
-    on_device: str = "nodes"
-
-
-TRAITS = {
-    "naive": Traits(one_bucket_each=True, on_device="mpi"),
-    "flat": Traits(on_device="mpi"),
-    "hierarchical": Traits(talkers=1),
-    "two_dimensional": Traits(talkers=None),
-    "single_node": Traits(talkers=None, one_node=True),
-    "non_cuda_aware": Traits(talkers=None, on_device="staged"),
-    "pure_nccl": Traits(on_host=False, on_device="nccl"),
-    "dummy": Traits(communicates=False, on_device="alone"),
-}
+ALL = sys.maxsize
+"""As many leaders per node as the smallest node has ranks."""
 
 
 class Strategy:
-    """A way to average buckets over all ranks of a communicator; creating one is collective.
+    """A way to average gradients over all ranks of a communicator; creating one is collective.
+
+    A subclass says by class attributes which ranks share the work. The methods :meth:`mean`, :meth:`reduce_scatter` and
+    :meth:`all_gather` are all that sends messages between ranks, and can be replaced together: see "Add a communicator"
+    in CONTRIBUTING.md.
 
     Args:
-        name: One of :data:`TRAITS`.
         context: The ranks, and the communicators derived from them.
         compressor: Averages across nodes, and among the ranks of a single node, in fewer bytes; ``None`` to average
             exactly.
 
     Attributes:
-        traits: The properties of the strategy.
-        size: How many ranks there are.
+        name: The name of the communicators that average in this way.
+        leaders_per_node: The number of ranks of a node that communicate with other nodes, each for its share of a
+            bucket: a number, ``ALL``, or 0 if nodes play no role and all ranks communicate with each other.
+        one_node: Whether several nodes are refused.
+        packs: Whether gradients are packed into buckets; otherwise each is averaged by itself.
+        communicates: Whether there is any communication.
+        on_host: Whether gradients in host memory can be averaged.
+        on_device: How gradients on devices are averaged: by ``"mpi"``, ``"nccl"`` among all ranks, ``"nodes"`` for NCCL
+            within nodes and MPI across, ``"staged"`` through host memory, or ``"alone"`` for not at all.
+        context: The ranks, and the communicators derived from them.
+        size: The number of ranks.
         shares_memory: Whether new buckets are allocated in memory that the ranks of a node share.
-        talkers: How many ranks of each node own a share of a bucket, and exchange it with other nodes.
-        on_device: Its counterpart for buckets on devices, which :mod:`mn_comm.device` chooses when it is first needed.
+        n_leaders: The number of ranks of each node that own a share of a bucket if the node shares memory.
+        counterpart: The strategy for buckets on devices, which :mod:`mn_comm.device` chooses when it is first needed.
 
     Raises:
         ValueError: The strategy cannot work on these nodes (on every rank).
     """
 
-    def __init__(self, name: str, context: Context, compressor: Compressor | None = None) -> None:
-        self.name = name
-        self.compressor = compressor
-        self.traits = TRAITS[name]
+    name: ClassVar[str] = ""
+    leaders_per_node: ClassVar[int] = 0
+    one_node: ClassVar[bool] = False
+    packs: ClassVar[bool] = True
+    communicates: ClassVar[bool] = True
+    on_host: ClassVar[bool] = True
+    on_device: ClassVar[str] = "staged"
+
+    def __init__(self, context: Context, compressor: Compressor | None = None) -> None:
         self.context = context
-        self.on_device: Any = None
+        self.compressor = compressor
+        self.counterpart: Any = None
         topology = context.topology
         self.size = topology.size
-        if self.traits.one_node and topology.inter_size != 1:
-            raise ValueError(f"{name}: expected all ranks on one node, got {topology.inter_size} nodes")
-        if self.traits.on_device == "nccl":
+        if self.one_node and topology.inter_size != 1:
+            raise ValueError(f"{self.name}: expected all ranks on one node, got {topology.inter_size} nodes")
+        if self.on_device == "nccl":
             with agreement.raise_on_all(context.ranks):  # NCCL itself starts with the first gradients, on their device
                 device_backend().require_nccl()
         # If each node has only one rank, memory is not shared.
-        self.shares_memory = self.traits.talkers != 0 and topology.most_intra_size > 1
+        self.shares_memory = self.leaders_per_node > 0 and topology.most_intra_size > 1
         if compressor is not None and topology.inter_size == 1:
             self.shares_memory = False  # all ranks exchange data, as if each were a node
         # On a single node, no rank communicates with other nodes, and every rank keeps the part that it adds up.
-        self.talkers = (
-            topology.least_intra_size if topology.inter_size == 1 else self.traits.talkers or topology.least_intra_size
-        )
+        leaders = ALL if topology.inter_size == 1 else self.leaders_per_node or ALL
+        self.n_leaders = min(leaders, topology.least_intra_size)
+
+    def mean(self, ranks: Ranks, flat: _Array) -> None:
+        """Overwrite an array with its mean over ranks; collective among them.
+
+        Args:
+            ranks: All ranks; or one rank of each node.
+            flat: One-dimensional and contiguous, of floats, in host memory; of the same length and dtype on every rank.
+        """
+        mean_in_place(ranks, flat)
+
+    def reduce_scatter(self, ranks: Ranks, flat: _Array, ranges: Sequence[slice]) -> None:
+        """Overwrite, on each rank, its range of an array with the mean over ranks; collective among them.
+
+        Args:
+            ranks: All ranks; or one rank of each node.
+            flat: As for :meth:`mean`; elements outside this rank's range are lost.
+            ranges: The range of each rank; together, they are the array. In which order they lie is not specified.
+        """
+        mean_to_each(ranks, flat, ranges)
+
+    def all_gather(self, ranks: Ranks, flat: _Array, ranges: Sequence[slice]) -> None:
+        """Overwrite, on all ranks, the range of each rank with that rank's elements; collective among them.
+
+        Args:
+            ranks: All ranks; or one rank of each node.
+            flat: One-dimensional and contiguous, in host memory; of the same length and dtype on every rank.
+            ranges: The range of each rank. They do not overlap, and need not be the whole array.
+        """
+        itemsize = flat.itemsize
+        counts = [(each.stop - each.start) * itemsize for each in ranges]
+        begins = [each.start * itemsize for each in ranges]
+        ranks.Allgatherv(MPI.IN_PLACE, [flat.view(np.uint8), counts, begins, MPI.BYTE])
 
     def average(self, bucket: Bucket, divisor: int) -> None:
         """Overwrite a bucket, or the gradients that it holds, with their sum over all ranks, divided; collective.
@@ -131,24 +151,24 @@ class Strategy:
         """
         at_end = divisor if bucket.divides_at_end else 1
         if bucket.shares_memory and self.context.topology.inter_size == 1:
-            self.reduce_scatter(bucket, divisor / at_end, at_end)
+            self.add_up_within(bucket, divisor / at_end, at_end)
             if not bucket.ranges.are_shares:
-                self.all_gather(bucket, at_end, bucket.to_come)
+                self.store_within(bucket, at_end, bucket.to_come)
         else:
             groups = self.context.topology.inter_size if bucket.shares_memory else self.size
             # The mean over the groups follows, so each sum is first divided by the number of ranks per group.
-            self.reduce_scatter(bucket, divisor / groups if self.traits.communicates else 1)
+            self.add_up_within(bucket, divisor / groups if self.communicates else 1)
             self.average_across(bucket)
-            self.all_gather(bucket)
+            self.store_within(bucket)
 
-    def reduce_scatter(self, bucket: Bucket, divisor: float = 1, at_end: int | None = None) -> _Array:
+    def add_up_within(self, bucket: Bucket, divisor: float = 1, at_end: int | None = None) -> _Array:
         """Add up, over this node, the share of a bucket that belongs to this rank; collective within the node.
 
         Args:
             bucket: Of the same length and dtype on every rank.
             divisor: The divisor of the sum.
-            at_end: If the sum is final, the divisor that :meth:`all_gather` will use: this rank's share is then stored
-                immediately, while it is in the cache.
+            at_end: If the sum is final, the divisor that :meth:`store_within` will use: this rank's share is then
+                stored immediately, while it is in the cache.
 
         Returns:
             The share, a view of memory that the other ranks of the node can access; empty on a rank without a share.
@@ -176,12 +196,12 @@ class Strategy:
 
     def average_across(self, bucket: Bucket) -> None:
         """Average a bucket's share over nodes or, without nodes, the whole bucket over all ranks; collective."""
-        if bucket.shares_memory or self.traits.communicates:
+        if bucket.shares_memory or self.communicates:
             ranks = self.context.across if bucket.shares_memory else self.context.ranks
             if not bucket.ranges.owners:
                 self.mean_across(ranks, bucket.share, bucket.exchanged)
             elif bucket.share.size:
-                mean_to_each(ranks, bucket.share, bucket.ranges.destinations)
+                self.reduce_scatter(ranks, bucket.share, bucket.ranges.destinations)
 
     def mean_across(self, ranks: Ranks, share: _Array, what: Exchanged) -> None:
         """Overwrite a part of a bucket with its mean over ranks on different nodes; collective among them.
@@ -194,15 +214,15 @@ class Strategy:
         if not share.size:
             return
         if self.compressor is None:
-            mean_in_place(ranks, share)
+            self.mean(ranks, share)
         else:
             self.compressor.average(Transport(ranks), share, what)
 
-    def all_gather(self, bucket: Bucket, divisor: int = 1, blocks: Sequence[Block] | None = None) -> None:
+    def store_within(self, bucket: Bucket, divisor: int = 1, blocks: Sequence[Block] | None = None) -> None:
         """Write a bucket whose shares are final to the target arrays; collective within the node.
 
         Args:
-            bucket: After :meth:`reduce_scatter`.
+            bucket: After :meth:`add_up_within`.
             divisor: The divisor by which the elements still have to be divided.
             blocks: The blocks that are not stored yet; by default, all that this rank needs.
         """
@@ -222,8 +242,8 @@ class Strategy:
             array: One-dimensional, of floats, of the same length and dtype on every rank.
         """
         mean = np.array(array)
-        if self.traits.communicates:
-            mean_in_place(self.context.ranks, mean)
+        if self.communicates:
+            self.mean(self.context.ranks, mean)
         return mean
 
     def allocate(self, nbytes: int, lasting: bool) -> list[_Array]:
@@ -244,3 +264,75 @@ class Strategy:
                 if self.context.topology.rank == 0:
                     warnings.warn(f"gradients are averaged by messages, not in shared memory: {error}", stacklevel=2)
         return [np.empty(nbytes, np.uint8)]
+
+
+class _Hierarchical(Strategy):
+    """Averages gradients on each node, then among the first ranks of the nodes; the default."""
+
+    name = "hierarchical"
+    leaders_per_node = 1
+    on_device = "nodes"
+
+
+class _TwoDimensional(Strategy):
+    """Each rank of a node exchanges its share with other nodes; for several network cards."""
+
+    name = "two_dimensional"
+    leaders_per_node = ALL
+    on_device = "nodes"
+
+
+class _PureNccl(Strategy):
+    """Averages gradients on devices together, with NCCL among all ranks; refuses host memory."""
+
+    name = "pure_nccl"
+    on_host = False
+    on_device = "nccl"
+
+
+class _Flat(Strategy):
+    """Averages gradients together, with MPI among all ranks."""
+
+    name = "flat"
+    on_device = "mpi"
+
+
+class _SingleNode(Strategy):
+    """Like ``two_dimensional``, but only for one node; refuses several nodes."""
+
+    name = "single_node"
+    leaders_per_node = ALL
+    one_node = True
+    on_device = "nodes"
+
+
+class _NonCudaAware(Strategy):
+    """Like ``two_dimensional``, but arrays on devices are always copied through host memory."""
+
+    name = "non_cuda_aware"
+    leaders_per_node = ALL
+
+
+class _Naive(Strategy):
+    """Averages gradients one by one; works everywhere, and is the reference for tests of the others."""
+
+    name = "naive"
+    packs = False
+    on_device = "mpi"
+
+
+class _Dummy(Strategy):
+    """Packs and unpacks but does not communicate, to measure the cost of packing."""
+
+    name = "dummy"
+    communicates = False
+    on_device = "alone"
+
+
+STRATEGIES: dict[str, type[Strategy]] = {
+    kind.name: kind
+    for kind in (_Hierarchical, _TwoDimensional, _PureNccl, _Flat, _SingleNode, _NonCudaAware, _Naive, _Dummy)
+}
+"""The strategies by name, in the order of recommendation among those that are equally fast; those of other packages are
+added when they are first used.
+"""

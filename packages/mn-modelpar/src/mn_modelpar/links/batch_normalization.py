@@ -8,7 +8,8 @@ from typing import Any
 import chainer
 import numpy as np
 
-from mn_comm import CommunicatorBase, PureNcclCommunicator
+from mn_comm import CommunicatorBase
+from mn_comm.communicators import PureNcclCommunicator
 from mn_modelpar.functions.batch_normalization import MultiNodeBatchNormalizationFunction
 from mn_modelpar.links.copying import deepcopy_sharing
 

@@ -8,21 +8,12 @@ import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-__all__ = ["ITEM_BYTES", "STRATEGIES", "Options", "parse", "to_bytes"]
+from mn_comm import STRATEGIES
+
+__all__ = ["ITEM_BYTES", "Options", "parse", "to_bytes"]
 
 ITEM_BYTES = 4  # of a float32
 
-# In the order of recommendation among communicators that are equally fast.
-STRATEGIES = (
-    "hierarchical",
-    "two_dimensional",
-    "pure_nccl",
-    "flat",
-    "single_node",
-    "non_cuda_aware",
-    "naive",
-    "dummy",
-)
 _SMALLEST, _FACTOR = 8, 8
 _UNITS = {"K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
 _CHARTS = (".png", ".pdf", ".svg")
@@ -145,7 +136,7 @@ def _parser() -> argparse.ArgumentParser:
     sizes.add_argument("--sizes", type=_list_of_bytes, help="bytes of gradients, such as 8,4K,64M")
     sizes.add_argument("--max-bytes", type=to_bytes, default=64 << 20, help="the largest of the default sizes (64M)")
     parser.add_argument(
-        "--strategies", type=_strategies, default=STRATEGIES, help=f"some of {','.join(STRATEGIES)} (all)"
+        "--strategies", type=_strategies, default=tuple(STRATEGIES), help=f"some of {','.join(STRATEGIES)} (all)"
     )
     parser.add_argument("--rounds", type=_at_least(1), default=20, help="how many rounds at most (20)")
     parser.add_argument("--arrays", type=_at_least(1), default=1, help="into how many arrays the bytes are divided (1)")

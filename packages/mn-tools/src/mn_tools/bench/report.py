@@ -7,9 +7,9 @@ from dataclasses import asdict, dataclass, field
 from statistics import median
 from typing import Any
 
+from mn_comm import STRATEGIES
 from mn_tools.bench.contestants import MPI_ALLREDUCE
 from mn_tools.bench.machines import Machines
-from mn_tools.bench.options import STRATEGIES
 
 __all__ = [
     "GPU",

@@ -1,5 +1,5 @@
 """The communicator of the name ``dummy``."""
 
-from mn_comm import DummyCommunicator
+from mn_comm.communicators import DummyCommunicator
 
 __all__ = ["DummyCommunicator"]

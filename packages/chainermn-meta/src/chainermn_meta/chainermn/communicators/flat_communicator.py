@@ -1,5 +1,5 @@
 """The communicator of the name ``flat``."""
 
-from mn_comm import FlatCommunicator
+from mn_comm.communicators import FlatCommunicator
 
 __all__ = ["FlatCommunicator"]

@@ -1,5 +1,5 @@
 """The communicator of the name ``hierarchical``."""
 
-from mn_comm import HierarchicalCommunicator
+from mn_comm.communicators import HierarchicalCommunicator
 
 __all__ = ["HierarchicalCommunicator"]

@@ -1,5 +1,5 @@
 """The communicator of the name ``naive``."""
 
-from mn_comm import NaiveCommunicator
+from mn_comm.communicators import NaiveCommunicator
 
 __all__ = ["NaiveCommunicator"]

@@ -1,5 +1,5 @@
 """The communicator of the name ``non_cuda_aware``."""
 
-from mn_comm import NonCudaAwareCommunicator
+from mn_comm.communicators import NonCudaAwareCommunicator
 
 __all__ = ["NonCudaAwareCommunicator"]

@@ -1,5 +1,5 @@
 """The communicator of the name ``pure_nccl``."""
 
-from mn_comm import PureNcclCommunicator
+from mn_comm.communicators import PureNcclCommunicator
 
 __all__ = ["PureNcclCommunicator"]

@@ -1,5 +1,5 @@
 """The communicator of the name ``single_node``."""
 
-from mn_comm import SingleNodeCommunicator
+from mn_comm.communicators import SingleNodeCommunicator
 
 __all__ = ["SingleNodeCommunicator"]

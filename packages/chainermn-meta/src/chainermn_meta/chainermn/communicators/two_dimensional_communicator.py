@@ -1,5 +1,5 @@
 """The communicator of the name ``two_dimensional``."""
 
-from mn_comm import TwoDimensionalCommunicator
+from mn_comm.communicators import TwoDimensionalCommunicator
 
 __all__ = ["TwoDimensionalCommunicator"]
