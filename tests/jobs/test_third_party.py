@@ -13,7 +13,8 @@ import chainer, chainermn, numpy as np
 import sys
 comm = chainermn.create_communicator(sys.argv[1])
 model = chainer.links.Linear(2, 1, initialW=np.full((1, 2), comm.rank, "f4"))
-optimizer = chainermn.create_multi_node_optimizer(chainer.optimizers.SGD(lr=1), comm, **eval(sys.argv[2])).setup(model)
+when = getattr(chainermn.optimizers, sys.argv[2])()
+optimizer = chainermn.optimizers.MultiNodeOptimizer(chainer.optimizers.SGD(lr=1), comm, when).setup(model)
 for _ in range(2):
     x = np.full((1, 2), comm.rank + 1, "f4")
     optimizer.update(lambda: chainer.functions.sum(model(x)))
@@ -125,15 +126,15 @@ def start(installed, folder, script, ranks, *arguments):
 
 @pytest.fixture
 def train(installed, tmp_path):
-    def train(name, options="{}", ranks=2):
-        return start(installed, tmp_path, TRAINING, ranks, name, options)
+    def train(name, when="AfterBackward", ranks=2):
+        return start(installed, tmp_path, TRAINING, ranks, name, when)
 
     return train
 
 
-@pytest.mark.parametrize("options", ["{}", "{'overlap': True}"])
-def test_a_training_with_their_communicator(train, options):
-    job = train("theirs", options)
+@pytest.mark.parametrize("when", ["AfterBackward", "DuringBackward"])
+def test_a_training_with_their_communicator(train, when):
+    job = train("theirs", when)
     assert job.returncode == 0, job.stderr
     # Parameters of rank 0, and one step of twice the mean of 1 and 2.
     assert sorted(job.stdout.splitlines()) == [f"TheirCommunicator {rank} [-3.0, -3.0]" for rank in range(2)]
@@ -142,17 +143,17 @@ def test_a_training_with_their_communicator(train, options):
 RING = """
 import chainer, chainermn, numpy as np
 import sys
-def training(name, options):
+def training(name, when):
     comm = chainermn.create_communicator(name)
     model = chainer.links.Linear(3, 5, initialW=np.arange(15, dtype="f4").reshape(5, 3))
     actual = chainer.optimizers.MomentumSGD(lr=0.5)
-    optimizer = chainermn.create_multi_node_optimizer(actual, comm, **options).setup(model)
+    optimizer = chainermn.optimizers.MultiNodeOptimizer(actual, comm, when).setup(model)
     x = np.arange(3, dtype="f4").reshape(1, 3) * (comm.rank + 1)
     for _ in range(4):
         optimizer.update(lambda: chainer.functions.sum(model(x)))
     return comm, np.concatenate([model.W.data.ravel(), model.b.data])
-comm, means = training("ring", eval(sys.argv[1]))
-_, expected = training("flat", {})
+comm, means = training("ring", eval(sys.argv[1], vars(chainermn.optimizers)))
+_, expected = training("flat", chainermn.optimizers.AfterBackward())
 np.testing.assert_allclose(means, expected, rtol=1e-5)
 from their_package import Ring
 sys.stdout.write(f"{type(comm).__name__} {comm.strategy} {sorted(Ring.calls)}\\n")
@@ -160,19 +161,19 @@ sys.stdout.write(f"{type(comm).__name__} {comm.strategy} {sorted(Ring.calls)}\\n
 
 HOOK = "lambda bucket: bucket.average(bucket.flat.copy())"  # an array that is in no bucket
 RINGS = {
-    "{}": ["all_gather", "mean", "reduce_scatter"],
-    "{'overlap': True}": ["all_gather", "mean", "reduce_scatter"],
-    f"{{'comm_hook': {HOOK}}}": ["all_gather", "mean", "reduce_scatter"],
-    "{'shard_state': True}": ["all_gather", "reduce_scatter"],
+    "AfterBackward()": ["all_gather", "mean", "reduce_scatter"],
+    "DuringBackward()": ["all_gather", "mean", "reduce_scatter"],
+    f"AfterBackward(send={HOOK})": ["all_gather", "mean", "reduce_scatter"],
+    "Sharded(AfterBackward())": ["all_gather", "reduce_scatter"],
 }
 
 
 @pytest.mark.parametrize("ranks", [2, 3])
-@pytest.mark.parametrize("options", RINGS)
-def test_a_strategy_is_one_class(installed, tmp_path, options, ranks):
-    job = start(installed, tmp_path, RING, ranks, options)
+@pytest.mark.parametrize("when", RINGS)
+def test_a_strategy_is_one_class(installed, tmp_path, when, ranks):
+    job = start(installed, tmp_path, RING, ranks, when)
     assert job.returncode == 0, job.stderr
-    assert job.stdout.splitlines() == [f"RingCommunicator ring {RINGS[options]}"] * ranks
+    assert job.stdout.splitlines() == [f"RingCommunicator ring {RINGS[when]}"] * ranks
 
 
 def test_nobody_takes_a_name_of_ours(train):

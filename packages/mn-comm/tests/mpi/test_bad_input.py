@@ -113,7 +113,9 @@ def test_ranks_that_differ(call, error, message):
 
 
 def test_names_of_communicators():
-    with pytest.raises(ValueError, match=r"expected a communicator's name, one of hierarchical, two_dimensional, .*; got 'naiv'"):
+    with pytest.raises(
+        ValueError, match=r"expected a communicator's name, one of hierarchical, two_dimensional, .*; got 'naiv'"
+    ):
         create_communicator("naiv")
     if not nccl._available:
         with pytest.raises(

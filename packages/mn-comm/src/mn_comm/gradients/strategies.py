@@ -122,7 +122,8 @@ class Strategy:
 
         Args:
             ranks: All ranks; or one rank of each node.
-            flat: As for :meth:`mean`; elements outside this rank's range are lost.
+            flat: One-dimensional and contiguous, of floats, in host memory; of the same length and dtype on every rank.
+                Elements outside this rank's range are lost.
             ranges: The range of each rank; together, they are the array. In which order they lie is not specified.
         """
         mean_to_each(ranks, flat, ranges)
