@@ -276,6 +276,17 @@ class Twice(mn_comm.Communicator):
     factor = 2
     def comm_hook(self, bucket):
         return bucket.average().then(lambda mean: self.factor * mean)
+class Ring(mn_comm.Strategy):
+    name = "ring"
+    def mean(self, ranks, flat):
+        passed, received = flat.copy(), flat.copy()
+        for _ in range(ranks.size - 1):
+            sending = ranks.Isend(passed, (ranks.rank + 1) % ranks.size)
+            ranks.Recv(received, (ranks.rank - 1) % ranks.size)
+            ranks.wait(sending, "Isend")
+            flat += received
+            passed, received = received, passed
+        flat /= ranks.size
 class Own(mn_comm.Communicator):
     def multi_node_mean_grad(self, model, zero_fill=False):
         pass
@@ -284,10 +295,13 @@ class Prepared(Twice):
         super().__init__(mpi_comm)
 ''')
 (info / "METADATA").write_text("Metadata-Version: 2.1\\nName: their-package\\nVersion: 1.2\\n")
-names = "".join(f"{name.lower()} = their_package:{name}\\n" for name in ("Twice", "Own", "Prepared"))
+names = "".join(f"{name.lower()} = their_package:{name}\\n" for name in ("Twice", "Own", "Prepared", "Ring"))
 (info / "entry_points.txt").write_text("[mn_comm.strategies]\\n" + names)
 comm.barrier()
 sys.path.insert(0, str(site))
+"""
+
+REFUSE_AND_USE = """
 for name, what in (("own", "multi_node_mean_grad"), ("prepared", "__init__")):
     try:
         create_communicator(name, elastic=True)
@@ -304,10 +318,25 @@ say(comm.transact(average))
 """
 
 
+RING = """
+comm = create_communicator("ring", elastic=True)
+say(comm.strategy, average())
+if me == 1:
+    die()
+say(comm.strategy, comm.transact(average))
+"""
+
+
 def test_a_communicator_of_another_package(job, tmp_path, monkeypatch):
     """Its strategy and its hook are used, before a loss and after it; what cannot be kept is refused."""
     monkeypatch.setenv("SITE", str(tmp_path / "site"))
-    assert job(3, START + THEIRS, "naive") == ["[4.0, 2.0]"] * 3 + ["[4.0, 2.0]"] * 2
+    assert job(3, START + THEIRS + REFUSE_AND_USE, "naive") == ["[4.0, 2.0]"] * 3 + ["[4.0, 2.0]"] * 2
+
+
+def test_a_strategy_of_another_package(job, tmp_path, monkeypatch):
+    """It averages before a loss, and among the remaining ranks after it."""
+    monkeypatch.setenv("SITE", str(tmp_path / "site"))
+    assert job(3, START + THEIRS + RING, "naive") == ["ring [2.0, 1.0]"] * 5
 
 
 REFUSED = """

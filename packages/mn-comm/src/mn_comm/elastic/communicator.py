@@ -28,7 +28,6 @@ if TYPE_CHECKING:
 __all__ = ["ElasticCommunicator"]
 
 _T = TypeVar("_T")
-_UNABLE = ("pure_nccl",)
 _MOST_ALARMS = 3
 _COLLECTIVE = (
     *("bcast", "gather", "allgather", "scatter", "alltoall", "allreduce", "reduce", "reduce_scatter", "barrier"),
@@ -90,11 +89,12 @@ class ElasticCommunicator(Communicator):
 
     def __init__(self, mpi_comm: MPI.Intracomm, strategy: str) -> None:
         from mn_comm.elastic.family import Family
+        from mn_comm.gradients.strategies import STRATEGIES
         from mn_comm.ranks.intracomm import Ranks
 
         if not isinstance(mpi_comm, MPI.Intracomm):
             raise TypeError(f"expected an mpi4py intracommunicator for mpi_comm, got {type(mpi_comm).__name__}")
-        if strategy in _UNABLE:
+        if not STRATEGIES[strategy].on_host:
             raise ValueError(f"expected a communicator that averages in host memory with elastic=True, got {strategy}")
         ranks = Ranks(mpi_comm)
         with agreement.raise_on_all(ranks):
