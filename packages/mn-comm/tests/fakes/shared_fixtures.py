@@ -58,11 +58,11 @@ def on_nodes(monkeypatch):
 @pytest.fixture
 def many_blocks(monkeypatch):
     """Cut even short gradients into many blocks and buckets."""
-    from mn_comm.gradients import layout, pace
+    from mn_comm.gradients import layout, pace, strategies
 
     monkeypatch.setattr(pace, "SHARE_BYTES", (48, 160))
-    monkeypatch.setattr(layout, "_BUCKET_BYTES", 200)
-    monkeypatch.setattr(layout, "_BUCKET_BYTES_ACROSS", 200)
+    monkeypatch.setattr(strategies, "_BUCKET_BYTES", 200)
+    monkeypatch.setattr(strategies, "_BUCKET_BYTES_ACROSS", 200)
     monkeypatch.setattr(layout, "_BLOCK_BYTES", 64)
     monkeypatch.setattr(layout, "_LARGE_BYTES", 24)
 

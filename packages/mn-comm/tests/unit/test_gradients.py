@@ -16,7 +16,7 @@ from mn_comm.gradients.bucket import cut
 from mn_comm.gradients.filling import Owners, Ownership, fill_buckets
 from mn_comm.gradients.pace import SHARE_BYTES, Pace
 from mn_comm.gradients.parts import bounds
-from mn_comm.gradients.strategies import ALL
+from mn_comm.gradients.strategies import ALL, Strategy
 from mn_comm.gradients.targets import Targets
 
 
@@ -115,16 +115,12 @@ def ownership_of(specs, nodes, me, leaders, owners):
     places = [(node, nodes[:rank].count(node)) for rank, node in enumerate(nodes)]
     topology = SimpleNamespace(
         rank=me, size=len(nodes), inter_rank=places[me][0], intra_rank=places[me][1], intra_size=nodes.count(nodes[me]),
-        inter_size=len(set(nodes)),
+        inter_size=len(set(nodes)), most_intra_size=max(map(nodes.count, nodes)),
+        least_intra_size=min(map(nodes.count, nodes)),
     )  # fmt: skip
     ranks = SimpleNamespace(allgather=lambda place: places)
-    shares_memory = len(nodes) > len(set(nodes))
-    least = min(map(nodes.count, nodes))
-    strategy = SimpleNamespace(
-        context=SimpleNamespace(topology=topology, ranks=ranks),
-        shares_memory=shares_memory,
-        n_leaders=min(least, ALL if len(set(nodes)) == 1 else leaders),
-    )
+    kind = type("Any", (Strategy,), {"leaders_per_node": leaders})
+    strategy = kind(SimpleNamespace(topology=topology, ranks=ranks))
     return Ownership(strategy, Owners(owners), specs), places
 
 

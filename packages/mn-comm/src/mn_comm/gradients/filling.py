@@ -9,14 +9,12 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from mn_comm.collectives.mean import order_of_ranges
-from mn_comm.gradients.parts import Part, Ranges, Spec, bounds, count
+from mn_comm.gradients.parts import Part, Ranges, Spec, count
 from mn_comm.gradients.strategies import Strategy
 
-__all__ = ["Owners", "Ownership", "even_or", "fill_buckets"]
+__all__ = ["Owners", "Ownership", "fill_buckets"]
 
 _Dtype = np.dtype[Any]
-# A rank of a node adds up what it owns if this is at most this many times the mean over the node's ranks.
-_MOST_UNEVEN = 1.25
 
 
 def fill_buckets(
@@ -131,19 +129,12 @@ class Ownership:
                 for owner in node:
                     owners.append((begin, owner))
                     begin += held[owner]
-            if leader == self._leader:
+            if leader == self._strategy.place:
                 destinations = _by_rank([*begins, begin - ends[-1]])
             ends.append(begin)
-        shares: Sequence[int] = ends
-        topology = self._strategy.context.topology
-        if self._strategy.shares_memory and topology.inter_size == 1:
-            # No rank communicates with other nodes: these are the ranges that the ranks add up.
-            shares = even_or(shares, bounds(begin, topology.intra_size))
+        # If no rank communicates with other nodes, these are the ranges that the ranks add up.
+        shares = self._strategy.adders_of(begin, ends) if self._strategy.takes_one_step else ends
         return Ranges(owners, shares, destinations)
-
-    @property
-    def _leader(self) -> int:
-        return self._strategy.context.topology.intra_rank if self._strategy.shares_memory else 0
 
     def _in_order(self) -> list[int]:
         """Return all ranks in the order in which the elements that they own are placed in a bucket."""
@@ -166,20 +157,6 @@ def _by_rank(begins: Sequence[int]) -> list[slice]:
     order = order_of_ranges(len(begins) - 1)
     found = {rank: slice(*ends) for rank, ends in zip(order, itertools.pairwise(begins), strict=True)}
     return [found[rank] for rank in range(len(order))]
-
-
-def even_or(shares: Sequence[int], equal: Sequence[int]) -> Sequence[int]:
-    """Return where each rank's part begins: its share, unless one share is much larger than the others.
-
-    One more barrier takes less time than waiting for that rank.
-
-    Args:
-        shares: Where the shares begin, and where the last one ends; there may be fewer of them than ranks.
-        equal: Where the parts begin if all ranks add up equal parts.
-    """
-    most = max((end - begin for begin, end in itertools.pairwise(shares)), default=0)
-    is_even = len(shares) == len(equal) and most * (len(equal) - 1) <= _MOST_UNEVEN * equal[-1] + len(equal)
-    return shares if is_even else equal
 
 
 def _join(groups: Sequence[Sequence[Part]]) -> list[Part]:

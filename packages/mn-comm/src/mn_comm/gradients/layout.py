@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 from bisect import bisect_right
 from collections.abc import Sequence
-from dataclasses import astuple
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -15,9 +14,9 @@ from mn_comm.basis.config import Config
 from mn_comm.basis.device_backend import device_backend
 from mn_comm.gradients.agree import ON_DEVICE, Entry
 from mn_comm.gradients.bucket import AnyBucket, Block, Bucket, cut, taker
-from mn_comm.gradients.filling import Owners, Ownership, even_or, fill_buckets
+from mn_comm.gradients.filling import Owners, Ownership, fill_buckets
 from mn_comm.gradients.pace import Pace
-from mn_comm.gradients.parts import Exchanged, Part, Ranges, Spec, bounds, count
+from mn_comm.gradients.parts import Exchanged, Part, Ranges, Spec, count
 from mn_comm.gradients.strategies import Strategy
 
 __all__ = ["Layout"]
@@ -25,9 +24,6 @@ __all__ = ["Layout"]
 _Array = np.ndarray[Any, Any]
 _Dtype = np.dtype[Any]
 
-# If nodes play no role: small enough for the cache. Across nodes and in the background: large enough for the network.
-_BUCKET_BYTES = 4 * 1024 * 1024
-_BUCKET_BYTES_ACROSS = 16 * 1024 * 1024
 # The bytes that a rank adds up at a time: with the same part of a few neighbors, they fit into a core's second-level
 # cache.
 _BLOCK_BYTES = 256 * 1024
@@ -135,12 +131,8 @@ class Layout:
         for name, _, dtype in self.specs:
             if not (dtype.kind == "f" or is_half(dtype)):
                 raise TypeError(f"multi_node_mean_grad: expected gradients of floats, got dtype {dtype} for {name}")
-        if self._on_host and not self._strategy.on_host:
-            name, shape, dtype = self.specs[self._on_host[0]]
-            raise TypeError(
-                f"{self._strategy.name}: expected gradients in CuPy arrays, got a NumPy array of shape {shape} and "
-                f"dtype {dtype} for {name}; every other communicator takes both"
-            )
+        if self._on_host:
+            self._strategy.check(self.specs[self._on_host[0]])
 
     def _lay_out_on_host(self) -> list[Bucket]:
         for_all, limit = self._on_host, self._limit()
@@ -188,13 +180,13 @@ class Layout:
         segments = strategy.allocate(max((end for _, end in places), default=0), self._lasting)
         if strategy.shares_memory != shares_memory:
             return None
-        mine = strategy.context.topology.intra_rank if shares_memory else 0
+        mine = strategy.place
         room: _Array = np.empty(3 * _BLOCK_BYTES if shares_memory else 0, np.uint8)
         buckets: list[Bucket] = []
         for (parts, ranges), dtype, (begin, end) in zip(filled, dtypes, places, strict=True):
             views = [segment[begin:end].view(dtype) for segment in segments]
             if ranges is None:
-                ranges = Ranges([], bounds(views[mine].size, strategy.n_leaders if shares_memory else 1), [])
+                ranges = Ranges([], strategy.shares_of(views[mine].size), [])
             blocks, flattened = self._cut_into_blocks(parts, ranges, views, mine, room)
             shares = ranges.shares
             share = views[mine][shares[mine] : shares[mine + 1]] if mine < len(shares) - 1 else views[mine][:0]
@@ -211,14 +203,13 @@ class Layout:
         self, parts: Sequence[Part], ranges: Ranges, segments: Sequence[_Array], mine: int, room: _Array
     ) -> tuple[list[Block], set[int]]:
         """Cut a bucket into the blocks that the node's ranks add up; return also the positions of cut gradients."""
-        length, dtype, topology = segments[0].size, segments[0].dtype, self._strategy.context.topology
+        length, dtype, rank = segments[0].size, segments[0].dtype, self._strategy.context.topology.rank
         adders: Sequence[int] = [0]
         shares: Sequence[int] = [0]
         points = {0, length, *(begin for begin, _ in ranges.owners)}
         if self._strategy.shares_memory:
             shares = ranges.shares
-            equal = bounds(length, topology.intra_size)
-            adders = shares if topology.inter_size == 1 else even_or(shares, equal)
+            adders = shares if self._strategy.takes_one_step else self._strategy.adders_of(length, shares)
             step = _BLOCK_BYTES // dtype.itemsize
             steps = [point for begin, end in itertools.pairwise(adders) for point in range(begin, end, step)]
             large = [part for part in parts if (part.end - part.begin) * dtype.itemsize >= _LARGE_BYTES]
@@ -236,9 +227,9 @@ class Layout:
             *memory, scratch, total = [view[: end - begin].reshape(shape) for view in views]
             adder, owner = bisect_right(adders, begin) - 1, bisect_right(shares, begin) - 1
             pieces = pieces if len(inside) > 1 else []
-            is_kept = ranges.are_kept(begin, topology.rank)
+            is_kept = ranges.are_kept(begin, rank)
             # A sum that is written directly to the gradient needs no shared memory.
-            is_private = topology.inter_size == 1 and ranges.are_shares and not self._lasting
+            is_private = self._strategy.takes_one_step and ranges.are_shares and not self._lasting
             result = memory[owner] if not is_private else total if total.dtype == dtype else scratch
             sources = memory, memory[mine], result
             blocks.append(Block(taker(inside), adder, owner, *sources, scratch, total, pieces, is_kept))
@@ -251,27 +242,24 @@ class Layout:
     @property
     def form(self) -> tuple[Any, ...]:
         """The settings that decide, beside the gradients, which elements this rank exchanges with which ranks."""
-        strategy, dtype = self._strategy, self._config.allreduce_grad_dtype
+        dtype = self._config.allreduce_grad_dtype
         limits = (self._limit(), self._bucket_bytes, self._whole, dtype and dtype.name)
         places = (tuple(self._on_host), tuple(self._on_device))
-        return (*limits, *places, strategy.shares_memory, strategy.n_leaders, *astuple(strategy.context.topology))
+        return (*limits, *places, *self._strategy.form)
 
     @property
     def _has_pace(self) -> bool:
         """Whether ranks can choose how often to meet: if everything is added up in one step, in shared memory."""
-        strategy = self._strategy
         is_free = self._bucket_bytes is None and not self._lasting
-        return is_free and strategy.shares_memory and strategy.context.topology.inter_size == 1
+        return is_free and self._strategy.packs and self._strategy.takes_one_step
 
     def _limit(self) -> int:
         """Return the maximum size in bytes of a bucket in host memory."""
-        if not self._strategy.packs:
-            return 0
         if self._has_pace:
             return self.pace.share_bytes * self._strategy.context.topology.intra_size
-        if self._bucket_bytes is not None:
-            return self._bucket_bytes
-        return _BUCKET_BYTES_ACROSS if self._strategy.shares_memory or self._lasting else _BUCKET_BYTES
+        if self._bucket_bytes is None or not self._strategy.packs:
+            return self._strategy.bucket_bytes(self._lasting)
+        return self._bucket_bytes
 
 
 def _places(nbytes: Sequence[int], slots: int) -> list[tuple[int, int]]:

@@ -4,18 +4,22 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Mapping, Sequence
+from itertools import pairwise
 from operator import itemgetter
 from types import EllipsisType
 from typing import Any, NamedTuple
 
 import numpy as np
 
-__all__ = ["Arrays", "Exchanged", "Part", "Ranges", "Spec", "bounds", "count"]
+__all__ = ["Arrays", "Exchanged", "Part", "Ranges", "Spec", "bounds", "count", "even_or"]
 
 Spec = tuple[str, tuple[int, ...], np.dtype[Any]]
 """The name, shape and dtype of a gradient."""
 Arrays = Sequence[Any] | Mapping[int, Any]
 """Gradients by their positions among those that take part."""
+
+# A rank of a node adds up what it owns if this is at most this many times the mean over the node's ranks.
+_MOST_UNEVEN = 1.25
 
 
 class Part(NamedTuple):
@@ -84,3 +88,17 @@ def count(shape: tuple[int, ...]) -> int:
 def bounds(length: int, shares: int) -> list[int]:
     """Return where each of almost equal shares of ``length`` elements begins, and where the last one ends."""
     return [length * i // shares for i in range(shares + 1)]
+
+
+def even_or(shares: Sequence[int], equal: Sequence[int]) -> Sequence[int]:
+    """Return where each rank's part begins: its share, unless one share is much larger than the others.
+
+    One more barrier takes less time than waiting for that rank.
+
+    Args:
+        shares: Where the shares begin, and where the last one ends; there may be fewer of them than ranks.
+        equal: Where the parts begin if all ranks add up equal parts.
+    """
+    most = max((end - begin for begin, end in pairwise(shares)), default=0)
+    is_even = len(shares) == len(equal) and most * (len(equal) - 1) <= _MOST_UNEVEN * equal[-1] + len(equal)
+    return shares if is_even else equal

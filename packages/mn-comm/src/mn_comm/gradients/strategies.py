@@ -21,6 +21,7 @@ from __future__ import annotations
 import sys
 import warnings
 from collections.abc import Sequence
+from dataclasses import astuple
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
@@ -32,7 +33,7 @@ from mn_comm.collectives.allreduce import mean_in_place
 from mn_comm.collectives.mean import mean_to_each
 from mn_comm.collectives.transport import Transport
 from mn_comm.gradients.bucket import Block, Bucket
-from mn_comm.gradients.parts import Exchanged
+from mn_comm.gradients.parts import Exchanged, Spec, bounds, even_or
 from mn_comm.ranks import agreement
 from mn_comm.ranks.shared_memory import share
 
@@ -44,6 +45,10 @@ if TYPE_CHECKING:
 __all__ = ["ALL", "STRATEGIES", "Strategy"]
 
 _Array = np.ndarray[Any, Any]
+
+# If nodes play no role: small enough for the cache. Across nodes and in the background: large enough for the network.
+_BUCKET_BYTES = 4 * 1024 * 1024
+_BUCKET_BYTES_ACROSS = 16 * 1024 * 1024
 
 ALL = sys.maxsize
 """As many leaders per node as the smallest node has ranks."""
@@ -140,6 +145,53 @@ class Strategy:
         counts = [(each.stop - each.start) * itemsize for each in ranges]
         begins = [each.start * itemsize for each in ranges]
         ranks.Allgatherv(MPI.IN_PLACE, [flat.view(np.uint8), counts, begins, MPI.BYTE])
+
+    @property
+    def takes_one_step(self) -> bool:
+        """Whether new buckets are averaged in shared memory alone: no rank communicates with other nodes."""
+        return self.shares_memory and self.context.topology.inter_size == 1
+
+    @property
+    def place(self) -> int:
+        """The number of this rank among those that share its memory."""
+        return self.context.topology.intra_rank if self.shares_memory else 0
+
+    @property
+    def form(self) -> tuple[Any, ...]:
+        """The settings that decide which elements of a bucket this rank exchanges with which ranks."""
+        return (self.shares_memory, self.n_leaders, *astuple(self.context.topology))
+
+    def bucket_bytes(self, is_large: bool) -> int:
+        """Return the maximum size in bytes of a bucket in host memory, if the program does not say it.
+
+        Args:
+            is_large: Whether buckets should be large also if all ranks are on one node.
+        """
+        if not self.packs:
+            return 0
+        return _BUCKET_BYTES_ACROSS if self.shares_memory or is_large else _BUCKET_BYTES
+
+    def shares_of(self, length: int) -> list[int]:
+        """Return where the share of each leader begins in a bucket that all ranks need, and where the last one ends."""
+        return bounds(length, self.n_leaders if self.shares_memory else 1)
+
+    def adders_of(self, length: int, shares: Sequence[int]) -> Sequence[int]:
+        """Return where the part begins that each rank of a node adds up, and where the last one ends.
+
+        Args:
+            length: The length of the bucket.
+            shares: Where each share begins, and where the last one ends.
+        """
+        return even_or(shares, bounds(length, self.context.topology.intra_size)) if self.shares_memory else [0]
+
+    def check(self, spec: Spec) -> None:
+        """Raise TypeError if a gradient in host memory cannot be averaged."""
+        name, shape, dtype = spec
+        if not self.on_host:
+            raise TypeError(
+                f"{self.name}: expected gradients in CuPy arrays, got a NumPy array of shape {shape} and dtype {dtype} "
+                f"for {name}; every other communicator takes both"
+            )
 
     def average(self, bucket: Bucket, divisor: int) -> None:
         """Overwrite a bucket, or the gradients that it holds, with their sum over all ranks, divided; collective.
