@@ -4,12 +4,15 @@ import os
 import shutil
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
 # Jobs print as they do for most users. With this variable, print() writes each of its arguments separately, and the
 # ranks cut each other's lines in two.
 os.environ.pop("PYTHONUNBUFFERED", None)
+
+ROOT = Path(__file__).parent
 
 
 @pytest.fixture(scope="session")
@@ -23,8 +26,9 @@ def launcher():
 @pytest.fixture
 def job(launcher, request, tmp_path):
     """Run code on several ranks, some of which die; return the lines of its output, sorted, and the status."""
-    # From the package's tests: their stand-ins.
-    fakes = str(request.path.parents[1] / "fakes")
+    # The stand-ins of the package's tests, and those of mn-comm, which others share.
+    shared = ROOT / "packages" / "mn-comm" / "tests" / "fakes"
+    fakes = os.pathsep.join(map(str, [request.path.parents[1] / "fakes", shared]))
 
     def run(ranks, code, *args, options=("--with-ft", "ulfm"), status=0):
         command = [launcher, *options, "-n", str(ranks), sys.executable, "-c", code, *args]

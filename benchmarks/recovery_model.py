@@ -23,7 +23,7 @@ NEW_COMMUNICATORS = 4  # the shrunk one, its duplicate, and those of a node's ra
 ROUNDS_OF_EACH = 5  # the time of each, in votes: with two ranks, a duplicate takes as long as five votes
 NAME_BYTES = 32  # of a pickled name
 COLOR_BYTES = 8
-SILENCE_SECONDS, END_SECONDS = 2.5, 0.5  # as in mn_comm.supervised and mn_elastic.supervision
+SILENCE_SECONDS, END_SECONDS = 2.5, 0.5  # as in mn_guard.supervised and mn_elastic.supervision
 BEATS_PER_SECOND = 2.5
 
 

@@ -70,6 +70,8 @@ OURS = (
     "mn_comm",
     "mn_compat",
     "mn_compress",
+    "mn_elastic",
+    "mn_guard",
     "mn_data",
     "mn_elastic",
     "mn_extensions",

@@ -29,7 +29,17 @@ ROOT = "chainermn"
 # In the process that inspects one of the two.
 IS_OLD = os.environ.get("CHAINERMN_IMPL") == "bundled"
 # Names that a module has only imported do not belong to its surface; names in these packages do.
-OURS = ("chainermn", "mn_comm", "mn_compress", "mn_data", "mn_extensions", "mn_modelpar", "mn_optim")
+OURS = (
+    "chainermn",
+    "mn_comm",
+    "mn_compress",
+    "mn_elastic",
+    "mn_guard",
+    "mn_data",
+    "mn_extensions",
+    "mn_modelpar",
+    "mn_optim",
+)
 Surface = dict[str, str]
 """What can be reached, by its dotted path, and in which form."""
 

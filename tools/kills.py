@@ -340,7 +340,7 @@ class Killer:
                 self._begin_when_one_joins()
 
     def _begin_when_one_joins(self) -> None:
-        from mn_comm.elastic.spares import Pool
+        from mn_elastic.spares import Pool
 
         muster, times = Pool.muster, [0]
 

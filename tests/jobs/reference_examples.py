@@ -19,7 +19,18 @@ import mn_comm
 import mn_compat
 import mn_extensions
 
-PACKAGES = ["mn_comm", "mn_compress", "mn_data", "mn_extensions", "mn_modelpar", "mn_optim", "mn_compat", "chainermn"]
+PACKAGES = [
+    "mn_comm",
+    "mn_compress",
+    "mn_elastic",
+    "mn_guard",
+    "mn_data",
+    "mn_extensions",
+    "mn_modelpar",
+    "mn_optim",
+    "mn_compat",
+    "chainermn",
+]
 
 
 def documented():

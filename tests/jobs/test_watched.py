@@ -13,6 +13,8 @@ WALK = Path(__file__).with_name("watched_calls.py")
 MODULES = (
     "mn_comm",
     "mn_compress",
+    "mn_elastic",
+    "mn_guard",
     "mn_optim",
     "mn_data",
     "mn_modelpar.functions",

@@ -275,7 +275,7 @@ if __name__ == "__main__":
         sys.exit()
     from mpi4py import MPI
 
-    from mn_comm import stall
+    from mn_guard import stall
 
     world = MPI.COMM_WORLD.Dup()
     comm = mn_comm.create_communicator("flat")

@@ -12,7 +12,17 @@ from sphinx.util.inventory import InventoryFile
 
 SITE = Path(os.environ["SITE"])
 API = Path(__file__).resolve().parents[2] / "docs" / "api"
-PACKAGES = ["mn_comm", "mn_compat", "mn_compress", "mn_data", "mn_extensions", "mn_modelpar", "mn_optim"]
+PACKAGES = [
+    "mn_comm",
+    "mn_compat",
+    "mn_compress",
+    "mn_elastic",
+    "mn_guard",
+    "mn_data",
+    "mn_extensions",
+    "mn_modelpar",
+    "mn_optim",
+]
 MODULES = [
     *PACKAGES,
     "mn_compress",

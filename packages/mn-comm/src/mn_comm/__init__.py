@@ -12,15 +12,14 @@ import mn_comm.basis.child_processes  # noqa: F401 - before mpi4py.MPI is import
 
 if TYPE_CHECKING:
     from mn_comm.base import CommunicatorBase
+    from mn_comm.basis.change import Change, RankLost
+    from mn_comm.basis.guard import at_exit
     from mn_comm.basis.mpi import MPI
     from mn_comm.basis.protocols import Model, Parameter
     from mn_comm.basis.replicas import own, synchronize_replicas
+    from mn_comm.basis.transaction import is_elastic, transact
     from mn_comm.communicator import Communicator
     from mn_comm.create import create_communicator
-    from mn_comm.elastic.change import Change, RankLost
-    from mn_comm.elastic.communicator import ElasticCommunicator
-    from mn_comm.elastic.transaction import is_elastic, transact
-    from mn_comm.exit_status import at_exit
     from mn_comm.gradients.agree import JoinMessages
     from mn_comm.gradients.bucket import AnyBucket
     from mn_comm.gradients.compression import Compression, CompressionReport
@@ -34,9 +33,7 @@ if TYPE_CHECKING:
     from mn_comm.ranks.intracomm import Ranks as Ranks  # a public name, too
     from mn_comm.ranks.spans import is_recording, span
     from mn_comm.ranks.topology import Topology
-    from mn_comm.ranks.watch import operation, waiting_for
-    from mn_comm.stall import explain_stalls
-    from mn_comm.supervised.memory import NodeMemory
+    from mn_comm.ranks.watch import explain_stalls, operation, waiting_for
 
 _HOME_OF = {
     "expect_same": "ranks.agreement",
@@ -44,14 +41,13 @@ _HOME_OF = {
     "CommunicatorBase": "base",
     "Communicator": "communicator",
     "create_communicator": "create",
-    "at_exit": "exit_status",
+    "at_exit": "basis.guard",
     "Compression": "gradients.compression",
     "CompressionReport": "gradients.compression",
-    "Change": "elastic.change",
-    "RankLost": "elastic.change",
-    "ElasticCommunicator": "elastic.communicator",
-    "is_elastic": "elastic.transaction",
-    "transact": "elastic.transaction",
+    "Change": "basis.change",
+    "RankLost": "basis.change",
+    "is_elastic": "basis.transaction",
+    "transact": "basis.transaction",
     "JoinMessages": "gradients.agree",
     "AnyBucket": "gradients.bucket",
     "Owners": "gradients.filling",
@@ -69,8 +65,7 @@ _HOME_OF = {
     "synchronize_replicas": "basis.replicas",
     "is_recording": "ranks.spans",
     "span": "ranks.spans",
-    "explain_stalls": "stall",
-    "NodeMemory": "supervised.memory",
+    "explain_stalls": "ranks.watch",
     "Topology": "ranks.topology",
     "operation": "ranks.watch",
     "waiting_for": "ranks.watch",
@@ -89,12 +84,10 @@ __all__ = [
     "CommunicatorBase",
     "Compression",
     "CompressionReport",
-    "ElasticCommunicator",
     "Future",
     "GradientReducer",
     "JoinMessages",
     "Model",
-    "NodeMemory",
     "Owners",
     "Parameter",
     "RankLost",

@@ -19,7 +19,7 @@ def main(arguments: list[str], program: str = "mn_comm") -> int:
         arguments: The command line.
         program: The beginning of the command line, for usage messages.
     """
-    commands = {entry.name: entry for entry in entry_points(group=GROUP)}
+    commands = {entry.name: entry for entry in sorted(entry_points(group=GROUP), key=lambda entry: entry.name)}
     usage = f"usage: python -m {program} {{{','.join(commands) or 'COMMAND'}}} [OPTIONS]\n"
     if arguments[:1] and arguments[0] in commands:
         status: int = commands[arguments[0]].load()(arguments[1:])

@@ -5,10 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 from mn_comm.basis.config import Config
+from mn_comm.basis.guard import guard
 from mn_comm.basis.launch import check_initialized, check_launch
 from mn_comm.basis.mpi import MPI
 from mn_comm.communicator import Communicator
-from mn_comm.registry import kind_of
+from mn_comm.registry import create_elastic, kind_of, refuse_spares
 
 __all__ = ["create_communicator"]
 
@@ -37,8 +38,8 @@ def create_communicator(
             the host, and only means are sent between hosts; NCCL adds it up without conversion. (ChainerMN 7 accepted
             this argument only for ``pure_nccl``, and raised a ValueError for the others.)
         batched_copy: Whether gradients on a device are packed by one kernel for all of them.
-        elastic: Whether training continues without ranks that die, see :class:`mn_comm.ElasticCommunicator`. It needs
-            Open MPI, started by ``mpiexec --with-ft ulfm``, and gradients in host memory.
+        elastic: Whether training continues without ranks that die, see :class:`mn_elastic.ElasticCommunicator`. It
+            needs the package mn-elastic, Open MPI, started by ``mpiexec --with-ft ulfm``, and gradients in host memory.
 
     Returns:
         The communicator.
@@ -60,12 +61,8 @@ def create_communicator(
         2
         >>> flat = chainermn.create_communicator("flat", allreduce_grad_dtype="float16")
     """
-    from mn_comm.global_except_hook import add_hook_by_default
-    from mn_comm.supervised import report
-
     check_initialized()
-    add_hook_by_default()
-    report.join(MPI.COMM_WORLD.rank, MPI.COMM_WORLD.size)
+    guard().started()
     check_launch(MPI.COMM_WORLD.size)
     if mpi_comm is None:
         mpi_comm = MPI.COMM_WORLD
@@ -74,14 +71,8 @@ def create_communicator(
     config = Config()
     for name, value in settings.items():
         config = config.with_value(name, value)
-    if elastic:
-        from mn_comm.elastic.communicator import elastic_kind
-
-        communicator: Communicator = elastic_kind(kind)(mpi_comm, kind.strategy)
-    else:
-        from mn_comm.elastic.support import refuse_spares
-
+    if not elastic:
         refuse_spares()
-        communicator = kind(mpi_comm)
+    communicator = create_elastic(mpi_comm, kind) if elastic else kind(mpi_comm)
     communicator._config = config  # noqa: SLF001 - checked before anything collective
     return communicator

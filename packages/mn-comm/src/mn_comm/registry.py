@@ -11,7 +11,8 @@ existing strategy in another way::
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import os
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from mn_comm.communicator import Communicator
@@ -25,11 +26,15 @@ if TYPE_CHECKING:
     from mpi4py import MPI
 
 
-__all__ = ["GROUP", "kind_of"]
+__all__ = ["GROUP", "SPARES", "create_elastic", "kind_of", "refuse_spares"]
 
 GROUP = "mn_comm.strategies"
 # No other package can use these names. Strategies of others are added to the table when a rank first uses them.
 _OURS = tuple(STRATEGIES)
+SPARES = "CHAINERMN_SPARES"
+"""The variable that says how many of the processes that the launcher starts wait until a rank is lost."""
+ELASTIC = "mn_elastic"
+"""The entry point of a package with elastic communicators: a function of an MPI communicator and a class."""
 
 
 def kind_of(name: str, mpi_comm: MPI.Intracomm) -> type[Communicator]:
@@ -85,3 +90,37 @@ def _load(points: Sequence[EntryPoint]) -> type[Communicator]:
 
 def _package(point: EntryPoint) -> str:
     return f"{point.dist.name} {point.dist.version}" if point.dist is not None else "an unknown package"
+
+
+def create_elastic(mpi_comm: MPI.Intracomm, kind: type[Communicator]) -> Communicator:
+    """Create a communicator that continues without ranks that die, by another package; collective.
+
+    Args:
+        mpi_comm: The ranks.
+        kind: The class whose way to average it has.
+
+    Raises:
+        RuntimeError: The package mn-elastic is not installed (on every rank).
+    """
+    from importlib.metadata import entry_points  # not earlier: it imports much
+
+    with agreement.raise_on_all(mpi_comm):
+        points = list(entry_points(group=ELASTIC))
+        if not points:
+            raise RuntimeError("elastic=True: expected the package mn-elastic, got none: pip install mn-elastic")
+        create: Callable[[MPI.Intracomm, type[Communicator]], Communicator] = points[0].load()
+    communicator = create(mpi_comm, kind)
+    _elastic.add(kind.strategy)
+    return communicator
+
+
+def refuse_spares(environ: Mapping[str, str] = os.environ) -> None:
+    """Raise ValueError if spares were requested, but the job has no elastic communicator."""
+    if environ.get(SPARES, "") not in ("", "0") and not _elastic:
+        raise ValueError(
+            f"expected create_communicator(…, elastic=True) with {SPARES}={environ[SPARES]}, got elastic=False: no "
+            "process can take the place of a rank that is lost"
+        )
+
+
+_elastic: set[str] = set()  # the strategies of the elastic communicators that were created

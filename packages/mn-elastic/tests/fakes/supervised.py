@@ -9,11 +9,12 @@ SCRIPT = """
 import os, signal, sys
 import numpy as np
 import mn_comm
+import mn_elastic
 
 attempt = int(os.environ["CHAINERMN_SUPERVISOR"].split()[-1])
 comm = mn_comm.create_communicator("naive", **({"elastic": True} if "elastic" in sys.argv else {}))
 first_rank = comm.rank
-memory = mn_comm.NodeMemory()
+memory = mn_elastic.NodeMemory()
 
 def say(*words):
     print(" ".join(map(str, words)) + "\\n", end="", flush=True)  # one write: ranks share the output

@@ -113,7 +113,7 @@ def is_alive(process):
 
 
 def test_without_a_supervisor_nothing_is_kept(tmp_path):
-    code = "import mn_comm; m = mn_comm.NodeMemory(); print(m.is_there, m.get()); m.put(1, {})"
+    code = "import mn_elastic; m = mn_elastic.NodeMemory(); print(m.is_there, m.get()); m.put(1, {})"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert done.stdout == "False None\n"
     assert "RuntimeError: expected a job started by chainermn elastic" in done.stderr
@@ -136,6 +136,7 @@ if attempt == 1 and rank == "1":
     {how}
 
 import mn_comm
+import mn_elastic
 
 comm = mn_comm.create_communicator("naive")
 print(f"rank {{comm.rank}} of attempt {{attempt}} has come to the end\\n", end="", flush=True)

@@ -5,11 +5,11 @@ import sys
 
 import pytest
 
-from mn_comm.supervised import start
 from mn_elastic.supervision import supervisor
 from mn_elastic.supervision.attempt import Attempt
 from mn_elastic.supervision.launch import command_of, environment_of, left, own_address, ranks_on, reachable, spares_on
 from mn_elastic.supervision.options import Host, Options, parse, read_hosts
+from mn_guard.supervised import start
 from mn_tools.doctor.mpi import Launcher
 
 MPICH, OPEN_MPI = Launcher("/m/mpiexec", "MPICH", "5.0.2"), Launcher("/o/mpiexec", "Open MPI", "5.0.11")

@@ -7,7 +7,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from mn_comm import MPI, ElasticCommunicator, raise_on_all
+from mn_comm import MPI, raise_on_all
+from mn_elastic import ElasticCommunicator
 
 __all__ = ["Handover", "Settings", "apply_settings", "hand_over", "settings_of"]
 

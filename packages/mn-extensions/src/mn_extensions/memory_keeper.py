@@ -17,7 +17,8 @@ import numpy as np
 from chainer.serializers import npz
 from chainer.training import Extension
 
-from mn_comm import CommunicatorBase, ElasticCommunicator, NodeMemory, is_elastic, raise_on_all, transact
+from mn_comm import CommunicatorBase, is_elastic, raise_on_all, transact
+from mn_elastic import ElasticCommunicator, NodeMemory
 from mn_extensions.checkpoint.replicas import assume_synchronized, optimizers_of, synchronize
 from mn_extensions.checkpoint.state import check_fits, load_state
 from mn_extensions.handover import Handover, Settings, apply_settings, hand_over, settings_of

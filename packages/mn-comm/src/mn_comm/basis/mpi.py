@@ -27,9 +27,9 @@ else:
     def _load() -> types.ModuleType:
         module = sys.modules.get("mpi4py.MPI")
         if module is None:
-            from mn_comm.starting import watched_start
+            from mn_comm.basis.guard import guard
 
-            with watched_start():
+            with guard().initializing():
                 from mpi4py import MPI as module
         return module
 

@@ -6,7 +6,7 @@ stream, and accepts only C-contiguous CuPy arrays. It has not run on a GPU yet.
 
 from __future__ import annotations
 
-import atexit
+import functools
 import importlib.util
 import sys
 import weakref
@@ -15,6 +15,8 @@ from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
+
+from mn_comm.basis.guard import at_exit
 
 __all__ = [
     "NcclCommunicator",
@@ -112,6 +114,7 @@ class NcclCommunicator:
         self._rank = rank
         self._core = core.Communicator.init(size, rank, core.UniqueId.from_bytes(unique_id))
         _alive.add(self)
+        _see_to_the_end()
 
     @property
     def core(self) -> Any:
@@ -179,7 +182,6 @@ class NcclCommunicator:
 _alive: weakref.WeakSet[NcclCommunicator] = weakref.WeakSet()
 
 
-@atexit.register
 def _abort_all() -> None:
     """Abort the remaining communicators: destroying them would wait for other ranks, which may have failed."""
     if not _alive:
@@ -190,6 +192,11 @@ def _abort_all() -> None:
         cupy.cuda.Device().synchronize()  # other ranks may be waiting for operations that this rank has started
     for communicator in list(_alive):
         communicator.abort()
+
+
+@functools.cache
+def _see_to_the_end() -> None:
+    at_exit(_abort_all)
 
 
 def _binding() -> Any:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import threading
 import weakref
@@ -11,7 +12,7 @@ from typing import Any, Generic, TypeVar
 
 import numpy as np
 
-from mn_comm.exit_status import at_exit
+from mn_comm.basis.guard import at_exit
 from mn_comm.ranks.watch import activity
 
 __all__ = ["Future", "Worker", "close_all"]
@@ -94,6 +95,7 @@ class Worker:
         with self._lock:
             self._unfinished += 1
             if self._thread is None:
+                _see_to_the_end_and_forks()
                 self._thread = threading.Thread(target=self._run, name="mn_comm", daemon=True)
                 self._thread.start()
         self._tasks.put(task)
@@ -148,7 +150,10 @@ def close_all() -> None:
         thread.join()
 
 
-# Tasks must end before MPI does, which is finalized after this.
-at_exit(close_all)
-# Since 3.12, Python warns about a fork while threads run, for a good reason: the child does not have these threads.
-os.register_at_fork(before=_rest_all)
+@functools.cache
+def _see_to_the_end_and_forks() -> None:
+    """Register what threads need; not at import, because a program without threads needs nothing."""
+    # Tasks must end before MPI does, which is finalized after this.
+    at_exit(close_all)
+    # Since 3.12, Python warns about a fork while threads run, for a good reason: the child does not have these threads.
+    os.register_at_fork(before=_rest_all)

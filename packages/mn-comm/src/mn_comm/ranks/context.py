@@ -14,9 +14,7 @@ from typing import Any
 
 from mpi4py import MPI
 
-from mn_comm import stall
-from mn_comm.last_words import speak_when_ended
-from mn_comm.leftovers import receive_leftovers_at_exit
+from mn_comm.basis.guard import guard
 from mn_comm.ranks.background import Worker
 from mn_comm.ranks.intracomm import Ranks
 from mn_comm.ranks.shared_memory import SharedMemory
@@ -43,7 +41,7 @@ class Context:
 
     def __init__(self, mpi_comm: MPI.Intracomm) -> None:
         self.ranks = (mpi_comm if isinstance(mpi_comm, Ranks) else Ranks(mpi_comm)).duplicate()
-        stall.join(self.ranks)
+        guard().watch(self.ranks)
         self.topology: Topology = discover(self.ranks)
         self.within, self.across = self.ranks.by_node(self.topology)
         self.memory = SharedMemory(self.within)
@@ -52,7 +50,7 @@ class Context:
 
     def free(self) -> None:
         """Free the communicators; collective."""
-        stall.leave(self.ranks)
+        guard().leave(self.ranks)
         for ranks in (self.within, self.across, self.ranks):
             if ranks.on_devices is not None:
                 ranks.on_devices.destroy()
@@ -71,8 +69,7 @@ class Contexts:
 
     def __init__(self, mpi_comm: MPI.Intracomm) -> None:
         self.foreground = Context(mpi_comm)
-        speak_when_ended(self.foreground.within)
-        receive_leftovers_at_exit()
+        guard().settled(self.foreground.within)
         self._splits: dict[tuple[tuple[int, ...], ...], Ranks] = {}
         self._mpi_comm = mpi_comm
         self._background: tuple[Context, Worker] | None = None

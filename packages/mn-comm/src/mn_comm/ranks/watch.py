@@ -10,7 +10,7 @@ import functools
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, NamedTuple, ParamSpec, TypeVar
 
@@ -19,7 +19,17 @@ from mn_comm.ranks.spans import span
 if TYPE_CHECKING:
     from mpi4py import MPI
 
-__all__ = ["Activity", "Call", "activities", "activity", "operation", "polled", "waiting_for"]
+__all__ = [
+    "Activity",
+    "Call",
+    "activities",
+    "activity",
+    "explain_stalls",
+    "explanations",
+    "operation",
+    "polled",
+    "waiting_for",
+]
 
 _P = ParamSpec("_P")
 _R = TypeVar("_R")
@@ -93,6 +103,19 @@ activities: dict[int, Activity] = {}
 """The activity of every thread that ever waited, by the thread's number; and of devices, by numbers of their own."""
 polled: list[Callable[[], Callable[[], None] | None]] = []
 """Weak references to the functions that update the activities of devices."""
+
+
+explanations: list[Callable[[], Sequence[str]]] = []
+"""Functions that return lines for the message about a rank that waits too long."""
+
+
+def explain_stalls(explanation: Callable[[], Sequence[str]]) -> None:
+    """Add lines to the message of this rank when something stalls, if something watches: the package mn-guard does.
+
+    Args:
+        explanation: Returns the lines; called in the monitor's thread, so it must not communicate.
+    """
+    explanations.append(explanation)
 
 
 def activity() -> Activity:

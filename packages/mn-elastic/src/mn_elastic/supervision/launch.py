@@ -12,10 +12,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
-from mn_comm.elastic.support import SPARES
-from mn_comm.supervised import start
-from mn_comm.supervised.link import VARIABLE
 from mn_elastic.supervision.options import Host, Options
+from mn_elastic.support import SPARES
+from mn_guard.supervised import start
+from mn_guard.supervised.link import VARIABLE
 from mn_tools.doctor.mpi import Launcher
 
 __all__ = ["command_of", "environment_of", "left", "own_address", "ranks_on", "reachable", "spares_on"]

@@ -1,0 +1,96 @@
+"""What watches over this process, if a package for it is installed: mn-guard, with an entry point ``mn_comm.guard``.
+
+This package exchanges arrays. What happens when a process ends, dies or hangs is another package's business, to which
+it speaks only here. Without one, creating a communicator starts no thread and no process, and installs no hook and no
+handler.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from typing import Any, Protocol
+
+__all__ = ["Guard", "at_exit", "guard"]
+
+ENTRY_POINT = "mn_comm.guard"
+
+
+class Guard(Protocol):
+    """What watches over a process."""
+
+    def initializing(self) -> AbstractContextManager[None]:
+        """MPI is initialised within this context, which may wait for other ranks."""
+        ...
+
+    def started(self) -> None:
+        """A communicator is about to be created; MPI runs. Not collective."""
+        ...
+
+    def settled(self, within: Any) -> None:
+        """The ranks of a node are known; collective within the node, for each MPI communicator of the script."""
+        ...
+
+    def watch(self, ranks: Any) -> None:
+        """A private communicator was made, on which no other messages are sent; not collective."""
+        ...
+
+    def leave(self, ranks: Any) -> None:
+        """A private communicator is about to be freed; not collective."""
+        ...
+
+    def before_exit(self, function: Callable[[], object]) -> None:
+        """Call a function when the process ends, while MPI still runs, unless its exit status ends all ranks."""
+        ...
+
+
+class _Nobody:
+    """Does nothing but call functions at exit, as Python does."""
+
+    def initializing(self) -> AbstractContextManager[None]:
+        return contextlib.nullcontext()
+
+    def started(self) -> None: ...
+
+    def settled(self, within: Any) -> None: ...
+
+    def watch(self, ranks: Any) -> None: ...
+
+    def leave(self, ranks: Any) -> None: ...
+
+    def before_exit(self, function: Callable[[], object]) -> None:
+        atexit.register(function)
+
+
+_found: list[Guard] = []
+# What modules have registered while they were imported, before it is known who watches.
+_early: list[Callable[[], object]] = []
+
+
+def guard() -> Guard:
+    """Return what watches over this process; the first call looks for it."""
+    if not _found:
+        from importlib.metadata import entry_points  # not at import, because it imports much
+
+        points = list(entry_points(group=ENTRY_POINT))
+        _found.append(points[0].load()() if points else _Nobody())
+        for function in _early:
+            _found[0].before_exit(function)
+        _early.clear()
+    return _found[0]
+
+
+def at_exit(function: Callable[[], object]) -> None:
+    """Register a function to be called when the process ends, unless its exit status ends all ranks.
+
+    For functions that wait for other ranks: these may be waiting for this rank, so its exit status is checked before.
+
+    Args:
+        function: The function.
+    """
+    if _found:
+        _found[0].before_exit(function)
+    else:
+        _early.append(function)

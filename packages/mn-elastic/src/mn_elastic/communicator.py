@@ -1,0 +1,565 @@
+"""The elastic communicator: one object for the whole training, which rebuilds itself when a rank is lost."""
+
+from __future__ import annotations
+
+import os
+import time
+import weakref
+from collections.abc import Callable
+from functools import partial, wraps
+from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
+
+from mn_comm.basis.change import Change, RankLost
+from mn_comm.basis.mpi import MPI
+from mn_comm.communicator import Communicator
+from mn_comm.ranks import agreement, spans
+from mn_elastic import ends
+from mn_elastic.support import SPARES, is_minority, problem_of
+from mn_elastic.support import n_spares as read_n_spares
+
+if TYPE_CHECKING:
+    from mn_comm.basis.protocols import Model
+    from mn_comm.gradients.reducer import GradientReducer
+    from mn_comm.gradients.strategies import Strategy
+    from mn_comm.ranks.context import Contexts
+    from mn_elastic.family import Family
+    from mn_elastic.spares import Mustered, Pool
+
+__all__ = ["ElasticCommunicator", "create"]
+
+_T = TypeVar("_T")
+_MOST_ALARMS = 3
+_COLLECTIVE = (
+    *("bcast", "gather", "allgather", "scatter", "alltoall", "allreduce", "reduce", "reduce_scatter", "barrier"),
+    *("bcast_obj", "gather_obj", "allgather_obj", "scatter_obj", "allreduce_obj", "multi_node_mean_grad"),
+)
+_POINT_TO_POINT = ("send", "recv", "send_obj", "recv_obj")
+
+
+class _Progress:
+    """State that transactions read and change; as attributes of a communicator, it would be slow to set.
+
+    Attributes:
+        depth: The number of nested transactions that are running.
+        alarms: How many times in a row MPI has failed although no rank was lost.
+        no_steps: Why no step can be taken now; empty if one can.
+        nothing: Why no transaction at all is possible now; empty if one is.
+    """
+
+    __slots__ = ("alarms", "depth", "no_steps", "nothing")
+
+    def __init__(self) -> None:
+        self.depth = 0
+        self.alarms = 0
+        self.no_steps = ""
+        self.nothing = ""
+
+    def check(self, is_step: bool) -> None:
+        """Raise RuntimeError if a transaction, which may be a step, is not possible now."""
+        problem = self.nothing or (is_step and self.no_steps)
+        if problem:
+            raise RuntimeError(problem)
+
+
+class ElasticCommunicator(Communicator):
+    """A communicator that continues without ranks that die.
+
+    Everything happens in *transactions*, which end in a vote: either all ranks have completed the transaction, or a
+    rank was lost. After a loss, the communicator is rebuilt from the remaining ranks, with new ranks and sizes. The
+    transaction is repeated if possible; otherwise, :class:`RankLost` is raised on all remaining ranks. Each collective
+    operation is a transaction, unless it is part of a larger one. The communicator must not be used by several threads
+    at the same time.
+
+    With spares (``CHAINERMN_SPARES``), all processes are ranks until they call ``maybe_load`` of a memory keeper.
+    So spares take part in the set-up of the script.
+
+    Args:
+        mpi_comm: The ranks that take part. Creating a communicator is collective.
+        strategy: How gradients are averaged: the name of a communicator.
+
+    Raises:
+        RuntimeError: The job cannot continue after a rank has died (on every rank).
+        ValueError: The strategy cannot be elastic, or cannot work on these hosts; or the requested number of spares is
+            not possible.
+    """
+
+    strategy = "naive"
+    is_elastic = True
+    _averages_in_its_own_way = False
+
+    def __init__(self, mpi_comm: MPI.Intracomm, strategy: str) -> None:
+        from mn_comm.gradients.strategies import STRATEGIES
+        from mn_comm.ranks.intracomm import Ranks
+        from mn_elastic.family import Family
+
+        if not isinstance(mpi_comm, MPI.Intracomm):
+            raise TypeError(f"expected an mpi4py intracommunicator for mpi_comm, got {type(mpi_comm).__name__}")
+        if not STRATEGIES[strategy].on_host:
+            raise ValueError(f"expected a communicator that averages in host memory with elastic=True, got {strategy}")
+        ranks = Ranks(mpi_comm)
+        with agreement.raise_on_all(ranks):
+            problem = problem_of(MPI.Get_library_version())
+            if problem is not None:
+                raise RuntimeError(problem)
+        # From rank 0's environment: Open MPI's launcher passes a variable only to the ranks on its own host.
+        n_spares = read_n_spares(ranks.size, ranks.bcast(os.environ.get(SPARES, "")))
+        if n_spares and ends.is_shared():
+            raise ValueError(f"expected one elastic communicator with {SPARES}={n_spares}, got another one")
+        self.strategy = strategy
+        self._generation = -1
+        self._progress = _Progress()
+        self._on_change: list[Callable[[Change], object]] = []
+        self._on_commit: list[Callable[[], object]] = []
+        self._handed_out: list[tuple[weakref.ref[GradientReducer], bool]] = []
+        self._places = ranks.size - n_spares if n_spares else 0
+        self._pool: Pool | None = None
+        self._waits = False
+        self._is_over = False
+        self._renew(Family(mpi_comm))
+        if n_spares:
+            self._progress.no_steps = (
+                f"{SPARES}={n_spares}: expected keeper.maybe_load(trainer) before the first step, for a keeper "
+                "of chainermn.extensions.create_memory_keeper(comm): that is where spares wait"
+            )
+        ends.end_alone(self)
+
+    @property
+    def generation(self) -> int:
+        """How often the communicator has been rebuilt."""
+        return self._generation
+
+    @property
+    def mpi_comm(self) -> MPI.Intracomm:
+        """The mpi4py communicator of this generation; a different object after a loss."""
+        return self._mpi_comm
+
+    @mpi_comm.setter
+    def mpi_comm(self, mpi_comm: MPI.Intracomm) -> NoReturn:
+        raise RuntimeError("mpi_comm: an elastic communicator replaces it by itself, nobody else can")
+
+    def on_change(self, callback: Callable[[Change], _T]) -> Callable[[Change], _T]:
+        """Call a function after each loss, when the communicator has been rebuilt; register it on every rank.
+
+        Args:
+            callback: Called with the change, on every rank, in the order in which callbacks were registered. It may
+                adapt values that depend on the number of ranks, such as a learning rate; it must not communicate.
+
+        Returns:
+            The function, so that this can be used as a decorator.
+        """
+        self._on_change.append(callback)
+        return callback
+
+    def on_commit(self, callback: Callable[[], _T]) -> Callable[[], _T]:
+        """Register a function to be called after each step of an optimizer that all ranks have completed.
+
+        Args:
+            callback: Called on every rank; it must not communicate.
+
+        Returns:
+            The function, so that this can be used as a decorator.
+        """
+        self._on_commit.append(callback)
+        return callback
+
+    def transact(
+        self,
+        function: Callable[[], _T],
+        *,
+        repeat: bool = True,
+        prepare: Callable[[], object] | None = None,
+        is_step: bool = False,
+        name: str = "transaction",
+    ) -> _T:
+        """Call a function that communicates, until all ranks have completed it; collective.
+
+        Within another transaction, the function is a part of that transaction.
+
+        Args:
+            function: The function. If it raises an exception of its own, the transaction ends without a vote. So such
+                an exception must be raised on all ranks, or end this rank.
+            repeat: Whether the function can be called again after a loss.
+            prepare: Called before the function is called again, when the communicator has been rebuilt.
+            is_step: Whether this is a step of an optimizer, after which the functions registered by :meth:`on_commit`
+                are called.
+            name: Its name in messages.
+
+        Returns:
+            What the function returned.
+
+        Raises:
+            RankLost: A rank was lost, and the function cannot be repeated (on every remaining rank).
+            RuntimeError: Spares were not set aside before the first step (on every rank). Or this rank was a spare, and
+                makes a call that the other ranks made before it joined them.
+        """
+        if self._progress.depth:
+            return function()
+        self._end_if_over()
+        self._progress.check(is_step)
+        while True:
+            try:
+                result = self._attempt(function)
+            except Exception as error:
+                if not self._is_of_a_loss(error):
+                    raise
+                change = self._recover(error)
+                if not repeat:
+                    raise RankLost(name, change) from error
+                if prepare is not None:
+                    prepare()
+            else:
+                self._has_come_through(is_step)
+                return result
+
+    def _end_if_over(self) -> None:
+        """End a spare that was not needed, if the script still communicates while it ends: in a ``finally`` block."""
+        if self._is_over:
+            raise SystemExit(0)
+
+    def _without_a_vote(self, function: Callable[[], _T], name: str) -> _T:
+        if self._progress.depth:
+            return function()
+        self._end_if_over()
+        try:
+            return function()
+        except Exception as error:
+            if not self._is_of_a_loss(error):
+                raise
+            raise RankLost(name, self._recover(error)) from error
+
+    def _has_come_through(self, is_step: bool) -> None:
+        self._progress.alarms = 0
+        if is_step:
+            for callback in self._on_commit:
+                callback()
+        if ends.asked_to_leave.is_set():
+            ends.leave_as_asked()
+
+    def _attempt(self, function: Callable[[], _T]) -> _T:
+        self._progress.depth += 1
+        try:
+            result = function()
+        finally:
+            self._progress.depth -= 1
+        self._family.vote(approve=True)
+        return result
+
+    def _is_of_a_loss(self, error: Exception) -> bool:
+        """Return whether an exception may be caused by a loss: any of MPI's may, and any at all after a loss."""
+        from mn_elastic.family import Overruled
+
+        return isinstance(error, (Overruled, MPI.Exception)) or self._family.is_broken
+
+    def _recover(self, error: Exception) -> Change:
+        """Rebuild the communicator from the remaining ranks; collective among them."""
+        began = time.monotonic()
+        with spans.span("recover", generation=self._generation + 1):
+            before = self._family
+            before.give_up()
+            self._abandon()
+            self._renew(before)
+        change = self._change_since(before, began)
+        self._expect_majority(change)
+        self._progress.alarms = 0 if change.lost else self._progress.alarms + 1
+        if self._progress.alarms >= _MOST_ALARMS:
+            raise RuntimeError(f"MPI failed {_MOST_ALARMS} times in a row, although no rank was lost") from error
+        self._tell(change)
+        return change
+
+    def _expect_majority(self, change: Change) -> None:
+        left = len(change.survivors) + len(change.set_aside)
+        if is_minority(left, change.old_size):
+            ends.end_as_minority(left, change.old_size)
+
+    def _tell(self, change: Change) -> None:
+        if self.rank == 0:
+            _log(change)
+        for callback in self._on_change:
+            callback(change)
+
+    def _change_since(self, before: Family, began: float, mustered: Mustered | None = None) -> Change:
+        from mn_elastic.recovery import survivors
+
+        alive = survivors(before.base, self._family.base)
+        gone = set(range(before.base.size)) - set(alive)
+        aside: set[int] = set()
+        newcomers: tuple[str, ...] = ()
+        if mustered is not None:
+            assert self._pool is not None
+            aside = gone & set(survivors(before.base, self._pool.base))
+            present = survivors(mustered.base, self._family.base)
+            names = dict(enumerate(mustered.newcomers, mustered.base.size - len(mustered.newcomers)))
+            newcomers = tuple(names[each] for each in present if each in names) if len(alive) < self.size else ()
+        return Change(
+            *(self._generation, tuple(sorted(gone - aside)), alive, self.rank, time.monotonic() - began),
+            *(tuple(sorted(aside)), newcomers),
+        )
+
+    @property
+    def places(self) -> int:
+        """How many ranks train; if there are more, the others will wait as spares."""
+        return min(self._places, self.size) or self.size
+
+    @property
+    def has_spares(self) -> bool:
+        """Whether processes have been set aside by :meth:`take_places`; the same on every rank."""
+        return self._pool is not None
+
+    @property
+    def lacks_ranks(self) -> bool:
+        """Whether ranks were lost, and spares can take their places; the same on every rank."""
+        return self._pool is not None and self._pool.waiting > 0 and self.size < self._places
+
+    def take_places(self) -> bool:
+        """Set aside the spares, which wait in this call until they are needed; collective.
+
+        Without spares, this does nothing. A spare that is never needed ends here, with status 0, when the job ends.
+
+        Returns:
+            Whether this process has waited, and now takes the place of a lost rank. It is then one of the last ranks.
+        """
+        if not self._progress.no_steps:
+            return False
+        from mn_elastic.spares import Pool
+
+        self._meet()
+        self._progress.no_steps = ""
+        self._pool = Pool(self._family, self._places)
+        if self._muster(self._pool):
+            return False
+        self._generation += 1  # the communicator was rebuilt without this process
+        self._waits = True
+        self._wait(self._pool)
+        return True
+
+    def fill_places(self) -> None:
+        """Let spares take the places of lost ranks, if there are any; collective, between two steps.
+
+        The spares return from :meth:`take_places`, and become the last ranks. This sends them no state. If a rank is
+        lost meanwhile, :attr:`lacks_ranks` stays true. This can then be called again, but only when all ranks have
+        reached the same point of the program.
+        """
+        if not self.lacks_ranks:
+            return
+        assert self._pool is not None
+        self._meet()
+        self._muster(self._pool)
+
+    def catch_up(self, until: str) -> None:
+        """Refuse transactions on a rank that has joined, until it has reached the same point as the other ranks.
+
+        Args:
+            until: The name, in messages, of the call that must come after everything else that communicates; empty if
+                the rank has reached the same point.
+        """
+        self._progress.nothing = until and (
+            f"expected all that communicates before {until}, in a script that has spares: the other ranks have done it "
+            "long before this one joined them"
+        )
+
+    @property
+    def is_catching_up(self) -> bool:
+        """Whether this rank has joined, but has not yet reached the same point as the other ranks."""
+        return bool(self._progress.nothing)
+
+    def _meet(self) -> None:
+        """Wait until all ranks have called this; collective."""
+        if self._progress.depth:
+            raise RuntimeError("expected spares to be called between two transactions, got a call within one")
+        while True:
+            try:
+                self._attempt(lambda: None)
+            except Exception as error:
+                if not self._is_of_a_loss(error):
+                    raise
+                self._recover(error)
+            else:
+                return
+
+    def _muster(self, pool: Pool) -> bool:
+        """Decide which processes train, and continue with these; return whether this one trains; collective."""
+        began, before = time.monotonic(), self._family
+        with spans.span("muster", generation=self._generation + 1):
+            before.give_up()
+            self._abandon()
+            mustered = pool.muster(self.rank, self._generation)
+            assert mustered is not None  # this process is not leaving
+            if mustered.is_called:
+                self._expect_majority(self._begin(mustered, before, began))
+        return mustered.is_called
+
+    def _wait(self, pool: Pool) -> None:
+        """Wait until this process is called, or end it if it never is."""
+        before = self._family
+        while self._waits:
+            pool.wait()
+            began = time.monotonic()
+            mustered = None if pool.is_abandoned else pool.muster(-1, -1)
+            if mustered is None:
+                self._is_over = True
+                ends.end_as_spare(in_vain=pool.is_abandoned)
+            elif mustered.is_called:
+                self._waits = False
+                self._begin(mustered, before, began)
+
+    def _begin(self, mustered: Mustered, before: Family, began: float) -> Change:
+        from mn_elastic.recovery import first_generation
+
+        self._generation = mustered.generation
+        self._go_on(*first_generation(mustered.base, self._build))
+        change = self._change_since(before, began, mustered)
+        self._tell(change)
+        return change
+
+    def take_leave(self, *, at_once: bool) -> bool:
+        """Leave the other ranks, which continue; return whether no rank does. This object must not be used afterwards.
+
+        Args:
+            at_once: Whether to interrupt ranks that wait for this rank, because it has failed.
+        """
+        from mn_elastic.recovery import all_leave
+
+        if self._is_over or self._waits:
+            # If the job has failed, its other processes have its exit status, and nobody may report success.
+            return self._is_over and not (self._pool is not None and self._pool.has_failed)
+        is_over = all_leave(self._family, at_once=at_once)
+        if is_over and self._pool is not None:
+            self._pool.dismiss(failed=at_once)
+        return is_over
+
+    def _abandon(self) -> None:
+        """End all work in the background: it fails, because the communicators are revoked."""
+        for reducer, _ in self._reducers_handed_out():
+            reducer.drain()
+        self._contexts.abandon()
+
+    def _renew(self, before: Family) -> None:
+        """Shrink a family that was given up, and continue with the next one; collective among the remaining ranks."""
+        from mn_elastic.recovery import next_generation
+
+        self._go_on(*next_generation(before, self._build))
+
+    def _go_on(self, family: Family, built: tuple[Contexts, Strategy]) -> None:
+        self._family, (contexts, strategy) = family, built
+        self._generation += 1
+        self._use(self._family.base, contexts, strategy)
+        for reducer, is_background in self._reducers_handed_out():
+            if is_background:
+                context, worker = contexts.background
+                reducer.use(self._strategy_on(context), worker)
+            else:
+                reducer.use(strategy, None)
+
+    def _build(self, family: Family) -> tuple[Contexts, Strategy]:
+        """Create everything that is derived from a new base; collective."""
+        from mn_comm.ranks.context import Contexts
+
+        contexts = Contexts(family.base)
+        ranks = contexts.foreground.ranks
+        if self._generation < 0:
+            spans.start(ranks)
+        # This must not depend on objects of this rank alone: ranks do not drop their last reference to a reducer at the
+        # same time.
+        if ranks.any(any(is_background for _, is_background in self._reducers_handed_out())):
+            contexts.background  # noqa: B018 - created on first access
+        return contexts, self._strategy_on(contexts.foreground)
+
+    def _strategy_on(self, context: Any) -> Strategy:
+        from mn_comm.gradients.strategies import STRATEGIES
+
+        return STRATEGIES[self.strategy](context)
+
+    def _reducers_handed_out(self) -> list[tuple[GradientReducer, bool]]:
+        found = [(reference(), is_background) for reference, is_background in self._handed_out]
+        return [(reducer, is_background) for reducer, is_background in found if reducer is not None]
+
+    def gradient_reducer(self, **options: Any) -> GradientReducer:
+        """Do what :meth:`CommunicatorBase.gradient_reducer` does.
+
+        Raises:
+            ValueError: ``compression`` or ``apart`` is given; a loss would leave them in an undefined state.
+        """
+        for name in ("compression", "apart"):
+            if options.get(name):
+                raise ValueError(f"expected {name} without elastic=True, got both: what it keeps is lost with a rank")
+        # A weak reference to a bound method of super() would die immediately.
+        reducer = self.transact(lambda: super(ElasticCommunicator, self).gradient_reducer(**options))
+        self._handed_out.append((weakref.ref(reducer), bool(options.get("background"))))
+        return reducer
+
+    def bcast_data(self, model: Model) -> None:
+        """Do what :meth:`CommunicatorBase.bcast_data` does; after a loss, repeat it from the new rank 0."""
+        self.transact(partial(super().bcast_data, model))
+
+    def split(self, color: int, key: int) -> NoReturn:
+        """Refuse to split: the parts would not be rebuilt after a loss.
+
+        Raises:
+            NotImplementedError: Always.
+        """
+        raise NotImplementedError("split: an elastic communicator has no parts, as they would not survive a loss")
+
+
+def create(mpi_comm: MPI.Intracomm, kind: type[Communicator]) -> ElasticCommunicator:
+    """Create a communicator that averages as a class does, and continues without ranks that die; collective.
+
+    Args:
+        mpi_comm: The ranks.
+        kind: A class of communicators, of this package or of another one.
+    """
+    return elastic_kind(kind)(mpi_comm, kind.strategy)
+
+
+def elastic_kind(kind: type[Communicator]) -> type[ElasticCommunicator]:
+    """Return the class of elastic communicators that average as another class does.
+
+    Args:
+        kind: A class of communicators, of this package or of another one.
+
+    Raises:
+        ValueError: It replaces methods that an elastic communicator needs.
+    """
+    bases = kind.__mro__[: kind.__mro__.index(Communicator)]
+    own = {name for base in bases for name in vars(base) if not name.startswith("__")} - {"strategy", "_abc_impl"}
+    if not own:
+        return ElasticCommunicator
+    replaced = sorted(name for name in own - {"comm_hook"} if hasattr(ElasticCommunicator, name))
+    if replaced or any("__init__" in vars(base) for base in bases):
+        raise ValueError(
+            f"expected a communicator with only strategy, comm_hook and names of its own, with elastic=True, got "
+            f"{kind.__name__}, which replaces {', '.join(replaced or ['__init__'])}"
+        )
+    return type(f"Elastic{kind.__name__}", (ElasticCommunicator, kind), {"__doc__": kind.__doc__})
+
+
+def _log(change: Change) -> None:
+    import logging  # not at import: nothing else needs it
+
+    logging.getLogger("mn_elastic").warning("%s (%.0f ms)", change, 1000 * change.seconds)
+
+
+def _as_transaction(name: str) -> Callable[..., Any]:
+    method = getattr(Communicator, name)
+
+    @wraps(method)
+    def call(self: ElasticCommunicator, *args: Any, **kwargs: Any) -> Any:
+        return self.transact(partial(method, self, *args, **kwargs), repeat=False, name=name)
+
+    return call
+
+
+def _between_two(name: str) -> Callable[..., Any]:
+    """Return a method that ends without a vote, as only two ranks know of it; after a loss it joins a vote."""
+    method = getattr(Communicator, name)
+
+    @wraps(method)
+    def call(self: ElasticCommunicator, *args: Any, **kwargs: Any) -> Any:
+        return self._without_a_vote(partial(method, self, *args, **kwargs), name)
+
+    return call
+
+
+for _name in _COLLECTIVE:
+    setattr(ElasticCommunicator, _name, _as_transaction(_name))
+for _name in _POINT_TO_POINT:
+    setattr(ElasticCommunicator, _name, _between_two(_name))

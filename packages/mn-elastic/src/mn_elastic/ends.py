@@ -1,0 +1,174 @@
+"""How a rank ends while the others notice it and continue.
+
+The other ranks notice the death of a process immediately. But if a process ends with a status other than 0, they wait
+forever (Open MPI 5.0), so the process kills itself instead. The launcher then regards the job as successful. So a rank
+first asks the others whether they are leaving as well. If all are, it ends with its status, which becomes the status of
+the job.
+
+A rank that ends normally also does this. After a loss, it ends without ``MPI_Finalize``, which sometimes waits for the
+dead rank (Open MPI 5.0.11, in about one of twenty jobs if the loss was a few milliseconds ago).
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import signal
+import socket
+import sys
+import threading
+from collections.abc import Callable
+from types import FrameType
+from typing import NoReturn, Protocol
+
+from mn_comm.basis.mpi import MPI
+from mn_comm.ranks.background import close_all
+from mn_guard import exit_status, global_except_hook
+from mn_guard.exit_sequence import Step, at_exit
+from mn_guard.job import detects
+from mn_guard.last_words import flush_until_read, say
+from mn_guard.supervised import report
+
+__all__ = ["asked_to_leave", "end_alone", "end_as_minority", "end_as_spare", "is_shared", "leave_as_asked"]
+
+_PATIENCE_SECONDS = 3.0  # until the others vote, unless they have reached the end of the script
+_BY_SIGNAL = 128  # a shell's exit status for a process that was ended by a signal
+
+asked_to_leave = threading.Event()
+"""Set by SIGTERM."""
+_parties: list[Party] = []
+
+
+class Party(Protocol):
+    """The other ranks, which this rank can leave."""
+
+    @property
+    def generation(self) -> int:
+        """How many losses there were."""
+        ...
+
+    def take_leave(self, *, at_once: bool) -> bool:
+        """Inform the others, and return whether all of them are leaving."""
+        ...
+
+
+def end_alone(party: Party) -> None:
+    """From now on, let this rank end without ending the others.
+
+    An uncaught exception and an exit status other than 0 end only this process. After SIGTERM, it finishes its step and
+    leaves; after a second SIGTERM, it ends immediately. If the script has its own handler, this handler stays.
+
+    Args:
+        party: The other ranks.
+    """
+    _parties.append(party)
+    _install()
+
+
+def is_shared() -> bool:
+    """Return whether other ranks must be informed before this rank ends."""
+    return bool(_parties)
+
+
+def end_as_spare(*, in_vain: bool) -> NoReturn:
+    """End a spare that has not been needed, when the job is over.
+
+    Args:
+        in_vain: Whether the job has failed: all ranks that trained are lost, and no other process has their state.
+    """
+    if not in_vain:
+        raise SystemExit(0)
+    reason = "all ranks that trained are gone"
+    say(f"\nchainermn: {reason}, the spare that waits as process {MPI.COMM_WORLD.rank} ends\n")
+    flush_until_read()
+    report.has_failed(1, reason)
+    os._exit(1)
+
+
+def end_as_minority(left: int, before: int) -> NoReturn:
+    """End this process. All ranks of this part do so, because a larger part may be alive and continue.
+
+    Args:
+        left: The number of ranks in this part.
+        before: The number of ranks before the loss.
+    """
+    _leave(f"only {left} of {before} ranks are left, not more than half, with failure detection", 1)
+
+
+def leave_as_asked() -> NoReturn:
+    """End this process after SIGTERM; must be called when all ranks have completed a step."""
+    _leave("SIGTERM", _BY_SIGNAL + signal.SIGTERM)
+
+
+@functools.cache
+def _install() -> None:
+    process = os.getpid()
+    global_except_hook.end_by(_leave)
+    exit_status.end_by(_leave)
+    exit_status.share_exit_status(MPI.COMM_WORLD.rank)
+    at_exit(Step.LEAVE, functools.partial(_end, process))
+    is_ours_to_handle = signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
+    if is_ours_to_handle and threading.current_thread() is threading.main_thread():
+        signal.signal(signal.SIGTERM, _note)
+        # The workers of a pool are always ended by SIGTERM.
+        os.register_at_fork(after_in_child=_have_no_handler)
+
+
+def _leave(reason: str, status: int) -> NoReturn:
+    """End this process or, if no rank continues, the job."""
+    say(f"\nchainermn: {reason} on rank {MPI.COMM_WORLD.rank} ({socket.gethostname()}): it ends, the others continue\n")
+    flush_until_read()
+    report.has_failed(status, reason)
+    talk = threading.Thread(target=_end_job_if_all_leave, args=(status,), name="chainermn-leave", daemon=True)
+    talk.start()
+    talk.join(_PATIENCE_SECONDS)
+    os.kill(os.getpid(), signal.SIGKILL)
+    raise SystemExit(status)  # not reached
+
+
+def _end_job_if_all_leave(status: int) -> None:
+    if _parties[0].take_leave(at_once=True):
+        say("chainermn: no rank continues: the job ends\n")
+        flush_until_read()
+        report.job_ends()
+        os._exit(status)  # if several ranks call MPI_Abort, the launcher sometimes hangs
+
+
+def _end(process: int) -> None:
+    """Leave immediately after a failure; otherwise, wait until all others end as well, or know that this rank ends."""
+    if os.getpid() != process or MPI.Is_finalized():
+        return
+    if hasattr(sys, "last_type"):  # the script has its own hook for exceptions, or does not want one
+        _leave("uncaught exception", 1)
+    close_all()
+    are_all = _parties[0].take_leave(at_once=False)
+    report.leave(together=are_all)
+    # With the failure detector, MPI_Finalize also hangs (Open MPI 5.0.11).
+    # Any of them: a program with two communicators may have used only one of them since the loss.
+    if not are_all or any(party.generation for party in _parties) or detects():
+        _very_end.skips_finalize = True
+
+
+class _VeryEnd:
+    """Ends the process after all other cleanup of Python, but before the cleanup of C libraries such as MPI."""
+
+    skips_finalize = False
+
+    def __del__(self, end: Callable[[int], NoReturn] = os._exit) -> None:
+        if self.skips_finalize:
+            end(0)
+
+
+_very_end = _VeryEnd()
+
+
+def _note(number: int, frame: FrameType | None) -> None:
+    if asked_to_leave.is_set():
+        _have_no_handler()
+        os.kill(os.getpid(), number)
+    asked_to_leave.set()
+
+
+def _have_no_handler() -> None:
+    if signal.getsignal(signal.SIGTERM) is _note:
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)

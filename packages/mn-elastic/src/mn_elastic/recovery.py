@@ -1,0 +1,100 @@
+"""From one generation to the next: shrink, build and vote, and repeat this if another rank dies meanwhile."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+from mpi4py import MPI
+
+from mn_comm.ranks.watch import activity
+from mn_elastic.family import Family, Overruled
+
+__all__ = ["agree_to_leave", "all_leave", "attempt", "first_generation", "next_generation", "shrink", "survivors"]
+
+_T = TypeVar("_T")
+
+
+def next_generation(family: Family, build: Callable[[Family], _T]) -> tuple[Family, _T]:
+    """Return the family of the ranks that are alive, and the result of ``build`` for it; collective among these ranks.
+
+    Args:
+        family: The family that every rank has given up.
+        build: Creates everything that depends on the family; collective, and called again for the next family if a rank
+            dies.
+    """
+    while True:
+        family = shrink(family)
+        family.all_leave(leaving=False)
+        done = attempt(family, build)
+        if done is not None:
+            return family, done[0]
+
+
+def first_generation(base: MPI.Intracomm, build: Callable[[Family], _T]) -> tuple[Family, _T]:
+    """Return a family of the ranks of a new communicator, or of those that are alive; collective.
+
+    Args:
+        base: The communicator.
+        build: Creates everything that depends on the family; see :func:`next_generation`.
+    """
+    family = Family(base)
+    done = attempt(family, build)
+    return (family, done[0]) if done is not None else next_generation(family, build)
+
+
+def attempt(family: Family, build: Callable[[Family], _T]) -> tuple[_T] | None:
+    """Return the result of ``build`` for a family; ``None``, on every rank, if a rank was lost; collective."""
+    try:
+        built = build(family)
+        family.vote(approve=True)
+    except Overruled:
+        return None
+    except Exception as error:
+        if not isinstance(error, MPI.Exception) and not family.is_broken:
+            raise  # the exception is raised on every rank: it concerns what the ranks have in common
+        family.give_up()
+        return None
+    return (built,)
+
+
+def all_leave(family: Family, *, at_once: bool) -> bool:
+    """Leave the other ranks, which then recover; return whether no rank continues.
+
+    This rank takes part in their next vote, and waits for it.
+
+    Args:
+        family: The current family.
+        at_once: Whether to interrupt ranks that wait for this rank, because it will not send anything.
+    """
+    if at_once:
+        family.revoke()
+    with contextlib.suppress(Overruled):
+        family.vote(approve=False)
+    return shrink(family).all_leave(leaving=True)
+
+
+def agree_to_leave(family: Family, *, failed: bool) -> None:
+    """Leave together with all other ranks of a family; collective.
+
+    Args:
+        family: A family in which no rank will vote again.
+        failed: Whether this rank leaves because of a failure.
+    """
+    family = shrink(family)
+    while not family.all_leave(leaving=True, failed=failed):  # a rank has died meanwhile
+        family.give_up()
+        family = shrink(family)
+
+
+def survivors(before: MPI.Intracomm, after: MPI.Intracomm) -> tuple[int, ...]:
+    """Return which ranks of one communicator are in a later one, in the order of the later one."""
+    found = after.group.Translate_ranks(range(after.size), before.group)
+    return tuple(each for each in found if each != MPI.UNDEFINED)
+
+
+def shrink(family: Family) -> Family:
+    """Return a family of the ranks that are alive; collective among these."""
+    shrunk: Any = activity().wait_for(MPI.Comm.Shrink, "Shrink", family.base, (family.base,))
+    return Family(shrunk)

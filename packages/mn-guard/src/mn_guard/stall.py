@@ -1,0 +1,362 @@
+"""The stall monitor: if a rank has waited too long, every rank prints what it is doing.
+
+After a mistake in a program with several ranks, often nothing happens: all ranks wait for each other, or for a message
+that is never sent. A thread of each process monitors :data:`mn_comm.ranks.watch.activities`. Once a rank has waited for
+others for longer than ``CHAINERMN_STALL_SECONDS`` (default 60; 0 switches the monitor off) it writes to stderr what it
+is waiting for and where, and asks its neighbor to do the same (:mod:`mn_guard.inquiry`). A rank that does not answer,
+or has reached the end of its program, is reported. The job then ends if ``CHAINERMN_STALL_ABORT=1``, or if a rank waits
+for several ranks one of which has ended. With ``CHAINERMN_STALL_STACKS=1``, the stacks are written as well.
+
+While nothing stalls, the thread wakes up to look for questions at most ten times within the limit.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import inspect
+import os
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from mn_comm.basis.mpi import MPI
+from mn_comm.ranks.watch import Activity, Call, activities, explanations, polled
+from mn_guard.exit_sequence import Step, at_exit
+from mn_guard.forks import around_forks
+from mn_guard.inquiry import Inquiry
+from mn_guard.last_words import abort_when_read, folders_of_libraries, say
+
+__all__ = ["Monitor", "join", "leave"]
+
+# No rank can complete these before all have called them: MPI calls, and operations of this package.
+_FOR_ALL = {
+    *("Barrier", "Dup", "Split", "Allreduce", "Iallreduce", "Allgather", "Allgatherv", "Alltoallv"),
+    *("Reduce_scatter", "Reduce_scatter_block", "allreduce", "allgather", "alltoall"),
+    *("barrier", "split", "allreduce_obj", "allgather_obj", "reduce_scatter", "multi_node_mean_grad"),
+}
+_WITH_PARTNER = {"send", "recv", "send_obj", "recv_obj"}
+_WHY_SILENT = "it is stopped, dead or overloaded, or in C code that keeps the GIL"
+_SLOWEST_POLL = 1.0
+
+
+def _end_job(why: str) -> None:
+    abort_when_read(summary=why)
+
+
+class Monitor:
+    """Monitors the waiting of one process.
+
+    Args:
+        limit: Seconds after which a wait counts as stalled, above 0.
+        abort: Whether the job then ends.
+        stacks: Whether stacks are written as well.
+        write: Prints a message; called in the monitor's thread.
+        end: Ends the job; its argument is the reason.
+    """
+
+    def __init__(
+        self,
+        limit: float,
+        *,
+        abort: bool,
+        stacks: bool = False,
+        write: Callable[[str], object] = say,
+        end: Callable[[str], object] = _end_job,
+    ) -> None:
+        self.limit = limit
+        self.abort = abort
+        self.interval = min(limit / 10, _SLOWEST_POLL)
+        self._stacks = stacks
+        self._write = write
+        self._end = end
+        self._inquiry = Inquiry(self._time_to_speak)
+        self._reported: dict[int, tuple[int, float]] = {}
+        self._said: object = None
+        self._lock = threading.Lock()
+        self._stop = threading.Event()
+        self._runner: threading.Thread | None = None
+        self._next_poll = 0.0
+
+    def start(self) -> None:
+        """Start the thread."""
+        self._stop.clear()
+        self._runner = threading.Thread(target=self._run, name="chainermn-stall-monitor", daemon=True)
+        self._runner.start()
+
+    def stop(self) -> None:
+        """Stop the thread, and wait until it has ended."""
+        self._stop.set()
+        if self._runner is not None:
+            self._runner.join()
+            self._runner = None
+
+    def join(self, ranks: MPI.Intracomm) -> None:
+        """From now on, answer questions on a private communicator."""
+        with self._lock:
+            if not any(ranks == other for other in self._inquiry.joined):
+                self._inquiry.joined.append(ranks)
+
+    def leave(self, ranks: MPI.Intracomm) -> None:
+        """Stop answering on a communicator, which is about to be freed."""
+        with self._lock:
+            self._inquiry.joined = [other for other in self._inquiry.joined if other != ranks]
+
+    def poll(self) -> None:
+        """Check once for waits that have stalled, and for questions of other ranks."""
+        with self._lock:
+            for reference in polled:
+                look = reference()
+                if look is not None:
+                    look()
+            stalled = self._stalled()
+            for activity, since in stalled:
+                if self._reported.get(activity.thread, (0, 0.0))[0] != since:
+                    self._reported[activity.thread] = (since, time.monotonic())
+                    self._say("")
+                    self._ask_neighbor(activity)
+            self._inquiry.answer(self._tell)
+            for rank in self._inquiry.silent():
+                if rank not in self._inquiry.finished:
+                    self._write(f"[chainermn] rank {rank} does not answer: {_WHY_SILENT}\n")
+            reasons = {self._why_hopeless(*each) for each in stalled} - {""}
+            if reasons:
+                self._write(f"[chainermn] rank {MPI.COMM_WORLD.rank} ends the job: {min(reasons)}\n")
+                self._end(min(reasons))
+
+    def _run(self) -> None:
+        # A program that forks repeatedly stops and starts this thread each time, so the time of the next poll is kept.
+        while not self._stop.wait(self._next_poll - time.monotonic()):
+            self._next_poll = time.monotonic() + self.interval
+            try:
+                self.poll()
+            except Exception:  # a script's explanation failed, or stderr is closed
+                with contextlib.suppress(Exception):
+                    traceback.print_exc()
+
+    def _stalled(self) -> list[tuple[Activity, int]]:
+        """Return the activities that have waited too long, each with the start of its wait."""
+        now = time.monotonic_ns()
+        waits = [(activity, activity.wait) for activity in list(activities.values())]
+        return [(activity, wait[2]) for activity, wait in waits if wait and now - wait[2] > self.limit * 1e9]
+
+    @property
+    def _time_to_speak(self) -> float:
+        """The number of seconds after which all ranks have checked for questions."""
+        return 3 * self.interval + 0.5
+
+    def _why_hopeless(self, activity: Activity, since: int) -> str:
+        """Return why the job must end, if a wait was reported so long ago that all ranks have answered."""
+        reported_for, reported_at = self._reported.get(activity.thread, (0, 0.0))
+        if reported_for != since or time.monotonic() - reported_at < self._time_to_speak:
+            return ""
+        for needed in _needed(activity):
+            gone = self._inquiry.finished.keys() & needed
+            if gone:
+                return f"rank {min(gone)} has reached the end of its program, but this rank still waits for it"
+        return "CHAINERMN_STALL_ABORT is set" if self.abort else ""
+
+    def _ask_neighbor(self, activity: Activity) -> None:
+        for call in activity.calls:
+            self._inquiry.ask(_ranks_of(call))
+        if not activity.calls and activity.wait is not None:
+            self._inquiry.ask(activity.wait[1])
+
+    def _tell(self, asking: int) -> bool:
+        """Print what this rank is doing, when another rank asks; return whether the next rank must be asked."""
+        if self._stalled():  # this rank asks by itself
+            return False
+        self._say(f", asked by rank {asking},")
+        return True
+
+    def say_farewell(self) -> None:
+        """Stop, and tell the other ranks that this process does not take part in anything any more."""
+        self.stop()
+        with contextlib.suppress(MPI.Exception):
+            self._inquiry.say_farewell()
+
+    def _say(self, occasion: str) -> None:
+        """Print what this rank is doing, unless it has printed the same before."""
+        doing = list(activities.values())
+        said = [(activity.wait, activity.count) for activity in doing]
+        if said == self._said:
+            return
+        self._said = said
+        world = MPI.COMM_WORLD
+        place = f"rank {world.rank} of {world.size} ({MPI.Get_processor_name()}){occasion}"
+        waiting = [activity for activity in doing if activity.wait is not None]
+        lines = [f"{place} {_describe_wait(activity)}" for activity in waiting] or [f"{place} {_describe_idle()}"]
+        for activity in waiting:
+            lines += _other_messages(activity)
+        for explanation in explanations:
+            lines += [f"  {line}" for line in explanation()]
+        if self._stacks:
+            for activity in waiting:
+                lines += ["  its stack:", *_stack(activity.thread)]
+        self._write("".join(f"[chainermn] {line}\n" for line in lines))
+
+
+def _needed(activity: Activity) -> list[set[int]]:
+    """Return groups of ranks, numbered as in ``MPI_COMM_WORLD``; an activity waits for all ranks of each group."""
+    waits = [(activity.wait[0], activity.wait[1])] if activity.wait is not None else []
+    waits += [(call.function.__name__, _ranks_of(call)) for call in activity.calls]
+    groups = [set(_in_world(ranks)) for name, ranks in waits if name in _FOR_ALL and ranks is not None]
+    # Only in the main thread: the program does not wait for other threads, which may wait until it ends.
+    if activity.calls and activity.thread == threading.main_thread().ident:
+        groups.append(_partner(activity.calls[-1]))
+    return groups
+
+
+def _partner(call: Call) -> set[int]:
+    """Return the rank that a call sends to or receives from; empty if the call does neither, or names no rank."""
+    ranks = _ranks_of(call)
+    if ranks is None or call.function.__name__ not in _WITH_PARTNER:
+        return set()
+    bound = inspect.signature(call.function).bind(*call.arguments, **call.keywords).arguments
+    partner = bound.get("source", bound.get("dest", MPI.ANY_SOURCE))
+    return {_in_world(ranks)[partner]} if partner != MPI.ANY_SOURCE else set()
+
+
+def _in_world(ranks: MPI.Intracomm) -> list[int]:
+    return ranks.group.Translate_ranks(None, MPI.COMM_WORLD.group)
+
+
+def _ranks_of(call: Call) -> MPI.Intracomm | None:
+    """Return the ranks of the communicator to which an operation belongs."""
+    return getattr(call.arguments[0] if call.arguments else None, "ranks", None)
+
+
+def _describe_wait(activity: Activity) -> str:
+    assert activity.wait is not None
+    what, ranks, since = activity.wait
+    calls = list(activity.calls)
+    purpose = f" for {activity.purpose()}" if activity.purpose else ""
+    seconds = f"has waited for {(time.monotonic_ns() - since) / 1e9:.1f} s"
+    if not calls:
+        return f"{seconds} in {what}{purpose}, {_place(activity.thread)}"
+    group = _ranks_of(calls[-1]) or ranks
+    group_of = (
+        f" as rank {group.rank} of {group.size}" if group is not None and group.size != MPI.COMM_WORLD.size else ""
+    )
+    return f"{seconds} in {_describe_call(calls[0])}{group_of}{purpose}, {_place(activity.thread)}"
+
+
+def _describe_idle() -> str:
+    main = threading.main_thread().ident or 0
+    finished = activities[main].finished if main in activities else ()
+    return f"is not waiting for other ranks; {_place(main)}; it finished last: {', '.join(finished) or 'nothing'}"
+
+
+def _describe_call(call: Call) -> str:
+    bound = inspect.signature(call.function).bind(*call.arguments, **call.keywords)
+    bound.apply_defaults()
+    shown = {name: value for name, value in bound.arguments.items() if name != "self"}
+    return f"{call.function.__name__}({', '.join(f'{name}={_describe(value)}' for name, value in shown.items())})"
+
+
+def _place(thread: int) -> str:
+    """Return the script's line that a thread is executing: for a worker, that of the main thread."""
+    frames = _frames(thread)
+    if not any(map(_is_script, frames)):
+        frames = _frames(threading.main_thread().ident or 0)
+    found = [frame for frame in frames if _is_script(frame)] or frames
+    if not found:
+        return "at an unknown place"
+    frame = found[-1]
+    line = f": {frame.line}" if frame.line else ""  # python -c has no file
+    return f"at {frame.filename}:{frame.lineno} in {frame.name}{line}"
+
+
+def _frames(thread: int) -> list[traceback.FrameSummary]:
+    frame = sys._current_frames().get(thread)  # noqa: SLF001 - the documented way to another thread's stack
+    return list(traceback.extract_stack(frame)) if frame is not None else []
+
+
+def _is_script(frame: traceback.FrameSummary) -> bool:
+    """Return whether a frame belongs neither to these packages nor to Python's library."""
+    is_library = os.path.dirname(frame.filename) == os.path.dirname(threading.__file__)
+    return not is_library and not frame.filename.startswith(("<frozen", *folders_of_libraries()))
+
+
+def _other_messages(activity: Activity) -> list[str]:
+    """Describe messages that have arrived with a different tag than the one that a ``recv`` waits for."""
+    call = activity.calls[-1] if activity.calls else None
+    if call is None or call.function.__name__ != "recv" or MPI.Query_thread() < MPI.THREAD_MULTIPLE:
+        return []
+    bound = inspect.signature(call.function).bind(*call.arguments, **call.keywords)
+    status = MPI.Status()
+    if not call.arguments[0].mpi_comm.Iprobe(bound.arguments["source"], MPI.ANY_TAG, status):
+        return []
+    return [f"  a message from rank {status.source} has arrived, but no receive waits for its tag {status.tag}"]
+
+
+def _stack(thread: int) -> list[str]:
+    return [f"    {entry.filename}:{entry.lineno} in {entry.name}: {entry.line}" for entry in _frames(thread)]
+
+
+def _describe(value: Any) -> str:
+    if isinstance(value, np.ndarray):
+        return f"<{value.dtype} array of shape {value.shape}>"
+    if isinstance(value, (tuple, list)):
+        return f"({', '.join(map(_describe, value[:4]))}{', ...' if len(value) > 4 else ''})"
+    if value is None or isinstance(value, (int, np.integer)):
+        return repr(value)
+    return f"<{type(value).__name__}>"
+
+
+_monitor: Monitor | None = None
+
+
+def join(ranks: MPI.Intracomm) -> None:
+    """Watch over a new communicator, and start the monitor with the first one.
+
+    Args:
+        ranks: Its private duplicate.
+
+    Raises:
+        ValueError: ``CHAINERMN_STALL_SECONDS`` is not a number of seconds.
+    """
+    global _monitor
+    limit = _limit()
+    if not limit:
+        return
+    if _monitor is None:
+        _monitor = Monitor(limit, abort=_is_set("CHAINERMN_STALL_ABORT"), stacks=_is_set("CHAINERMN_STALL_STACKS"))
+        _monitor.start()
+        # The thread must not be inside MPI when MPI is finalised. This happens later; or earlier, if the script
+        # finalises MPI, which first frees the attributes of this communicator.
+        at_exit(Step.FAREWELL, _monitor.say_farewell)
+        monitor = _monitor  # not the global, which is None in a forked child: the child also finalises MPI
+        MPI.COMM_SELF.Set_attr(MPI.Comm.Create_keyval(delete_fn=lambda *_: monitor.stop()), True)
+        around_forks(before=_monitor.stop, after_in_parent=_monitor.start, after_in_child=_forget)
+    _monitor.join(ranks)
+
+
+def leave(ranks: MPI.Intracomm) -> None:
+    """Stop watching over a communicator, before it is freed."""
+    if _monitor is not None:
+        _monitor.leave(ranks)
+
+
+def _forget() -> None:
+    global _monitor
+    _monitor = None
+
+
+def _is_set(variable: str) -> bool:
+    return os.environ.get(variable, "") not in ("", "0")
+
+
+def _limit() -> float:
+    text = os.environ.get("CHAINERMN_STALL_SECONDS", "60")
+    try:
+        limit = float(text)
+    except ValueError:
+        limit = -1.0
+    if not 0 <= limit < float("inf"):
+        raise ValueError(f"expected a number of seconds, 0 or more, in CHAINERMN_STALL_SECONDS, got {text!r}")
+    return limit

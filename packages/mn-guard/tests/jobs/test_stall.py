@@ -1,0 +1,193 @@
+"""The messages of all ranks when one waits too long; the thread must not hinder forks or the end of the process."""
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+WAIT = """
+import os, sys
+from mn_comm import create_communicator
+comm = create_communicator("naive").split(0, 0)
+if comm.rank == 0:
+    comm.recv(1, tag=3)
+else:
+    comm.allreduce_obj(1)
+"""
+
+FORK = """
+import os, warnings
+warnings.simplefilter("error")
+from mn_comm import create_communicator
+from mn_guard import stall
+comm = create_communicator("naive")
+child = os.fork()
+if child == 0:
+    os._exit(0 if stall._monitor is None else 1)
+assert os.waitpid(child, 0)[1] == 0
+assert stall._monitor._runner.is_alive()
+comm.finalize()
+print("done")
+"""
+
+
+def run(ranks, script, **environ):
+    return subprocess.run(
+        [shutil.which("mpiexec", path=os.path.dirname(sys.executable)), "-n", str(ranks), sys.executable, "-c", script],
+        env={**os.environ, **environ},
+        capture_output=True,
+        text=True,
+        timeout=40,
+    )
+
+
+@pytest.mark.parametrize("ranks", [2, 4])
+def test_every_rank_speaks_and_the_job_ends(ranks):
+    job = run(ranks, WAIT, CHAINERMN_STALL_SECONDS="1", CHAINERMN_STALL_ABORT="1")
+    assert job.returncode != 0
+    for rank in range(ranks):
+        spoken = re.findall(rf"^\[chainermn\] rank {rank} of {ranks} \(\S+\) has waited", job.stderr, re.M)
+        assert len(spoken) == 1, job.stderr
+    assert re.search(r"has waited for \S+ s in recv\(source=1, tag=3\), at <string>:6", job.stderr)
+    assert len(re.findall(r"has waited for \S+ s in allreduce_obj\(obj=1\), at <string>:8", job.stderr)) == ranks - 1
+    assert job.stderr.count("[chainermn]") <= 2 * ranks
+
+
+def test_a_fork_while_the_monitor_runs():
+    job = run(1, FORK)
+    assert (job.returncode, job.stdout) == (0, "done\n"), job.stderr
+
+
+FINALIZE = """
+import threading, time
+from mn_comm import create_communicator
+from mpi4py import MPI
+comm = create_communicator("flat")
+comm.gradient_reducer(background=True)
+MPI.Finalize()
+assert not [thread for thread in threading.enumerate() if "monitor" in thread.name]
+print("done")
+"""
+
+
+def test_a_script_that_finalizes_mpi_itself():
+    job = run(2, FINALIZE, CHAINERMN_STALL_SECONDS="1")
+    assert (job.returncode, job.stdout.count("done")) == (0, 2), job.stderr
+
+
+NEVER = """
+import sys, threading
+import numpy as np
+sys.path.insert(0, sys.argv[1])
+from fake_model import Model, Param
+from mn_comm import create_communicator
+class Never:
+    wait = threading.Event().wait
+reducer = create_communicator("flat").gradient_reducer(comm_hook=lambda bucket: Never(), background=sys.argv[2] == "1")
+model = Model(p=Param(np.zeros(3), np.zeros(3)))
+if sys.argv[2] == "1":
+    reduction = reducer.start(model)
+    reduction.ready_all()
+    reduction.wait()
+reducer.average(model)
+"""
+
+
+@pytest.mark.parametrize("background", ["0", "1"])
+def test_a_hook_whose_mean_never_comes(background):
+    fakes = str(Path(__file__).parents[3] / "mn-comm" / "tests" / "fakes")
+    script = NEVER.replace("sys.argv[1]", repr(fakes)).replace("sys.argv[2]", repr(background))
+    job = run(2, script, CHAINERMN_STALL_SECONDS="1", CHAINERMN_STALL_ABORT="1")
+    assert job.returncode != 0
+    assert re.search(r"has waited for \S+ s in comm_hook, at <string>", job.stderr), job.stderr
+
+
+FINISHES = """
+from mn_comm import create_communicator
+comm = create_communicator("naive")
+if comm.rank:
+    comm.allreduce_obj(1)
+"""
+
+
+def test_a_rank_that_has_come_to_its_end_is_named_and_not_waited_for():
+    job = run(3, FINISHES, CHAINERMN_STALL_SECONDS="1")
+    assert job.returncode != 0
+    assert "rank 0 has reached the end of its program, but this rank still waits for it" in job.stderr
+
+
+LATE = """
+import time
+from mn_comm import create_communicator
+comm = create_communicator("naive")
+others = comm.split(0 if comm.rank else 1, 0)
+if comm.rank == 1:
+    time.sleep(4)
+if comm.rank:
+    others.allreduce_obj(1)
+    print("done")
+"""
+
+
+def test_a_rank_that_ends_early_ends_nothing_that_goes_on_without_it():
+    job = run(3, LATE, CHAINERMN_STALL_SECONDS="1")
+    # Launchers forward the ranks' output in pieces.
+    assert (job.returncode, sorted(job.stdout)) == (0, sorted("done\ndone\n")), job.stderr
+    assert "rank 2 of 3" in job.stderr
+
+
+STOPPED = """
+import os, signal, sys, threading
+from mn_comm import create_communicator
+comm = create_communicator("naive")
+others = comm.allgather_obj(os.getpid())
+if comm.rank == 0:
+    threading.Timer(4, lambda: os.kill(others[1], signal.SIGCONT)).start()
+else:
+    os.kill(os.getpid(), signal.SIGSTOP)
+comm.allreduce_obj(1)
+"""
+
+
+def test_a_rank_that_does_not_answer_is_named():
+    job = run(2, STOPPED, CHAINERMN_STALL_SECONDS="1")
+    assert job.returncode == 0, job.stderr
+    assert job.stderr.count("rank 1 does not answer") == 1
+
+
+PARTNER_FINISHES = """
+from mn_comm import create_communicator
+comm = create_communicator("naive")
+if comm.rank == 0:
+    {}
+"""
+WAITS = ["comm.recv(1)", "comm.recv_obj(source=1, tag=3)", "comm.recv_obj(1)"]
+
+
+@pytest.mark.parametrize("wait", WAITS)
+def test_a_rank_that_waits_for_one_that_has_come_to_its_end_ends_the_job(wait):
+    job = run(2, PARTNER_FINISHES.replace("{}", wait), CHAINERMN_STALL_SECONDS="1")
+    assert job.returncode != 0
+    assert "rank 1 has reached the end of its program, but this rank still waits for it" in job.stderr
+
+
+ONLY_A_THREAD_WAITS = """
+import os, threading, time
+from mn_comm import create_communicator
+comm = create_communicator("naive")
+if comm.rank == 0:
+    threading.Thread(target=comm.recv_obj, args=(1,), daemon=True).start()
+    time.sleep(5)
+    print("done", flush=True)
+    os._exit(0)  # MPI may crash if a thread is inside it at its end
+"""
+
+
+def test_a_thread_may_wait_for_a_rank_that_has_come_to_its_end():
+    job = run(2, ONLY_A_THREAD_WAITS, CHAINERMN_STALL_SECONDS="1")
+    assert job.stdout.startswith("done\n"), job.stderr
+    assert "has reached the end of its program" not in job.stderr

@@ -1,0 +1,161 @@
+"""SIGINT while the main thread waits, or seems to: these tests do not wait for MPI."""
+
+import asyncio
+import os
+import signal
+import threading
+
+import pytest
+
+from mn_guard import interrupts
+from mn_guard.interrupts import Interrupts, watch_interrupts
+
+
+class Stand:
+    """A main thread that waits, or does not."""
+
+    wait = None
+
+
+@pytest.fixture
+def main(monkeypatch):
+    stand = Stand()
+    monkeypatch.setattr(interrupts, "activities", {threading.main_thread().ident: stand})
+    monkeypatch.setattr(interrupts, "_PAUSE_SECONDS", 0.001)
+    there = signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell makes background jobs ignore it
+    yield stand
+    signal.signal(signal.SIGINT, there)
+
+
+@pytest.fixture
+def ended():
+    return threading.Event()
+
+
+@pytest.fixture
+def watching(main, ended):
+    found = Interrupts(ended.set, patience=0.02)
+    found.start()
+    yield found
+    found.stop()
+    found.close()
+
+
+def press(watching, number=signal.SIGINT):
+    os.write(watching.writing, bytes([number]))
+
+
+def is_read(watching):
+    """Return when all earlier signals have been handled."""
+    watching.stop()
+    watching.start()
+
+
+def test_a_main_thread_that_stays_where_it_waits(main, watching, ended):
+    main.wait = ("Bcast", None, 0)
+    press(watching)
+    assert ended.wait(10)
+
+
+def test_a_main_thread_that_does_something_else(watching, ended):
+    press(watching)
+    is_read(watching)
+    assert not ended.is_set()
+
+
+def test_a_main_thread_that_comes_out(monkeypatch, main, watching, ended):
+    """It then waits again: at each check, it is in a different operation."""
+
+    class Busy:
+        @property
+        def wait(self):
+            return ("Bcast", None, 0), object()
+
+    monkeypatch.setattr(interrupts, "activities", {threading.main_thread().ident: Busy()})
+    press(watching)
+    is_read(watching)
+    assert not ended.is_set()
+
+
+def test_other_signals(main, watching, ended):
+    main.wait = ("Bcast", None, 0)
+    press(watching, signal.SIGCHLD)
+    is_read(watching)
+    assert not ended.is_set()
+
+
+def test_a_handler_of_the_script_decides(main, watching, ended, monkeypatch):
+    main.wait = ("Bcast", None, 0)
+    there = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        press(watching)
+        is_read(watching)
+        assert not ended.is_set()
+    finally:
+        signal.signal(signal.SIGINT, there)
+
+
+@pytest.fixture
+def as_new(monkeypatch):
+    """Undo the changes that watching has made."""
+    monkeypatch.setattr(interrupts, "_watching", None)
+    there = signal.signal(signal.SIGINT, signal.default_int_handler)
+    descriptor = signal.set_wakeup_fd(-1)
+    yield
+    signal.set_wakeup_fd(descriptor)
+    signal.signal(signal.SIGINT, there)
+    if interrupts._watching is not None:
+        interrupts._watching.stop()
+        interrupts._watching.close()
+
+
+def test_a_signal_that_comes_is_known_at_once(as_new, main, ended, monkeypatch):
+    monkeypatch.setattr(interrupts, "_PATIENCE_SECONDS", 0.02)
+    watch_interrupts(ended.set)
+    watch_interrupts(pytest.fail)  # nothing more
+    interrupts._watching._patience = 0.02
+    main.wait = ("Bcast", None, 0)
+    with pytest.raises(KeyboardInterrupt):
+        signal.raise_signal(signal.SIGINT)
+    assert ended.wait(10)
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
+def test_asyncio_still_cancels(as_new, main):
+    watch_interrupts(pytest.fail)
+
+    async def interrupted():
+        signal.raise_signal(signal.SIGINT)
+        await asyncio.sleep(60)
+
+    with pytest.raises(KeyboardInterrupt):
+        asyncio.run(interrupted())
+
+
+def test_scripts_that_are_left_alone(as_new):
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    watch_interrupts(pytest.fail)
+    assert signal.getsignal(signal.SIGINT) is signal.SIG_IGN
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    thread = threading.Thread(target=watch_interrupts, args=(pytest.fail,))
+    thread.start()
+    thread.join()
+    reading, writing = os.pipe()
+    os.set_blocking(writing, False)
+    signal.set_wakeup_fd(writing)
+    watch_interrupts(pytest.fail)
+    assert signal.set_wakeup_fd(-1) == writing
+    os.close(reading)
+    os.close(writing)
+    assert interrupts._watching is None
+
+
+@pytest.mark.filterwarnings("ignore:.*multi-threaded:DeprecationWarning")  # the thread of pytest's time-out
+def test_a_child_is_no_rank(as_new):
+    watch_interrupts(pytest.fail)
+    child = os.fork()
+    if child == 0:
+        is_as_before = interrupts._watching is None and signal.set_wakeup_fd(-1) == -1
+        os._exit(0 if is_as_before else 1)
+    assert os.waitpid(child, 0)[1] == 0
+    assert interrupts._watching._runner.is_alive()

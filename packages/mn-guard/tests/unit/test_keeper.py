@@ -1,0 +1,233 @@
+"""The keeper of a node, with a supervisor and ranks that the tests imitate."""
+
+import json
+import os
+import secrets
+import signal
+import socket
+import subprocess
+import sys
+import time
+
+import numpy as np
+import pytest
+
+from mn_elastic.memory import NodeMemory
+from mn_guard.supervised import keeper_process, link, report
+
+JOIN = {"op": "join", "attempt": 1, "rank": 3, "size": 4}
+
+
+class Supervisor:
+    """An object that a keeper accepts as its supervisor."""
+
+    def __init__(self):
+        self.listening = socket.create_server(("127.0.0.1", 0))
+        self.listening.settimeout(10)
+        self.token = secrets.token_hex(8)
+        self._came = b""
+
+    def __str__(self):
+        return str(link.Supervision("127.0.0.1", self.listening.getsockname()[1], self.token, 1))
+
+    def accept(self):
+        self.connection, _ = self.listening.accept()
+        self.connection.settimeout(10)
+
+    def say(self, **message):
+        self.connection.sendall(json.dumps(message).encode() + b"\n")
+
+    def hear(self, op):
+        """Return the next message of a kind; until then, send the keeper signs of life."""
+        while True:
+            *lines, self._came = self._came.split(b"\n")
+            for number, line in enumerate(lines):
+                if json.loads(line)["op"] == op:
+                    self._came = b"\n".join([*lines[number + 1 :], self._came])
+                    return json.loads(line)
+            came = self.connection.recv(1 << 16)
+            assert came
+            self._came += came
+            self.say(op="beat")
+
+    def close(self):
+        self.connection.close()
+        self.listening.close()
+
+
+@pytest.fixture
+def supervisor(monkeypatch):
+    """A supervisor, with a keeper to which this process is connected."""
+    made = Supervisor()
+    monkeypatch.setenv(link.VARIABLE, str(made))
+    link.connection.cache_clear()
+    assert link.connection() is not None
+    made.accept()
+    yield made
+    made.close()
+    link.connection.cache_clear()
+
+
+CHILD = """
+import json, sys, time
+from mn_guard.supervised import link
+for message in sys.argv[1:]:
+    link.connection().ask(json.loads(message))
+print("joined", flush=True)
+time.sleep(60)
+"""
+
+
+def a_rank(*messages):
+    """Start a process that sends the keeper a message, and that the keeper may kill."""
+    said = map(json.dumps, [JOIN, *messages])
+    child = subprocess.Popen([sys.executable, "-c", CHILD, *said], stdout=subprocess.PIPE, text=True)
+    assert child.stdout.readline() == "joined\n"
+    child.stdout.close()
+    return child
+
+
+def test_it_says_who_it_is_and_passes_on_what_ranks_say(supervisor):
+    greeting = supervisor.hear("keeper")
+    assert greeting == {"op": "keeper", "token": supervisor.token, "host": socket.gethostname()}
+    child = a_rank({"op": "finished", "attempt": 1, "elastic": False})
+    assert supervisor.hear("join") == JOIN
+    assert supervisor.hear("finished") == {"op": "finished", "attempt": 1, "rank": 3, "elastic": False}
+    assert supervisor.hear("beat") == {"op": "beat"}
+    child.kill()
+    assert supervisor.hear("gone") == {"op": "gone", "attempt": 1, "rank": 3}
+    child.wait()
+
+
+def test_it_notices_that_a_rank_has_gone_and_ends_one_when_told(supervisor):
+    child = a_rank()
+    supervisor.say(op="end", attempt=2)  # not the attempt that it belongs to
+    supervisor.hear("beat")
+    assert child.poll() is None
+    supervisor.say(op="end", attempt=1)
+    assert supervisor.hear("gone") == {"op": "gone", "attempt": 1, "rank": 3}
+    assert child.wait(10) == -signal.SIGKILL
+
+
+@pytest.mark.parametrize("end", ["close", "silence"])
+def test_without_a_supervisor_it_ends_the_ranks_and_itself(supervisor, end):
+    child = a_rank()
+    began = time.monotonic()
+    if end == "close":
+        supervisor.connection.close()
+    assert child.wait(20) == -signal.SIGKILL
+    assert (time.monotonic() - began > keeper_process.SILENCE_SECONDS / 2) == (end == "silence")
+    with pytest.raises(OSError):
+        for _ in range(100):
+            link.connection().ask({"op": "load"})
+            time.sleep(0.1)
+
+
+@pytest.mark.parametrize("text", ["\N{GRINNING FACE}", "\x00", "\udc80", "word "])
+def test_however_long_a_reason_is_it_is_passed_on(supervisor, monkeypatch, text):
+    monkeypatch.setattr(report, "_said", [])
+    report.has_failed(3, "it said " + text * 1000)
+    said = supervisor.hear("failed")
+    assert said["status"] == 3
+    assert said["summary"].startswith("it said " + text * 90)
+    assert len(said["summary"]) <= 500
+
+
+@pytest.mark.parametrize("said", ["{", "[]", "{}", '{"op": "join"}', '{"op": "keep", "number": 1}', "\xff", "[" * 4000])
+def test_what_is_no_message_ends_neither_the_keeper_nor_a_rank(supervisor, said):
+    child = a_rank()
+    assert supervisor.hear("join") == JOIN
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as other:
+        other.settimeout(10)
+        other.connect(link.supervision().address)
+        other.send(said.encode("latin-1"))
+        assert other.recv(100) == b"{}"
+    supervisor.hear("beat")
+    assert child.poll() is None
+    assert link.connection().ask({"op": "load"}) == ({}, None)
+    child.kill()
+    assert supervisor.hear("gone") == {"op": "gone", "attempt": 1, "rank": 3}
+    child.wait()
+
+
+def test_without_a_supervisor_a_rank_ends_with_one_line():
+    gone = Supervisor()
+    text, port = str(gone), gone.listening.getsockname()[1]
+    gone.listening.close()
+    code = "from mn_guard.supervised import report; report.join(3, 4); print('joined')"
+    environ = {**os.environ, link.VARIABLE: text}
+    done = subprocess.run([sys.executable, "-c", code], env=environ, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 1
+    assert done.stdout == ""
+    assert "Traceback" not in done.stderr
+    where = f"127.0.0.1, port {port}"
+    assert done.stderr.count("cannot be reached") == 2  # the keeper says why
+    assert f"rank 3: the supervisor of this job cannot be reached at {where}: this rank ends" in done.stderr
+
+
+def test_the_error_says_that_the_keeper_has_ended():
+    near, far = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    connected = link.Connection(near)
+    far.close()
+    with pytest.raises(ConnectionError, match="the keeper of this node has ended"):
+        connected.ask({"op": "load"})
+
+
+ARRAYS = {
+    "a": np.arange(12.0).reshape(3, 4)[:, ::2],
+    "none": np.zeros((0, 3), np.float32),
+    "text": np.asarray("some words"),
+    "scalar": np.asarray(7),
+    "half": np.ones(5, np.float16),
+}
+
+
+def test_it_keeps_arrays_for_who_comes_next(supervisor):
+    memory = NodeMemory()
+    assert memory.is_there
+    assert memory.get() is None
+    for number in (10, 20, 30):
+        memory.put(number, {**ARRAYS, "number": np.full(100, number)})
+        assert supervisor.hear("kept") == {"op": "kept", "number": number}
+    del memory
+    number, found = NodeMemory().get()
+    assert number == 30
+    assert found.keys() == {*ARRAYS, "number"}
+    for name, array in ARRAYS.items():
+        np.testing.assert_array_equal(found[name], array)
+        assert (found[name].dtype, found[name].shape) == (array.dtype, array.shape)
+    assert (found["number"] == 30).all()
+    found["number"][...] = 0  # a copy
+    assert (NodeMemory().get()[1]["number"] == 30).all()
+
+
+def test_what_is_half_written_is_not_there(supervisor):
+    memory = NodeMemory()
+    memory.put(1, {"a": np.ones(1000)})
+    with pytest.raises(TypeError, match="expected arrays without Python objects, got dtype object in b"):
+        memory.put(2, {"a": np.zeros(1000), "b": np.asarray(None)})
+    number, found = memory.get()
+    assert (number, found["a"].sum()) == (1, 1000)
+
+
+def test_descriptors_do_not_grow_in_number(supervisor):
+    memory = NodeMemory()
+    for number in range(3):
+        memory.put(number, {"a": np.ones(1000 + number)})
+    before = len(os.listdir("/proc/self/fd"))
+    for number in range(20):
+        memory.put(number, {"a": np.ones(1000 + number)})
+        memory.get()
+    assert len(os.listdir("/proc/self/fd")) <= before + 1
+
+
+def test_a_forked_child_has_no_part_in_the_connection(supervisor):
+    child = os.fork()
+    if not child:
+        try:
+            link.connection().ask({"op": "load"})
+        except OSError:
+            os._exit(0)
+        os._exit(1)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    assert link.connection().ask({"op": "load"}) == ({}, None)

@@ -1,0 +1,69 @@
+"""A rank that ends the job waits until its last output has been read."""
+
+import contextlib
+import os
+import threading
+
+import pytest
+
+from mn_guard import last_words
+
+
+@pytest.fixture
+def pipe():
+    reading, writing = os.pipe()
+    with open(reading, "rb", buffering=0) as reader, open(writing, "w") as writer:
+        yield reader, writer
+
+
+@pytest.fixture
+def end_job(monkeypatch):
+    """Return how often this process has ended the job, without ending it."""
+    mpi = pytest.importorskip("mpi4py.MPI", exc_type=(ImportError, RuntimeError))
+    ended = []
+
+    class World:
+        Abort = staticmethod(ended.append)
+
+    monkeypatch.setattr(mpi, "COMM_WORLD", World)
+    return ended
+
+
+def test_the_job_ends_when_the_launcher_has_read_the_last_words(pipe, end_job, monkeypatch):
+    reader, writer = pipe
+    paused, read = threading.Event(), []
+    monkeypatch.setattr(last_words.time, "sleep", lambda _: paused.set())
+    monkeypatch.setattr(last_words.sys, "stderr", writer)
+    monkeypatch.setattr(last_words.sys, "stdout", None)
+    slow = threading.Thread(target=lambda: paused.wait() and (read.append(reader.read(100)), end_job.append("read")))
+    slow.start()
+    writer.write("why")
+    last_words.abort_when_read()
+    slow.join()
+    assert read == [b"why"]
+    assert sorted(map(str, end_job)) == ["1", "read"]
+
+
+@pytest.mark.parametrize("stream", ["none", "closed", "full", "gone"])
+def test_it_says_what_it_can(stream, end_job, monkeypatch, tmp_path):
+    reading, writing = os.pipe()
+    os.close(reading)
+    streams = {"none": None, "closed": (tmp_path / "closed").open("w"), "full": open("/dev/full", "w")}
+    streams |= {"gone": open(writing, "w")}
+    streams["closed"].close()
+    monkeypatch.setattr(last_words.sys, "stderr", streams[stream])
+    last_words.say("why")
+    last_words.abort_when_read(7)
+    assert end_job == [7]
+    for each in streams.values():
+        with contextlib.suppress(AttributeError, OSError):
+            each.close()
+
+
+def test_it_ends_although_nobody_reads(pipe, end_job, monkeypatch):
+    _, writer = pipe
+    monkeypatch.setattr(last_words, "_PATIENCE_SECONDS", 0.05)
+    monkeypatch.setattr(last_words.sys, "stderr", writer)
+    writer.write("why")
+    last_words.abort_when_read()
+    assert end_job == [1]

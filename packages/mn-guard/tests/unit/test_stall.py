@@ -1,0 +1,231 @@
+import os
+import sys
+import threading
+import time
+
+import numpy as np
+import pytest
+
+from mn_comm import create_communicator, operation, waiting_for
+from mn_comm.ranks import watch
+from mn_guard import stall
+from mn_guard.stall import Monitor
+
+pytestmark = pytest.mark.alone
+
+
+class Fake:
+    """A communicator whose operations take as long as the test requires."""
+
+    def __init__(self):
+        self.entered, self.release = threading.Event(), threading.Event()
+
+    @operation
+    def bcast(self, data, root=0):
+        watch.activity().wait_for(self._wait, "Bcast", None)
+        return data
+
+    def _wait(self):
+        self.entered.set()
+        self.release.wait(10)
+
+
+@pytest.fixture
+def monitor(monkeypatch):
+    said, ended = [], []
+    monkeypatch.setattr(watch, "activities", activities := {})
+    monkeypatch.setattr(stall, "activities", activities)
+    found = Monitor(0.05, abort=True, write=said.append, end=lambda _: ended.append(True))
+    found.interval = 0.01
+    found.said, found.ended = said, ended
+    return found
+
+
+def in_thread(call):
+    thread = threading.Thread(target=call)
+    thread.start()
+    return thread
+
+
+def test_an_operation_that_stalls_is_described_once(monitor):
+    comm = Fake()
+    thread = in_thread(lambda: comm.bcast(np.zeros((2, 3), "f4"), root=0))
+    comm.entered.wait()
+    monitor.poll()
+    assert monitor.said == []
+    time.sleep(0.06)
+    monitor.poll()
+    monitor.poll()
+    (text,) = monitor.said
+    assert "s in bcast(data=<float32 array of shape (2, 3)>, root=0), at " in text
+    assert "test_stall.py" in text
+    assert "self.release.wait(10)" in text  # the innermost line that does not belong to these packages
+    assert text.count("\n") == 1
+    comm.release.set()
+    thread.join()
+    (activity,) = watch.activities.values()
+    assert (activity.wait, activity.calls, list(activity.finished)) == (None, [], ["bcast"])
+
+
+def test_stacks_are_written_if_asked_for(monitor):
+    monitor._stacks = True
+    comm = Fake()
+    thread = in_thread(lambda: comm.bcast(None))
+    comm.entered.wait()
+    time.sleep(0.06)
+    monitor.poll()
+    comm.release.set()
+    thread.join()
+    assert "in wait_for: " in monitor.said[0]
+
+
+def test_the_job_is_ended_once_all_had_time_to_speak(monitor):
+    comm = Fake()
+    thread = in_thread(lambda: comm.bcast(None))
+    comm.entered.wait()
+    time.sleep(0.06)
+    monitor.poll()
+    assert monitor.ended == []
+    time.sleep(0.6)
+    monitor.poll()
+    assert monitor.ended == [True]
+    assert "ends the job" in monitor.said[-1]
+    comm.release.set()
+    thread.join()
+
+
+def test_an_operation_that_comes_to_an_end_ends_nothing(monitor):
+    comm = Fake()
+    thread = in_thread(lambda: comm.bcast(None))
+    comm.entered.wait()
+    time.sleep(0.06)
+    monitor.poll()
+    comm.release.set()
+    thread.join()
+    time.sleep(0.6)
+    monitor.poll()
+    assert monitor.ended == []
+
+
+def test_purposes_and_explanations_are_added(monitor, monkeypatch):
+    monkeypatch.setattr(stall, "explanations", explanations := [])
+    explanations.append(lambda: ["three of them are open"])
+    comm = Fake()
+
+    def call():
+        with waiting_for(lambda: "the gradient"), waiting_for(lambda: "the gradient of x"):
+            comm.bcast(None)
+
+    thread = in_thread(call)
+    comm.entered.wait()
+    time.sleep(0.06)
+    monitor.poll()
+    comm.release.set()
+    thread.join()
+    assert "bcast(data=None, root=0) for the gradient of x, at" in monitor.said[0]
+    assert "  three of them are open\n" in monitor.said[0]
+
+
+def test_an_exception_passes_through(monitor):
+    class Failing(Fake):
+        @operation
+        def send(self, data, dest):
+            raise ValueError("no such rank")
+
+    with pytest.raises(ValueError, match="no such rank"):
+        Failing().send(1, dest=3)
+    assert all(activity.calls == [] for activity in watch.activities.values())
+
+
+@pytest.mark.parametrize("text", ["-1", "soon", "inf", "nan", ""])
+def test_a_limit_that_is_no_number_of_seconds(monkeypatch, text):
+    from mpi4py import MPI
+
+    monkeypatch.setenv("CHAINERMN_STALL_SECONDS", text)
+    own = MPI.COMM_SELF.Dup()
+    with pytest.raises(ValueError, match="expected a number of seconds, 0 or more, in CHAINERMN_STALL_SECONDS"):
+        create_communicator("naive", own)
+    own.Free()
+
+
+def test_watching_costs_next_to_nothing(monitor):
+    class Quick(Fake):
+        def plain(self, data):
+            return data
+
+        @operation
+        def watched(self, data):
+            return data
+
+    def seconds(call, n=20000):
+        begin = time.perf_counter()
+        for _ in range(n):
+            call(None)
+        return (time.perf_counter() - begin) / n
+
+    comm = Quick()
+    cost = min(seconds(comm.watched) for _ in range(3)) - min(seconds(comm.plain) for _ in range(3))
+    assert cost < 20e-6  # an operation takes some 10 microseconds at the very least; seen: 1
+
+
+@pytest.mark.skipif(not hasattr(os, "fork") or sys.platform == "darwin", reason="needs fork")
+def test_the_thread_pauses_while_the_process_forks():
+    before = set(threading.enumerate())  # there may be another monitor
+    monitor = Monitor(60, abort=False)
+    for _ in range(2):
+        monitor.start()
+        (thread,) = set(threading.enumerate()) - before
+        assert thread.name == "chainermn-stall-monitor"
+        monitor.stop()
+        assert not thread.is_alive()
+
+
+def test_the_monitor_goes_on_after_an_exception(monkeypatch):
+    polls = []
+    done = threading.Event()
+
+    def poll(self):
+        polls.append(self)
+        if len(polls) > 2:
+            done.set()
+        raise ValueError("an explanation that cannot be had")
+
+    monkeypatch.setattr(Monitor, "poll", poll)
+    monitor = Monitor(0.05, abort=False)
+    monitor.start()
+    assert done.wait(10)
+    monitor.stop()
+
+
+class Group:
+    def Translate_ranks(self, ranks, group):
+        return [4, 6, 8]
+
+
+class Peers:
+    group = Group()
+
+
+def send_obj(comm, obj, dest, tag=0):
+    """Stand in for the method."""
+
+
+def recv(comm, source, tag=0):
+    """Stand in for the method."""
+
+
+@pytest.mark.parametrize(
+    ("function", "arguments", "keywords", "partner"),
+    [
+        (send_obj, ("text",), {"dest": 2}, {8}),
+        (send_obj, ("text", 0, 5), {}, {4}),
+        (recv, (1,), {}, {6}),
+        (recv, (None,), {}, set()),
+    ],
+)
+def test_whom_a_message_goes_to_or_comes_from(function, arguments, keywords, partner):
+    from mpi4py import MPI
+
+    comm = type("Comm", (), {"ranks": Peers()})()
+    arguments = tuple(MPI.ANY_SOURCE if value is None else value for value in arguments)
+    assert stall._partner(watch.Call(function, (comm, *arguments), keywords)) == partner

@@ -1,0 +1,110 @@
+"""The process that reports which rank died first; these tests imitate its ranks without MPI."""
+
+import os
+import socket
+import subprocess
+import sys
+import time
+import types
+
+import pytest
+
+from mn_guard import witness, witness_process
+from mn_guard.witness_process import Rank, describe_death, describe_others
+
+FOLDERS = ("/lib/mn_comm/", "/lib/chainer/")
+STACK = """Current thread 0x00007f (most recent call first):
+  File "/lib/mn_comm/ranks/intracomm.py", line 104 in call
+  File "/lib/mn_comm/communicator.py", line 224 in allreduce
+  File "/lib/mn_comm/ranks/watch.py", line 118 in call
+  File "/home/me/train.py", line 12 in average
+  File "/lib/chainer/training/trainer.py", line 343 in run
+  File "/home/me/train.py", line 30 in <module>
+"""
+
+
+def test_the_line_names_the_operation_and_the_line_of_the_script():
+    line = describe_death(Rank(1, 3, 77, STACK), "was ended by SIGTERM", "host", FOLDERS)
+    assert line == (
+        "rank 1 of 3 (host, process 77) was ended by SIGTERM in allreduce, at /home/me/train.py:12 in average"
+    )
+
+
+def test_python_s_own_files_are_not_the_script():
+    stack = f'  File "{os.__file__}", line 1 in walk\n  File "train.py", line 2 in <module>\n'
+    assert describe_death(Rank(0, 2, 7, stack), "died", "host", FOLDERS).endswith("died, at train.py:2 in <module>")
+
+
+def test_only_some_of_the_others_are_named():
+    others = [Rank(rank, 8, rank, STACK) for rank in range(1, 8)] + [Rank(8, 8, 8)]
+    line = describe_others(others, FOLDERS)
+    assert line.count("in allreduce, at /home/me/train.py:12 in average") == 4
+    assert line.startswith("meanwhile: rank 1 in ")
+    assert line.endswith("; and 3 more")
+    assert describe_others(others[-1:], FOLDERS) == ""
+
+
+# The output of a rank, and how it ends.
+PLAYED = """
+import os, signal, socket, sys
+connection = socket.socket(socket.AF_UNIX)
+connection.connect("\\0" + sys.argv[1])
+connection.sendall(f"{sys.argv[2]} 2 {os.getpid()}\\n".encode())
+print("here", flush=True)
+sys.stdin.readline()
+"""
+CAUSES = {
+    "os.kill(os.getpid(), signal.SIGKILL)": r"was killed by SIGKILL (the system does this when memory has run out)",
+    "os._exit(4)": "ended with status 4 before the end of its program, for example by MPI_Abort or os._exit",
+    "connection.sendall(b'Fatal Python error: Aborted\\n'); os._exit(1)": "died of a fatal error (Aborted)",
+    "connection.sendall(b'\\1'); os._exit(1)": "",
+    "connection.sendall(b'\\2'); os._exit(1)": "",
+    "connection.sendall(b'\\2why it ends'); os._exit(1)": "has ended the job: why it ends",
+}
+
+
+@pytest.mark.parametrize("ends", CAUSES)
+def test_how_a_rank_has_ended(ends, capfd):
+    address = witness._start(2, FOLDERS)
+    ranks = [
+        subprocess.Popen(
+            [sys.executable, "-c", PLAYED + end, address[1:], str(rank)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        for rank, end in enumerate(["connection.sendall(b'\\1')", ends])
+    ]
+    for rank in ranks:
+        assert rank.stdout.readline() == "here\n"
+    # Its status is not collected before it is checked.
+    ranks[1].stdin.write("end\n")
+    ranks[1].stdin.flush()
+    wanted = f"[chainermn] rank 1 of 2 ({socket.gethostname()}, process {ranks[1].pid}) {CAUSES[ends]}\n"
+    said, deadline = "", time.monotonic() + 10
+    while CAUSES[ends] and wanted not in said and time.monotonic() < deadline:
+        said += capfd.readouterr().err
+    for rank in ranks:
+        rank.communicate("end\n")
+    assert said == (wanted if CAUSES[ends] else "")
+
+
+def test_nobody_is_asked_where_it_cannot_start(monkeypatch):
+    monkeypatch.setattr(witness.sys, "executable", "/nowhere/python")
+    assert witness._start(1, FOLDERS) is None
+
+
+def test_the_witness_is_no_child_of_the_rank():
+    address = witness._start(1, FOLDERS)
+    with pytest.raises(ChildProcessError):
+        os.waitpid(-1, os.WNOHANG)
+    connection = witness._connected(address, f"0 1 {os.getpid()}\n")
+    connection.sendall(witness_process.FINISHED)
+    connection.close()
+
+
+def test_a_file_of_the_script_may_be_called_secrets(monkeypatch):
+    monkeypatch.setitem(sys.modules, "secrets", types.ModuleType("secrets"))
+    connection = witness._connected(witness._start(1, FOLDERS), f"0 1 {os.getpid()}\n")
+    connection.sendall(witness_process.FINISHED)
+    connection.close()
