@@ -9,6 +9,8 @@ from pathlib import Path
 import pytest
 import yaml
 
+from mn_comm import STRATEGIES
+
 ROOT = Path(__file__).resolve().parents[2]
 DOCS = ROOT / "docs"
 PAGES = sorted(path for path in DOCS.rglob("*.md") if "_build" not in path.parts)
@@ -43,6 +45,11 @@ def test_links_lead_somewhere(page):
         target = (page.parent / file).resolve() if file else page
         assert target.exists(), link
         assert not anchor or anchor in anchors(target), link
+
+
+def test_the_table_of_communicators_has_all_strategies():
+    table = re.findall(r"^\| `(\w+)` \|", (DOCS / "choosing.md").read_text(), re.M)
+    assert sorted(table) == sorted(STRATEGIES)
 
 
 def test_every_page_is_led_to():

@@ -1,17 +1,7 @@
 """Step 4: how the mean of a bucket over all ranks is computed. The name of a communicator chooses the strategy.
 
-================  =====================================  ==============================================
-name              within a node                          across nodes
-================  =====================================  ==============================================
-naive             none                                      MPI allreduce among all ranks, gradient by gradient
-flat              none                                      MPI allreduce among all ranks, packed
-hierarchical      shared memory: every rank adds a part  MPI allreduce among the nodes' first ranks
-two_dimensional   shared memory: every rank adds a part  MPI allreduce of each part among its owners
-single_node       shared memory: every rank adds a part  none: several nodes are refused
-non_cuda_aware    as two_dimensional; never NCCL         as two_dimensional
-pure_nccl         NCCL among all ranks; device arrays only
-dummy             none at all, to measure what packing costs
-================  =====================================  ==============================================
+Ranks of a node add up gradients in memory that they share, each a part. The leaders of each node then exchange the sums
+with other nodes. The table of strategies, :data:`STRATEGIES`, is at the end of this file.
 
 For arrays on devices see :mod:`mn_comm.device.strategies`.
 """
