@@ -25,6 +25,7 @@ from mn_comm.basis.mpi import MPI
 from mn_comm.ranks.background import close_all
 from mn_guard import exit_status, global_except_hook
 from mn_guard.exit_sequence import Step, at_exit
+from mn_guard.forks import around_forks
 from mn_guard.job import detects
 from mn_guard.last_words import flush_until_read, say
 from mn_guard.supervised import report
@@ -111,7 +112,7 @@ def _install() -> None:
     if is_ours_to_handle and threading.current_thread() is threading.main_thread():
         signal.signal(signal.SIGTERM, _note)
         # The workers of a pool are always ended by SIGTERM.
-        os.register_at_fork(after_in_child=_have_no_handler)
+        around_forks(after_in_child=_have_no_handler)
 
 
 def _leave(reason: str, status: int) -> NoReturn:

@@ -32,7 +32,12 @@ class _Around(NamedTuple):
 _all: list[_Around] = []
 
 
-def around_forks(*, before: _Function, after_in_parent: _Function, after_in_child: _Function) -> None:
+def _nothing() -> None: ...
+
+
+def around_forks(
+    *, before: _Function = _nothing, after_in_parent: _Function = _nothing, after_in_child: _Function = _nothing
+) -> None:
     """Register functions to be called around each fork, like :func:`os.register_at_fork`, for one fork at a time.
 
     Args:
@@ -53,7 +58,7 @@ def warn_of_children_that_end(name: str) -> None:
     Args:
         name: The name of this process in the warning.
     """
-    os.register_at_fork(after_in_child=lambda: atexit.register(_warn, name, os.getpid()))
+    around_forks(after_in_child=lambda: atexit.register(_warn, name, os.getpid()))
 
 
 def _warn(name: str, process: int) -> None:

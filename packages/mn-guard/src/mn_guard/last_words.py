@@ -26,6 +26,7 @@ import time
 from typing import TYPE_CHECKING, TextIO
 
 from mn_guard import witness
+from mn_guard.forks import around_forks
 from mn_guard.job import is_tolerant
 
 if TYPE_CHECKING:
@@ -89,7 +90,7 @@ def _write_stacks(reader: socket.socket | None) -> None:
     with contextlib.suppress(OSError, ValueError, RuntimeError):  # it has no file descriptor
         if reader is not None and not faulthandler.is_enabled():
             faulthandler.enable(reader, all_threads=False)
-            os.register_at_fork(after_in_child=faulthandler.disable)
+            around_forks(after_in_child=faulthandler.disable)
         if signal.getsignal(signal.SIGTERM) is signal.SIG_DFL and stacks is not None:
             faulthandler.register(
                 signal.SIGTERM,
@@ -98,7 +99,7 @@ def _write_stacks(reader: socket.socket | None) -> None:
                 chain=True,
             )
             # The workers of a pool are always ended by SIGTERM, so messages about it would only disturb.
-            os.register_at_fork(after_in_child=functools.partial(faulthandler.unregister, signal.SIGTERM))
+            around_forks(after_in_child=functools.partial(faulthandler.unregister, signal.SIGTERM))
 
 
 def say(text: str) -> None:

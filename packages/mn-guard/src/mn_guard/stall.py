@@ -1,11 +1,12 @@
 """The stall monitor: if a rank has waited too long, every rank prints what it is doing.
 
 After a mistake in a program with several ranks, often nothing happens: all ranks wait for each other, or for a message
-that is never sent. A thread of each process monitors :data:`mn_comm.ranks.watch.activities`. Once a rank has waited for
-others for longer than ``CHAINERMN_STALL_SECONDS`` (default 60; 0 switches the monitor off) it writes to stderr what it
-is waiting for and where, and asks its neighbor to do the same (:mod:`mn_guard.inquiry`). A rank that does not answer,
-or has reached the end of its program, is reported. The job then ends if ``CHAINERMN_STALL_ABORT=1``, or if a rank waits
-for several ranks one of which has ended. With ``CHAINERMN_STALL_STACKS=1``, the stacks are written as well.
+that is never sent. The thread of each process (:mod:`mn_guard.guard_thread`) monitors
+:data:`mn_comm.ranks.watch.activities`. Once a rank has waited for others for longer than ``CHAINERMN_STALL_SECONDS``
+(default 60; 0 switches the monitor off) it writes to stderr what it is waiting for and where, and asks its neighbor to
+do the same (:mod:`mn_guard.inquiry`). A rank that does not answer, or has reached the end of its program, is reported.
+The job then ends if ``CHAINERMN_STALL_ABORT=1``, or if a rank waits for several ranks one of which has ended. With
+``CHAINERMN_STALL_STACKS=1``, the stacks are written as well.
 
 While nothing stalls, the thread wakes up to look for questions at most ten times within the limit.
 """
@@ -13,6 +14,7 @@ While nothing stalls, the thread wakes up to look for questions at most ten time
 from __future__ import annotations
 
 import contextlib
+import functools
 import inspect
 import os
 import sys
@@ -26,6 +28,7 @@ import numpy as np
 
 from mn_comm.basis.mpi import MPI
 from mn_comm.ranks.watch import Activity, Call, activities, explanations, polled
+from mn_guard import guard_thread
 from mn_guard.exit_sequence import Step, at_exit
 from mn_guard.forks import around_forks
 from mn_guard.inquiry import Inquiry
@@ -57,6 +60,9 @@ class Monitor:
         stacks: Whether stacks are written as well.
         write: Prints a message; called in the monitor's thread.
         end: Ends the job; its argument is the reason.
+
+    Attributes:
+        due: When to poll next, as :func:`time.monotonic` counts.
     """
 
     def __init__(
@@ -70,6 +76,7 @@ class Monitor:
     ) -> None:
         self.limit = limit
         self.abort = abort
+        self.due = 0.0
         self.interval = min(limit / 10, _SLOWEST_POLL)
         self._stacks = stacks
         self._write = write
@@ -78,22 +85,6 @@ class Monitor:
         self._reported: dict[int, tuple[int, float]] = {}
         self._said: object = None
         self._lock = threading.Lock()
-        self._stop = threading.Event()
-        self._runner: threading.Thread | None = None
-        self._next_poll = 0.0
-
-    def start(self) -> None:
-        """Start the thread."""
-        self._stop.clear()
-        self._runner = threading.Thread(target=self._run, name="chainermn-stall-monitor", daemon=True)
-        self._runner.start()
-
-    def stop(self) -> None:
-        """Stop the thread, and wait until it has ended."""
-        self._stop.set()
-        if self._runner is not None:
-            self._runner.join()
-            self._runner = None
 
     def join(self, ranks: MPI.Intracomm) -> None:
         """From now on, answer questions on a private communicator."""
@@ -128,15 +119,12 @@ class Monitor:
                 self._write(f"[chainermn] rank {MPI.COMM_WORLD.rank} ends the job: {min(reasons)}\n")
                 self._end(min(reasons))
 
-    def _run(self) -> None:
-        # A program that forks repeatedly stops and starts this thread each time, so the time of the next poll is kept.
-        while not self._stop.wait(self._next_poll - time.monotonic()):
-            self._next_poll = time.monotonic() + self.interval
-            try:
-                self.poll()
-            except Exception:  # a script's explanation failed, or stderr is closed
-                with contextlib.suppress(Exception):
-                    traceback.print_exc()
+    def attend(self, signals: bytes) -> None:
+        """Poll if it is time."""
+        now = time.monotonic()
+        if now >= self.due:
+            self.due = now + self.interval  # a program that forks repeatedly starts the thread anew each time
+            self.poll()
 
     def _stalled(self) -> list[tuple[Activity, int]]:
         """Return the activities that have waited too long, each with the start of its wait."""
@@ -174,8 +162,7 @@ class Monitor:
         return True
 
     def say_farewell(self) -> None:
-        """Stop, and tell the other ranks that this process does not take part in anything any more."""
-        self.stop()
+        """Tell the other ranks that this process does not take part in anything any more."""
         with contextlib.suppress(MPI.Exception):
             self._inquiry.say_farewell()
 
@@ -326,14 +313,19 @@ def join(ranks: MPI.Intracomm) -> None:
         return
     if _monitor is None:
         _monitor = Monitor(limit, abort=_is_set("CHAINERMN_STALL_ABORT"), stacks=_is_set("CHAINERMN_STALL_STACKS"))
-        _monitor.start()
+        guard_thread.start(_monitor)
         # The thread must not be inside MPI when MPI is finalised. This happens later; or earlier, if the script
         # finalises MPI, which first frees the attributes of this communicator.
-        at_exit(Step.FAREWELL, _monitor.say_farewell)
-        monitor = _monitor  # not the global, which is None in a forked child: the child also finalises MPI
-        MPI.COMM_SELF.Set_attr(MPI.Comm.Create_keyval(delete_fn=lambda *_: monitor.stop()), True)
-        around_forks(before=_monitor.stop, after_in_parent=_monitor.start, after_in_child=_forget)
+        at_exit(Step.FAREWELL, functools.partial(_end, _monitor))
+        # In a forked child, too, where the thread is not this process's: the child also finalises MPI.
+        MPI.COMM_SELF.Set_attr(MPI.Comm.Create_keyval(delete_fn=lambda *_: guard_thread.end()), True)
+        around_forks(after_in_child=_forget)
     _monitor.join(ranks)
+
+
+def _end(monitor: Monitor) -> None:
+    guard_thread.end()
+    monitor.say_farewell()
 
 
 def leave(ranks: MPI.Intracomm) -> None:

@@ -19,6 +19,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from mn_guard.exit_sequence import Step, at_exit
+from mn_guard.forks import around_forks
 
 if TYPE_CHECKING:
     from mn_comm.ranks.intracomm import Ranks
@@ -56,7 +57,7 @@ def connect(within: Ranks, rank: int, size: int, folders: Sequence[str]) -> sock
     if addresses[lacking[0]] is not None:
         _connection = _connected(addresses[lacking[0]], f"{rank} {size} {os.getpid()}\n")
     if _connection is not None:
-        os.register_at_fork(after_in_child=_forget)
+        around_forks(after_in_child=_forget)
         at_exit(Step.FINISHED, functools.partial(_say, FINISHED))
     return _connection
 

@@ -23,13 +23,13 @@ FORK = """
 import os, warnings
 warnings.simplefilter("error")
 from mn_comm import create_communicator
-from mn_guard import stall
+from mn_guard import guard_thread, stall
 comm = create_communicator("naive")
 child = os.fork()
 if child == 0:
-    os._exit(0 if stall._monitor is None else 1)
+    os._exit(0 if stall._monitor is None and not guard_thread._threads else 1)
 assert os.waitpid(child, 0)[1] == 0
-assert stall._monitor._runner.is_alive()
+assert guard_thread.this_thread().runner.is_alive()
 comm.finalize()
 print("done")
 """
@@ -69,7 +69,7 @@ from mpi4py import MPI
 comm = create_communicator("flat")
 comm.gradient_reducer(background=True)
 MPI.Finalize()
-assert not [thread for thread in threading.enumerate() if "monitor" in thread.name]
+assert not [thread for thread in threading.enumerate() if "chainermn" in thread.name]
 print("done")
 """
 

@@ -1,13 +1,16 @@
 """SIGINT while the main thread waits, or seems to: these tests do not wait for MPI."""
 
 import asyncio
+import math
 import os
 import signal
 import threading
+import time
 
 import pytest
 
-from mn_guard import interrupts
+from mn_guard import guard_thread, interrupts
+from mn_guard.guard_thread import GuardThread
 from mn_guard.interrupts import Interrupts, watch_interrupts
 
 
@@ -32,23 +35,39 @@ def ended():
     return threading.Event()
 
 
+class Heard:
+    """A duty that only notes signals; it is called after the other one."""
+
+    due = math.inf
+
+    def __init__(self):
+        self.signals = b""
+
+    def attend(self, signals):
+        self.signals += signals
+
+
 @pytest.fixture
 def watching(main, ended):
-    found = Interrupts(ended.set, patience=0.02)
-    found.start()
-    yield found
-    found.stop()
-    found.close()
+    thread = GuardThread()
+    thread.duty, thread.heard = Interrupts(ended.set, patience=0.02), Heard()
+    thread.add(thread.duty)
+    thread.add(thread.heard)
+    yield thread
+    thread.end()
+    thread.close()
 
 
 def press(watching, number=signal.SIGINT):
     os.write(watching.writing, bytes([number]))
 
 
-def is_read(watching):
-    """Return when all earlier signals have been handled."""
-    watching.stop()
-    watching.start()
+def is_read(watching, number=signal.SIGINT):
+    """Return when a signal has been handled."""
+    deadline = time.monotonic() + 10
+    while number not in watching.heard.signals or watching.duty.due != math.inf:
+        assert time.monotonic() < deadline
+        time.sleep(0.001)
 
 
 def test_a_main_thread_that_stays_where_it_waits(main, watching, ended):
@@ -80,7 +99,7 @@ def test_a_main_thread_that_comes_out(monkeypatch, main, watching, ended):
 def test_other_signals(main, watching, ended):
     main.wait = ("Bcast", None, 0)
     press(watching, signal.SIGCHLD)
-    is_read(watching)
+    is_read(watching, signal.SIGCHLD)
     assert not ended.is_set()
 
 
@@ -99,14 +118,15 @@ def test_a_handler_of_the_script_decides(main, watching, ended, monkeypatch):
 def as_new(monkeypatch):
     """Undo the changes that watching has made."""
     monkeypatch.setattr(interrupts, "_watching", None)
+    monkeypatch.setattr(guard_thread, "_threads", threads := [])
     there = signal.signal(signal.SIGINT, signal.default_int_handler)
     descriptor = signal.set_wakeup_fd(-1)
     yield
+    for thread in threads:
+        thread.end()
+        thread.close()
     signal.set_wakeup_fd(descriptor)
     signal.signal(signal.SIGINT, there)
-    if interrupts._watching is not None:
-        interrupts._watching.stop()
-        interrupts._watching.close()
 
 
 def test_a_signal_that_comes_is_known_at_once(as_new, main, ended, monkeypatch):
@@ -155,7 +175,24 @@ def test_a_child_is_no_rank(as_new):
     watch_interrupts(pytest.fail)
     child = os.fork()
     if child == 0:
-        is_as_before = interrupts._watching is None and signal.set_wakeup_fd(-1) == -1
+        is_as_before = interrupts._watching is None and not guard_thread._threads and signal.set_wakeup_fd(-1) == -1
         os._exit(0 if is_as_before else 1)
     assert os.waitpid(child, 0)[1] == 0
-    assert interrupts._watching._runner.is_alive()
+    (thread,) = guard_thread._threads
+    assert thread.runner.is_alive()
+
+
+def test_signals_that_come_while_the_thread_pauses_are_kept(main, watching, ended):
+    main.wait = ("Bcast", None, 0)
+    watching.pause()
+    press(watching)
+    assert not ended.wait(0.1)
+    watching.resume()
+    assert ended.wait(10)
+
+
+def test_one_thread_for_all_and_none_after_its_end(main, watching):
+    assert [thread.name for thread in threading.enumerate()].count("chainermn-guard") == 1
+    watching.end()
+    watching.resume()
+    assert "chainermn-guard" not in [thread.name for thread in threading.enumerate()]

@@ -9,6 +9,7 @@ import pytest
 from mn_comm import create_communicator, operation, waiting_for
 from mn_comm.ranks import watch
 from mn_guard import stall
+from mn_guard.guard_thread import GuardThread
 from mn_guard.stall import Monitor
 
 pytestmark = pytest.mark.alone
@@ -170,14 +171,17 @@ def test_watching_costs_next_to_nothing(monitor):
 
 @pytest.mark.skipif(not hasattr(os, "fork") or sys.platform == "darwin", reason="needs fork")
 def test_the_thread_pauses_while_the_process_forks():
-    before = set(threading.enumerate())  # there may be another monitor
-    monitor = Monitor(60, abort=False)
+    before = set(threading.enumerate())  # there may be another one
+    thread = GuardThread()
+    thread.add(Monitor(60, abort=False))
     for _ in range(2):
-        monitor.start()
-        (thread,) = set(threading.enumerate()) - before
-        assert thread.name == "chainermn-stall-monitor"
-        monitor.stop()
-        assert not thread.is_alive()
+        (runner,) = set(threading.enumerate()) - before
+        assert runner.name == "chainermn-guard"
+        thread.pause()
+        assert not runner.is_alive()
+        thread.resume()
+    thread.end()
+    thread.close()
 
 
 def test_the_monitor_goes_on_after_an_exception(monkeypatch):
@@ -191,10 +195,11 @@ def test_the_monitor_goes_on_after_an_exception(monkeypatch):
         raise ValueError("an explanation that cannot be had")
 
     monkeypatch.setattr(Monitor, "poll", poll)
-    monitor = Monitor(0.05, abort=False)
-    monitor.start()
+    thread = GuardThread()
+    thread.add(Monitor(0.05, abort=False))
     assert done.wait(10)
-    monitor.stop()
+    thread.end()
+    thread.close()
 
 
 class Group:

@@ -14,6 +14,7 @@ import time
 from dataclasses import dataclass
 from typing import Any
 
+from mn_guard.forks import around_forks
 from mn_guard.supervised import keeper_process
 
 __all__ = ["VARIABLE", "Connection", "Supervision", "connection", "supervision"]
@@ -74,7 +75,7 @@ class Connection:
     def __init__(self, connected: socket.socket) -> None:
         self._socket = connected
         self._lock = threading.Lock()
-        os.register_at_fork(after_in_child=connected.close)  # a child process is not a rank
+        around_forks(after_in_child=connected.close)  # a child process is not a rank
 
     def pass_on(self) -> None:
         """Leave the connection to the program that this process is about to run in its place."""
