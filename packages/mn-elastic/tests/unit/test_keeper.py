@@ -13,7 +13,8 @@ import numpy as np
 import pytest
 
 from mn_elastic.memory import NodeMemory
-from mn_guard.supervised import keeper_process, link, report
+from mn_guard import node, node_process
+from mn_guard.supervised import link, report
 
 JOIN = {"op": "join", "attempt": 1, "rank": 3, "size": 4}
 
@@ -116,7 +117,7 @@ def test_without_a_supervisor_it_ends_the_ranks_and_itself(supervisor, end):
     if end == "close":
         supervisor.connection.close()
     assert child.wait(20) == -signal.SIGKILL
-    assert (time.monotonic() - began > keeper_process.SILENCE_SECONDS / 2) == (end == "silence")
+    assert (time.monotonic() - began > node_process.SILENCE_SECONDS / 2) == (end == "silence")
     with pytest.raises(OSError):
         for _ in range(100):
             link.connection().ask({"op": "load"})
@@ -167,7 +168,7 @@ def test_without_a_supervisor_a_rank_ends_with_one_line():
 
 def test_the_error_says_that_the_keeper_has_ended():
     near, far = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    connected = link.Connection(near)
+    connected = node.Connection(near, link._GONE)
     far.close()
     with pytest.raises(ConnectionError, match="the keeper of this node has ended"):
         connected.ask({"op": "load"})

@@ -3,8 +3,8 @@
 If one rank dies, the launcher ends the others; a scheduler ends all ranks at the time limit. If they are ended by
 SIGTERM (Open MPI, Slurm, Kubernetes, a plain ``kill``), each rank writes where its main thread is, and so in which
 operation it was waiting; Python's own handlers do not run inside MPI. In a job of several processes, it writes this to
-the node's witness (:mod:`mn_guard.witness`), which prints one line, and also reports ranks that are killed by a signal
-that they cannot handle.
+the process of its node (:mod:`mn_guard.death_reporter`), which prints one line, and also reports ranks that are killed
+by a signal that they cannot handle.
 
 If a rank itself ends the job, its launcher may discard output that it has not read yet; so the rank waits for it.
 """
@@ -25,7 +25,7 @@ import termios
 import time
 from typing import TYPE_CHECKING, TextIO
 
-from mn_guard import witness
+from mn_guard import death_reporter
 from mn_guard.forks import around_forks
 from mn_guard.job import is_tolerant
 
@@ -61,16 +61,16 @@ _PAUSE_SECONDS = 0.01
 def speak_when_ended(within: Ranks) -> None:
     """From now on, have it said where this process was when SIGTERM or a fatal error ends it; collective within a node.
 
-    In a job of several processes, the node's witness prints one line. Otherwise, Python writes the stack to stderr. If
-    the program has its own handler for SIGTERM, or has enabled faulthandler, that stays as it is; a handler that the
-    program installs later replaces this one.
+    In a job of several processes, the process of the node prints one line. Otherwise, Python writes the stack to
+    stderr. If the program has its own handler for SIGTERM, or has enabled faulthandler, that stays as it is; a handler
+    that the program installs later replaces this one.
 
     Args:
         within: The ranks of the node.
     """
     from mpi4py.MPI import COMM_WORLD as world  # not earlier, as below
 
-    reader = witness.connect(within, world.rank, world.size, folders_of_libraries()) if world.size > 1 else None
+    reader = death_reporter.connect(within, world.rank, world.size, folders_of_libraries()) if world.size > 1 else None
     _write_stacks(reader)
 
 
@@ -124,7 +124,7 @@ def abort_when_read(status: int = 1, summary: str = "") -> None:
     from mn_guard.supervised import report  # not at import: that module imports this one
 
     flush_until_read()
-    witness.has_spoken(summary)
+    death_reporter.has_spoken(summary)
     report.has_failed(status, summary)
     launcher = _launcher() if is_tolerant() else None
     if launcher is not None:

@@ -20,7 +20,7 @@ from typing import Any
 from mn_elastic.supervision.attempt import Attempt
 from mn_elastic.supervision.launch import command_of, environment_of, left, own_address, ranks_on, spares_on
 from mn_elastic.supervision.options import Host, Options
-from mn_guard.supervised.keeper_process import BEAT_SECONDS, SILENCE_SECONDS
+from mn_guard.node_process import BEAT_SECONDS, SILENCE_SECONDS
 from mn_guard.supervised.link import VARIABLE, Supervision
 from mn_tools.doctor.mpi import Launcher, find_launcher, identify
 from mn_tools.doctor.options import Options as DoctorOptions

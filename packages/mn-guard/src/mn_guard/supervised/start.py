@@ -31,7 +31,7 @@ def main(arguments: list[str]) -> None:
             connected = link.connection()
             if connected is not None:
                 connected.ask({"op": "start", "attempt": found.attempt, "rank": int(rank)})
-                connected.pass_on()
+                link.pass_on(connected)
         except OSError as error:
             raise SystemExit(f"[chainermn] rank {rank}: {error}: this rank ends") from None
     os.execv(sys.executable, [sys.executable, *arguments])

@@ -1,4 +1,4 @@
-"""The process that reports which rank died first; these tests imitate its ranks without MPI."""
+"""The process of a node reports which rank died first; these tests imitate its ranks without MPI."""
 
 import os
 import socket
@@ -9,8 +9,8 @@ import types
 
 import pytest
 
-from mn_guard import witness, witness_process
-from mn_guard.witness_process import Rank, describe_death, describe_others
+from mn_guard import death_reporter, node, node_process
+from mn_guard.node_process import Rank, describe_death, describe_others
 
 FOLDERS = ("/lib/mn_comm/", "/lib/chainer/")
 STACK = """Current thread 0x00007f (most recent call first):
@@ -46,10 +46,12 @@ def test_only_some_of_the_others_are_named():
 
 # The output of a rank, and how it ends.
 PLAYED = """
-import os, signal, socket, sys
-connection = socket.socket(socket.AF_UNIX)
-connection.connect("\\0" + sys.argv[1])
-connection.sendall(f"{sys.argv[2]} 2 {os.getpid()}\\n".encode())
+import os, signal, sys
+from mn_guard.death_reporter import _connected
+rank = int(sys.argv[2])
+who = {"op": "watch", "group": "all", "rank": rank, "size": 2, "process": os.getpid()}
+first = {"expected": 2, "folders": sys.argv[3:]} if rank == 0 else {}
+connection = _connected("\\0" + sys.argv[1], who | first, *([2] if rank == 0 else []))
 print("here", flush=True)
 sys.stdin.readline()
 """
@@ -65,18 +67,17 @@ CAUSES = {
 
 @pytest.mark.parametrize("ends", CAUSES)
 def test_how_a_rank_has_ended(ends, capfd):
-    address = witness._start(2, FOLDERS)
-    ranks = [
-        subprocess.Popen(
-            [sys.executable, "-c", PLAYED + end, address[1:], str(rank)],
+    address = death_reporter._started(2)
+    ranks = []
+    for rank, end in enumerate(["connection.sendall(b'\\1')", ends]):
+        played = subprocess.Popen(
+            [sys.executable, "-c", PLAYED + end, address[1:], str(rank), *FOLDERS],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
         )
-        for rank, end in enumerate(["connection.sendall(b'\\1')", ends])
-    ]
-    for rank in ranks:
-        assert rank.stdout.readline() == "here\n"
+        assert played.stdout.readline() == "here\n"
+        ranks.append(played)
     # Its status is not collected before it is checked.
     ranks[1].stdin.write("end\n")
     ranks[1].stdin.flush()
@@ -90,21 +91,61 @@ def test_how_a_rank_has_ended(ends, capfd):
 
 
 def test_nobody_is_asked_where_it_cannot_start(monkeypatch):
-    monkeypatch.setattr(witness.sys, "executable", "/nowhere/python")
-    assert witness._start(1, FOLDERS) is None
+    for executable in ("/nowhere/python", None):
+        monkeypatch.setattr(node.sys, "executable", executable)
+        assert death_reporter._started(1) is None
+    assert death_reporter._connected(None, {}) is None
 
 
-def test_the_witness_is_no_child_of_the_rank():
-    address = witness._start(1, FOLDERS)
+def watched():
+    """Return the connection of the only rank of a new node."""
+    who = {"op": "watch", "group": "one", "rank": 0, "size": 1, "process": os.getpid(), "expected": 1, "folders": []}
+    return death_reporter._connected(death_reporter._started(1), who, *death_reporter._errors())
+
+
+def test_the_process_is_no_child_of_the_rank():
+    connection = watched()
     with pytest.raises(ChildProcessError):
         os.waitpid(-1, os.WNOHANG)
-    connection = witness._connected(address, f"0 1 {os.getpid()}\n")
-    connection.sendall(witness_process.FINISHED)
+    connection.sendall(node_process.FINISHED)
     connection.close()
 
 
 def test_a_file_of_the_script_may_be_called_secrets(monkeypatch):
     monkeypatch.setitem(sys.modules, "secrets", types.ModuleType("secrets"))
-    connection = witness._connected(witness._start(1, FOLDERS), f"0 1 {os.getpid()}\n")
-    connection.sendall(witness_process.FINISHED)
+    connection = watched()
+    connection.sendall(node_process.FINISHED)
     connection.close()
+
+
+def test_the_launcher_s_pipe_is_not_held_longer_than_the_ranks_live():
+    """A supervised job's process of the node outlives the ranks, and launchers wait for everybody who holds it."""
+    reading, writing = os.pipe()
+    address = f"\0chainermn-test-{os.urandom(8).hex()}"
+    assert node.start(address, "2") == 0  # of another group, one is still expected
+    who = {"op": "watch", "group": "one", "rank": 0, "size": 1, "process": os.getpid(), "expected": 1, "folders": []}
+    connection = death_reporter._connected(address, who, writing)
+    os.close(writing)
+    connection.sendall(node_process.FINISHED)
+    connection.close()
+    assert os.read(reading, 100) == b""  # the end of the pipe, not a message
+    os.close(reading)
+    # The process still runs.
+    last = death_reporter._connected(address, who | {"group": "two"}, 2)
+    last.sendall(node_process.FINISHED)
+    last.close()
+
+
+def test_a_launcher_that_has_ended_ends_nothing_else():
+    reading, writing = os.pipe()
+    os.close(reading)
+    address = death_reporter._started(2)
+    who = {"op": "watch", "group": "one", "rank": 0, "size": 1, "process": 1, "expected": 1, "folders": []}
+    connection = death_reporter._connected(address, who, writing)
+    os.close(writing)
+    connection.sendall(node_process.SPOKEN + b"why it ends")
+    connection.close()
+    last = death_reporter._connected(address, who | {"group": "two"}, 2)
+    assert last is not None
+    last.sendall(node_process.FINISHED)
+    last.close()

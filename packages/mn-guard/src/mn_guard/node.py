@@ -1,0 +1,91 @@
+"""How a process of a job starts the process of its node, and connects to it; see :mod:`mn_guard.node_process`."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import socket
+import struct
+import sys
+import threading
+from typing import Any
+
+from mn_guard import node_process
+from mn_guard.forks import around_forks
+
+__all__ = ["Connection", "connect", "start"]
+
+_GONE = "the process of this node has ended"
+
+
+class Connection:
+    """A connection to the process of the node; several threads may use it.
+
+    Args:
+        connected: A socket that preserves message boundaries.
+        gone: What an error says if the other end is gone.
+    """
+
+    def __init__(self, connected: socket.socket, gone: str = _GONE) -> None:
+        self._socket = connected
+        self._gone = gone
+        self._lock = threading.Lock()
+        around_forks(after_in_child=connected.close)  # a child process is not a rank
+
+    def ask(self, message: dict[str, Any], *descriptors: int) -> tuple[dict[str, Any], int | None]:
+        """Send a message, optionally with files, and return the answer, which may come with a file.
+
+        Raises:
+            ConnectionError: The process is gone.
+        """
+        try:
+            with self._lock:
+                socket.send_fds(self._socket, [json.dumps(message).encode()], descriptors)
+                answer, files, *_ = socket.recv_fds(self._socket, node_process.LONGEST_MESSAGE, 1)
+        except OSError as error:
+            raise ConnectionError(f"{self._gone}: {error}") from None
+        if not answer:
+            raise ConnectionError(self._gone)
+        return json.loads(answer), files[0] if files else None
+
+    def pass_on(self) -> int:
+        """Return the descriptor, which stays open in the program that this process runs in its place."""
+        self._socket.set_inheritable(True)
+        return self._socket.fileno()
+
+
+def connect(address: str) -> socket.socket | None:
+    """Return a socket connected to the process at an address; ``None`` if there is none of this user's."""
+    made = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    with contextlib.suppress(OSError):
+        made.connect(address)
+        credentials = made.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
+        if struct.unpack("3i", credentials)[1] == os.getuid():
+            return made
+    made.close()
+    return None
+
+
+def start(address: str, *options: str) -> int | None:
+    """Start a process that listens at an address.
+
+    Args:
+        address: A name outside the file system, which disappears with the process.
+        options: The options of the script, after the descriptor.
+
+    Returns:
+        Its status when it detaches itself: 0 if it goes on; ``None`` if it could not be started, for example because
+        another process listens there.
+    """
+    problems = (OSError, TypeError)  # also if Python does not know its executable
+    with contextlib.suppress(*problems), socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listening:
+        listening.bind(address)
+        listening.listen(socket.SOMAXCONN)
+        os.set_inheritable(listening.fileno(), True)
+        nothing = [(os.POSIX_SPAWN_OPEN, number, os.devnull, os.O_RDWR, 0) for number in (0, 1)]
+        script = os.path.abspath(node_process.__file__)
+        command = [sys.executable, "-I", "-S", script, str(listening.fileno()), *options]
+        process = os.posix_spawn(sys.executable, command, os.environ, file_actions=nothing)
+        return os.waitpid(process, 0)[1]  # it continues in a child process
+    return None

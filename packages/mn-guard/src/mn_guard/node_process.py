@@ -1,0 +1,456 @@
+"""The process on each node: it reports which rank died first, and in a supervised job outlives the ranks.
+
+Its first duty is to report deaths (:mod:`mn_guard.death_reporter`). If the job has a supervisor
+(:mod:`mn_guard.supervised`), it also holds memory for the ranks, reports to the supervisor how they are doing, and ends
+the remaining ranks when the supervisor requests it or is silent for too long.
+
+It imports nothing from this package: it is a script, started as ``python -I -S node_process.py DESCRIPTOR EXPECTED
+[HOST PORT TOKEN]``. The descriptor is of the socket on which it listens. Without a supervisor, it ends with the last of
+the expected ranks.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import re
+import selectors
+import signal
+import socket
+import struct
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+__all__ = [
+    "BEAT_SECONDS",
+    "FINISHED",
+    "LONGEST_MESSAGE",
+    "SILENCE_SECONDS",
+    "SPOKEN",
+    "Group",
+    "Rank",
+    "describe_death",
+    "describe_others",
+]
+
+FINISHED, SPOKEN = b"\1", b"\2"
+LONGEST_MESSAGE = 4096
+BEAT_SECONDS = 0.4  # between two messages that say "alive", in either direction
+SILENCE_SECONDS = 2.5  # after this time, the other side is regarded as lost
+_CONNECT_SECONDS = 5.0
+_DEATH_SECONDS = 0.2  # between the end of the connection and the moment when the process has a status
+_PAUSE_SECONDS = 0.0005  # some launchers collect the status immediately
+_TOGETHER_SECONDS = 0.5  # the launcher ends the others after the first death
+_MOST_NAMED = 4
+_MOST_FILES = 2
+_NO_MESSAGE = (ValueError, KeyError, TypeError, IndexError, RecursionError)
+_FRAME = re.compile(r'^  File "(.+)", line (\d+) in (.+)$', re.MULTILINE)
+
+
+@dataclass
+class Rank:
+    """What is known about one rank.
+
+    Attributes:
+        rank: Its number in ``MPI_COMM_WORLD``.
+        size: How many there are.
+        process: Its process ID.
+        words: What faulthandler wrote, if it did.
+        has_finished: Whether it has reached the end of its program.
+        summary: Why it has ended the job, if this is to be printed again.
+        group: The ranks that it belongs to.
+    """
+
+    rank: int
+    size: int
+    process: int
+    words: str = ""
+    has_finished: bool = False
+    summary: str = ""
+    group: Group | None = None
+
+
+def describe_death(rank: Rank, cause: str, host: str, folders: tuple[str, ...]) -> str:
+    """Return the line about a rank that died first.
+
+    Args:
+        rank: The rank.
+        cause: How it ended.
+        host: The host.
+        folders: The folders of code that does not belong to the script.
+    """
+    return f"{_name(rank, host)} {cause}{_place(rank.words, folders)}"
+
+
+def describe_others(others: Sequence[Rank], folders: tuple[str, ...]) -> str:
+    """Return the line about the ranks that ended next, and what they were doing, or an empty string."""
+    shown = [f"rank {rank.rank}{_place(rank.words, folders)}" for rank in others if rank.words]
+    rest = f"; and {len(shown) - _MOST_NAMED} more" if len(shown) > _MOST_NAMED else ""
+    return f"meanwhile: {'; '.join(shown[:_MOST_NAMED])}{rest}" if shown else ""
+
+
+def _name(rank: Rank, host: str) -> str:
+    return f"rank {rank.rank} of {rank.size} ({host}, process {rank.process})"
+
+
+def _place(words: str, folders: tuple[str, ...]) -> str:
+    """Return the script's line in a faulthandler stack, and the operation of this package that it called."""
+    frames = _FRAME.findall(words)
+    library = os.path.dirname(os.__file__) + os.sep
+    installed = (f"{library}site-packages", f"{library}dist-packages")
+    operation = ""
+    for path, line, name in frames:  # the most recent call first
+        if path.startswith(folders):
+            is_operation = "/chainer/" not in path and not path.endswith("watch.py")
+            operation = f" in {name}" if is_operation else operation
+        elif not path.startswith(("<frozen", library)) or path.startswith(installed):
+            return f"{operation}, at {path}:{line} in {name}"
+    return operation
+
+
+def _cause(rank: Rank) -> str:
+    """Return how a process ended; empty if it is alive."""
+    fatal = re.match(r"Fatal Python error: (.+)", rank.words)
+    if fatal:
+        return f"died of a fatal error ({fatal[1]})"
+    deadline = time.monotonic() + _DEATH_SECONDS
+    while True:
+        state, status = _status(rank.process)
+        if state == "Z":
+            break
+        if state == "":
+            return "was ended by SIGTERM" if rank.words else "died of a signal, or called os._exit"
+        if time.monotonic() > deadline:
+            return ""
+        time.sleep(_PAUSE_SECONDS)
+    number = status & 0x7F
+    if not number:
+        return f"ended with status {status >> 8} before the end of its program, for example by MPI_Abort or os._exit"
+    ended = "was ended" if number == signal.SIGTERM else "was killed"
+    return f"{ended} by {signal.Signals(number).name}" + (
+        " (the system does this when memory has run out)" if number == signal.SIGKILL else ""
+    )
+
+
+def _status(process: int) -> tuple[str, int]:
+    """Return the state of a process and its exit status; an empty state if it is gone."""
+    try:
+        with open(f"/proc/{process}/stat") as file:
+            fields = file.read().rpartition(")")[2].split()
+    except OSError:
+        return "", 0
+    return fields[0], int(fields[-1])
+
+
+class Group:
+    """Ranks of a node that are ended together; their deaths are reported.
+
+    Args:
+        expected: The number of ranks.
+        host: The name of the host.
+        folders: The folders of code that does not belong to the script.
+        errors: The descriptor to write to, which is closed when all ranks have ended: a launcher waits for every
+            process that holds the other end of its pipe.
+    """
+
+    def __init__(self, expected: int, host: str, folders: Sequence[str], errors: int) -> None:
+        self.folders = tuple(folders)
+        self._left = expected
+        self._host = host
+        self._errors = errors
+        self._spoken = self._summarised = False
+
+    def hear(self, rank: Rank, came: bytes) -> None:
+        """Note what a rank has sent: the output of faulthandler, and that it has finished or printed its message."""
+        rank.has_finished |= FINISHED in came
+        words, mark, summary = came.strip(FINISHED).decode(errors="replace").partition(SPOKEN.decode())
+        rank.words += words
+        if mark:
+            self._spoken = True
+            rank.summary = summary
+
+    def report(self, rank: Rank) -> bool:
+        """Write about a rank that has ended, and return whether other ranks will be ended because of it."""
+        if rank.summary and not self._summarised:
+            self._summarised = True
+            self.write(f"{_name(rank, self._host)} has ended the job: {rank.summary}")
+        if self._spoken or rank.has_finished:
+            return False
+        cause = _cause(rank)
+        if cause:
+            self.write(describe_death(rank, cause, self._host, self.folders))
+        return bool(cause)
+
+    def write(self, line: str) -> None:
+        """Write a line to the errors of the job."""
+        if line:
+            with contextlib.suppress(OSError):  # the launcher has ended
+                os.write(self._errors, f"[chainermn] {line}\n".encode())
+
+    def remove(self) -> None:
+        """Note that a rank has ended, and been reported."""
+        self._left -= 1
+        if not self._left:
+            os.close(self._errors)
+
+
+@dataclass
+class _Client:
+    """A connected process.
+
+    Attributes:
+        process: Its process ID.
+        name: Its name in messages to the supervisor; ``None`` until it has sent one.
+    """
+
+    process: int
+    name: dict[str, int] | None = None
+
+
+class _Supervisor:
+    """The connection to the supervisor.
+
+    Args:
+        connected: The socket.
+        token: What the supervisor knows its jobs by.
+    """
+
+    def __init__(self, connected: socket.socket, token: str) -> None:
+        self.socket = connected
+        self._came = b""
+        self._heard = self._spoken = time.monotonic()
+        connected.settimeout(SILENCE_SECONDS)
+        connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        self.tell(op="keeper", token=token, host=socket.gethostname())
+
+    def beat(self) -> None:
+        """Send a sign of life if it is time.
+
+        Raises:
+            EOFError: The supervisor has been silent for too long.
+        """
+        now = time.monotonic()
+        if now - self._heard >= SILENCE_SECONDS:
+            raise EOFError
+        if now - self._spoken > BEAT_SECONDS:
+            self.tell(op="beat")
+
+    def tell(self, **message: Any) -> None:
+        """Send a message."""
+        self._spoken = time.monotonic()
+        self.socket.sendall(json.dumps(message).encode() + b"\n")
+
+    def hear(self) -> list[dict[str, Any]]:
+        """Return the messages that have arrived.
+
+        Raises:
+            EOFError: The supervisor has ended.
+        """
+        came = self.socket.recv(1 << 16)
+        if not came:
+            raise EOFError
+        self._heard = time.monotonic()
+        *lines, self._came = (self._came + came).split(b"\n")
+        return [json.loads(line) for line in lines]
+
+
+class _Node:
+    """Listens to the ranks of a node and to the supervisor, until they are gone.
+
+    Args:
+        listening: The socket that processes connect to.
+        expected: How many ranks will have their deaths reported; only of importance without a supervisor.
+        supervisor: The supervisor, if there is one.
+    """
+
+    def __init__(self, listening: socket.socket, expected: int, supervisor: _Supervisor | None) -> None:
+        self._listening = listening
+        self._expected = expected
+        self._supervisor = supervisor
+        self._kept: tuple[int, int] | None = None  # the ranks' number for their arrays, and the file
+        self._clients: dict[socket.socket, _Client] = {}
+        self._groups: dict[str, Group] = {}
+        self._gone: list[Rank] = []
+        self._selector = selectors.DefaultSelector()
+        self._selector.register(listening, selectors.EVENT_READ, self._accept)
+        if supervisor is not None:
+            self._selector.register(supervisor.socket, selectors.EVENT_READ, self._obey)
+
+    def run(self) -> None:
+        """Listen until the supervisor is gone, and then end the remaining ranks; without one, until the ranks are."""
+        try:
+            while self._selector.get_map():
+                self._report(self._look(None))
+        except (OSError, EOFError):
+            pass  # the supervisor has ended
+        finally:
+            self._end(None)
+
+    def _look(self, timeout: float | None) -> list[Rank]:
+        """Wait until something happens, and return the ranks that have ended."""
+        if self._supervisor is not None:
+            timeout = min(BEAT_SECONDS / 2, timeout or BEAT_SECONDS)
+        for key, _ in self._selector.select(timeout):
+            key.data(key.fileobj)
+        if self._supervisor is not None:
+            self._supervisor.beat()
+        gone, self._gone = self._gone, []
+        return gone
+
+    def _report(self, gone: list[Rank]) -> None:
+        """Report deaths, and what the ranks that are ended because of them were doing."""
+        dead = {rank.group for rank in gone if rank.group is not None and rank.group.report(rank)}
+        if dead:
+            others = self._next_to_go()
+            gone += others
+            for group in dead:
+                group.write(describe_others([rank for rank in others if rank.group is group], group.folders))
+        for rank in gone:
+            if rank.group is not None:
+                rank.group.remove()
+
+    def _next_to_go(self) -> list[Rank]:
+        others: list[Rank] = []
+        deadline = time.monotonic() + _TOGETHER_SECONDS
+        while self._selector.get_map() and (left := deadline - time.monotonic()) > 0:
+            others += self._look(left)
+        return others
+
+    def _accept(self, listening: socket.socket) -> None:
+        connection, _ = listening.accept()
+        credentials = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
+        process, user, _ = struct.unpack("3i", credentials)
+        if user != os.getuid():  # all processes can see the address
+            connection.close()
+            return
+        connection.settimeout(SILENCE_SECONDS)
+        self._clients[connection] = _Client(process)
+        self._selector.register(connection, selectors.EVENT_READ, self._answer)
+
+    def _answer(self, connection: socket.socket) -> None:
+        client = self._clients[connection]
+        try:
+            came, files, *_ = socket.recv_fds(connection, 1 << 16, _MOST_FILES)
+            if came:
+                answer, sent = self._answer_to(came, files, client)
+                socket.send_fds(connection, [json.dumps(answer).encode()], sent)
+        except OSError:
+            came = b""
+        if not came:
+            self._drop(connection)
+            del self._clients[connection]
+            if client.name is not None:
+                self._tell(op="gone", **client.name)
+
+    def _answer_to(self, came: bytes, files: list[int], client: _Client) -> tuple[dict[str, Any], list[int]]:
+        """Process what a process has sent; return the answer, and the file that belongs to it."""
+        try:
+            return self._process(json.loads(came), files, client)
+        except _NO_MESSAGE:  # a mistake of one process must not end the other ranks of the node
+            for file in files:
+                os.close(file)
+            return {}, []
+
+    def _process(self, message: dict[str, Any], files: list[int], client: _Client) -> tuple[dict[str, Any], list[int]]:
+        if message["op"] == "watch":
+            self._watch(message, *files)
+        elif message["op"] == "keep":
+            self._keep(message["number"], files[0])
+        elif message["op"] == "load":
+            if self._kept is not None:
+                return {"number": self._kept[0]}, [self._kept[1]]
+        else:
+            if message["op"] in ("start", "join"):
+                client.name = {key: message[key] for key in ("attempt", "rank")}
+            self._tell(**message | (client.name or {}))
+        return {}, []
+
+    def _watch(self, message: dict[str, Any], connection: int, *errors: int) -> None:
+        """Report the death of a rank, which is when a connection ends; the first rank of a group says where to."""
+        name, rank = message["group"], Rank(*(message[key] for key in ("rank", "size", "process")))
+        if errors:
+            self._groups[name] = Group(message["expected"], socket.gethostname(), message["folders"], *errors)
+        rank.group = self._groups[name]
+        self._selector.register(socket.socket(fileno=connection), selectors.EVENT_READ, partial(self._hear, rank))
+        self._expected -= 1
+        if not self._expected and self._supervisor is None:
+            self._drop(self._listening)
+
+    def _hear(self, rank: Rank, connection: socket.socket) -> None:
+        try:
+            came = connection.recv(1 << 16)
+        except OSError:
+            came = b""
+        if came and rank.group is not None:
+            rank.group.hear(rank, came)
+        else:
+            self._drop(connection)
+            self._gone.append(rank)
+
+    def _drop(self, connection: socket.socket) -> None:
+        self._selector.unregister(connection)
+        connection.close()
+
+    def _keep(self, number: int, file: int) -> None:
+        """Hold a file instead of the previous one, which is closed only now."""
+        before, self._kept = self._kept, (number, file)
+        if before is not None:
+            os.close(before[1])
+        self._tell(op="kept", number=number)
+
+    def _obey(self, _: socket.socket) -> None:
+        assert self._supervisor is not None
+        for message in self._supervisor.hear():
+            if message["op"] == "end":
+                self._end(message["attempt"])
+
+    def _end(self, attempt: int | None) -> None:
+        """Kill the ranks of an attempt, or all: while a process is connected, its process ID cannot be reused."""
+        for client in self._clients.values():
+            if client.name is not None and attempt in (None, client.name["attempt"]):
+                os.kill(client.process, signal.SIGKILL)
+
+    def _tell(self, **message: Any) -> None:
+        if self._supervisor is not None:
+            self._supervisor.tell(**message)
+
+
+def _connect(host: str, port: str) -> socket.socket:
+    """Connect to the supervisor; if it cannot be reached, end this process with status 1."""
+    try:
+        return socket.create_connection((host, int(port)), _CONNECT_SECONDS)
+    except OSError as error:
+        where = f"{socket.gethostname()}: the supervisor cannot be reached at {host}, port {port}"
+        os.write(2, f"[chainermn] {where}: {error}\n".encode())
+        sys.exit(1)
+
+
+def _detach() -> None:
+    """Let this process go on when the ranks and the launcher end, and hold nothing that they wait for."""
+    if os.fork():  # so that the ranks have no child process that they did not start
+        os._exit(0)
+    os.setsid()
+    for number in (signal.SIGINT, signal.SIGHUP, signal.SIGTERM):
+        signal.signal(number, signal.SIG_IGN)
+    os.chdir("/")
+    os.dup2(os.open(os.devnull, os.O_RDWR), 2)
+
+
+def _main(descriptor: str, expected: str, *supervisor: str) -> None:
+    # A launcher may consider a rank dead when no process holds a descriptor of it.
+    os.closerange(3, int(descriptor))
+    os.closerange(int(descriptor) + 1, os.sysconf("SC_OPEN_MAX"))
+    # First of all, because the rank that has started this waits only until this process detaches itself.
+    connected = _connect(*supervisor[:2]) if supervisor else None
+    _detach()
+    told = _Supervisor(connected, supervisor[2]) if connected is not None else None
+    _Node(socket.socket(fileno=int(descriptor)), int(expected), told).run()
+
+
+if __name__ == "__main__":
+    _main(*sys.argv[1:])
