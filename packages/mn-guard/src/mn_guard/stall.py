@@ -123,7 +123,7 @@ class Monitor:
         """Poll if it is time."""
         now = time.monotonic()
         if now >= self.due:
-            self.due = now + self.interval  # a program that forks repeatedly starts the thread anew each time
+            self.due = now + self.interval  # a program that forks repeatedly restarts the thread each time
             self.poll()
 
     def _stalled(self) -> list[tuple[Activity, int]]:
