@@ -18,12 +18,13 @@ from types import CodeType
 from typing import Any, NoReturn
 
 from mn_comm.basis.mpi import has_been_finalized
+from mn_guard import patience
 from mn_guard.exit_sequence import Step, at_exit
 from mn_guard.last_words import abort_when_read, say
 
 __all__ = ["end_by", "share_exit_status"]
 
-_GRACE_SECONDS = 1.0  # time for other ranks that also end, and are writing their messages
+_GRACE_SECONDS = patience.EXIT
 _LONGEST_TEXT = 500
 _BITS = 64  # of a C long, with its sign
 _TOOLS = (3, 4)  # numbers that Python's documentation does not assign to any kind of tool

@@ -15,6 +15,7 @@ from traceback import format_exc, format_exception_only
 from types import TracebackType
 
 from mn_comm.basis.mpi import has_been_finalized
+from mn_guard import patience
 from mn_guard.exit_status import share_exit_status
 from mn_guard.interrupts import watch_interrupts
 from mn_guard.last_words import abort_when_read, flush_until_read, say
@@ -24,10 +25,10 @@ __all__ = ["add_hook", "add_hook_by_default", "add_hook_if_enabled", "end_by"]
 _VARIABLES = ("CHAINERMN_FORCE_ABORT_ON_EXCEPTION", "CHAINERMN_FORCE_ABORT_ON_EXCEPTIONS")
 """The name that ChainerMN 7 read, and the name in Chainer's manual."""
 _LONGEST_SUMMARY = 500
-_PATIENCE_SECONDS = 2.0
+_PATIENCE_SECONDS = patience.RIGHT_RANK
 _PAUSE_SECONDS = 0.01
 _end: Callable[[str, int], object] | None = None
-_PATIENCE_AFTER_CTRL_C = 3.5  # rank 0 may be saving its state
+_PATIENCE_AFTER_CTRL_C = patience.OTHERS_AFTER_CTRL_C
 
 
 def add_hook() -> None:

@@ -14,12 +14,13 @@ from collections.abc import Callable, Iterator
 import numpy as np
 
 from mn_comm.basis.mpi import MPI
+from mn_guard import patience
 
 __all__ = ["Inquiry"]
 
 _QUESTION, _ANSWER, _FAREWELL = range(32764, 32767)  # MPI guarantees tags up to 32767; collectives use 0
 
-_FAREWELL_SECONDS = 1.0
+_FAREWELL_SECONDS = patience.FAREWELL
 _PAUSE_SECONDS = 0.001
 
 

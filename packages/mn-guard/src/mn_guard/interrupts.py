@@ -17,12 +17,12 @@ import time
 from collections.abc import Callable
 
 from mn_comm.ranks.watch import activities
-from mn_guard import guard_thread
+from mn_guard import guard_thread, patience
 from mn_guard.forks import around_forks
 
 __all__ = ["Interrupts", "watch_interrupts"]
 
-_PATIENCE_SECONDS = 2.5
+_PATIENCE_SECONDS = patience.CTRL_C
 _PAUSE_SECONDS = 0.1
 
 

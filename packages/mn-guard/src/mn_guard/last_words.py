@@ -25,7 +25,7 @@ import termios
 import time
 from typing import TYPE_CHECKING, TextIO
 
-from mn_guard import death_reporter
+from mn_guard import death_reporter, patience
 from mn_guard.forks import around_forks
 from mn_guard.job import is_tolerant
 
@@ -54,7 +54,7 @@ _NOT_THE_SCRIPT = (
 )
 
 _LAUNCHERS = ("prterun", "prted")
-_PATIENCE_SECONDS = 2.0
+_PATIENCE_SECONDS = patience.UNREAD_OUTPUT
 _PAUSE_SECONDS = 0.01
 
 
