@@ -24,10 +24,10 @@ from typing import NoReturn, Protocol
 from mn_comm.basis.mpi import MPI
 from mn_comm.ranks.background import close_all
 from mn_guard import exit_status, global_except_hook
+from mn_guard.abort import flush_until_read, say
 from mn_guard.exit_sequence import Step, at_exit
 from mn_guard.forks import around_forks
 from mn_guard.job import detects
-from mn_guard.last_words import flush_until_read, say
 from mn_guard.supervised import report
 
 __all__ = ["asked_to_leave", "end_alone", "end_as_minority", "end_as_spare", "is_shared", "leave_as_asked"]

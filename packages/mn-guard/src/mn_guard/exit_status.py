@@ -19,8 +19,8 @@ from typing import Any, NoReturn
 
 from mn_comm.basis.mpi import has_been_finalized
 from mn_guard import patience
+from mn_guard.abort import abort_when_read, say
 from mn_guard.exit_sequence import Step, at_exit
-from mn_guard.last_words import abort_when_read, say
 
 __all__ = ["end_by", "share_exit_status"]
 

@@ -16,9 +16,9 @@ from types import TracebackType
 
 from mn_comm.basis.mpi import has_been_finalized
 from mn_guard import patience
+from mn_guard.abort import abort_when_read, flush_until_read, say
 from mn_guard.exit_status import share_exit_status
 from mn_guard.interrupts import watch_interrupts
-from mn_guard.last_words import abort_when_read, flush_until_read, say
 
 __all__ = ["add_hook", "add_hook_by_default", "add_hook_if_enabled", "end_by"]
 

@@ -39,7 +39,7 @@ class Guard:
 
     def settled(self, within: Ranks) -> None:
         """Let deaths be reported, and messages that nobody receives; collective within the node."""
-        from mn_guard.last_words import speak_when_ended
+        from mn_guard.crash_output import speak_when_ended
         from mn_guard.leftovers import receive_leftovers_at_exit
 
         speak_when_ended(within)

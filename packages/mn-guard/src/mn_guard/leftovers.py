@@ -13,9 +13,9 @@ import functools
 import numpy as np
 from mpi4py import MPI
 
+from mn_guard.abort import say
 from mn_guard.exit_sequence import Step, at_exit
 from mn_guard.forks import warn_of_children_that_end
-from mn_guard.last_words import say
 
 __all__ = ["receive_leftovers_at_exit"]
 

@@ -4,9 +4,9 @@ After a mistake in a program with several ranks, often nothing happens: all rank
 that is never sent. The thread of each process (:mod:`mn_guard.guard_thread`) monitors
 :data:`mn_comm.ranks.watch.activities`. Once a rank has waited for others for longer than ``CHAINERMN_STALL_SECONDS``
 (default 60; 0 switches the monitor off) it writes to stderr what it is waiting for and where, and asks its neighbor to
-do the same (:mod:`mn_guard.inquiry`). A rank that does not answer, or has reached the end of its program, is reported.
-The job then ends if ``CHAINERMN_STALL_ABORT=1``, or if a rank waits for several ranks one of which has ended. With
-``CHAINERMN_STALL_STACKS=1``, the stacks are written as well.
+do the same (:mod:`mn_guard.stall_probe`). A rank that does not answer, or has reached the end of its program, is
+reported. The job then ends if ``CHAINERMN_STALL_ABORT=1``, or if a rank waits for several ranks one of which has ended.
+With ``CHAINERMN_STALL_STACKS=1``, the stacks are written as well.
 
 While nothing stalls, the thread wakes up to look for questions at most ten times within the limit.
 """
@@ -29,10 +29,11 @@ import numpy as np
 from mn_comm.basis.mpi import MPI
 from mn_comm.ranks.watch import Activity, Call, activities, explanations, polled
 from mn_guard import guard_thread
+from mn_guard.abort import abort_when_read, say
+from mn_guard.crash_output import folders_of_libraries
 from mn_guard.exit_sequence import Step, at_exit
 from mn_guard.forks import around_forks
-from mn_guard.inquiry import Inquiry
-from mn_guard.last_words import abort_when_read, folders_of_libraries, say
+from mn_guard.stall_probe import StallProbe
 
 __all__ = ["Monitor", "join", "leave"]
 
@@ -81,7 +82,7 @@ class Monitor:
         self._stacks = stacks
         self._write = write
         self._end = end
-        self._inquiry = Inquiry(self._time_to_speak)
+        self._probe = StallProbe(self._time_to_speak)
         self._reported: dict[int, tuple[int, float]] = {}
         self._said: object = None
         self._lock = threading.Lock()
@@ -89,13 +90,13 @@ class Monitor:
     def join(self, ranks: MPI.Intracomm) -> None:
         """From now on, answer questions on a private communicator."""
         with self._lock:
-            if not any(ranks == other for other in self._inquiry.joined):
-                self._inquiry.joined.append(ranks)
+            if not any(ranks == other for other in self._probe.joined):
+                self._probe.joined.append(ranks)
 
     def leave(self, ranks: MPI.Intracomm) -> None:
         """Stop answering on a communicator, which is about to be freed."""
         with self._lock:
-            self._inquiry.joined = [other for other in self._inquiry.joined if other != ranks]
+            self._probe.joined = [other for other in self._probe.joined if other != ranks]
 
     def poll(self) -> None:
         """Check once for waits that have stalled, and for questions of other ranks."""
@@ -110,9 +111,9 @@ class Monitor:
                     self._reported[activity.thread] = (since, time.monotonic())
                     self._say("")
                     self._ask_neighbor(activity)
-            self._inquiry.answer(self._tell)
-            for rank in self._inquiry.silent():
-                if rank not in self._inquiry.finished:
+            self._probe.answer(self._tell)
+            for rank in self._probe.silent():
+                if rank not in self._probe.finished:
                     self._write(f"[chainermn] rank {rank} does not answer: {_WHY_SILENT}\n")
             reasons = {self._why_hopeless(*each) for each in stalled} - {""}
             if reasons:
@@ -143,16 +144,16 @@ class Monitor:
         if reported_for != since or time.monotonic() - reported_at < self._time_to_speak:
             return ""
         for needed in _needed(activity):
-            gone = self._inquiry.finished.keys() & needed
+            gone = self._probe.finished.keys() & needed
             if gone:
                 return f"rank {min(gone)} has reached the end of its program, but this rank still waits for it"
         return "CHAINERMN_STALL_ABORT is set" if self.abort else ""
 
     def _ask_neighbor(self, activity: Activity) -> None:
         for call in activity.calls:
-            self._inquiry.ask(_ranks_of(call))
+            self._probe.ask(_ranks_of(call))
         if not activity.calls and activity.wait is not None:
-            self._inquiry.ask(activity.wait[1])
+            self._probe.ask(activity.wait[1])
 
     def _tell(self, asking: int) -> bool:
         """Print what this rank is doing, when another rank asks; return whether the next rank must be asked."""
@@ -164,7 +165,7 @@ class Monitor:
     def say_farewell(self) -> None:
         """Tell the other ranks that this process does not take part in anything any more."""
         with contextlib.suppress(MPI.Exception):
-            self._inquiry.say_farewell()
+            self._probe.say_farewell()
 
     def _say(self, occasion: str) -> None:
         """Print what this rank is doing, unless it has printed the same before."""

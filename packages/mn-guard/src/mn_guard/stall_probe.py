@@ -16,7 +16,7 @@ import numpy as np
 from mn_comm.basis.mpi import MPI
 from mn_guard import patience
 
-__all__ = ["Inquiry"]
+__all__ = ["StallProbe"]
 
 _QUESTION, _ANSWER, _FAREWELL = range(32764, 32767)  # MPI guarantees tags up to 32767; collectives use 0
 
@@ -24,7 +24,7 @@ _FAREWELL_SECONDS = patience.FAREWELL
 _PAUSE_SECONDS = 0.001
 
 
-class Inquiry:
+class StallProbe:
     """The messages of one process's monitor.
 
     Args:

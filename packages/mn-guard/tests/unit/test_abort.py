@@ -6,7 +6,7 @@ import threading
 
 import pytest
 
-from mn_guard import last_words
+from mn_guard import abort
 
 
 @pytest.fixture
@@ -32,13 +32,13 @@ def end_job(monkeypatch):
 def test_the_job_ends_when_the_launcher_has_read_the_last_words(pipe, end_job, monkeypatch):
     reader, writer = pipe
     paused, read = threading.Event(), []
-    monkeypatch.setattr(last_words.time, "sleep", lambda _: paused.set())
-    monkeypatch.setattr(last_words.sys, "stderr", writer)
-    monkeypatch.setattr(last_words.sys, "stdout", None)
+    monkeypatch.setattr(abort.time, "sleep", lambda _: paused.set())
+    monkeypatch.setattr(abort.sys, "stderr", writer)
+    monkeypatch.setattr(abort.sys, "stdout", None)
     slow = threading.Thread(target=lambda: paused.wait() and (read.append(reader.read(100)), end_job.append("read")))
     slow.start()
     writer.write("why")
-    last_words.abort_when_read()
+    abort.abort_when_read()
     slow.join()
     assert read == [b"why"]
     assert sorted(map(str, end_job)) == ["1", "read"]
@@ -51,9 +51,9 @@ def test_it_says_what_it_can(stream, end_job, monkeypatch, tmp_path):
     streams = {"none": None, "closed": (tmp_path / "closed").open("w"), "full": open("/dev/full", "w")}
     streams |= {"gone": open(writing, "w")}
     streams["closed"].close()
-    monkeypatch.setattr(last_words.sys, "stderr", streams[stream])
-    last_words.say("why")
-    last_words.abort_when_read(7)
+    monkeypatch.setattr(abort.sys, "stderr", streams[stream])
+    abort.say("why")
+    abort.abort_when_read(7)
     assert end_job == [7]
     for each in streams.values():
         with contextlib.suppress(AttributeError, OSError):
@@ -62,8 +62,8 @@ def test_it_says_what_it_can(stream, end_job, monkeypatch, tmp_path):
 
 def test_it_ends_although_nobody_reads(pipe, end_job, monkeypatch):
     _, writer = pipe
-    monkeypatch.setattr(last_words, "_PATIENCE_SECONDS", 0.05)
-    monkeypatch.setattr(last_words.sys, "stderr", writer)
+    monkeypatch.setattr(abort, "_PATIENCE_SECONDS", 0.05)
+    monkeypatch.setattr(abort.sys, "stderr", writer)
     writer.write("why")
-    last_words.abort_when_read()
+    abort.abort_when_read()
     assert end_job == [1]
