@@ -73,7 +73,6 @@ OURS = (
     "mn_elastic",
     "mn_guard",
     "mn_data",
-    "mn_elastic",
     "mn_extensions",
     "mn_modelpar",
     "mn_optim",

@@ -25,7 +25,6 @@ PACKAGES = [
 ]
 MODULES = [
     *PACKAGES,
-    "mn_compress",
     "mn_comm.device.nccl",
     "mn_modelpar.functions",
     "mn_modelpar.links",

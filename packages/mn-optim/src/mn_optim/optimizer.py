@@ -84,7 +84,7 @@ class MultiNodeOptimizer:
     Attributes:
         actual_optimizer: The optimizer.
         communicator: The ranks.
-        target_params: The names of the parameters, and whether each was initialised, as :meth:`is_changed` last saw
+        target_params: The names of the parameters, and whether each was initialised, as ``is_changed`` last saw
             them.
 
     Raises:

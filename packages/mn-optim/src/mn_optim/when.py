@@ -128,7 +128,7 @@ class Sharded(When):
     This rank sends the updated parameter to all others. The result is the same, bit for bit. Hooks for single
     parameters that come before the update run on the rank that updates the parameter, unless there is also a hook over
     all parameters before the update. Before one rank saves the optimizer, every rank calls
-    :meth:`MultiNodeOptimizer.consolidate`.
+    :meth:`~mn_optim.MultiNodeOptimizer.consolidate`.
 
     Args:
         when: When gradients are averaged, in every step.
