@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from mn_comm.create import create_communicator
     from mn_comm.gradients.agree import JoinMessages
     from mn_comm.gradients.bucket import AnyBucket
-    from mn_comm.gradients.compression import Compression, CompressionReport
+    from mn_comm.gradients.compression import CompressionReport, CompressionScheme
     from mn_comm.gradients.filling import Owners
     from mn_comm.gradients.reducer import GradientReducer
     from mn_comm.gradients.reduction import CommunicationHook, Reduction
@@ -42,7 +42,7 @@ _HOME_OF = {
     "Communicator": "communicator",
     "create_communicator": "create",
     "at_exit": "basis.guard",
-    "Compression": "gradients.compression",
+    "CompressionScheme": "gradients.compression",
     "CompressionReport": "gradients.compression",
     "Change": "basis.change",
     "RankLost": "basis.change",
@@ -82,8 +82,8 @@ __all__ = [
     "CommunicationHook",
     "Communicator",
     "CommunicatorBase",
-    "Compression",
     "CompressionReport",
+    "CompressionScheme",
     "Future",
     "GradientReducer",
     "JoinMessages",

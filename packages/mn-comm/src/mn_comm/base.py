@@ -16,7 +16,7 @@ from mn_comm.basis.protocols import Model
 if TYPE_CHECKING:
     from mpi4py import MPI
 
-    from mn_comm.gradients.compression import Compression
+    from mn_comm.gradients.compression import CompressionScheme
     from mn_comm.gradients.reducer import GradientReducer
     from mn_comm.gradients.reduction import CommunicationHook
 
@@ -495,7 +495,7 @@ class CommunicatorBase(ABC):
         *,
         background: bool = False,
         comm_hook: CommunicationHook | None = None,
-        compression: Compression | None = None,
+        compression: CompressionScheme | None = None,
         bucket_bytes: int | None = None,
         sets: int = 1,
         own_dtype: bool = False,

@@ -21,7 +21,7 @@ from mn_comm.ranks import agreement
 from mn_comm.ranks.watch import operation
 
 if TYPE_CHECKING:
-    from mn_comm.gradients.compression import Compression
+    from mn_comm.gradients.compression import CompressionScheme
     from mn_comm.gradients.owned import OwnedArrays
     from mn_comm.gradients.reducer import GradientReducer
     from mn_comm.gradients.reduction import CommunicationHook
@@ -371,7 +371,7 @@ class Communicator(CommunicatorBase):
         *,
         background: bool = False,
         comm_hook: CommunicationHook | None = None,
-        compression: Compression | None = None,
+        compression: CompressionScheme | None = None,
         bucket_bytes: int | None = None,
         sets: int = 1,
         own_dtype: bool = False,

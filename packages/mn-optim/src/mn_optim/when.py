@@ -8,7 +8,7 @@ from typing import Any
 
 import chainer
 
-from mn_comm import CommunicationHook, CommunicatorBase, Compression, expect_same, raise_on_all
+from mn_comm import CommunicationHook, CommunicatorBase, CompressionScheme, expect_same, raise_on_all
 from mn_optim.commit import refuse_elastic
 from mn_optim.schemes import (
     AsynchronousMean,
@@ -38,7 +38,7 @@ __all__ = [
     "expect_when",
 ]
 
-Send = CommunicationHook | Compression | None
+Send = CommunicationHook | CompressionScheme | None
 """What is sent instead of exact gradients: a compression of :mod:`mn_compress`, such as ``Int8()``, or a function that
 gets each bucket of gradients (``index``, ``names``, ``shapes``, and ``flat``, the concatenated gradients) and returns a
 :class:`mn_comm.Future` of their mean; the exact mean is ``bucket.average()``. The function corresponds to

@@ -13,7 +13,7 @@ from mn_comm.gradients.parts import Exchanged, Spec
 if TYPE_CHECKING:
     from mn_comm.ranks.intracomm import Ranks
 
-__all__ = ["Compression", "CompressionReport", "Compressor"]
+__all__ = ["CompressionReport", "CompressionScheme", "Compressor"]
 
 _State = Mapping[str, np.ndarray[Any, Any]]
 
@@ -33,7 +33,7 @@ class CompressionReport(NamedTuple):
     error_norm: float
 
 
-class Compression(Protocol):
+class CompressionScheme(Protocol):
     """A way to compress gradients: an immutable object with its settings, the same on every rank.
 
     Attributes:
@@ -64,7 +64,7 @@ class Compressor(Protocol):
     scale: float
 
     @property
-    def compression(self) -> Compression: ...  # noqa: D102
+    def compression(self) -> CompressionScheme: ...  # noqa: D102
 
     def adopt(
         self, ranks: Ranks, number: int, specs: Sequence[Spec], order: Sequence[str], form: tuple[Any, ...]

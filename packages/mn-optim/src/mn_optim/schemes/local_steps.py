@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import chainer
 import numpy as np
 
-from mn_comm import CommunicationHook, CommunicatorBase, Compression, CompressionReport, raise_on_all, waiting_for
+from mn_comm import CommunicationHook, CommunicatorBase, CompressionReport, CompressionScheme, raise_on_all, waiting_for
 from mn_optim.join_state import LeftByException
 from mn_optim.schemes.fragment import Exchanger, Fragment, cut
 from mn_optim.schemes.optimizer_state import OptimizerState
@@ -73,7 +73,7 @@ class LocalSteps(Scheme):
         alpha: float = 1.0,
         average_state: bool = False,
         comm_hook: CommunicationHook | None = None,
-        compression: Compression | None = None,
+        compression: CompressionScheme | None = None,
     ) -> None:
         self.is_meeting = False
         self._communicator = communicator
@@ -228,7 +228,7 @@ class LocalSteps(Scheme):
                 stacklevel=2,
             )
 
-    def _exchanger(self, comm_hook: CommunicationHook | None, compression: Compression | None) -> Exchanger:
+    def _exchanger(self, comm_hook: CommunicationHook | None, compression: CompressionScheme | None) -> Exchanger:
         if not self._delay and comm_hook is None and compression is None:
             return Exchanger(self._communicator.multi_node_mean_grad)
         reducer = self._communicator.gradient_reducer(
