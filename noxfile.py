@@ -38,7 +38,9 @@ PACKAGES = {
 SUITES = [*PACKAGES, "product"]
 GROUPS = {
     "mn-compat": ["test", "test-compat"],
-    "mn-optim": ["test", "test-optim"],
+    "mn-data": ["test", "test-losses"],
+    "mn-modelpar": ["test", "test-losses"],
+    "mn-optim": ["test", "test-losses", "test-optim"],
     "product": ["test", "test-docs", "examples", "example-data", "clients", "nox"],
 }
 

@@ -69,9 +69,9 @@ def run(arguments: list[str]) -> int:
 
         return command.main(arguments[1:])
     if arguments[:1] == ["elastic"]:
-        from mn_tools import elastic
+        from mn_elastic import supervision
 
-        return elastic.main(arguments[1:], "chainermn")
+        return supervision.main(arguments[1:], "chainermn")
     asked = arguments[:1] in (["-h"], ["--help"])
     (sys.stdout if asked else sys.stderr).write(USAGE)
     return 0 if asked else 2
