@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from mn_comm import MPI, Communicator, CommunicatorBase, operation
-from mn_modelpar.functions.values import Spec, spec_of
+from mn_modelpar.values import Spec, spec_of
 
 if TYPE_CHECKING:
     from mn_comm import Ranks  # would start MPI

@@ -26,9 +26,9 @@ import numpy as np
 
 from mn_comm import MPI, Communicator, CommunicatorBase, explain_stalls, is_elastic, waiting_for
 from mn_modelpar.callsite import CallSite, call_site
-from mn_modelpar.functions.values import Spec
 from mn_modelpar.replies import GRADIENT, NONE, UNWANTED, Post, Word, gradient_tag, post_of
 from mn_modelpar.staging import empty_like
+from mn_modelpar.values import Spec
 
 __all__ = ["Anchor", "MessageRecord", "Record", "Traffic", "describe", "gradient_tag", "refuse_elastic", "traffic_of"]
 

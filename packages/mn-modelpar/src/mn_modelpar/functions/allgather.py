@@ -9,9 +9,9 @@ import chainer
 
 from mn_comm import CommunicatorBase, raise_on_all
 from mn_modelpar.functions.collective import Collective, Outputs, communicate
-from mn_modelpar.functions.values import parts_of, total
 from mn_modelpar.staging import DeviceName, moved_to
 from mn_modelpar.traffic import Record
+from mn_modelpar.values import parts_of, total
 
 __all__ = ["AllGather", "ReduceScatter", "allgather", "reduce_scatter"]
 

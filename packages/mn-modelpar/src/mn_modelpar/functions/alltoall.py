@@ -7,9 +7,9 @@ from typing import Any
 
 from mn_comm import CommunicatorBase
 from mn_modelpar.functions.collective import Collective, Outputs, communicate
-from mn_modelpar.functions.values import parts_of
 from mn_modelpar.staging import DeviceName, moved_to
 from mn_modelpar.traffic import Record
+from mn_modelpar.values import parts_of
 
 __all__ = ["AllToAll", "alltoall"]
 

@@ -9,9 +9,9 @@ import chainer
 
 from mn_comm import CommunicatorBase
 from mn_modelpar.functions.collective import Collective, communicate
-from mn_modelpar.functions.values import total
 from mn_modelpar.staging import DeviceName, moved_to
 from mn_modelpar.traffic import Record
+from mn_modelpar.values import total
 
 __all__ = ["Bcast", "Reduce", "bcast"]
 

@@ -11,9 +11,9 @@ import chainer
 
 from mn_comm import CommunicatorBase
 from mn_modelpar.functions.pseudo_connect import connect
-from mn_modelpar.functions.values import fill, has_floats, problem_with, spec_of
 from mn_modelpar.staging import DeviceName, empty_like, moved_to, to_device_of, to_host
 from mn_modelpar.traffic import MessageRecord, gradient_tag, traffic_of
+from mn_modelpar.values import fill, has_floats, problem_with, spec_of
 
 __all__ = ["recv", "send"]
 

@@ -9,7 +9,7 @@ import chainer
 import numpy as np
 from chainer import backend
 
-from mn_modelpar.functions.values import fill, spec_of
+from mn_modelpar.values import fill, spec_of
 
 __all__ = ["connect", "pseudo_connect"]
 

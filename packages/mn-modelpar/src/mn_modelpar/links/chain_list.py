@@ -16,10 +16,10 @@ from mn_comm import CommunicatorBase
 from mn_modelpar.callsite import on_behalf_of
 from mn_modelpar.functions.point_to_point import receive, send
 from mn_modelpar.functions.pseudo_connect import connect
-from mn_modelpar.functions.values import has_floats, spec_of
 from mn_modelpar.links.copying import deepcopy_sharing
 from mn_modelpar.staging import put_on
 from mn_modelpar.traffic import refuse_elastic
+from mn_modelpar.values import has_floats, spec_of
 
 __all__ = ["MultiNodeChainList"]
 
