@@ -41,6 +41,7 @@ GROUPS = {
     "mn-data": ["test", "test-losses"],
     "mn-modelpar": ["test", "test-losses"],
     "mn-optim": ["test", "test-losses", "test-optim"],
+    "mn-tools": ["test", "test-losses"],
     "product": ["test", "test-docs", "examples", "example-data", "clients", "nox"],
 }
 
