@@ -35,7 +35,7 @@ def test_two_hosts(hosts):
     assert (job.returncode, codes) == (0, set()), job.stdout
     across = {check["name"]: check["found"] for check in checks if check["group"] == "Ranks across hosts"}
     assert across["start"] == f"2 ranks on {', '.join(hosts.names)}"
-    assert list(across) == ["start", "point-to-point", "reduction", "shared memory", "end"]
+    assert list(across) == ["start", "direct copies", "point-to-point", "reduction", "shared memory", "end"]
 
 
 def test_hosts_that_do_not_know_this_ones_name(hosts):
