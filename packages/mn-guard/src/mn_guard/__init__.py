@@ -12,3 +12,5 @@ mn-comm finds this package by an entry point, and speaks to it by the six calls 
   died first. :mod:`~mn_guard.supervised`: what a rank reports to the supervisor of its job, if there is one.
 - :mod:`~mn_guard.leftovers`: messages that nobody has received. :mod:`~mn_guard.forks`: what must happen around a fork.
 """
+
+__all__: list[str] = []  # nothing has to be imported

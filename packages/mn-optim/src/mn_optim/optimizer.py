@@ -392,6 +392,9 @@ class MultiNodeOptimizer:
         """
         return self._stepper.is_changed(target)
 
+    def __dir__(self) -> list[str]:
+        return sorted({*object.__dir__(self), *_OF_THE_STEPPER, *dir(self._stepper.actual_optimizer)})
+
     def __getattr__(self, name: str) -> Any:
         if name in MultiNodeOptimizer.__slots__:  # not set yet: while it is being copied or unpickled
             raise AttributeError(name)
