@@ -17,6 +17,7 @@ import numpy as np
 
 import mn_comm
 import mn_compat
+import mn_elastic
 import mn_extensions
 
 PACKAGES = [
@@ -69,7 +70,7 @@ def trainer_of(comm):
 def main():
     comm = chainermn.create_communicator()
     names = {"np": np, "chainer": chainer, "F": F, "L": L, "chainermn": chainermn, "mn_comm": mn_comm}
-    names |= {"mn_compat": mn_compat, "mn_extensions": mn_extensions, "comm": comm}
+    names |= {"mn_compat": mn_compat, "mn_elastic": mn_elastic, "mn_extensions": mn_extensions, "comm": comm}
     examples = [*documented(), *((page, Path(page).read_text().replace("```", "")) for page in sys.argv[1:])]
     runner, parser = doctest.DocTestRunner(), doctest.DocTestParser()
     having = 0

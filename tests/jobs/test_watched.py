@@ -44,13 +44,14 @@ def methods_of(kind):
 
 def documented_as_collective():
     """Yield the public names that are said to be collective; those of our communicators once."""
-    from mn_comm import CommunicatorBase
+    from mn_comm import CommunicatorBase, Strategy
 
     for module in map(importlib.import_module, MODULES):
         for name in module.__all__:
             found = getattr(module, name)
             if inspect.isclass(found):
-                if not issubclass(found, CommunicatorBase) or name == "Communicator":
+                # A strategy is called by communicators and reducers, which are walked with several of them.
+                if found is not Strategy and (not issubclass(found, CommunicatorBase) or name == "Communicator"):
                     yield from methods_of(found)
             elif inspect.isfunction(found) and is_collective(found):
                 yield f"functions.{name}" if module.__name__.endswith(".functions") else name

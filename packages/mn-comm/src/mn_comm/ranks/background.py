@@ -89,13 +89,13 @@ class Worker:
         self._unfinished = 0
         self._lock = threading.RLock()  # a finalizer may close one worker while another one is working
         _workers.add(self)
+        _see_to_the_end_and_forks()
 
     def put(self, task: _Task) -> None:
         """Add a task, to be run after all earlier ones."""
         with self._lock:
             self._unfinished += 1
             if self._thread is None:
-                _see_to_the_end_and_forks()
                 self._thread = threading.Thread(target=self._run, name="mn_comm", daemon=True)
                 self._thread.start()
         self._tasks.put(task)
@@ -152,7 +152,7 @@ def close_all() -> None:
 
 @functools.cache
 def _see_to_the_end_and_forks() -> None:
-    """Register what threads need; not at import, because a program without threads needs nothing."""
+    """Register what threads need; not at import, because a program without workers needs nothing."""
     # Tasks must end before MPI does, which is finalized after this.
     at_exit(close_all)
     # Since 3.12, Python warns about a fork while threads run, for a good reason: the child does not have these threads.

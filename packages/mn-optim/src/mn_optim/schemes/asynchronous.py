@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import threading
 import weakref
 from collections.abc import Iterator
@@ -53,6 +54,7 @@ class AsynchronousMean(Scheme):
         self._rounds: _Rounds | None = None
         self._when_dropped: weakref.finalize[..., AsynchronousMean] | None = None
         _all.add(self)
+        _see_to_the_end()
 
     @property
     def has_diverged(self) -> bool:
@@ -338,4 +340,7 @@ def _end_all() -> None:
                 stack.callback(scheme._stop)  # noqa: SLF001
 
 
-at_exit(_end_all)
+@functools.cache
+def _see_to_the_end() -> None:
+    """Register the end of all rounds; after the first worker was made, whose tasks end after the rounds have."""
+    at_exit(_end_all)
