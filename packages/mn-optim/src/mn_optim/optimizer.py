@@ -97,6 +97,7 @@ class MultiNodeOptimizer:
 
     Example:
         >>> adam = chainer.optimizers.Adam()
+        >>> from chainermn.optimizers import DuringBackward, MultiNodeOptimizer
         >>> optimizer = MultiNodeOptimizer(adam, comm, when=DuringBackward())
     """
 
