@@ -91,7 +91,7 @@ def test_whenever_a_rank_dies_the_others_take_the_same_steps(job, when, wait):
 
 @pytest.mark.parametrize("wait", range(4))
 def test_in_the_first_update(job, wait):
-    assert job(3, START + TRAIN, "naive", "dict()", "0", str(wait)) == ["2 5"] * 2
+    assert job(3, START + TRAIN, "naive", "AfterBackward()", "0", str(wait)) == ["2 5"] * 2
 
 
 REPEATED = """
