@@ -71,8 +71,10 @@ def create_communicator(
     config = Config()
     for name, value in settings.items():
         config = config.with_value(name, value)
-    if not elastic:
+    if elastic:
+        communicator = create_elastic(mpi_comm, kind)
+    else:
         refuse_spares()
-    communicator = create_elastic(mpi_comm, kind) if elastic else kind(mpi_comm)
+        communicator = kind(mpi_comm)
     communicator._config = config  # noqa: SLF001 - checked before anything collective
     return communicator

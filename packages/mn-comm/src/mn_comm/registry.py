@@ -35,6 +35,7 @@ SPARES = "CHAINERMN_SPARES"
 """The variable that says how many of the processes that the launcher starts wait until a rank is lost."""
 ELASTIC = "mn_elastic"
 """The entry point of a package with elastic communicators: a function of an MPI communicator and a class."""
+_has_elastic = False
 
 
 def kind_of(name: str, mpi_comm: MPI.Intracomm) -> type[Communicator]:
@@ -110,17 +111,15 @@ def create_elastic(mpi_comm: MPI.Intracomm, kind: type[Communicator]) -> Communi
             raise RuntimeError("elastic=True: expected the package mn-elastic, got none: pip install mn-elastic")
         create: Callable[[MPI.Intracomm, type[Communicator]], Communicator] = points[0].load()
     communicator = create(mpi_comm, kind)
-    _elastic.add(kind.strategy)
+    global _has_elastic
+    _has_elastic = True
     return communicator
 
 
 def refuse_spares(environ: Mapping[str, str] = os.environ) -> None:
     """Raise ValueError if spares were requested, but the job has no elastic communicator."""
-    if environ.get(SPARES, "") not in ("", "0") and not _elastic:
+    if environ.get(SPARES, "") not in ("", "0") and not _has_elastic:
         raise ValueError(
             f"expected create_communicator(…, elastic=True) with {SPARES}={environ[SPARES]}, got elastic=False: no "
             "process can take the place of a rank that is lost"
         )
-
-
-_elastic: set[str] = set()  # the strategies of the elastic communicators that were created
