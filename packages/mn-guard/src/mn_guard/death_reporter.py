@@ -18,7 +18,7 @@ import socket
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from mn_guard import node, node_process
+from mn_guard import node
 from mn_guard.exit_sequence import Step, at_exit
 from mn_guard.forks import around_forks
 from mn_guard.node_process import FINISHED, SPOKEN
@@ -105,7 +105,10 @@ def _errors() -> list[int]:
 
 
 def _connected(address: str | None, message: dict[str, Any], *errors: int) -> socket.socket | None:
-    """Tell the process of the node who this is; return the connection that is to end with this process."""
+    """Tell the process of the node who this is; return the connection that is to end with this process.
+
+    Nobody waits for an answer: the process hears the first rank first, whose message is there when the others connect.
+    """
     asking = node.connect(address) if address is not None else None
     if asking is None:
         return None
@@ -113,7 +116,6 @@ def _connected(address: str | None, message: dict[str, Any], *errors: int) -> so
     with asking, there:
         try:
             socket.send_fds(asking, [json.dumps(message).encode()], [there.fileno(), *errors])
-            asking.recv(node_process.LONGEST_MESSAGE)
         except OSError:
             here.close()
             return None

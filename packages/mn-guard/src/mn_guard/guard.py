@@ -30,10 +30,12 @@ class Guard:
         """Let an uncaught exception, an exit status and Ctrl-C end all ranks; report to a supervisor."""
         from mn_guard.exit_status import share_exit_status
         from mn_guard.global_except_hook import add_hook_by_default
-        from mn_guard.supervised import link, report
+        from mn_guard.supervised import link
 
         add_hook_by_default()
         if link.supervision() is not None:  # which restarts a job whose exit status is not 0
+            from mn_guard.supervised import report
+
             share_exit_status(MPI.COMM_WORLD.rank)
             report.join(MPI.COMM_WORLD.rank, MPI.COMM_WORLD.size)
 

@@ -22,7 +22,6 @@ import struct
 import sys
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -52,27 +51,29 @@ _NO_MESSAGE = (ValueError, KeyError, TypeError, IndexError, RecursionError)
 _FRAME = re.compile(r'^  File "(.+)", line (\d+) in (.+)$', re.MULTILINE)
 
 
-@dataclass
 class Rank:
-    """What is known about one rank.
+    """What is known about one rank; not a dataclass, because importing these takes as long as starting this process.
 
-    Attributes:
+    Args:
         rank: Its number in ``MPI_COMM_WORLD``.
         size: How many there are.
         process: Its process ID.
         words: What faulthandler wrote, if it did.
+
+    Attributes:
         has_finished: Whether it has reached the end of its program.
         summary: Why it has ended the job, if this is to be printed again.
         group: The ranks that it belongs to.
     """
 
-    rank: int
-    size: int
-    process: int
-    words: str = ""
-    has_finished: bool = False
-    summary: str = ""
-    group: Group | None = None
+    def __init__(self, rank: int, size: int, process: int, words: str = "") -> None:
+        self.rank = rank
+        self.size = size
+        self.process = process
+        self.words = words
+        self.has_finished = False
+        self.summary = ""
+        self.group: Group | None = None
 
 
 def describe_death(rank: Rank, cause: str, host: str, folders: tuple[str, ...]) -> str:
@@ -199,17 +200,19 @@ class Group:
             os.close(self._errors)
 
 
-@dataclass
 class _Client:
     """A connected process.
 
-    Attributes:
+    Args:
         process: Its process ID.
+
+    Attributes:
         name: Its name in messages to the supervisor; ``None`` until it has sent one.
     """
 
-    process: int
-    name: dict[str, int] | None = None
+    def __init__(self, process: int) -> None:
+        self.process = process
+        self.name: dict[str, int] | None = None
 
 
 class _Supervisor:

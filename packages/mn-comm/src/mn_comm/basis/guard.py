@@ -1,4 +1,4 @@
-"""What watches over this process, if a package for it is installed: mn-guard, with an entry point ``mn_comm.guard``.
+"""What watches over this process, if the package for it is installed: mn-guard.
 
 This package exchanges arrays. What happens when a process ends, dies or hangs is another package's business, to which
 it speaks only here. Without one, creating a communicator starts no thread and no process, and installs no hook and no
@@ -9,13 +9,16 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import importlib
+import importlib.util
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from typing import Any, Protocol
 
 __all__ = ["Guard", "at_exit", "guard"]
 
-ENTRY_POINT = "mn_comm.guard"
+# Found by its name: looking for an entry point would take longer than everything else that creates a communicator.
+_PACKAGE = "mn_guard"
 
 
 class Guard(Protocol):
@@ -72,10 +75,8 @@ _early: list[Callable[[], object]] = []
 def guard() -> Guard:
     """Return what watches over this process; the first call looks for it."""
     if not _found:
-        from importlib.metadata import entry_points  # not at import, because it imports much
-
-        points = list(entry_points(group=ENTRY_POINT))
-        _found.append(points[0].load()() if points else _Nobody())
+        is_installed = importlib.util.find_spec(_PACKAGE) is not None
+        _found.append(importlib.import_module(f"{_PACKAGE}.guard").Guard() if is_installed else _Nobody())
         for function in _early:
             _found[0].before_exit(function)
         _early.clear()

@@ -135,8 +135,8 @@ class Agreement:
     def __init__(self, ranks: Ranks, operation: str) -> None:
         self._ranks = ranks
         self._operation = operation
-        self._signature: Signature = ()
-        self._digest = digest((operation, ()))
+        self._signature: Signature | None = None
+        self._digest = 0
         self._numbers = np.zeros(4, np.int64)
         self._request: MPI.Request | None = None
         self._notes: Sequence[int] = ()

@@ -11,7 +11,6 @@ from __future__ import annotations
 import sys
 import warnings
 from collections.abc import Sequence
-from dataclasses import astuple
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
@@ -149,7 +148,7 @@ class Strategy:
     @property
     def form(self) -> tuple[Any, ...]:
         """The settings that decide which elements of a bucket this rank exchanges with which ranks."""
-        return (self.shares_memory, self.n_leaders, *astuple(self.context.topology))
+        return (self.shares_memory, self.n_leaders, *self.context.topology)
 
     def bucket_bytes(self, is_large: bool) -> int:
         """Return the maximum size in bytes of a bucket in host memory, if the program does not say it.

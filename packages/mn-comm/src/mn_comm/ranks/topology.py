@@ -4,15 +4,14 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from mn_comm.basis.mpi import MPI
 
 __all__ = ["Topology", "discover", "place"]
 
 
-@dataclass(frozen=True)
-class Topology:
+class Topology(NamedTuple):
     """The place of one rank among the ranks of its communicator.
 
     Attributes:
