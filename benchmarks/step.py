@@ -26,6 +26,7 @@ from mpi4py import MPI
 
 import mn_comm
 import mn_optim
+from mn_comm.building_blocks import Ranks
 from mn_comm.gradients.agree import Agreement, Signature, select, signature_of
 
 WORLD = MPI.COMM_WORLD
@@ -66,7 +67,7 @@ def main() -> None:
     bundled = chainermn.create_communicator("naive")
     add("bundled naive", lambda optimizer: chainermn.create_multi_node_optimizer(optimizer, bundled))
 
-    agreement = Agreement(mn_comm.Ranks(WORLD), "check")
+    agreement = Agreement(Ranks(WORLD), "check")
     latest: Signature = ()
 
     def check() -> None:

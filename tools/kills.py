@@ -28,9 +28,9 @@ from typing import Any
 
 import numpy as np
 
-import mn_comm
+from mn_comm import building_blocks
 
-STRATEGIES = [name for name, kind in mn_comm.STRATEGIES.items() if kind.on_host and kind.communicates]
+STRATEGIES = [name for name, kind in building_blocks.STRATEGIES.items() if kind.on_host and kind.communicates]
 WHEN = ["AfterBackward", "AfterBackward", "DuringBackward", "OneStepLate"]
 PHASES = ["update", "update", "first", "evaluator", "checkpoint"]
 ITERATIONS = 18

@@ -33,9 +33,9 @@ import numpy as np
 from chainermn import optimizers
 from mpi4py import MPI
 
-import mn_comm
+from mn_comm import building_blocks
 
-STRATEGIES = [name for name, kind in mn_comm.STRATEGIES.items() if kind.on_host and kind.communicates]
+STRATEGIES = [name for name, kind in building_blocks.STRATEGIES.items() if kind.on_host and kind.communicates]
 WHEN = {
     "plain": optimizers.AfterBackward(),
     "overlap": optimizers.DuringBackward(),

@@ -22,6 +22,7 @@ import mn_extensions
 
 PACKAGES = [
     "mn_comm",
+    "mn_comm.building_blocks",
     "mn_compress",
     "mn_elastic",
     "mn_guard",

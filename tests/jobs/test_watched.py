@@ -12,6 +12,7 @@ from pathlib import Path
 WALK = Path(__file__).with_name("watched_calls.py")
 MODULES = (
     "mn_comm",
+    "mn_comm.building_blocks",
     "mn_compress",
     "mn_elastic",
     "mn_guard",
@@ -45,13 +46,16 @@ def methods_of(kind):
 def documented_as_collective():
     """Yield the public names that are said to be collective; those of our communicators once."""
     from mn_comm import CommunicatorBase, Strategy
+    from mn_comm.building_blocks import Ranks
 
     for module in map(importlib.import_module, MODULES):
         for name in module.__all__:
             found = getattr(module, name)
             if inspect.isclass(found):
-                # A strategy is called by communicators and reducers, which are walked with several of them.
-                if found is not Strategy and (not issubclass(found, CommunicatorBase) or name == "Communicator"):
+                # A strategy is called by communicators and reducers, which are walked with several of them; and the
+                # methods of Ranks are MPI's.
+                is_one_of_many = issubclass(found, CommunicatorBase) and name != "Communicator"
+                if found not in (Strategy, Ranks) and not is_one_of_many:
                     yield from methods_of(found)
             elif inspect.isfunction(found) and is_collective(found):
                 yield f"functions.{name}" if module.__name__.endswith(".functions") else name

@@ -16,6 +16,7 @@ import numpy as np
 from chainermn.iterators import create_multi_node_iterator, create_synchronized_iterator
 
 import mn_comm
+from mn_comm.building_blocks import Ranks, synchronize_replicas
 from mn_optim import DuringBackward, LocalSGD, MultiNodeOptimizer, OneStepLate, Sharded, create_multi_node_optimizer
 
 LATEST = 8.0  # seconds for which rank 1 waits until rank 0's monitor has printed a message
@@ -150,8 +151,8 @@ CALLS = {
     "expect_same": lambda: lambda: mn_comm.expect_same(comm, "number", 1),
     "raise_on_all": raising,
     "transact": lambda: lambda: mn_comm.transact(comm, comm.barrier),
-    "synchronize_replicas": lambda: then(updated(LocalSGD(4)), lambda made: mn_comm.synchronize_replicas(made.target)),
-    "Ranks": lambda: mn_comm.Ranks(comm.mpi_comm).Barrier,
+    "synchronize_replicas": lambda: then(updated(LocalSGD(4)), lambda made: synchronize_replicas(made.target)),
+    "Ranks": lambda: Ranks(comm.mpi_comm).Barrier,
     "create_multi_node_optimizer": lambda: lambda: create_multi_node_optimizer(SGD(), comm, double_buffering=True),
     "MultiNodeOptimizer": lambda: lambda: optimizer(DuringBackward()),
     "MultiNodeOptimizer.consolidate": lambda: updated(Sharded()).consolidate,

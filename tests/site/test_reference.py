@@ -10,7 +10,7 @@ import chainermn
 import pytest
 from sphinx.util.inventory import InventoryFile
 
-from mn_comm import STRATEGIES
+from mn_comm.building_blocks import STRATEGIES
 from mn_comm.communicators import class_of
 
 SITE = Path(os.environ["SITE"])
@@ -27,6 +27,7 @@ PACKAGES = [
 ]
 MODULES = [
     *PACKAGES,
+    "mn_comm.building_blocks",
     "mn_comm.device.nccl",
     "mn_modelpar.functions",
     "mn_modelpar.links",

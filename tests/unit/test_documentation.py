@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from mn_comm import STRATEGIES
+from mn_comm.building_blocks import STRATEGIES
 
 ROOT = Path(__file__).resolve().parents[2]
 DOCS = ROOT / "docs"

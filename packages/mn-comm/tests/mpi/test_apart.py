@@ -5,7 +5,8 @@ import pytest
 from fake_model import Model, Param
 from mpi4py import MPI
 
-from mn_comm import Future, Worker, create_communicator, own, synchronize_replicas
+from mn_comm import Future, create_communicator
+from mn_comm.building_blocks import Worker, own, synchronize_replicas
 
 RANK, SIZE = MPI.COMM_WORLD.rank, MPI.COMM_WORLD.size
 MEAN = (SIZE - 1) / 2

@@ -10,7 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from mpi4py import MPI
 
-from mn_comm import Future, Worker, create_communicator
+from mn_comm import Future, create_communicator
+from mn_comm.building_blocks import Worker
 from mn_comm.device.nccl_ranks import nccl_ranks_of
 
 pytestmark = pytest.mark.sizes(1, 4)

@@ -5,7 +5,8 @@ import pytest
 from fake_model import Model, Param
 from mpi4py import MPI
 
-from mn_comm import STRATEGIES, check_in_debug_mode, create_communicator
+from mn_comm import create_communicator
+from mn_comm.building_blocks import STRATEGIES, check_in_debug_mode
 from mn_comm.gradients import layout, targets
 
 pytestmark = pytest.mark.sizes(1, 3, 4)

@@ -8,7 +8,8 @@ import pytest
 from fake_model import Model, Param
 from mpi4py import MPI
 
-from mn_comm import Owners, Ranks, create_communicator
+from mn_comm import create_communicator
+from mn_comm.building_blocks import Owners, Ranks
 from mn_comm.collectives import mean_in_place, mean_to_each, order_of_ranges
 
 pytestmark = pytest.mark.sizes(3, 4)

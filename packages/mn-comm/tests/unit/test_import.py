@@ -6,6 +6,7 @@ import sys
 import pytest
 
 import mn_comm
+from mn_comm import building_blocks
 
 LOADED = "import sys; print(*sys.modules)"
 
@@ -32,10 +33,14 @@ def test_mpi_starts_with_the_first_communicator():
 
 
 def test_every_public_name_is_there():
-    assert all(hasattr(mn_comm, name) for name in mn_comm.__all__)
-    # All except a class of MPI, which would start MPI.
-    assert {*mn_comm.__all__, "Ranks"} == set(mn_comm._HOME_OF)
-    assert set(mn_comm.__all__) <= set(dir(mn_comm))
+    for module in (mn_comm, building_blocks):
+        assert all(hasattr(module, name) for name in module.__all__)
+        assert set(module.__all__) == set(module._HOME_OF) <= set(dir(module))
+
+
+def test_a_user_of_collectives_needs_few_names():
+    assert len(mn_comm.__all__) <= 15
+    assert not {*mn_comm.__all__} & {*building_blocks.__all__}
 
 
 def test_a_name_that_is_not_there():

@@ -5,7 +5,8 @@ from __future__ import annotations
 import warnings
 from collections.abc import Sized
 
-from mn_comm import MPI, CommunicatorBase
+from mn_comm import CommunicatorBase
+from mn_comm.building_blocks import MPI
 
 __all__ = ["get_epoch_trigger", "get_n_iterations_for_one_epoch"]
 
@@ -49,6 +50,6 @@ def _n_iterations(dataset: Sized, local_batch_size: int, comm: CommunicatorBase 
     mine = -(-len(dataset) // local_batch_size) if comm.rank == 0 else None
     if not isinstance(comm, MPI.Intracomm):
         return int(comm.bcast_obj(mine))
-    from mn_comm import Ranks  # not at import, because it starts MPI
+    from mn_comm.building_blocks import Ranks
 
     return int(Ranks(comm).bcast(mine))

@@ -10,7 +10,8 @@ from typing import Any
 import chainer
 import numpy as np
 
-from mn_comm import MPI, Communicator, CommunicatorBase, create_communicator, raise_on_all, transact
+from mn_comm import Communicator, CommunicatorBase, create_communicator, raise_on_all, transact
+from mn_comm.building_blocks import MPI
 from mn_data.lost_parts import place_of, places, tell_of_lost_parts
 from mn_data.plan import part
 from mn_data.progress import progress
@@ -136,7 +137,7 @@ def _scatter_samples(
     max_buf_len: int,
     force_equal_length: bool,
 ) -> tuple[chainer.datasets.SubDataset, int]:
-    from mn_comm import Ranks  # not at import, because it starts MPI
+    from mn_comm.building_blocks import Ranks
 
     mpi_comm = Ranks(communicator.mpi_comm)
     is_root = communicator.rank == root

@@ -19,7 +19,7 @@ from mn_comm import raise_on_all
 from mn_data.take import ArrayLayout, Column
 
 if TYPE_CHECKING:
-    from mn_comm import Ranks
+    from mn_comm.building_blocks import Ranks
 
 __all__ = ["recv_array", "recv_objects", "send_array", "send_objects"]
 

@@ -8,6 +8,7 @@ import chainer
 import chainer.links as L
 import numpy as np
 from mn_comm import create_communicator
+from mn_comm.building_blocks import MPI
 from mn_comm.ranks.watch import Activity
 from mn_data import ElasticIterator
 
@@ -66,6 +67,7 @@ import chainer
 import numpy as np
 import mn_comm
 from mn_comm import create_communicator
+from mn_comm.building_blocks import MPI
 from mn_data import ElasticIterator
 
 comm = create_communicator("naive", elastic=True)
@@ -78,7 +80,7 @@ def state(iterator):
     return chainer.serializers.npz.serialize(iterator)
 
 def loaded(found):
-    other = ElasticIterator(np.arange(24), 3, create_communicator("naive", mn_comm.MPI.COMM_SELF), shuffle=False)
+    other = ElasticIterator(np.arange(24), 3, create_communicator("naive", MPI.COMM_SELF), shuffle=False)
     chainer.serializers.npz.NpzDeserializer(found).load(other)
     return [int(each) for each in next(other)]
 

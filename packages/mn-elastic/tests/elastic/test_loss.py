@@ -8,7 +8,8 @@ START = """
 import os, signal, sys, threading
 import numpy as np
 import mn_comm
-from mn_comm import MPI, Change, RankLost, create_communicator
+from mn_comm import Change, RankLost, create_communicator
+from mn_comm.building_blocks import MPI
 from mn_comm.ranks.watch import Activity
 from fake_model import Model, Param
 

@@ -15,7 +15,8 @@ from chainer.backends import cuda
 from chainer.dataset.convert import _call_converter  # a number or a Device, as the converter needs it; not public
 from chainer.training.extensions import Evaluator
 
-from mn_comm import CommunicatorBase, raise_on_all, synchronize_replicas, transact
+from mn_comm import CommunicatorBase, raise_on_all, transact
+from mn_comm.building_blocks import synchronize_replicas
 
 __all__ = [
     "batches_of",

@@ -7,7 +7,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from mn_comm import MPI, raise_on_all
+from mn_comm import raise_on_all
+from mn_comm.building_blocks import MPI
 from mn_elastic import ElasticCommunicator
 
 __all__ = ["Handover", "Settings", "apply_settings", "hand_over", "settings_of"]
@@ -68,7 +69,7 @@ def hand_over(comm: ElasticCommunicator, take: Any) -> Handover | None:
     with raise_on_all(comm):
         if comm.rank == giver and takers:
             mine = take()
-    from mn_comm import Ranks  # not at import, because it starts MPI
+    from mn_comm.building_blocks import Ranks
 
     ranks = Ranks(comm.mpi_comm)
     if mine is not None:

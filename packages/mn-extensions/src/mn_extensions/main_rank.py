@@ -6,7 +6,8 @@ from typing import Any
 
 from chainer.training import Extension
 
-from mn_comm import MPI, CommunicatorBase
+from mn_comm import CommunicatorBase
+from mn_comm.building_blocks import MPI
 
 __all__ = ["main_rank_only"]
 

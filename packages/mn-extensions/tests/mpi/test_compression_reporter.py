@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 import mn_extensions  # noqa: F401 - before Chainer
-from mn_comm import CompressionReport
+from mn_comm.building_blocks import CompressionReport
 from mn_extensions import CompressionReporter
 
 

@@ -6,7 +6,8 @@ import pytest
 from chainer.training import extensions
 
 import mn_extensions  # noqa: F401 - before Chainer
-from mn_comm import create_communicator, own
+from mn_comm import create_communicator
+from mn_comm.building_blocks import own
 from mn_extensions import (
     GenericMultiNodeEvaluator,
     create_multi_node_checkpointer,

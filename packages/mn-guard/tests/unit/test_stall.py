@@ -6,7 +6,8 @@ import time
 import numpy as np
 import pytest
 
-from mn_comm import create_communicator, operation, waiting_for
+from mn_comm import create_communicator
+from mn_comm.building_blocks import operation, waiting_for
 from mn_comm.ranks import watch
 from mn_guard import stall
 from mn_guard.guard_thread import GuardThread

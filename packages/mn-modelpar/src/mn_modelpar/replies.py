@@ -14,11 +14,12 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from mn_comm import MPI, Communicator, CommunicatorBase, operation
+from mn_comm import Communicator, CommunicatorBase
+from mn_comm.building_blocks import MPI, operation
 from mn_modelpar.values import Spec, spec_of
 
 if TYPE_CHECKING:
-    from mn_comm import Ranks  # would start MPI
+    from mn_comm.building_blocks import Ranks
 
 __all__ = ["GRADIENT", "NONE", "UNWANTED", "Post", "Word", "gradient_tag", "post_of"]
 

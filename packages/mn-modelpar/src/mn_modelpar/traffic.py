@@ -24,7 +24,8 @@ from typing import Any
 import chainer
 import numpy as np
 
-from mn_comm import MPI, Communicator, CommunicatorBase, explain_stalls, is_elastic, waiting_for
+from mn_comm import Communicator, CommunicatorBase, explain_stalls, is_elastic
+from mn_comm.building_blocks import MPI, waiting_for
 from mn_modelpar.callsite import CallSite, call_site
 from mn_modelpar.replies import GRADIENT, NONE, UNWANTED, Post, Word, gradient_tag, post_of
 from mn_modelpar.staging import empty_like

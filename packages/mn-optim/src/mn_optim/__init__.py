@@ -3,7 +3,7 @@
 import chainer
 
 import mn_compat  # noqa: F401 - first: it makes Chainer importable
-from mn_comm import check_in_debug_mode
+from mn_comm.building_blocks import check_in_debug_mode
 from mn_optim.lamb import LAMB
 from mn_optim.last_statistics import keep_last_statistics
 from mn_optim.learning_rates import (

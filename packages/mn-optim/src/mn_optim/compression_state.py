@@ -8,7 +8,7 @@ from typing import Any
 import chainer
 import numpy as np
 
-from mn_comm import GradientReducer
+from mn_comm.building_blocks import GradientReducer
 
 __all__ = ["COMPRESSION", "serialize_compression"]
 

@@ -50,7 +50,7 @@ class Message(NamedTuple):
 
 
 class JoinState:
-    """Which ranks of a join have data; see :class:`mn_comm.JoinMessages` for how messages travel.
+    """Which ranks of a join have data; see :class:`mn_comm.building_blocks.JoinMessages` for how messages travel.
 
     Args:
         rank: This rank.

@@ -10,7 +10,8 @@ from typing import Any
 
 import chainer
 
-from mn_comm import CommunicatorBase, CompressionReport, Model, is_elastic, own, span
+from mn_comm import CommunicatorBase, is_elastic, span
+from mn_comm.building_blocks import CompressionReport, Model, own
 from mn_optim.backward import backward as overlapping_backward
 from mn_optim.commit import Defer, Forward, commit, restart_after_losses
 from mn_optim.join import JoinParticipant

@@ -8,7 +8,8 @@ from typing import Any
 
 import chainer
 
-from mn_comm import CommunicationHook, CommunicatorBase, CompressionScheme, expect_same, raise_on_all
+from mn_comm import CommunicationHook, CommunicatorBase, expect_same, raise_on_all
+from mn_comm.building_blocks import CompressionScheme
 from mn_optim.commit import refuse_elastic
 from mn_optim.schemes import (
     AsynchronousMean,

@@ -315,7 +315,7 @@ def test_parameters_that_change_on_some_ranks_only():
 
 
 def test_join_costs_no_message_of_its_own_while_nobody_is_short(monkeypatch):
-    from mn_comm import Ranks
+    from mn_comm.building_blocks import Ranks
 
     optimizer = create_multi_node_optimizer(chainer.optimizers.SGD(0.1), COMM).setup(Net())
     calls = []

@@ -11,7 +11,8 @@ import numpy as np
 import pytest
 
 import mn_optim  # noqa: F401 - before Chainer
-from mn_comm import create_communicator, synchronize_replicas
+from mn_comm import create_communicator
+from mn_comm.building_blocks import synchronize_replicas
 from mn_compress import Int8
 from mn_optim import Asynchronous, DiLoCo, LocalSGD, MultiNodeOptimizer, StreamingDiLoCo, SynchronousFirst
 

@@ -13,7 +13,8 @@ MPIEXEC = shutil.which("mpiexec", path=os.path.dirname(sys.executable)) or "mpie
 
 START = """
 import atexit, os, signal, sys
-from mn_comm import create_communicator, is_recording, span
+from mn_comm import create_communicator, span
+from mn_comm.building_blocks import is_recording
 from mn_tools.timeline import collect, start
 collect._PATIENCE_SECONDS = 1.0
 comm = create_communicator("flat")

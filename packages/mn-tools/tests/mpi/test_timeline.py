@@ -9,7 +9,8 @@ import pytest
 from fake_model import Model, Param
 from mpi4py import MPI
 
-from mn_comm import create_communicator, is_recording
+from mn_comm import create_communicator
+from mn_comm.building_blocks import is_recording
 from mn_comm.ranks import spans
 from mn_tools.timeline import clock, record, start
 

@@ -6,7 +6,7 @@ import json
 import pytest
 from mpi4py import MPI
 
-from mn_comm import STRATEGIES
+from mn_comm.building_blocks import STRATEGIES
 from mn_tools.bench import machines, measure, report
 from mn_tools.bench.contestants import MPI_ALLREDUCE, Entrants, Gradients
 from mn_tools.bench.options import parse, to_bytes

@@ -6,7 +6,8 @@ import warnings
 
 import pytest
 
-from mn_comm import is_recording, operation, span
+from mn_comm import span
+from mn_comm.building_blocks import is_recording, operation
 from mn_comm.ranks import spans
 from mn_tools.timeline import clock, command, record, start, trace
 from mn_tools.timeline.clock import Sample

@@ -6,10 +6,11 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from mn_comm import MPI, CommunicatorBase, transact
+from mn_comm import CommunicatorBase, transact
+from mn_comm.building_blocks import MPI
 
 if TYPE_CHECKING:
-    from mn_comm import Ranks
+    from mn_comm.building_blocks import Ranks
 
 __all__ = ["ElasticEnding", "Ending"]
 
@@ -22,7 +23,7 @@ class Ending:
     """
 
     def __init__(self, mpi_comm: MPI.Intracomm) -> None:
-        from mn_comm import Ranks  # not at import, because it starts MPI
+        from mn_comm.building_blocks import Ranks
 
         self._ranks: Ranks | None = Ranks(mpi_comm).duplicate()
 

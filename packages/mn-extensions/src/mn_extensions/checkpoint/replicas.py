@@ -9,7 +9,7 @@ from typing import Any
 
 from chainer.backends import cuda
 
-from mn_comm import synchronize_replicas
+from mn_comm.building_blocks import synchronize_replicas
 
 __all__ = ["assume_synchronized", "consolidate", "optimizers_of", "own_parts", "synchronize"]
 

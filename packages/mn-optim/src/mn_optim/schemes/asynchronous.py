@@ -14,7 +14,8 @@ import chainer
 import numpy as np
 from chainer.backends import cuda
 
-from mn_comm import CommunicatorBase, Future, GradientReducer, Worker, at_exit, raise_on_all, waiting_for
+from mn_comm import CommunicatorBase, Future, raise_on_all
+from mn_comm.building_blocks import GradientReducer, Worker, at_exit, waiting_for
 from mn_optim.schemes.communicating import communicating_links
 from mn_optim.schemes.optimizer_state import Slots
 from mn_optim.schemes.parameters import initialised_parameters, set_value, value_of

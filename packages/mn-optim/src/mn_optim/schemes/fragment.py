@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import chainer
 import numpy as np
 
-from mn_comm import GradientReducer, Reduction
+from mn_comm.building_blocks import GradientReducer, Reduction
 from mn_optim.compression_state import serialize_compression
 from mn_optim.schemes.parameters import set_value, value_of
 from mn_optim.serialized import read, write

@@ -14,7 +14,8 @@ from typing import Any, NamedTuple
 import chainer
 import numpy as np
 
-from mn_comm import CommunicationHook, CommunicatorBase, CompressionReport, CompressionScheme, raise_on_all, waiting_for
+from mn_comm import CommunicationHook, CommunicatorBase, raise_on_all
+from mn_comm.building_blocks import CompressionReport, CompressionScheme, waiting_for
 from mn_optim.join_state import LeftByException
 from mn_optim.schemes.fragment import Exchanger, Fragment, cut
 from mn_optim.schemes.optimizer_state import OptimizerState

@@ -7,7 +7,7 @@ from typing import Any, Protocol
 
 import chainer
 
-from mn_comm import CompressionReport
+from mn_comm.building_blocks import CompressionReport
 from mn_optim.join_state import JoinState
 from mn_optim.sharding import Shards
 

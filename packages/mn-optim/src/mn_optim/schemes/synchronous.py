@@ -8,16 +8,8 @@ from typing import Any
 
 import chainer
 
-from mn_comm import (
-    CommunicatorBase,
-    CompressionReport,
-    GradientReducer,
-    Owners,
-    Reduction,
-    is_elastic,
-    raise_on_all,
-    waiting_for,
-)
+from mn_comm import CommunicatorBase, is_elastic, raise_on_all
+from mn_comm.building_blocks import CompressionReport, GradientReducer, Owners, Reduction, waiting_for
 from mn_optim.compression_state import serialize_compression
 from mn_optim.join_state import Everyone, JoinState, NeedsParameters
 from mn_optim.schemes.scheme import Backward, Scheme, TakeStep

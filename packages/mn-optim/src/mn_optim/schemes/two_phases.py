@@ -7,7 +7,8 @@ from typing import Any
 import chainer
 import numpy as np
 
-from mn_comm import CommunicatorBase, CompressionReport
+from mn_comm import CommunicatorBase
+from mn_comm.building_blocks import CompressionReport
 from mn_optim.join_state import JoinState
 from mn_optim.schemes.scheme import Averaging, Backward, Scheme, TakeStep
 from mn_optim.schemes.shared import share_out

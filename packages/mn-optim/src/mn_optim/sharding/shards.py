@@ -14,7 +14,8 @@ import chainer
 import numpy as np
 from chainer.backends import cuda
 
-from mn_comm import CommunicatorBase, Owners, expect_same, raise_on_all
+from mn_comm import CommunicatorBase, expect_same, raise_on_all
+from mn_comm.building_blocks import Owners
 from mn_optim.serialized import read, write
 from mn_optim.sharding.means import Clipping, drop, need_of, share_non_finite
 from mn_optim.sharding.parameters import aliases, expect_independent_rules, items_of, with_rules

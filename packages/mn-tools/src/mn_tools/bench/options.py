@@ -8,7 +8,7 @@ import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from mn_comm import STRATEGIES
+from mn_comm.building_blocks import STRATEGIES
 
 __all__ = ["ITEM_BYTES", "Options", "parse", "to_bytes"]
 

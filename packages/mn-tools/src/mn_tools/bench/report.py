@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass, field
 from statistics import median
 from typing import Any
 
-from mn_comm import STRATEGIES
+from mn_comm.building_blocks import STRATEGIES
 from mn_tools.bench.contestants import MPI_ALLREDUCE
 from mn_tools.bench.machines import Machines
 

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from mpi4py import MPI
 
-from mn_comm import Ranks
+from mn_comm.building_blocks import Ranks
 from mn_comm.device import awareness
 from mn_comm.ranks.shared_memory import share
 

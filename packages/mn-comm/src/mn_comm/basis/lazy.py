@@ -1,0 +1,32 @@
+"""Packages and modules whose names are loaded when first asked for."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from collections.abc import Callable, Mapping
+from typing import Any
+
+__all__ = ["load_on_demand"]
+
+
+def load_on_demand(
+    module: str, home_of: Mapping[str, str], home_of_others: Callable[[str], str | None] = lambda name: None
+) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
+    """Return a module's functions ``__getattr__`` and ``__dir__``.
+
+    Args:
+        module: Its name.
+        home_of: The names of modules of this package, by the names that they define.
+        home_of_others: Returns the name of the module for any other name, or ``None``.
+    """
+
+    def find(name: str) -> Any:
+        home = home_of.get(name) or home_of_others(name)
+        if home is None:
+            raise AttributeError(f"module {module!r} has no attribute {name!r}")
+        found = getattr(importlib.import_module(f"mn_comm.{home}"), name)
+        setattr(sys.modules[module], name, found)
+        return found
+
+    return find, lambda: sorted({*vars(sys.modules[module]), *home_of})

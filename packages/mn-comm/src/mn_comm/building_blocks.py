@@ -1,0 +1,81 @@
+"""What packages that are built on this one use, besides the public names of :mod:`mn_comm`.
+
+Scripts do not need these names. They are loaded when first asked for.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from mn_comm.basis.lazy import load_on_demand
+
+if TYPE_CHECKING:
+    from mn_comm.basis.guard import at_exit
+    from mn_comm.basis.mpi import MPI
+    from mn_comm.basis.protocols import Model, Parameter
+    from mn_comm.basis.replicas import own, synchronize_replicas
+    from mn_comm.gradients.agree import JoinMessages
+    from mn_comm.gradients.bucket import AnyBucket
+    from mn_comm.gradients.compression import CompressionReport, CompressionScheme
+    from mn_comm.gradients.filling import Owners
+    from mn_comm.gradients.reducer import GradientReducer
+    from mn_comm.gradients.reduction import Reduction
+    from mn_comm.gradients.strategies import STRATEGIES
+    from mn_comm.gradients.targets import check_in_debug_mode
+    from mn_comm.ranks.background import Worker
+    from mn_comm.ranks.intracomm import Ranks
+    from mn_comm.ranks.spans import is_recording
+    from mn_comm.ranks.topology import Topology
+    from mn_comm.ranks.watch import operation, waiting_for
+
+_HOME_OF = {
+    "MPI": "basis.mpi",
+    "STRATEGIES": "gradients.strategies",
+    "AnyBucket": "gradients.bucket",
+    "CompressionReport": "gradients.compression",
+    "CompressionScheme": "gradients.compression",
+    "GradientReducer": "gradients.reducer",
+    "JoinMessages": "gradients.agree",
+    "Model": "basis.protocols",
+    "Owners": "gradients.filling",
+    "Parameter": "basis.protocols",
+    "Ranks": "ranks.intracomm",
+    "Reduction": "gradients.reduction",
+    "Topology": "ranks.topology",
+    "Worker": "ranks.background",
+    "at_exit": "basis.guard",
+    "check_in_debug_mode": "gradients.targets",
+    "is_recording": "ranks.spans",
+    "operation": "ranks.watch",
+    "own": "basis.replicas",
+    "synchronize_replicas": "basis.replicas",
+    "waiting_for": "ranks.watch",
+}
+
+__all__ = [
+    "MPI",
+    "STRATEGIES",
+    "AnyBucket",
+    "CompressionReport",
+    "CompressionScheme",
+    "GradientReducer",
+    "JoinMessages",
+    "Model",
+    "Owners",
+    "Parameter",
+    "Ranks",
+    "Reduction",
+    "Topology",
+    "Worker",
+    "at_exit",
+    "check_in_debug_mode",
+    "is_recording",
+    "operation",
+    "own",
+    "synchronize_replicas",
+    "waiting_for",
+]
+
+
+if not TYPE_CHECKING:  # so that type checkers know which names there are
+    __getattr__, __dir__ = load_on_demand(__name__, _HOME_OF)
