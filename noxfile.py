@@ -27,8 +27,9 @@ ROOT = Path(__file__).parent
 DIST = ROOT / "dist"
 CONSTRAINTS = ROOT / ".nox" / "constraints.txt"
 REPORTS = ROOT / ".nox" / "reports"
-# The sources of the kernels that a run on the emulated GPU has compiled.
+# The sources of the kernels that a run on the emulated GPU has compiled, and what g++ has made of them.
 KERNELS = ROOT / ".nox" / "gpu-kernels"
+KERNELS_ON_HOST = ROOT / ".nox" / "gpu-kernels-on-host"
 
 WORKSPACE = nox.project.load_toml(ROOT / "pyproject.toml")
 PACKAGES = {
@@ -464,7 +465,8 @@ OTHER_CHECKS = ["docs", "release-check"]
 QUICK_OPENMPI = ["mn-comm"]
 LEFT_OUT = """
 Left out: 1, 3 and 4 ranks, except for the files that need them; Open MPI, except for mn-comm and for lost ranks; the
-unit tests on other Pythons; the site of the documentation; building a release. To run what was left out, or everything:
+unit tests on other Pythons; the emulated GPU; the site of the documentation; building a release. To run what was left
+out, or everything:
 
   python3 tools/bootstrap.py -s rest
   python3 tools/bootstrap.py -s full
@@ -524,11 +526,43 @@ def test(session: nox.Session) -> None:
 
 @nox.session(venv_backend="none", requires=BUILD)
 def rest(session: nox.Session) -> None:
-    """Test what `-s test` leaves out: all numbers of ranks, Open MPI, other Pythons, documentation, a release."""
+    """Test what `-s test` leaves out: other numbers of ranks, Open MPI and Pythons, GPUs, documentation, a release."""
+    notify_gpu(session)
     run_plan_of(session, other_suites(), OTHER_CHECKS)
 
 
 @nox.session(venv_backend="none", requires=BUILD)
 def full(session: nox.Session) -> None:
     """Run all tests, of `-s test` and of `-s rest`."""
+    notify_gpu(session)
     run_plan_of(session, all_suites(), [*QUICK_CHECKS, *OTHER_CHECKS])
+
+
+def notify_gpu(session: nox.Session) -> None:
+    """Let the tests on the emulated GPU follow: beside others, they would be slow, and exceed their time limits."""
+    session.notify("gpu-emulated")
+    session.notify("kernels")
+
+
+@nox.session(name="gpu-emulated", requires=BUILD)
+def gpu_emulated(session: nox.Session) -> None:
+    """Run the tests that need a GPU on an emulated one, on 1, 2 and 4 ranks; g++ compiles their kernels.
+
+    Arguments after `--` are those of tools/try_gpu.py.
+    """
+    if shutil.which("g++") is None:
+        session.skip("g++ is missing")
+    if (os.uname().sysname, os.uname().machine) != ("Linux", "x86_64"):
+        session.skip("only x86-64 Linux is emulated")
+    # Without CUDA's libraries, which are emulated.
+    cuda = locked(session, "cuda12", "cupy-cuda12x", "cuda-bindings", "nccl4py", "nvidia-cuda-runtime-cu12")
+    # The emulator changes files of this environment, so they must not be links to uv's cache.
+    tested = groups("test", "test-compat", "test-losses", "test-optim", "examples")
+    install(session, "--link-mode=copy", with_mpi("chainermn-meta", "mpich"), *tested, *cuda)
+    folder = session.virtualenv.location
+    session.run("python", "tools/gpu_emulator/build.py", folder)
+    shutil.rmtree(KERNELS, ignore_errors=True)
+    caches = {"GPU_EMULATOR_KERNELS": str(KERNELS), "GPU_EMULATOR_CACHE": str(KERNELS_ON_HOST)}
+    everything = ["tools/try_gpu.py", "--emulated", "--ranks=1,2,4", f"--out={REPORTS / session.name}"]
+    command = ["python", "tools/gpu_emulator/run.py", folder, "python", *everything]
+    session.run(*command, *session.posargs, env={**MPI_SETTINGS, **caches})

@@ -56,6 +56,7 @@ ESTIMATES = {
     "first": Cost(1.0, 0.7),
     "command": Cost(40.0, 1.0),
     "unit": Cost(10.0, 1.0),
+    "gpu": Cost(60.0, 1.0),
     "jobs": Cost(15.0, 0.7),
     "elastic": Cost(20.0, 0.7),
 }

@@ -7,6 +7,8 @@ CuPy for the driver, and the tests' requirements; the ``mpiexec`` on PATH starts
 something failed.
 
 If there are fewer GPUs than ranks, ranks share one, which NCCL 2.30 and newer allow for tests.
+
+With ``--emulated``, the device is one of ``tools/gpu_emulator``: its own tests run, too, and no benchmark.
 """
 
 from __future__ import annotations
@@ -17,16 +19,18 @@ import platform
 import shutil
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 import run_tests
+from scheduling import HUNG, Record
 
 ROOT = run_tests.ROOT
 MARK = "mark.gpu"
-ALONE = "unit", "gpu"  # parts of a folder of tests that run in one process
+ALONE = "unit", "gpu", "jobs"  # parts of a folder of tests that run in one process
 BENCHMARK_LIMIT = 600  # seconds
 
 
@@ -55,6 +59,7 @@ def main() -> int:
     parser.add_argument("--ranks", default="2", help="sizes of the jobs, separated by commas; default %(default)s")
     parser.add_argument("--out", type=Path, default=ROOT / "result" / "gpu")
     parser.add_argument("--only", default="", help="only tests whose file's path contains this")
+    parser.add_argument("--emulated", action="store_true", help="the GPU is an emulated one")
     options = parser.parse_args()
     machine, count = look()
     sizes = [int(size) for size in options.ranks.split(",")]
@@ -62,11 +67,13 @@ def main() -> int:
         os.environ["NCCL_MULTI_RANK_GPU_ENABLE"] = "1"
     shutil.rmtree(options.out, ignore_errors=True)
     options.out.mkdir(parents=True)
-    rows = [*run_doctor(options.out), *run_all_tests(sizes, options.out, options.only)]
-    rows += [] if options.only else run_benchmark(sizes, options.out)
+    rows = [*run_doctor(options.out), *run_all_tests(sizes, options.out, options.only, emulated=options.emulated)]
+    rows += [] if options.only or options.emulated else run_benchmark(sizes, options.out)
     text = report(machine, rows, sorted(options.out.glob("benchmark-*.txt")))
     (options.out / "README.md").write_text(text)
     sys.stdout.write(text)
+    counts = [sum(getattr(row, name) for row in rows) for name in ("passed", "failed", "skipped")]
+    (options.out / "counts").write_text(" ".join(map(str, counts)) + "\n")
     return int(any(row.failed for row in rows))
 
 
@@ -108,30 +115,34 @@ def run_doctor(out: Path) -> Iterator[Row]:
     yield run_program("doctor", [sys.executable, "-m", "mn_comm", "doctor"], out / "doctor.txt")
 
 
-def run_all_tests(sizes: list[int], out: Path, only: str = "") -> Iterator[Row]:
-    """Run the tests marked ``gpu``, file by file's folder."""
-    for folder in [*sorted(ROOT.glob("packages/*/tests")), ROOT / "tests"]:
-        name = "tests" if folder.parent == ROOT else folder.parent.name
-        for part in ALONE:
-            tests = marked(folder / part, only)
-            if tests:
-                outcome = run_tests.run_alone(part, [*tests, "-m", "gpu"], out / name / part)
-                yield as_row(f"{name}: {part}", outcome)
-        tests = marked(folder / "mpi", only)
-        for size in sizes if tests else []:
-            outcome = run_tests.run_job(size, [*tests, "-m", "gpu"], out / name / f"mpi-{size}")
-            yield as_row(f"{name}: {size} ranks", outcome)
+def run_all_tests(sizes: list[int], out: Path, only: str = "", *, emulated: bool = False) -> list[Row]:
+    """Run the tests marked ``gpu``: what runs in one process, and what runs on ranks."""
+    record = Record(run_tests.RECORD)
+    folders = [*sorted(ROOT.glob("packages/*/tests")), ROOT / "tests"]
+    folders += [ROOT / "tools" / "gpu_emulator" / "tests"] if emulated else []
+    planned = [each for folder in folders for each in plan(folder, sizes, out, only, record)]
+    with tempfile.TemporaryDirectory(prefix="mn-", ignore_cleanup_errors=True) as scratch:
+        outcomes = run_tests.run(planned, record, Path(scratch), verbose=False, title="Tests that need a GPU")
+    return [Row(each.name, each.passed, each.failed, each.skipped, each.seconds) for each in outcomes]
 
 
-def marked(folder: Path, only: str = "") -> list[str]:
+def plan(folder: Path, sizes: list[int], out: Path, only: str, record: Record) -> Iterator[run_tests.Planned]:
+    """Return the runs of pytest for a folder of tests."""
+    name = "tests" if folder.parent == ROOT else folder.parent.name
+    suite = run_tests.Suite(name, str(folder), sys.executable, reports=name, arguments=["-m", "gpu"])
+    for part in ALONE:
+        tests = marked(folder / part, only)
+        if tests:
+            yield run_tests.plan_process(suite, part, tests, out, record)
+    tests = marked(folder / "mpi", only)
+    for size in sizes if tests else []:
+        yield run_tests.plan_job(suite, size, tests, out, record)
+
+
+def marked(folder: Path, only: str = "") -> list[Path]:
     """Return the files of a folder that contain tests marked ``gpu``."""
     files = sorted(folder.rglob("test_*.py"))
-    return [str(file) for file in files if only in str(file) and MARK in file.read_text()]
-
-
-def as_row(what: str, outcome: run_tests.Outcome) -> Row:
-    """Return the line of a run of pytest."""
-    return Row(what, outcome.passed, outcome.failed, outcome.skipped, outcome.seconds)
+    return [file for file in files if only in str(file) and MARK in file.read_text()]
 
 
 def run_benchmark(sizes: list[int], out: Path) -> Iterator[Row]:
@@ -152,7 +163,7 @@ def run_program(what: str, command: list[str], file: Path) -> Row:
                 command, stdout=output, stderr=subprocess.STDOUT, timeout=BENCHMARK_LIMIT
             ).returncode
         except subprocess.TimeoutExpired:
-            status = run_tests.HUNG
+            status = HUNG
     return Row(what, int(status == 0), int(status != 0), 0, time.monotonic() - started)
 
 

@@ -46,10 +46,20 @@ def test_a_program_that_fails(tool, tmp_path):
 
 def test_the_files_with_tests_that_need_a_gpu(tool):
     try_gpu = tool("try_gpu")
-    names = {Path(file).name for file in try_gpu.marked(ROOT / "packages" / "mn-compat" / "tests" / "gpu")}
+    names = {file.name for file in try_gpu.marked(ROOT / "packages" / "mn-compat" / "tests" / "gpu")}
     assert names == {"test_functions.py", "test_links.py", "test_training.py"}
     assert try_gpu.marked(ROOT / "packages" / "mn-comm" / "tests" / "unit", "on_gpu")
     assert try_gpu.marked(ROOT / "packages" / "mn-data" / "tests" / "unit") == []
+
+
+def test_the_runs_of_these_files(tool, tmp_path):
+    try_gpu = tool("try_gpu")
+    tests = ROOT / "packages" / "mn-comm" / "tests"
+    planned = list(try_gpu.plan(tests, [1, 2], tmp_path, "on_gpu", try_gpu.Record(tmp_path / "record.json")))
+    assert [each.task.name for each in planned] == ["mn-comm unit", "mn-comm mpi, 1 rank", "mn-comm mpi, 2 ranks"]
+    for each in planned:
+        assert " -m gpu" in " ".join(each.task.command)
+        assert "/test_on_gpu.py" in " ".join(each.task.command)
 
 
 def test_without_a_gpu_it_says_so(tool):

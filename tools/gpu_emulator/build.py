@@ -1,11 +1,14 @@
 """Make the CuPy in an environment use an emulated GPU: ``python tools/gpu_emulator/build.py ENVIRONMENT``.
 
 The environment is changed for good, so it must not be used for anything else, and its files must be copies rather than
-links to a cache (``uv --link-mode=copy``). It holds ``cupy-cuda12x[ctk]``. Needs g++, uv, and a package index.
+links to a cache (``uv --link-mode=copy``). It contains CuPy, SciPy, and the headers of CUDA's runtime
+(``nvidia-cuda-runtime-cu12``), but none of NVIDIA's libraries that are emulated: some of them would be found first.
+Needs g++, uv, and a package index.
 """
 
 from __future__ import annotations
 
+import concurrent.futures
 import os
 import re
 import subprocess
@@ -18,7 +21,22 @@ from pathlib import Path
 HERE = Path(__file__).resolve().parent
 LIBRARY = "libgpu_emulator.so"
 # The names under which CuPy and nccl4py open the libraries that are emulated, for each major version of CUDA.
-NAMES = {"12": ["libcuda.so.1", "libcublas.so.12", "libcurand.so.10", "libnccl.so.2"]}
+NAMES = {
+    "12": [
+        "libcuda.so.1",
+        "libcublas.so.12",
+        "libcublasLt.so.12",
+        "libcufft.so.11",
+        "libcurand.so.10",
+        "libcusolver.so.11",
+        "libcusparse.so.12",
+        "libnccl.so.2",
+        "libnvJitLink.so.12",
+        "libnvrtc.so.12",
+    ]
+}
+# Of the functions that CuPy's modules link with, in libraries of which only a part is emulated.
+PREFIXES = ("cublas", "cufft", "curand", "cusolver", "cusparse", "nccl", "nvrtc")
 VERSIONS = {"12": "12090"}
 PROPERTIES = {"12": "cudaGetDeviceProperties_v2"}
 COMPILE = ["g++", "-std=c++17", "-mf16c", "-mavx", "-fPIC"]
@@ -39,11 +57,12 @@ def main() -> None:
     version = run([str(python), "-c", f"import importlib.metadata as m; print(m.version('cupy-cuda{cuda}x'))"]).strip()
     tools = make_tools(work, python, cuda)
     headers = [f"-I{site}/nvidia/cuda_runtime/include", f"-I{work}/nvcc/nvidia/cuda_nvcc/include"]
-    build_library(work, headers, cuda)
+    build_library(work, headers, cuda, Path(site))
     build_runtime(work, tools, version, cuda, [*headers, f"-I{include}"], Path(site), suffix)
     package = Path(site) / "gpu_emulator"
     subprocess.run(["rm", "-rf", str(package)], check=True)
     subprocess.run(["cp", "-r", str(HERE / "python" / "gpu_emulator"), str(package)], check=True)
+    run([str(python), "-c", "from gpu_emulator import compiler; compiler.prepare()"])
     start = Path(site) / "cupy" / "__init__.py"
     if HOOK not in start.read_text():
         start.write_text(start.read_text() + HOOK)
@@ -65,22 +84,49 @@ def make_tools(work: Path, python: Path, cuda: str) -> Path:
     return tools
 
 
-def build_library(work: Path, headers: list[str], cuda: str) -> None:
+def build_library(work: Path, headers: list[str], cuda: str, site: Path) -> None:
     """Compile the emulator, and link the names of the libraries that it replaces to it."""
     defines = [f"-DGPU_EMULATOR_CUDA_VERSION={VERSIONS[cuda]}", f"-DGPU_EMULATOR_GET_PROPERTIES={PROPERTIES[cuda]}"]
-    objects = []
-    for source in sorted((HERE / "src").glob("*.cpp")):
-        made = work / f"{source.stem}.o"
-        objects.append(str(made))
-        newest = max(source.stat().st_mtime, (HERE / "src" / "emulator.h").stat().st_mtime)
-        if not made.exists() or made.stat().st_mtime < newest:
-            run([*COMPILE, "-O2", *defines, *headers, "-c", str(source), "-o", str(made)])
+    sources = sorted((HERE / "src").glob("*.cpp"))
+    objects = {source: work / f"{source.stem}.o" for source in sources}
+    shared = max(header.stat().st_mtime for header in (HERE / "src").glob("*.h"))
+    old = [
+        source
+        for source, made in objects.items()
+        if not made.exists() or made.stat().st_mtime < max(source.stat().st_mtime, shared)
+    ]
+    compile_ = [*COMPILE, "-O2", *defines, *headers, f"-I{HERE}/src"]
+    with concurrent.futures.ThreadPoolExecutor(os.cpu_count()) as pool:
+        list(pool.map(lambda source: run([*compile_, "-c", str(source), "-o", str(objects[source])]), old))
     library = work / "lib" / LIBRARY
-    run([*COMPILE, "-shared", *objects, "-o", str(library), f"-Wl,-soname,{LIBRARY}", "-lpthread", "-ldl"])
+    link = [*COMPILE, "-shared", f"-Wl,-soname,{LIBRARY}", *map(str, objects.values())]
+    missing = work / "missing.cpp"
+    missing.write_text(name_missing(site, list(objects.values())))
+    run([*link, f"-I{HERE}/src", str(missing), "-o", str(library), "-lpthread", "-ldl"])
     for name in NAMES[cuda]:
-        link = work / "lib" / name
-        link.unlink(missing_ok=True)
-        link.symlink_to(LIBRARY)
+        made = work / "lib" / name
+        made.unlink(missing_ok=True)
+        made.symlink_to(LIBRARY)
+
+
+def name_missing(site: Path, objects: list[Path]) -> str:
+    """Return C++ with the functions that CuPy's modules need and the emulator lacks: calling one is a fault."""
+    modules = [str(module) for name in ("cupy", "cupy_backends", "cupyx") for module in site.glob(f"{name}/**/*.so")]
+    # With versions such as cublasCreate_v2@libcublas.so.12.
+    needed = {name.partition("@")[0] for name in symbols(["-D", "--undefined-only", *modules])}
+    found = set(symbols(["--defined-only", *map(str, objects)]))
+    lines = [
+        f'int {name}() {{ return emulator::unsupported("{name}", emulator::kNotSupported); }}'
+        for name in sorted(needed - found)
+        if name.startswith(PREFIXES)
+    ]
+    return "\n".join(['#include "emulator.h"', 'extern "C" {', *lines, "}", ""])
+
+
+def symbols(options: list[str]) -> list[str]:
+    """Return the names that nm prints."""
+    lines = run(["nm", *options]).splitlines()
+    return [line.split()[-1] for line in lines if line.strip() and not line.endswith(":")]
 
 
 def build_runtime(

@@ -12,11 +12,14 @@ def settings(environment: Path) -> dict[str, str]:
     emulator = environment.resolve() / "gpu-emulator"
     libraries = str(emulator / "lib")
     before = os.environ.get("LD_LIBRARY_PATH")
+    lapack = environment.resolve().glob("lib/python*/site-packages/scipy.libs/libscipy_openblas*.so")
     return {
         "PATH": f"{environment.resolve() / 'bin'}:{os.environ['PATH']}",
         "LD_LIBRARY_PATH": f"{libraries}:{before}" if before else libraries,
         "GPU_EMULATOR_LIB": libraries,
-        "CUPY_CACHE_DIR": str(emulator / "cupy-cache"),
+        "GPU_EMULATOR_LAPACK": str(next(lapack, "")),
+        "PYTEST_PLUGINS": "gpu_emulator.pytest_plugin",
+        "CUPY_CACHE_IN_MEMORY": "1",  # the emulator keeps kernels itself
         "CUPY_ACCELERATORS": "",  # without CUB, which is compiled code for GPUs
         "OMP_NUM_THREADS": "1",
     }

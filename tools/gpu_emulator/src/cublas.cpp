@@ -1,4 +1,5 @@
 // cuBLAS as far as CuPy calls it for real numbers: plain loops, in the order of the stream, summed in double precision.
+// Complex numbers and triangular systems are in cublas_lapack.cpp.
 #include <immintrin.h>
 
 #include <cmath>
@@ -19,7 +20,16 @@ struct Handle {
 };
 
 // Numbers of cudaDataType.
-enum DataType { kFloat = 0, kDouble = 1, kHalf = 2, kInt8 = 3, kInt32 = 10, kBfloat16 = 14 };
+enum DataType {
+  kFloat = 0,
+  kDouble = 1,
+  kHalf = 2,
+  kInt8 = 3,
+  kComplexFloat = 4,
+  kComplexDouble = 5,
+  kInt32 = 10,
+  kBfloat16 = 14,
+};
 
 size_t size_of(int type) {
   switch (type) {
@@ -352,12 +362,27 @@ int cublasGetMathMode(void* handle, int* mode) {
 FOR_TYPE(S, float)
 FOR_TYPE(D, double)
 
+// Complex numbers are in cublas_lapack.cpp.
+using ComplexGemm = int(void*, int, int, int, int, int, const void*, const void*, int, long long, const void*, int,
+                        long long, const void*, void*, int, long long, int);
+ComplexGemm cublasCgemmStridedBatched, cublasZgemmStridedBatched;
+static ComplexGemm* complex_gemm(int type) {
+  switch (type) {
+    case kComplexFloat: return cublasCgemmStridedBatched;
+    case kComplexDouble: return cublasZgemmStridedBatched;
+    default: return nullptr;
+  }
+}
+
+
 int cublasSgemmEx(void* h, int ta, int tb, int m, int n, int k, const float* alpha, const void* a, int type_a, int la,
                   const void* b, int type_b, int lb, const float* beta, void* c, int type_c, int lc) {
   return gemm(h, ta, tb, m, n, k, alpha, {a, type_a, la}, {b, type_b, lb}, beta, {c, type_c, lc}, 1, kFloat);
 }
 int cublasGemmEx(void* h, int ta, int tb, int m, int n, int k, const void* alpha, const void* a, int type_a, int la,
                  const void* b, int type_b, int lb, const void* beta, void* c, int type_c, int lc, int compute, int) {
+  if (auto product = complex_gemm(type_a))
+    return product(h, ta, tb, m, n, k, alpha, a, la, 0, b, lb, 0, beta, c, lc, 0, 1);
   return gemm(h, ta, tb, m, n, k, alpha, {a, type_a, la}, {b, type_b, lb}, beta, {c, type_c, lc}, 1,
               scalar_type(compute));
 }
@@ -365,6 +390,8 @@ int cublasGemmStridedBatchedEx(void* h, int ta, int tb, int m, int n, int k, con
                                int type_a, int la, long long sa, const void* b, int type_b, int lb, long long sb,
                                const void* beta, void* c, int type_c, int lc, long long sc, int batch, int compute,
                                int) {
+  if (auto product = complex_gemm(type_a))
+    return product(h, ta, tb, m, n, k, alpha, a, la, sa, b, lb, sb, beta, c, lc, sc, batch);
   return gemm(h, ta, tb, m, n, k, alpha, {a, type_a, la, sa}, {b, type_b, lb, sb}, beta, {c, type_c, lc, sc}, batch,
               scalar_type(compute));
 }

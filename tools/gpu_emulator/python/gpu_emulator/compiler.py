@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
+import importlib.util
 import json
 import os
 import re
@@ -11,26 +13,34 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-__all__ = ["install"]
+__all__ = ["install", "prepare"]
 
 _SHIM = Path(__file__).parent / "shim"
 _LIBRARIES = Path(os.environ.get("GPU_EMULATOR_LIB", ""))
-# Libraries, and beside each the source that NVRTC would have got.
-_KERNELS = Path(os.environ.get("GPU_EMULATOR_KERNELS", _LIBRARIES.parent / "kernels"))
-_COMPILER = ["g++", "-w", "-fpermissive", "-O1", "-std=c++17", "-fno-strict-aliasing", "-fPIC", "-shared"]
-_TARGET = ["-mf16c", "-mavx"]
+# The libraries that were made of kernels, for the next programs.
+_CACHE = Path(os.environ.get("GPU_EMULATOR_CACHE") or _LIBRARIES.parent / "kernels")
+# Where the sources that NVRTC would have got are kept, if anywhere.
+_COLLECTED = os.environ.get("GPU_EMULATOR_KERNELS")
+_COMPILER = ["g++", "-w", "-fpermissive", "-O1", "-std=c++17", "-fno-strict-aliasing", "-fPIC", "-mf16c", "-mavx"]
+# Each is compiled in advance.
+_HEADER, _HEADER_FOR_CUPY = "cuda_on_host.h", "cupy_on_host.h"
 _KERNEL = re.compile(r'extern\s+"C"\s+__global__\s+void\s+(?:__launch_bounds__\([^)]*\)\s*)?(\w+)\s*\(')
 _KERNEL_IN_BLOCK = re.compile(r"__global__\s+void\s+(\w+)\s*\(")
 _DYNAMIC_SHARED = re.compile(r"extern\s+__shared__\s+([\w :<>]+?)\s+(\w+)\s*\[\s*\]\s*;")
 _BARRIERS = ("__syncthreads", "_REDUCE", "__syncwarp", "__shfl", "__ballot")
 
 
+def prepare() -> None:
+    """Compile the headers, for kernels to be compiled fast."""
+    for header in (_HEADER, _HEADER_FOR_CUPY):
+        source = _SHIM / header
+        command = [*_COMPILER, *_includes(), "-x", "c++-header", str(source), "-o", f"{source}.gch"]
+        subprocess.run(command, check=True)
+
+
 def install() -> None:
     """Replace NVRTC in CuPy."""
-    import cupy
     from cupy.cuda import compiler
-
-    include = Path(cupy.__file__).parent / "_core" / "include"
 
     def compile_for_host(
         source: str,
@@ -44,7 +54,7 @@ def install() -> None:
         method: Any = None,
     ) -> tuple[bytes, dict[str, str] | None]:
         expressions = sorted(name_expressions or ())
-        library = _build(source, options, include, expressions)
+        library = _build(source, options, expressions)
         names = {expression: f"fkne{i}" for i, expression in enumerate(expressions)}
         return b"GPU_EMULATOR:" + str(library).encode() + b"\0", names or None
 
@@ -53,26 +63,56 @@ def install() -> None:
     compiler._preprocess = lambda *_, **__: "emulated"  # noqa: SLF001
 
 
-def _build(source: str, options: Sequence[str], include: Path, expressions: Sequence[str]) -> Path:
-    _KERNELS.mkdir(parents=True, exist_ok=True)
+def _build(source: str, options: Sequence[str], expressions: Sequence[str]) -> Path:
     defines = [option for option in options if option.startswith("-D") and "JITIFY" not in option]
-    key = hashlib.sha256(json.dumps([source, defines, expressions]).encode()).hexdigest()[:40]
-    library = _KERNELS / f"{key}.so"
+    kernel = json.dumps([source, defines, expressions])
+    if _COLLECTED:
+        _collect(Path(_COLLECTED), kernel, {"source": source, "options": list(options), "names": list(expressions)})
+    key = _digest(kernel, _version())
+    library = _CACHE / f"{key}.so"
     if library.exists():
         return library
-    kept = {"source": source, "options": list(options), "names": list(expressions)}
-    library.with_suffix(".json").write_text(json.dumps(kept))
-    own = _KERNELS / f"{key}.{os.getpid()}.cpp"  # other ranks may compile the same kernel
+    _CACHE.mkdir(parents=True, exist_ok=True)
+    own = _CACHE / f"{key}.{os.getpid()}.cpp"  # other ranks may compile the same kernel
     own.write_text(_translate(source, expressions))
     built = own.with_suffix(".so")
-    where = [f"-I{_SHIM}", f"-I{include}", str(own), "-o", str(built), f"-L{_LIBRARIES}", "-lgpu_emulator"]
-    done = subprocess.run([*_COMPILER, *_TARGET, *defines, *where], capture_output=True, text=True)
+    link = ["-shared", str(own), "-o", str(built), f"-L{_LIBRARIES}", "-lgpu_emulator"]
+    done = subprocess.run([*_COMPILER, *defines, *_includes(), *link], capture_output=True, text=True)
     if done.returncode:
         errors = [line for line in done.stderr.splitlines() if "error" in line]
         raise RuntimeError(f"g++ cannot compile {own}: " + "\n".join(errors)[:1500])
     built.rename(library)
     own.unlink()
     return library
+
+
+def _collect(folder: Path, kernel: str, kept: dict[str, Any]) -> None:
+    file = folder / f"{_digest(kernel)}.json"
+    if not file.exists():
+        folder.mkdir(parents=True, exist_ok=True)
+        own = file.with_suffix(f".{os.getpid()}")
+        own.write_text(json.dumps(kept))
+        own.rename(file)
+
+
+def _includes() -> list[str]:
+    spec = importlib.util.find_spec("cupy")
+    assert spec is not None
+    assert spec.origin is not None
+    return [f"-I{_SHIM}", f"-I{Path(spec.origin).parent / '_core' / 'include'}"]
+
+
+@functools.cache
+def _version() -> str:
+    """Return what changes if a kernel must be compiled again although its source is the same."""
+    import cupy
+
+    headers = (file for file in sorted(_SHIM.rglob("*")) if file.suffix in (".h", ".cuh"))
+    return _digest(cupy.__version__, *_COMPILER, *(file.read_text() for file in headers))
+
+
+def _digest(*texts: str) -> str:
+    return hashlib.sha256("\0".join(texts).encode()).hexdigest()[:40]
 
 
 def _translate(source: str, expressions: Sequence[str]) -> str:
@@ -85,4 +125,5 @@ def _translate(source: str, expressions: Sequence[str]) -> str:
     for i, expression in enumerate(expressions):
         exports += [f"static auto fkp_{i} = &{expression};", f"FK_EXPORT_POINTER(fkne{i}, fkp_{i}, {has_barriers})"]
     text = _DYNAMIC_SHARED.sub(r"\1* \2 = (\1*)fk_ctx.dyn;", source)
-    return "\n".join(['#include "cuda_on_host.h"', text, *exports, ""])
+    header = _HEADER_FOR_CUPY if "<cupy/carray.cuh>" in source else _HEADER
+    return "\n".join([f'#include "{header}"', text, *exports, ""])

@@ -1,4 +1,4 @@
-"""Functions of CuPy that call libraries which are not emulated: done by NumPy, after the current stream."""
+"""Functions of CuPy that are machine code for GPUs: done by NumPy, after the current stream."""
 
 from __future__ import annotations
 
@@ -12,12 +12,10 @@ __all__ = ["install"]
 
 
 def install() -> None:
-    """Replace Thrust, which CuPy's wheel contains as machine code for GPUs, and the QR decomposition."""
-    import cupy
+    """Replace Thrust, which CuPy's wheel contains as machine code for GPUs."""
     from cupy.cuda import thrust
 
     thrust.sort, thrust.argsort, thrust.lexsort = _sort, _argsort, _lexsort
-    cupy.linalg.qr = _qr
 
 
 def _view(address: int, dtype: Any, shape: Sequence[int]) -> np.ndarray[Any, Any]:
@@ -44,9 +42,3 @@ def _argsort(dtype: Any, indices: int, data: int, _keys: int, shape: Sequence[in
 def _lexsort(dtype: Any, indices: int, keys: int, count: int, length: int) -> None:
     _wait()
     _view(indices, np.intp, (length,))[...] = np.lexsort(_view(keys, dtype, (count, length)))
-
-
-def _qr(array: Any, mode: str = "reduced") -> tuple[Any, ...]:
-    import cupy
-
-    return tuple(cupy.asarray(part) for part in np.linalg.qr(array.get(), mode))
