@@ -77,8 +77,9 @@ MPI_SETTINGS = {
     "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
     # Its UCX component prints a line for each shared window that it does not support.
     "OMPI_MCA_osc": "^ucx",
-    # Its ranks do not keep the cores busy that others could use.
+    # Ranks that wait do not keep the cores busy that others could use.
     "OMPI_MCA_mpi_yield_when_idle": "1",
+    "MPIR_CVAR_ENABLE_HEAVY_YIELD": "1",
 }
 
 
@@ -452,7 +453,7 @@ def examples(session: nox.Session) -> None:
 
 
 for suite in SUITES:
-    add_test_session("test", suite, "mpich", "unit tests, jobs on MPICH", sizes="marked")
+    add_test_session("test", suite, "mpich", "unit tests, jobs on MPICH", share="quick")
     if has_openmpi(suite):
         add_test_session("openmpi", suite, "openmpi", "2 ranks of Open MPI, lost ranks", parts="mpi,elastic", ranks="2")
 for python in PYTHONS:
@@ -464,9 +465,10 @@ OTHER_CHECKS = ["docs", "release-check"]
 # The package that communicates; the others use MPI through it.
 QUICK_OPENMPI = ["mn-comm"]
 LEFT_OUT = """
-Left out: 1, 3 and 4 ranks, except for the files that need them; Open MPI, except for mn-comm and for lost ranks; the
-unit tests on other Pythons; the emulated GPU; the site of the documentation; building a release. To run what was left
-out, or everything:
+Left out: the scripts in the documentation, all examples but one, many losses, jobs on pretended hosts, and other files
+with the mark `rest`; 1, 3 and 4 ranks, except for the files that need them; Open MPI, except for mn-comm and for lost
+ranks; other Pythons; the emulated GPU; the site of the documentation; building a release. To run what was left out, or
+everything:
 
   python3 tools/bootstrap.py -s rest
   python3 tools/bootstrap.py -s full
@@ -475,19 +477,20 @@ out, or everything:
 
 def quick_suites() -> list[dict[str, object]]:
     """Return the entries in a plan for what `-s test` tests."""
-    suites = [describe(suite, "mpich", sizes="marked") for suite in SUITES]
+    suites = [describe(suite, "mpich", share="quick") for suite in SUITES]
     for suite in filter(has_openmpi, SUITES):
         parts = ["mpi", "elastic"] if suite in QUICK_OPENMPI else ["elastic"]
-        suites.append(describe(suite, "openmpi", parts=parts, ranks=[2]))
+        suites.append(describe(suite, "openmpi", parts=parts, ranks=[2], share="quick"))
     return suites
 
 
 def other_suites() -> list[dict[str, object]]:
     """Return the entries in a plan for what `-s test` leaves out."""
-    suites = [describe(suite, "mpich", parts=["mpi"], ranks=[1, 3, 4], sizes="unmarked") for suite in SUITES]
+    suites = [describe(suite, "mpich", share="rest") for suite in SUITES]
     for suite in filter(has_openmpi, SUITES):
-        if suite not in QUICK_OPENMPI:
-            suites.append(describe(suite, "openmpi", parts=["mpi"], ranks=[2]))
+        suites.append(describe(suite, "openmpi", parts=["elastic"], share="rest"))
+        share = "rest" if suite in QUICK_OPENMPI else "all"
+        suites.append(describe(suite, "openmpi", parts=["mpi"], ranks=[2], share=share))
     return [*suites, *unit_suites()]
 
 

@@ -4,8 +4,9 @@ The folder contains any of ``unit`` (one process), ``mpi`` (each test runs on ev
 number of ranks), ``jobs`` (one process for each file; the tests start jobs themselves) and ``elastic`` (the same, only
 with Open MPI). All other arguments are passed to pytest, and a FILE may take the place of the folder.
 
-With ``--sizes=marked``, two ranks run all tests of ``mpi``, and other numbers of ranks run the files whose mark lists
-them: ``pytestmark = pytest.mark.sizes(1, 4)``. ``--sizes=unmarked`` runs what this leaves out.
+With ``--share=quick``, files with the mark ``rest`` are left out; two ranks run the other tests of ``mpi``, and other
+numbers of ranks run the files whose mark lists them: ``pytestmark = pytest.mark.sizes(1, 4)``. ``--share=rest`` runs
+what this leaves out.
 
 Tests run beside one another where they mostly wait; files with the mark ``alone`` run while nothing else does. Each
 process writes to a file, which is shown if tests fail in it, or if there are arguments for pytest. A job that hangs is
@@ -61,6 +62,7 @@ ESTIMATES = {
     "elastic": Cost(20.0, 0.7),
 }
 ALONE = re.compile(r"^[^#\n]*\bmark\.alone\b", re.MULTILINE)
+REST = re.compile(r"^[^#\n]*\bmark\.rest\b", re.MULTILINE)
 SIZES = re.compile(r"^[^#\n]*\bmark\.sizes\(([\d, ]+)\)", re.MULTILINE)
 
 
@@ -75,7 +77,7 @@ class Suite:
         reports: Where logs and JUnit files are kept, relative to the folder of all reports.
         parts: Some of unit, mpi, jobs and elastic.
         ranks: The numbers of ranks of the jobs of mpi.
-        sizes: Which files of mpi run on other numbers of ranks than two, see ``files_for``.
+        share: quick, rest or all, see ``is_in_share``.
         needs: The names of commands that have to succeed before.
         arguments: Those of pytest.
     """
@@ -86,7 +88,7 @@ class Suite:
     reports: str = ""
     parts: Sequence[str] = ("unit", "mpi", "jobs")
     ranks: Sequence[int] = (1, 2, 3, 4)
-    sizes: str = "all"
+    share: str = "all"
     needs: Sequence[str] = ()
     arguments: Sequence[str] = ()
 
@@ -138,7 +140,7 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--plan", type=Path, help="a file with several suites")
     parser.add_argument("--parts", default="unit,mpi,jobs", help="which of them; default %(default)s")
     parser.add_argument("--ranks", default="1,2,3,4", help="sizes of the jobs of mpi; default %(default)s")
-    parser.add_argument("--sizes", choices=("all", "marked", "unmarked"), default="all", help="which files of mpi run")
+    parser.add_argument("--share", choices=("all", "quick", "rest"), default="all", help="which files run")
     parser.add_argument("--installed", metavar="NAME", help="refuse to run unless this package is installed")
     parser.add_argument("--reports", type=Path, help="where logs and JUnit files are kept; default nowhere")
     parser.add_argument("--record", type=Path, default=RECORD, help="what each task took; default %(default)s")
@@ -170,7 +172,7 @@ def read_plan(arguments: argparse.Namespace) -> tuple[str, list[Suite], list[Com
         sys.executable,
         parts=[part for part in arguments.parts.split(",") if part],
         ranks=[int(size) for size in arguments.ranks.split(",") if size],
-        sizes=arguments.sizes,
+        share=arguments.share,
         arguments=arguments.pytest,
     )
     return title, [suite], []
@@ -196,10 +198,11 @@ def plan_suite(suite: Suite, reports: Path, record: Record) -> Iterator[Planned]
         files = find_files(Path(suite.tests), part)
         if part == "mpi":
             for size in suite.ranks:
-                chosen = files_for(size, files, suite.sizes)
+                chosen = [file for file in files if is_in_share(file, suite.share, size)]
                 if chosen:
                     yield plan_job(suite, size, chosen, reports, record)
         else:
+            files = [file for file in files if is_in_share(file, suite.share)]
             together = (
                 [] if part != "unit" or is_long(suite, record) else [file for file in files if not is_alone(file)]
             )
@@ -217,20 +220,17 @@ def find_files(tests: Path, part: str) -> list[Path]:
     return sorted((tests / part).glob("**/test_*.py"))
 
 
-def files_for(size: int, files: Sequence[Path], sizes: str) -> list[Path]:
-    """Return the files that are run on a number of ranks.
+def is_in_share(file: Path, share: str, size: int = MAIN_SIZE) -> bool:
+    """Return whether a file is run.
 
     Args:
+        file: The file.
+        share: ``quick`` for files without the mark ``rest``, on two ranks and on those numbers of ranks that their mark
+            ``sizes`` lists; ``rest`` for everything else; or ``all``.
         size: The number of ranks.
-        files: All files.
-        sizes: ``marked`` for those which need this number of ranks, ``unmarked`` for the others, or ``all``.
-
-    Returns:
-        Some of the files.
     """
-    if sizes == "all":
-        return list(files)
-    return [file for file in files if (size == MAIN_SIZE or size in marked_sizes(file)) == (sizes == "marked")]
+    is_quick = not REST.search(file.read_text()) and (size == MAIN_SIZE or size in marked_sizes(file))
+    return share == "all" or is_quick == (share == "quick")
 
 
 def marked_sizes(file: Path) -> set[int]:
@@ -279,8 +279,8 @@ def plan_job(suite: Suite, size: int, files: Sequence[Path], reports: Path, reco
     """Return the task that runs files on every rank of a job."""
     folder = reports / suite.reports / f"mpi-{size}"
     name = f"{suite.name} mpi, {size} rank{'s' * (size > 1)}"
-    if suite.sizes != "all" and size != MAIN_SIZE:
-        name += f", {suite.sizes} files"
+    if suite.share != "all" and size != MAIN_SIZE:
+        name += f", {suite.share}"
     # Without -x, and the abort by mpi4py that follows, the other ranks would wait for the rank that failed.
     on_each = [suite.python, "-m", "mpi4py", *PYTEST, "-x", *map(str, files), *suite.arguments]
     environ = environment_of(suite.python)

@@ -24,7 +24,7 @@ LIMIT = 600  # seconds; for a job that hangs outside pytest's time-outs, for exa
 HUNG = 124
 # A rank that shares its core with one process that mostly waits loses little.
 _MOST_LOAD = 1.5  # for each core
-_MOST_TASKS = 2  # for each core: every process needs memory
+_MOST_TASKS = 3  # for each core: every process needs memory
 
 
 @dataclasses.dataclass(frozen=True)

@@ -5,6 +5,8 @@ import sys
 
 import pytest
 
+pytestmark = pytest.mark.rest
+
 
 @pytest.mark.parametrize(
     ("loss", "ranks"),

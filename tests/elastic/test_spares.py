@@ -4,6 +4,8 @@ import re
 
 import pytest
 
+pytestmark = pytest.mark.rest
+
 TRAINING = """
 import os, signal, sys
 import chainer

@@ -8,6 +8,8 @@ import sys
 
 import pytest
 
+pytestmark = pytest.mark.rest
+
 KINDS = {
     "Int8(rounding='stochastic')": "AfterBackward()",
     "OneBit(block=64, start_iter=4)": "DuringBackward(bucket_bytes=2000)",

@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = pytest.mark.rest
+
 EXAMPLES = Path(__file__).parents[2] / "examples"
 PNG = b"\x89PNG"
 

@@ -8,6 +8,8 @@ import zipfile
 
 import pytest
 
+pytestmark = pytest.mark.rest
+
 TRAINING = """
 import chainer, chainermn, numpy as np
 import sys

@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = pytest.mark.rest
+
 ROOT = Path(__file__).parents[2]
 NOT_HERE = 77
 

@@ -181,6 +181,7 @@ SUITE = {
     "jobs/inner/test_c.py": "import pytest\n@pytest.mark.skip\ndef test_job(): pass",
     "mpi/test_d.py": "import pytest\npytestmark = pytest.mark.sizes(1, 4)\ndef test_rank(): pass",
     "mpi/test_e.py": "# pytest.mark.sizes(3)\ndef test_rank(): pass",
+    "jobs/test_f.py": "import pytest\npytestmark = pytest.mark.rest\ndef test_job(): pass",
 }
 
 
@@ -204,6 +205,7 @@ def test_every_file_is_in_one_task_of_each_part(run_tests, scheduling, suite, tm
     sizes = {f"x mpi, {size}": ["test_d.py", "test_e.py"] for size in ("1 rank", "2 ranks", "3 ranks", "4 ranks")}
     assert {name: files_in(task) for name, task in tasks.items()} == {
         **{"x unit": ["test_a.py"], "x jobs/test_b": ["test_b.py"], "x jobs/test_c": ["test_c.py"]},
+        "x jobs/test_f": ["test_f.py"],
         **sizes,
     }
     assert [name for name, task in tasks.items() if task.alone] == ["x jobs/test_b"]
@@ -214,18 +216,20 @@ def files_in(task):
     return [Path(one).name for one in task.command if one.endswith(".py")]
 
 
-def test_marked_and_unmarked_sizes_together_are_all(run_tests, scheduling, suite, tmp_path):
-    marked = plan(run_tests, scheduling, suite, tmp_path, parts=["mpi"], sizes="marked")
-    rest = plan(run_tests, scheduling, suite, tmp_path, parts=["mpi"], ranks=[1, 3, 4], sizes="unmarked")
-    assert {name: files_in(task) for name, task in marked.items()} == {
-        "x mpi, 1 rank, marked files": ["test_d.py"],
+def test_the_quick_share_and_the_rest_together_are_all(run_tests, scheduling, suite, tmp_path):
+    quick = plan(run_tests, scheduling, suite, tmp_path, share="quick")
+    rest = plan(run_tests, scheduling, suite, tmp_path, share="rest")
+    assert {name: files_in(task) for name, task in quick.items()} == {
+        **{"x unit": ["test_a.py"], "x jobs/test_b": ["test_b.py"], "x jobs/test_c": ["test_c.py"]},
+        "x mpi, 1 rank, quick": ["test_d.py"],
         "x mpi, 2 ranks": ["test_d.py", "test_e.py"],
-        "x mpi, 4 ranks, marked files": ["test_d.py"],
+        "x mpi, 4 ranks, quick": ["test_d.py"],
     }
     assert {name: files_in(task) for name, task in rest.items()} == {
-        "x mpi, 1 rank, unmarked files": ["test_e.py"],
-        "x mpi, 3 ranks, unmarked files": ["test_d.py", "test_e.py"],
-        "x mpi, 4 ranks, unmarked files": ["test_e.py"],
+        "x jobs/test_f": ["test_f.py"],
+        "x mpi, 1 rank, rest": ["test_e.py"],
+        "x mpi, 3 ranks, rest": ["test_d.py", "test_e.py"],
+        "x mpi, 4 ranks, rest": ["test_e.py"],
     }
 
 
@@ -240,7 +244,7 @@ def test_on_a_busy_machine_nothing_seems_to_compute(run_tests, scheduling, suite
         record.keep(name, scheduling.Cost(100.0, 0.01))
     tasks = plan(run_tests, scheduling, suite, tmp_path, parts=["unit", "jobs"])
     loads = {name: task.cost.load for name, task in tasks.items()}
-    assert loads == {"x unit": 1.0, "x jobs/test_b": 0.7, "x jobs/test_c": 0.4}
+    assert loads == {"x unit": 1.0, "x jobs/test_b": 0.7, "x jobs/test_c": 0.4, "x jobs/test_f": 0.7}
 
 
 def test_units_that_measure_times_have_a_process_of_their_own(run_tests, scheduling, suite, tmp_path):
@@ -270,10 +274,10 @@ def test_the_command_counts_and_says_what_failed(call, suite, tmp_path):
     suite.joinpath("unit", "test_bad.py").write_text("def test_wrong():\n    print('here')\n    assert 1 == 2")
     done = call(suite, "--parts=unit,jobs", f"--reports={tmp_path}/reports")
     assert done.returncode == 1, done.stdout + done.stderr
-    assert (tmp_path / "reports" / "counts").read_text() == "3 1 1\n"
+    assert (tmp_path / "reports" / "counts").read_text() == "4 1 1\n"
     text = done.stdout
     assert "assert 1 == 2" in text and re.search(r"^Failed:\n  .*::test_wrong$", text, re.MULTILINE)
-    assert text.index("Failed:") < text.index("The slowest:") < text.index("3 passed, 1 failed, 1 skipped in")
+    assert text.index("Failed:") < text.index("The slowest:") < text.index("4 passed, 1 failed, 1 skipped in")
     assert "test_one PASSED" not in text and "\033" not in text
 
 
@@ -305,14 +309,14 @@ def test_the_marks_stand_where_the_tool_finds_them(run_tests):
     """A mark on one test only, which pytest would accept, has no effect."""
     for file in [*ROOT.glob("tests/*/**/test_*.py"), *ROOT.glob("packages/*/tests/**/test_*.py")]:
         text = file.read_text()
-        if file != Path(__file__).resolve() and re.search(r"mark\.(alone|sizes)\b", text):
+        if file != Path(__file__).resolve() and re.search(r"mark\.(alone|rest|sizes)\b", text):
             assert re.search(
-                r"^pytestmark = .*mark\.(alone|sizes)|^    pytest\.mark\.(alone|sizes)", text, re.MULTILINE
+                r"^pytestmark = .*mark\.(alone|rest|sizes)|^    pytest\.mark\.(alone|rest|sizes)", text, re.MULTILINE
             )
             assert all(1 <= size <= 4 for size in run_tests.marked_sizes(file)), file
 
 
-def test_the_sessions_together_run_everything(tmp_path):
+def test_the_sessions_together_run_everything(run_tests, scheduling, tmp_path):
     """`-s test` and `-s rest` together run the tests of `-s full`, and those of all packages are among them."""
     code = f"""
 import importlib.util, json, sys
@@ -321,20 +325,26 @@ noxfile = importlib.util.module_from_spec(spec)
 spec.loader.exec_module(noxfile)
 print(json.dumps([noxfile.quick_suites(), noxfile.other_suites(), noxfile.all_suites(), noxfile.SUITES]))
 """
-    quick, other, everything, suites = json.loads(subprocess.check_output([sys.executable, "-c", code], text=True))
-    assert runs(quick) & runs(other) == set() and runs(quick) | runs(other) == runs(everything)
+    *plans, suites = json.loads(subprocess.check_output([sys.executable, "-c", code], text=True))
+    record = scheduling.Record(tmp_path / "record")
+    quick, other, everything = (
+        {
+            run
+            for entry in entries
+            for run in runs_of(run_tests, run_tests.Suite(**entry | {"tests": str(ROOT / entry["tests"])}), record)
+        }
+        for entries in plans
+    )
+    assert quick & other == set() and quick | other == everything
     for suite in suites:
-        folder = f"packages/{suite}/tests" if suite != "product" else "tests"
-        for part in ("unit", "jobs"):
-            assert any(run[:3] == (suite, folder, part) for run in runs(quick))
+        parts = {"jobs", "unit"} if suite == "product" else {"unit"}
+        assert {Path(file).parent.name for name, _, file in quick if name == suite} >= parts
 
 
-def runs(entries):
-    found = set()
-    for entry in entries:
-        for part in entry.get("parts", ["unit", "mpi", "jobs"]):
-            for size in entry.get("ranks", [1, 2, 3, 4]) if part == "mpi" else [None]:
-                sizes = entry.get("sizes", "all")
-                kinds = {"all"} if size in (None, 2) else {"marked", "unmarked"} if sizes == "all" else {sizes}
-                found |= {(entry["name"], entry["tests"], part, size, kind) for kind in kinds}
-    return found
+def runs_of(run_tests, suite, record):
+    """Return which files a suite runs on how many ranks."""
+    for one in run_tests.plan_suite(suite, ROOT, record):
+        size = re.search(r"mpi, (\d)", one.task.name)
+        for file in one.task.command:
+            if Path(file).name.startswith("test_") and file.endswith(".py"):
+                yield suite.name, size and size[1], file

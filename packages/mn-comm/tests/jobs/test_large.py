@@ -7,6 +7,8 @@ import sys
 
 import pytest
 
+pytestmark = pytest.mark.rest
+
 SCRIPT = """
 import numpy as np
 from mn_comm import create_communicator

@@ -12,6 +12,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+pytestmark = pytest.mark.rest
+
 RANKS = 2
 LAST = 4  # the iteration after which the old training died
 

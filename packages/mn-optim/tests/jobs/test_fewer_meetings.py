@@ -8,6 +8,8 @@ import sys
 
 import pytest
 
+pytestmark = pytest.mark.rest
+
 SCRIPT = """
 import os, signal, sys
 import numpy as np
