@@ -47,6 +47,8 @@ Stream* stream_of(void* handle);
 int device_of(const Stream* stream);
 Ticket enqueue(Stream* stream, std::function<void()> operation);
 void wait_for(Stream* stream, Ticket ticket);
+// Lets the next operation of a stream wait for an operation of another one.
+void let_wait(Stream* stream, Stream* other, Ticket ticket);
 void synchronize(Stream* stream);
 void synchronize_device(int device);
 void synchronize_all();

@@ -7,6 +7,7 @@
 #include <time.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <atomic>
 #include <chrono>
 #include <cstdio>
@@ -60,6 +61,8 @@ struct Communicator {
   int size, rank, device;
   std::atomic<int> error{0};
   bool gone = false;
+  Stream* last_stream = nullptr;  // of its last operation
+  Ticket last_ticket = 0;
 };
 
 using Clock = std::chrono::steady_clock;
@@ -193,17 +196,18 @@ struct Message {
 // The operations of a group on one stream.
 struct Group {
   void* stream;
+  std::vector<Communicator*> communicators;
   std::vector<std::function<void()>> collectives;
   std::vector<Message> messages;
 };
 thread_local int depth = 0;
 thread_local std::vector<Group> groups;
 
-Group& group_of(void* stream) {
-  for (auto& each : groups)
-    if (each.stream == stream) return each;
-  groups.push_back({stream, {}, {}});
-  return groups.back();
+Group& group_of(void* stream, void* communicator) {
+  auto found = std::find_if(groups.begin(), groups.end(), [=](auto& each) { return each.stream == stream; });
+  if (found == groups.end()) found = groups.insert(found, Group{stream, {}, {}, {}});
+  found->communicators.push_back((Communicator*)communicator);
+  return *found;
 }
 
 // Exchanges messages; those to one peer, and from one, in order.
@@ -233,10 +237,18 @@ int end_group() {
   if (--depth) return 0;
   for (auto& each : std::exchange(groups, {})) {
     auto group = std::make_shared<Group>(std::move(each));
-    enqueue(stream_of(group->stream), [=] {
+    auto stream = stream_of(group->stream);
+    // The operations of one communicator are executed in the order of their calls, also on different streams.
+    for (auto own : group->communicators)
+      if (own->last_stream && own->last_stream != stream) let_wait(stream, own->last_stream, own->last_ticket);
+    const Ticket ticket = enqueue(stream, [=] {
       for (auto& collective : group->collectives) collective();
       if (!group->messages.empty()) exchange(group->messages);
     });
+    for (auto own : group->communicators) {
+      own->last_stream = stream;
+      own->last_ticket = ticket;
+    }
   }
   return 0;
 }
@@ -265,7 +277,7 @@ int collective(void* communicator, const Call& call, void* stream, Body body) {
   auto own = (Communicator*)communicator;
   const std::string line = python_line();
   begin_group();
-  group_of(stream).collectives.push_back([=] {
+  group_of(stream, communicator).collectives.push_back([=] {
     if (agree(own, call, line)) body(own, call, kTypeSizes[call.type]);
   });
   return end_group();
@@ -454,14 +466,14 @@ int ncclSend(const void* from, size_t count, int type, int peer, void* communica
   if (int status = check_both(communicator, make_call("send", count, type), from, count, nullptr, 0, stream))
     return status;
   begin_group();
-  group_of(stream).messages.push_back({true, (char*)from, count * kTypeSizes[type], peer, (Communicator*)communicator});
+  group_of(stream, communicator).messages.push_back({true, (char*)from, count * kTypeSizes[type], peer, (Communicator*)communicator});
   return end_group();
 }
 int ncclRecv(void* to, size_t count, int type, int peer, void* communicator, void* stream) {
   if (int status = check_both(communicator, make_call("recv", count, type), nullptr, 0, to, count, stream))
     return status;
   begin_group();
-  group_of(stream).messages.push_back({false, (char*)to, count * kTypeSizes[type], peer, (Communicator*)communicator});
+  group_of(stream, communicator).messages.push_back({false, (char*)to, count * kTypeSizes[type], peer, (Communicator*)communicator});
   return end_group();
 }
 }

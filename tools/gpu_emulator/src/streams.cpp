@@ -142,6 +142,11 @@ Ticket enqueue(Stream* stream, std::function<void()> operation) {
   return ticket;
 }
 
+void let_wait(Stream* stream, Stream* other, Ticket ticket) {
+  Lock lock(mutex);
+  stream->waiting.push_back({other, ticket});
+}
+
 void wait_for(Stream* stream, Ticket ticket) {
   Lock lock(mutex);
   changed.wait(lock, [&] { return stream->done >= ticket; });

@@ -1,6 +1,7 @@
 """For tests with real devices: this rank's device, communicators, and arrays of random numbers."""
 
 import os
+import time
 
 import numpy as np
 import pytest
@@ -37,3 +38,8 @@ def make(devices, world):
 
 def random(shape, dtype, rank, seed):
     return np.asarray(np.random.RandomState(seed * 100 + rank).uniform(-1, 1, shape), dtype)
+
+
+def slow(stream, seconds=0.2):
+    """Let everything that is put on a stream from now on begin later."""
+    stream.launch_host_func(lambda _: time.sleep(seconds), None)

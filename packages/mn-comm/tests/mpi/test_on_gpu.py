@@ -4,13 +4,18 @@ For two ranks on one GPU: ``NCCL_MULTI_RANK_GPU_ENABLE=1 mpiexec -n 2 python -m 
 that variable, tests that need NCCL are skipped there.
 """
 
+import importlib.util
+import threading
+
 import numpy as np
 import pytest
 from fake_model import Model, Param
 from mpi4py import MPI
-from on_gpu import random
+from on_gpu import SHARING, random, slow
 
 from mn_comm import create_communicator
+from mn_comm.device import nccl
+from mn_comm.device.nccl_ranks import nccl_ranks_of
 
 pytestmark = [
     pytest.mark.gpu,
@@ -20,6 +25,8 @@ pytestmark = [
 WORLD = MPI.COMM_WORLD
 RANK, SIZE = WORLD.rank, WORLD.size
 NAMES = ["naive", "flat", "hierarchical", "two_dimensional", "single_node", "non_cuda_aware", "pure_nccl"]
+WIRES = [None, "f2", "f4", "f8", *(["bfloat16"] if importlib.util.find_spec("ml_dtypes") else [])]
+several = pytest.mark.skipif(SIZE < 2, reason="needs two ranks")
 SHAPES = {"a": (7, 3), "b": (1,), "c": (), "d": (0,), "e": (100_003,), "f": (64, 3, 7, 7)}
 
 
@@ -27,14 +34,14 @@ def check(model, grads, wire=None):
     for key, each in grads.items():
         actual = model.params[key].grad.get()
         expected = np.mean([np.asarray(g, "f8") for g in each], axis=0)
-        eps = max(np.finfo(dtype).eps for dtype in (actual.dtype, wire or actual.dtype))
+        eps = max(2**-8 if dtype == "bfloat16" else np.finfo(dtype).eps for dtype in (actual.dtype, wire or "f8"))
         np.testing.assert_allclose(actual, expected, rtol=0, atol=SIZE * eps)
         for other in WORLD.allgather(actual.tobytes()):
             assert other == actual.tobytes()
 
 
 @pytest.mark.parametrize("batched", [True, False])
-@pytest.mark.parametrize("wire", [None, "f2", "f4", "f8"])
+@pytest.mark.parametrize("wire", WIRES)
 @pytest.mark.parametrize("name", NAMES)
 def test_every_strategy_computes_the_mean(make, name, wire, batched):
     import cupy
@@ -49,6 +56,32 @@ def test_every_strategy_computes_the_mean(make, name, wire, batched):
         model = Model(**{key: Param(None, cupy.asarray(each[RANK])) for key, each in grads.items()})
         comm.multi_node_mean_grad(model)
         check(model, grads, wire)
+
+
+@several
+@pytest.mark.parametrize("in_background", [False, True])
+@pytest.mark.parametrize("in_turns", [False, True])
+@pytest.mark.parametrize("wire", [None, "f2", "f8"])
+@pytest.mark.parametrize("name", NAMES)
+def test_two_nodes(on_nodes, devices, name, wire, in_turns, in_background):
+    import cupy
+
+    if name == "single_node" or (name == "pure_nccl" and devices < SIZE and not SHARING):
+        pytest.skip("needs one node, or a device for each rank")
+    options = {"in_turns": in_turns, "background": in_background, "allreduce_grad_dtype": wire}
+    comm = on_nodes(name, 2, **options)
+    reducer = comm.gradient_reducer(background=in_background, bucket_bytes=1 << 18)
+    for step in range(3):
+        grads = {key: [random(shape, "f4", rank, step) for rank in range(SIZE)] for key, shape in SHAPES.items()}
+        model = Model(**{key: Param(None, cupy.asarray(each[RANK])) for key, each in grads.items()})
+        if in_background:
+            current = reducer.start(model, zero_fill=False)
+            current.ready_all()
+            current.wait()
+        else:
+            reducer.average(model)
+        check(model, grads, wire)
+    comm.finalize()
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -129,6 +162,159 @@ def test_cuda_aware_mpi_in_the_background(make, name, monkeypatch):
         current.wait()
         for param in model.params.values():
             np.testing.assert_allclose(param.grad.get(), np.mean(range(SIZE)) + step, rtol=1e-6)
+
+
+@several
+@pytest.mark.parametrize("name", ["flat", "pure_nccl"])
+def test_the_memory_of_what_a_hook_returns_is_not_reused_too_early(make, name):
+    import cupy
+
+    hook = {
+        "flat": lambda bucket: bucket.average(bucket.flat * 2),
+        "pure_nccl": lambda bucket: bucket.average().then(lambda mean: mean * 2),
+    }[name]
+    reducer = make(name).gradient_reducer(background=True, sets=2, comm_hook=hook)
+    for step in range(3):  # the kernels are compiled in the first one
+        models = [Model(a=Param(None, cupy.full(100_000, RANK + 10.0 * i + step, "f4"))) for i in range(2)]
+        reductions = [reducer.start(model, zero_fill=False) for model in models[:1]]
+        reductions[0].ready_all()
+        reductions.append(reducer.start(models[1], zero_fill=False))
+        reductions[1].ready_all()
+        slow(cupy.cuda.get_current_stream())
+        for reduction in reductions:
+            reduction.wait()
+        for i, model in enumerate(models):
+            expected = 2 * (np.mean(range(SIZE)) + 10 * i + step)
+            np.testing.assert_allclose(model.params["a"].grad.get(), expected, rtol=1e-6)
+
+
+@pytest.mark.skipif(SIZE < 4, reason="needs two nodes of two ranks")
+def test_a_future_and_what_follows_from_it_may_both_be_waited_for(on_nodes, devices):
+    import cupy
+
+    if devices < SIZE and not SHARING:
+        pytest.skip("needs a device for each rank")
+
+    def hook(bucket):
+        exact = bucket.average()
+        doubled = exact.then(lambda mean: mean * 2)
+        if RANK == 0:
+            exact.wait()
+        return doubled
+
+    reducer = on_nodes("hierarchical", 2).gradient_reducer(comm_hook=hook)
+    model = Model(a=Param(None, cupy.full(1000, float(RANK), "f4")))
+    reducer.average(model)
+    np.testing.assert_allclose(model.params["a"].grad.get(), SIZE - 1)
+
+
+@several
+def test_two_communicators_in_two_threads(devices):
+    import cupy
+
+    of_mpi = [WORLD.Dup() for _ in range(2)]
+    comms = [create_communicator(name, each) for name, each in zip(("flat", "non_cuda_aware"), of_mpi, strict=True)]
+    found, device = {}, cupy.cuda.Device().id
+
+    def train(number):
+        cupy.cuda.Device(device).use()
+        reducer = comms[number].gradient_reducer()
+        with cupy.cuda.Stream(non_blocking=True):
+            for step in range(10):
+                model = Model(**{f"p{i}": Param(None, cupy.full(1000 + i, RANK + step, "f4")) for i in range(5)})
+                reducer.average(model)
+                means = [param.grad.get() for param in model.params.values()]
+                found.setdefault(number, []).append([float(each.mean()) - step for each in means])
+
+    threads = [threading.Thread(target=train, args=(number,)) for number in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    for number in range(2):
+        np.testing.assert_allclose(found[number], np.full((10, 5), np.mean(range(SIZE))), rtol=1e-5)
+    for comm, each in zip(comms, of_mpi, strict=True):
+        comm.finalize()
+        each.Free()
+
+
+@several
+@pytest.mark.parametrize("name", NAMES)
+def test_an_exception_between_two_buckets(make, name):
+    import cupy
+
+    reducer = make(name).gradient_reducer(background=True, bucket_bytes=4000, sets=2)
+    model = Model(**{f"p{i}": Param(None, cupy.full(1000, float(RANK), "f4")) for i in range(4)})
+    for step in range(4):
+        for param in model.params.values():
+            param.grad[...] = RANK + step
+        current = reducer.start(model, zero_fill=False)
+        if step % 2 == 0:
+            current.drain()  # what schemes do if the backward pass raises an exception
+            continue
+        current.ready_all()
+        current.wait()
+        for param in model.params.values():
+            np.testing.assert_allclose(param.grad.get(), np.mean(range(SIZE)) + step, rtol=1e-6)
+
+
+@pytest.fixture
+def own(devices):
+    """A communicator that shares nothing with others, because NCCL fails in it."""
+    if devices < SIZE and not SHARING:
+        pytest.skip("needs a device for each rank")
+    of_mpi = WORLD.Dup()
+    comm = create_communicator("pure_nccl", of_mpi)
+    yield comm
+    comm.finalize()
+    of_mpi.Free()
+
+
+@several
+def test_an_error_of_nccl_ends_the_operation_and_is_raised(own, monkeypatch):
+    import cupy
+
+    comm = own
+    model = Model(a=Param(None, cupy.full(1000, float(RANK), "f4")))
+    comm.multi_node_mean_grad(model)
+    slow(cupy.cuda.get_current_stream(), 1)
+    comm.multi_node_mean_grad(model)  # cannot have finished when the next one begins
+    monkeypatch.setattr(nccl.NcclCommunicator, "problem", lambda self: "RemoteError: connection closed by the peer")
+    for _ in range(2):
+        with pytest.raises(RuntimeError, match=f"all_reduce of gradients: NCCL has failed on rank {RANK}, .*RemoteErr"):
+            comm.multi_node_mean_grad(model)
+    cupy.cuda.Device().synchronize()
+
+
+@several
+def test_abort_ends_what_a_peer_has_not_begun(devices):
+    import cupy
+
+    if devices < SIZE and not SHARING:
+        pytest.skip("needs a device for each rank")
+    communicator = nccl.NcclCommunicator(SIZE, WORLD.bcast(nccl.get_unique_id()), RANK)
+    array = cupy.zeros(10, "f4")
+    communicator.all_reduce(array)
+    cupy.cuda.Device().synchronize()
+    if RANK == 0:
+        communicator.all_reduce(array)
+    WORLD.Barrier()
+    communicator.abort()
+    cupy.cuda.Device().synchronize()
+
+
+@several
+def test_communicators_that_were_destroyed_are_not_asked(own):
+    import cupy
+
+    comm = own
+    comm.multi_node_mean_grad(Model(a=Param(None, cupy.ones(10, "f4"))))
+    ranks = nccl_ranks_of(comm._contexts.foreground.ranks)
+    communicator = ranks.connect()
+    slow(cupy.cuda.get_current_stream())
+    ranks.launched(communicator, "all_reduce of gradients")
+    ranks.destroy()
+    ranks.raise_failure()
 
 
 @pytest.mark.skipif(SIZE < 2, reason="needs two ranks")

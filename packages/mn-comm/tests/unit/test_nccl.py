@@ -1,13 +1,15 @@
 """The binding, with stand-ins for CuPy and nccl4py."""
 
 import sys
+import threading
 import types
 
 import numpy as np
 import pytest
 
 from mn_comm.basis.placement import is_device_array
-from mn_comm.device import nccl
+from mn_comm.device import nccl, nccl_ranks
+from mn_comm.device.nccl_ranks import NcclRanks
 
 
 def test_versions(fake_cupy):
@@ -61,3 +63,26 @@ def test_which_dtypes_it_adds_up():
 def test_only_cupy_s_arrays_are_on_a_device(fake_cupy):
     assert is_device_array(fake_cupy.asarray([1, 2]))
     assert not any(is_device_array(x) for x in (np.zeros(1), None, [1], np.float32(1), "x"))
+
+
+def test_two_threads_may_ask_at_the_same_time():
+    """The program and the stall monitor: neither forgets an operation that has not ended."""
+    ranks = NcclRanks(types.SimpleNamespace(rank=0, allgather=lambda mine: [mine]))
+    others = []
+
+    class Ended:
+        @property
+        def done(self):
+            if not others:  # the other thread comes in the middle
+                others.append(threading.Thread(target=ranks.poll))
+                others[0].start()
+                others[0].join(0.5)
+            return True
+
+    running = types.SimpleNamespace(done=False)
+    communicator = types.SimpleNamespace(problem=lambda: None)
+    for event in (Ended(), running):
+        ranks._launched.append(nccl_ranks._Launched(event, communicator, "all_reduce", 0))
+    ranks.poll()
+    others[0].join()
+    assert [each.event for each in ranks._launched] == [running]

@@ -6,6 +6,7 @@ import itertools
 import numpy as np
 import pytest
 from fake_model import Model, Param
+from on_gpu import slow
 
 from mn_comm import create_communicator
 from mn_comm.gradients.filling import fill_buckets
@@ -57,6 +58,32 @@ def test_packing_and_unpacking(grad, wire, batched, layout):
         expected = np.zeros_like(value) if i == 3 else (value.astype(wire) * wire.type(2)).astype(grad)
         np.testing.assert_array_equal(array.get().astype("f8"), expected.astype("f8"))
         assert array.dtype == grad
+
+
+def test_a_stream_that_comes_later_waits_for_the_one_before():
+    import cupy
+
+    from mn_comm.basis.config import Config
+    from mn_comm.device.bucket import DeviceBucket
+    from mn_comm.device.strategies import Alone
+
+    specs = [(str(i), (1000,), np.dtype("f4")) for i in range(3)]
+    (parts,) = fill_buckets(specs, range(3), None, whole=True)
+    whole = cupy.empty(parts[-1].end, "f4")
+    bucket = DeviceBucket(0, parts, specs, whole, Alone(), Config(), mean_of=None, host=None, side=None, layout=0)
+    first, second = ([cupy.full(1000, float(10 * step + i), "f4") for i in range(3)] for step in range(2))
+    streams = [cupy.cuda.Stream(non_blocking=True) for _ in range(2)]
+    cupy.cuda.Device().synchronize()
+    for arrays, stream in zip((first, second), streams, strict=True):
+        with stream:
+            bucket.pack(arrays)
+            bucket.flat += 100
+            slow(stream)
+            bucket.unpack(arrays, bucket.flat)
+    cupy.cuda.Device().synchronize()
+    for step, arrays in enumerate((first, second)):
+        for i, array in enumerate(arrays):
+            np.testing.assert_array_equal(array.get(), 100 + 10 * step + i)
 
 
 def test_on_another_stream():

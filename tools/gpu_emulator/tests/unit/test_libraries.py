@@ -32,7 +32,7 @@ def close(actual, expected, dtype):
 @pytest.mark.parametrize("is_batch", [False, True])
 def test_functions_of_one_matrix(name, dtype, is_batch):
     a = positive_definite(dtype) / 4
-    a = np.stack([a, 2 * a]) if is_batch else a
+    a = np.stack([a, 2 * a]) if is_batch and name != "pinv" else a  # without batches of singular values
     close(getattr(cupy.linalg, name)(cupy.asarray(a)), getattr(np.linalg, name)(a), dtype)
 
 

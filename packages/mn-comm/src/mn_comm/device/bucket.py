@@ -84,6 +84,7 @@ class DeviceBucket:
         self.needs_agreement = strategy.uses_nccl
         self._strategy = strategy
         self._side = side
+        self._stream: Any = None  # the one that has used its memory last
         self._mean_of = mean_of
         groups = [parts] if config.batched_copy else [[part] for part in parts]
         self._tables = [(group, Table([p.begin - group[0].begin for p in group], _length(group))) for group in groups]
@@ -138,6 +139,7 @@ class DeviceBucket:
             ValueError: A gradient is not on the bucket's device any more.
         """
         with self.flat.device:
+            self._follow_stream()
             for group, table in self._tables:
                 sources = [self._contiguous(arrays[part.member]) for part in group]
                 pack(table, sources, self._dtype, self.flat[group[0].begin :])
@@ -145,6 +147,7 @@ class DeviceBucket:
     def unpack(self, arrays: Arrays, means: Any) -> None:
         """Write the means in the bucket to the gradients."""
         with self.flat.device:
+            self._follow_stream()
             for group, table in self._tables:
                 grads = [arrays[part.member] for part in group]
                 plain = [grad if grad.flags.c_contiguous else None for grad in grads]
@@ -177,6 +180,15 @@ class DeviceBucket:
                     yield stream
 
         return on_side
+
+    def _follow_stream(self) -> None:
+        """Let the current stream wait for the one on which the program has packed or unpacked before."""
+        import cupy
+
+        current = cupy.cuda.get_current_stream()
+        if self._stream is not None and current.ptr != self._stream.ptr:
+            current.wait_event(self._stream.record())
+        self._stream = current
 
     def _contiguous(self, grad: Any) -> Any:
         import cupy

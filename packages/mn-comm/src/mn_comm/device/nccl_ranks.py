@@ -6,6 +6,7 @@ Both are stored with the ranks, and freed with them.
 from __future__ import annotations
 
 import os
+import threading
 import time
 import weakref
 from collections import deque
@@ -56,6 +57,7 @@ class NcclRanks:
         self._made: list[nccl.NcclCommunicator] = []
         self._count = 0
         self._launched: deque[_Launched] = deque()
+        self._polling = threading.RLock()  # the program's thread and the stall monitor may poll at the same time
         self._failure: str | None = None
         self._activity = watch.Activity()  # the device's
         self.obstacle = _find_obstacle(ranks)
@@ -102,19 +104,20 @@ class NcclRanks:
 
     def poll(self) -> None:
         """Check for failed operations, and abort their communicators; also called by the stall monitor."""
-        while self._launched and self._launched[0].event.done:
-            self._launched.popleft()
-        if not self._launched:
-            self._activity.wait = None
-            return
-        _, communicator, what, since = self._launched[0]
-        self._activity.wait = (f"NCCL's {what}", self._ranks, since)
-        problem = communicator.problem()
-        if problem is not None:
-            self._failure = f"{what}: NCCL has failed on rank {self._ranks.rank}, a peer may be lost: {problem}"
-            self._launched.clear()
-            self._made.clear()
-            communicator.abort()
+        with self._polling:
+            while self._launched and self._launched[0].event.done:
+                self._launched.popleft()
+            if not self._launched:
+                self._activity.wait = None
+                return
+            _, communicator, what, since = self._launched[0]
+            self._activity.wait = (f"NCCL's {what}", self._ranks, since)
+            problem = communicator.problem()
+            if problem is not None:
+                self._failure = f"{what}: NCCL has failed on rank {self._ranks.rank}, a peer may be lost: {problem}"
+                self._launched.clear()
+                self._made.clear()
+                communicator.abort()
 
     def raise_failure(self) -> None:
         """Raise the error of an operation that has failed since it was launched."""
@@ -125,6 +128,8 @@ class NcclRanks:
     def destroy(self) -> None:
         """Destroy the communicators; collective."""
         watch.activities.pop(id(self), None)
+        with self._polling:
+            self._launched.clear()  # their communicators must not be asked any more
         while self._made:
             self._made.pop().destroy()
 

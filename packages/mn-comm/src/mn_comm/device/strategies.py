@@ -10,6 +10,7 @@ would have to wait for the device to learn their length.
 
 from __future__ import annotations
 
+import functools
 import warnings
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Protocol
@@ -424,7 +425,8 @@ class _OnStream:
         self, bucket: DeviceBucket, finish: Callable[[], Any], done: Any, host_part: Future[None] | None = None
     ) -> None:
         self._bucket = bucket
-        self._finish = finish
+        # Once, although this future and one that `then` has returned may both be waited for: it may call NCCL.
+        self._finish = functools.cache(finish)
         self._done = done
         self._host_part = host_part
 
