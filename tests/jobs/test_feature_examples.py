@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = pytest.mark.rest
+
 FEATURES = Path(__file__).parents[2] / "examples/features"
 PNG = b"\x89PNG"
 
