@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from mn_comm.ranks.intracomm import Ranks
     from mn_comm.ranks.spans import is_recording
     from mn_comm.ranks.topology import Topology
-    from mn_comm.ranks.watch import operation, waiting_for
+    from mn_comm.ranks.watch import activity, operation, waiting_for
 
 _HOME_OF = {
     "MPI": "basis.mpi",
@@ -43,6 +43,7 @@ _HOME_OF = {
     "Reduction": "gradients.reduction",
     "Topology": "ranks.topology",
     "Worker": "ranks.background",
+    "activity": "ranks.watch",
     "at_exit": "basis.guard",
     "check_in_debug_mode": "gradients.targets",
     "is_recording": "ranks.spans",
@@ -67,6 +68,7 @@ __all__ = [
     "Reduction",
     "Topology",
     "Worker",
+    "activity",
     "at_exit",
     "check_in_debug_mode",
     "is_recording",

@@ -11,6 +11,7 @@ from mn_extensions.generic_evaluator import GenericMultiNodeEvaluator
 from mn_extensions.main_rank import main_rank_only
 from mn_extensions.memory_keeper import create_memory_keeper
 from mn_extensions.observation_aggregator import ObservationAggregator
+from mn_extensions.performance_reporter import PerformanceReporter
 from mn_extensions.snapshot import multi_node_snapshot
 
 __all__ = [
@@ -19,6 +20,7 @@ __all__ = [
     "GenericMultiNodeEvaluator",
     "MultiNodeEarlyStoppingTrigger",
     "ObservationAggregator",
+    "PerformanceReporter",
     "create_memory_keeper",
     "create_multi_node_checkpointer",
     "create_multi_node_evaluator",

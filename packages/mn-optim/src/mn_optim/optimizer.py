@@ -317,6 +317,11 @@ class MultiNodeOptimizer:
         return self._stepper.scheme.is_meeting
 
     @property
+    def share_of_meeting(self) -> float:
+        """The share of the model that ranks exchange in a meeting: 1, except with fragments."""
+        return self._stepper.scheme.share_of_meeting
+
+    @property
     def may_diverge(self) -> bool:
         """Whether the ranks' parameters may differ between two steps, with local or asynchronous steps."""
         return self._stepper.scheme.may_diverge

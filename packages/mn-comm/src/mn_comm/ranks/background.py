@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import os
 import threading
+import time
 import weakref
 from collections.abc import Callable
 from queue import SimpleQueue
@@ -47,8 +48,10 @@ class Future(Generic[_T]):
         Raises:
             BaseException: The exception that computing it raised.
         """
-        if self._done is not None:
+        if self._done is not None and not self._done.is_set():
+            began = time.monotonic_ns()
             self._done.wait()
+            activity().waited += time.monotonic_ns() - began
         if self._error is not None:
             raise self._error
         return self._value  # type: ignore[no-any-return]

@@ -77,6 +77,7 @@ class LocalSteps(Scheme):
         compression: CompressionScheme | None = None,
     ) -> None:
         self.is_meeting = False
+        self.share_of_meeting = 1 / fragments
         self._communicator = communicator
         self._steps = steps
         self._outer = outer

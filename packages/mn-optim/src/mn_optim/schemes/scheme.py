@@ -62,6 +62,7 @@ class Scheme:
     Attributes:
         zero_fill: Whether an initialised parameter without a gradient counts as one of zeros.
         is_meeting: Whether ranks exchanged something in the latest step.
+        share_of_meeting: The share of the model that ranks exchange when they do.
         may_diverge: Whether ranks may hold different parameters between two steps.
         join: Within a join, which ranks have data; otherwise ``None``.
         shards: This rank's part of the actual optimizer's state, if the state is sharded.
@@ -69,6 +70,7 @@ class Scheme:
 
     zero_fill: bool = True
     is_meeting: bool = True
+    share_of_meeting: float = 1.0
     may_diverge: bool = False
     join: JoinState | None = None
     shards: Shards | None = None

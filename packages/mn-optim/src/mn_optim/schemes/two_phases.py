@@ -78,6 +78,7 @@ class TwoPhases(Scheme):
 
         scheme.step(model, backward, count if scheme is self._first else take_step)
         self.is_meeting = scheme.is_meeting
+        self.share_of_meeting = scheme.share_of_meeting
 
     def idle(self, model: chainer.Link) -> None:
         """Take part in local steps of the other ranks, without data."""
