@@ -209,6 +209,21 @@ def test_a_parameter_that_changes_its_shape_raises_on_all_ranks():
         optimizer.synchronize()
 
 
+@pytest.mark.skipif(SIZE < 2, reason="needs ranks that differ")
+@pytest.mark.parametrize("where", [0, SIZE - 1])
+def test_a_parameter_that_only_one_rank_adds_raises_when_the_others_have_ended(where):
+    """Until then the rank waits: the others might add it, too, when they have taken as many steps."""
+    optimizer = make(Asynchronous(interval=0))
+    pull(optimizer, RANK)
+    if where == RANK:
+        with optimizer.target.init_scope():
+            optimizer.target.new = chainer.Parameter(np.zeros(2, "f4"))
+    with pytest.raises(ValueError, match=f"got 1 of {SIZE} ranks that distribute them again"):
+        for _ in range(3):
+            pull(optimizer, RANK)
+        optimizer.synchronize()
+
+
 def test_several_models_beside_each_other_and_beside_overlap():
     """Their rounds have a different order on every rank."""
     optimizers = [make(Asynchronous(interval=0)) for _ in range(3)]

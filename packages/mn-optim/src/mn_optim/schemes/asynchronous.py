@@ -24,17 +24,17 @@ from mn_optim.schemes.shared import share_out
 
 __all__ = ["AsynchronousMean"]
 
-_FLAG = "~has ended"  # not the name of a parameter: those begin with a slash
+_FLAGS = "~has ended, restarts"  # not the name of a parameter: those begin with a slash
 
 
 class AsynchronousMean(Scheme):
     """Each rank takes its own steps while a thread averages copies of the parameters over all ranks.
 
     In each round, a rank sends a copy of its parameters. When the mean has arrived, it adds the difference between the
-    mean and the copy after its next step, so that it keeps the changes that it made in the meantime. A flag is sent
-    with the parameters: whether the rank has ended. In the round in which all ranks have set it, the mean becomes the
-    parameters, and no other round follows. So all ranks make the same number of rounds, and a rank that ends early
-    takes part until then.
+    mean and the copy after its next step, so that it keeps the changes that it made in the meantime. Two flags are
+    sent with the parameters: whether the rank has ended, and whether it begins again with other parameters. In the
+    round in which all ranks have ended, the mean becomes the parameters, and no other round follows. So all ranks make
+    the same number of rounds, and a rank that ends early takes part until then.
 
     Args:
         communicator: The ranks that train together.
@@ -79,7 +79,7 @@ class AsynchronousMean(Scheme):
 
     def restart(self, model: chainer.Link) -> None:
         """End the current rounds; collective."""
-        self._stop()
+        self._stop(restarts=True)
         self._is_shared = self._has_moved = False
         self._share(model)
 
@@ -117,14 +117,14 @@ class AsynchronousMean(Scheme):
             self._when_dropped.atexit = False
         return self._rounds
 
-    def _stop(self) -> None:
-        """End the rounds, together with those of all ranks."""
+    def _stop(self, *, restarts: bool = False) -> None:
+        """End the rounds, together with those of all ranks; all of them restart, or none."""
         rounds, self._rounds = self._rounds, None
         if rounds is not None:
             assert self._when_dropped is not None
             self._when_dropped.detach()
             try:
-                rounds.end()
+                rounds.end(restarts=restarts)
             finally:
                 self._worker.close()
 
@@ -166,7 +166,7 @@ class _Rounds:
         self._averaged_at = 0
         # A finalizer may put an item into this queue at any time; setting an event would not be safe.
         self._endings: SimpleQueue[None] = SimpleQueue()
-        self._has_ended = False
+        self._has_ended = self._restarts = False
         self._failure: RuntimeError | None = None
         self._is_over = False
         self.has_raised = False
@@ -195,8 +195,16 @@ class _Rounds:
         """Announce that this rank has ended."""
         self._endings.put(None)
 
-    def end(self) -> None:
-        """Announce that this rank has ended, and wait for all ranks; then all parameters are equal."""
+    def end(self, *, restarts: bool = False) -> None:
+        """Announce that this rank has ended, and wait for all ranks; then all parameters are equal.
+
+        Args:
+            restarts: Whether this rank has new parameters, which it will distribute.
+
+        Raises:
+            ValueError: Only some ranks restart (on every rank).
+        """
+        self._restarts = restarts
         self.announce_end()
         self._future.wait()
 
@@ -245,12 +253,19 @@ class _Rounds:
             raise
         means = {name: array.copy() for name, array in sent.items()}
         like = next(iter(means.values()), np.zeros(1, np.float32))
-        means[_FLAG] = cuda.get_array_module(like).full(1, self._has_ended, np.float32)
+        flags = [self._has_ended, self._has_ended and self._restarts]
+        means[_FLAGS] = cuda.get_array_module(like).array(flags, np.float32)
         slots = Slots(means)
         self._reducer.average(slots)
         slots.write_back()
         # A mean of ones may be rounded to less than 1.
-        have_all_ended = float(means.pop(_FLAG)[0]) > 1 - 0.5 / self._size
+        ended, restarting = (round(float(flag) * self._size) for flag in means.pop(_FLAGS))
+        have_all_ended = ended == self._size
+        if have_all_ended and 0 < restarting < self._size:
+            raise ValueError(
+                f"asynchronous: expected all ranks to have the same parameters, got {restarting} of {self._size} ranks "
+                "that distribute them again, for example because only these ranks have added a parameter"
+            )
         with self._changed:
             if have_all_ended:
                 for name, param in self._params.items():
