@@ -318,7 +318,7 @@ class MultiNodeOptimizer:
 
     @property
     def share_of_meeting(self) -> float:
-        """The share of the model that ranks exchange in a meeting: 1, except with fragments."""
+        """The share of the model that ranks exchange in a meeting; below 1 with several fragments."""
         return self._stepper.scheme.share_of_meeting
 
     @property
