@@ -15,6 +15,7 @@ from typing import Any
 from mpi4py import MPI
 
 from mn_comm.basis.guard import guard
+from mn_comm.ranks.agreement import digest
 from mn_comm.ranks.background import Worker
 from mn_comm.ranks.intracomm import Ranks
 from mn_comm.ranks.shared_memory import SharedMemory
@@ -70,7 +71,7 @@ class Contexts:
     def __init__(self, mpi_comm: MPI.Intracomm) -> None:
         self.foreground = Context(mpi_comm)
         guard().settled(self.foreground.within)
-        self._splits: dict[tuple[tuple[int, ...], ...], Ranks] = {}
+        self._splits: dict[int, Ranks] = {}
         self._mpi_comm = mpi_comm
         self._background: tuple[Context, Worker] | None = None
         self._others: list[Context] = []
@@ -112,7 +113,8 @@ class Contexts:
         """
         ranks = self.foreground.ranks
         found = sorted((*each, rank) for rank, each in enumerate(ranks.allgather((color, key))))
-        groups = tuple(tuple(rank for *_, rank in group) for _, group in itertools.groupby(found, itemgetter(0)))
+        # Not the groups themselves, which name every rank.
+        groups = digest([[rank for *_, rank in group] for _, group in itertools.groupby(found, itemgetter(0))])
         kept = self._splits.get(groups)
         if kept is None or kept == MPI.COMM_NULL:
             kept = self._splits[groups] = ranks.split(color, key)
