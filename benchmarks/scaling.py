@@ -11,6 +11,9 @@ benchmarks/results/:
     scaling-model.png        what was measured against what the model says
     scaling-efficiency.png   what the model says of training ResNet-50 on up to 1,024 GPUs, with published results
 
+``--many 16,64,256`` measures, instead, that many ranks on this machine, and writes scaling-many.jsonl and
+scaling-many.md; see scaling_many.py.
+
 ``--draw`` fits and draws the measured points again; ``--quick`` measures only a few, and its results are not reliable.
 The seconds of a point are the median of some rounds; of several such medians, from jobs that took turns, the smallest
 counts, because other load on the machine makes it slower, never faster.
@@ -28,6 +31,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from cost import Machine, Point
+from scaling_many import JOBS, many
+from scaling_many import run as run_many
 
 HERE = Path(__file__).resolve().parent
 CLUSTER = HERE.parent / "tools" / "cluster.py"
@@ -68,8 +73,16 @@ def main() -> int:
     parser.add_argument("--rounds", type=int, default=9, help="rounds of each job")
     parser.add_argument("--quick", action="store_true", help="a few points, to see that it works")
     parser.add_argument("--draw", action="store_true", help="use the points that were measured before")
+    parser.add_argument("--many", help="numbers of ranks on this machine, for example 16,64,256")
+    parser.add_argument("--jobs", default=",".join(JOBS), help="which jobs to run with --many; default: all")
+    parser.add_argument("--most-with-chainer", type=int, default=128, help="the most ranks that import Chainer")
+    parser.add_argument("--limit", type=float, default=400, help="the seconds after which a job of --many has hung")
     parser.add_argument("--job", help=argparse.SUPPRESS)
+    parser.add_argument("--many-job", nargs=2, help=argparse.SUPPRESS)
     args = parser.parse_args()
+    if args.many_job:
+        run_many(*args.many_job)
+        return 0
     if args.job:
         from scaling_job import run
 
@@ -78,6 +91,10 @@ def main() -> int:
     from scaling_report import report
 
     args.out.mkdir(parents=True, exist_ok=True)
+    if args.many is not None:
+        sizes = [int(n) for n in args.many.split(",") if n]
+        many(sizes, args.jobs.split(","), args.out, most_with_chainer=args.most_with_chainer, limit=args.limit)
+        return 0
     figures = args.out / "scaling.jsonl"
     if not args.draw:
         plan = QUICK if args.quick else PLAN
