@@ -561,7 +561,7 @@ def gpu_emulated(session: nox.Session) -> None:
     # Without CUDA's libraries, which are emulated.
     cuda = locked(session, "cuda12", "cupy-cuda12x", "cuda-bindings", "nccl4py", "nvidia-cuda-runtime-cu12")
     # The emulator changes files of this environment, so they must not be links to uv's cache.
-    tested = groups("test", "test-compat", "test-losses", "test-optim", "examples")
+    tested = groups("test", "test-compat", "test-losses", "test-optim", "examples", "example-data")
     install(session, "--link-mode=copy", with_mpi("chainermn-meta", "mpich"), *tested, *cuda)
     folder = session.virtualenv.location
     session.run("python", "tools/gpu_emulator/build.py", folder)

@@ -6,6 +6,13 @@ from pathlib import Path
 
 import pytest
 
+# For tests with real devices.
+sys.path.insert(0, str(Path(__file__).parents[1] / "packages" / "mn-comm" / "tests" / "fakes"))
+
+from on_gpu import devices, make  # noqa: F401
+from shared_fixtures import world  # noqa: F401
+from skip_without_gpu import pytest_collection_modifyitems  # noqa: F401
+
 
 @pytest.fixture
 def mpiexec(tmp_path):

@@ -9,6 +9,7 @@ import chainer
 import numpy as np
 from chainer import backend
 
+from mn_modelpar.staging import empty_like
 from mn_modelpar.values import fill, spec_of
 
 __all__ = ["connect", "pseudo_connect"]
@@ -19,15 +20,15 @@ class PseudoConnect(chainer.FunctionNode):  # type: ignore[misc]  # Chainer has 
 
     def forward(self, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
         """Return all inputs but the first."""
+        # Where to create zeros: in the backward pass, the arrays of all inputs may have been freed.
+        self.empty = empty_like(inputs[0])
         return inputs[1:]
 
     def backward(self, indexes: tuple[int, ...], grad_outputs: tuple[Any, ...]) -> tuple[Any, ...]:
         """Return the gradients, with zeros for missing ones: an input that gets ``None`` would not be reached."""
         del indexes
-        # The array of an input may have been freed by now; its node knows shape and dtype.
-        device = next((node.data for node in self.inputs if node.data is not None), ())
         return tuple(
-            _zeros(node, device) if grad is None and np.dtype(node.dtype).kind == "f" else grad
+            _zeros(node, self.empty) if grad is None and np.dtype(node.dtype).kind == "f" else grad
             for grad, node in zip((None, *grad_outputs), self.inputs, strict=True)
         )
 
