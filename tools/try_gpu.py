@@ -56,7 +56,8 @@ class Row:
 def main() -> int:
     """Run everything, write the tables, and return the exit status."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--ranks", default="2", help="sizes of the jobs, separated by commas; default %(default)s")
+    which = "sizes of the jobs, separated by commas; other than 2 for files with the mark sizes; default %(default)s"
+    parser.add_argument("--ranks", default="2", help=which)
     parser.add_argument("--out", type=Path, default=ROOT / "result" / "gpu")
     parser.add_argument("--only", default="", help="only tests whose file's path contains this")
     parser.add_argument("--emulated", action="store_true", help="the GPU is an emulated one")
@@ -135,8 +136,10 @@ def plan(folder: Path, sizes: list[int], out: Path, only: str, record: Record) -
         if tests:
             yield run_tests.plan_process(suite, part, tests, out, record)
     tests = marked(folder / "mpi", only)
-    for size in sizes if tests else []:
-        yield run_tests.plan_job(suite, size, tests, out, record)
+    for size in sizes:
+        chosen = [file for file in tests if size == run_tests.MAIN_SIZE or size in run_tests.marked_sizes(file)]
+        if chosen:
+            yield run_tests.plan_job(suite, size, chosen, out, record)
 
 
 def marked(folder: Path, only: str = "") -> list[Path]:

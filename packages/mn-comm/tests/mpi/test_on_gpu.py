@@ -19,6 +19,7 @@ from mn_comm.device.nccl_ranks import nccl_ranks_of
 
 pytestmark = [
     pytest.mark.gpu,
+    pytest.mark.sizes(1, 4),
     pytest.mark.filterwarnings("ignore:gradients on devices are averaged through host memory"),
 ]
 
