@@ -5,6 +5,8 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = pytest.mark.rest
+
 NOTEBOOK = Path(__file__).parents[2] / "examples/notebook/two_engines.ipynb"
 
 
