@@ -9,6 +9,7 @@ import json
 import os
 import re
 import subprocess
+import threading
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -73,7 +74,7 @@ def _build(source: str, options: Sequence[str], expressions: Sequence[str]) -> P
     if library.exists():
         return library
     _CACHE.mkdir(parents=True, exist_ok=True)
-    own = _CACHE / f"{key}.{os.getpid()}.cpp"  # other ranks may compile the same kernel
+    own = _CACHE / f"{key}.{_own_number()}.cpp"
     own.write_text(_translate(source, expressions))
     built = own.with_suffix(".so")
     link = ["-shared", str(own), "-o", str(built), f"-L{_LIBRARIES}", "-lgpu_emulator"]
@@ -90,9 +91,14 @@ def _collect(folder: Path, kernel: str, kept: dict[str, Any]) -> None:
     file = folder / f"{_digest(kernel)}.json"
     if not file.exists():
         folder.mkdir(parents=True, exist_ok=True)
-        own = file.with_suffix(f".{os.getpid()}")
+        own = file.with_suffix(f".{_own_number()}")
         own.write_text(json.dumps(kept))
         own.rename(file)
+
+
+def _own_number() -> str:
+    """Return what no other rank or thread has, which may compile the same kernel."""
+    return f"{os.getpid()}-{threading.get_ident()}"
 
 
 def _includes() -> list[str]:
