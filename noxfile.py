@@ -40,7 +40,6 @@ SUITES = [*PACKAGES, "product"]
 GROUPS = {
     "mn-compat": ["test", "test-compat"],
     "mn-data": ["test", "test-losses"],
-    "mn-extensions": ["test", "test-optim"],
     "mn-modelpar": ["test", "test-losses"],
     "mn-optim": ["test", "test-losses", "test-optim"],
     "mn-tools": ["test", "test-losses"],

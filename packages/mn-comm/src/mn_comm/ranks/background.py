@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 import os
 import threading
-import time
 import weakref
 from collections.abc import Callable
 from queue import SimpleQueue
@@ -49,9 +48,7 @@ class Future(Generic[_T]):
             BaseException: The exception that computing it raised.
         """
         if self._done is not None and not self._done.is_set():
-            began = time.monotonic_ns()
-            self._done.wait()
-            activity().waited += time.monotonic_ns() - began
+            activity().wait_for_thread(self._done.wait)
         if self._error is not None:
             raise self._error
         return self._value  # type: ignore[no-any-return]

@@ -97,6 +97,12 @@ class Activity:
             self.wait = None
             self.waited += time.monotonic_ns() - began
 
+    def wait_for_thread(self, call: Callable[[], object]) -> None:
+        """Call a function that waits for another thread of this process, which waits for other ranks."""
+        began = time.monotonic_ns()
+        call()
+        self.waited += time.monotonic_ns() - began
+
 
 _local = threading.local()
 activities: dict[int, Activity] = {}
