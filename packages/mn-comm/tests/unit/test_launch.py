@@ -5,9 +5,14 @@ from mn_comm.basis.launch import check_launch
 OPEN_MPI = "Open MPI v5.0.11, package: Open MPI user@host"
 MPICH = "MPICH Version:      5.0.1\nMPICH Release date: today"
 MISTAKES = [
-    (OPEN_MPI, {"PMI_SIZE": "2", "PMI_RANK": "0"}, "PMI_SIZE", r"2 processes.+\(Open MPI v5.0.11\) are different"),
-    (OPEN_MPI, {"SLURM_STEP_NUM_TASKS": "16"}, "SLURM_STEP_NUM_TASKS", "16 processes"),
-    (MPICH, {"SLURM_STEP_NUM_TASKS": "16"}, "SLURM_STEP_NUM_TASKS", r"\(MPICH Version: 5.0.1\)"),
+    (
+        OPEN_MPI,
+        {"PMI_SIZE": "2", "PMI_RANK": "0"},
+        "PMI_SIZE",
+        r"2 processes.+\(Open MPI v5.0.11\) .+Use the mpiexec",
+    ),
+    (OPEN_MPI, {"SLURM_STEP_NUM_TASKS": "16"}, "SLURM_STEP_NUM_TASKS", "16 processes.+Use srun --mpi=pmix"),
+    (MPICH, {"SLURM_STEP_NUM_TASKS": "16"}, "SLURM_STEP_NUM_TASKS", r"\(MPICH Version: 5.0.1\).+Use srun --mpi=pmi2"),
     (MPICH, {"OMPI_COMM_WORLD_SIZE": "4", "PMIX_RANK": "0"}, "OMPI_COMM_WORLD_SIZE", "4 processes"),
 ]
 

@@ -61,9 +61,15 @@ def check_launch(size: int, library: str | None = None, environ: Mapping[str, st
         if started.isdecimal() and int(started) > 1:
             raise RuntimeError(
                 f"expected {started} processes in MPI_COMM_WORLD, as the launcher says in {name}, got 1: the launcher "
-                f"and the MPI library ({_short(library)}) are different implementations. Use the mpiexec that belongs "
-                f"to the library; or set {_ALLOWED}=1 if each process is meant to run alone"
+                f"and the MPI library ({_short(library)}) are different implementations. {_advice(name, library)}; or "
+                f"set {_ALLOWED}=1 if each process is meant to run alone"
             )
+
+
+def _advice(variable: str, library: str) -> str:
+    if not variable.startswith("SLURM"):
+        return "Use the mpiexec that belongs to the library"
+    return f"Use srun --mpi={'pmix' if library.startswith('Open MPI') else 'pmi2'}, see srun --mpi=list"
 
 
 def _short(library: str) -> str:
