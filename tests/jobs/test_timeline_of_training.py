@@ -40,7 +40,8 @@ for _ in range(5):
         optimizer.update()
     else:
         optimizer.update(model, x, t)
-if not __import__("mn_comm").is_recording():
+from mn_comm.building_blocks import is_recording
+if not is_recording():
     assert "mn_tools" not in sys.modules
 """
 
