@@ -30,6 +30,13 @@ def test_bcast_obj(obj, max_buf_len):
     same(received, obj)
 
 
+def test_only_the_root_of_bcast_obj_says_how_long_pieces_are():
+    text = "a" * 10_000
+    received = COMM.bcast_obj(text, max_buf_len=1000) if RANK == 0 else COMM.bcast_obj(None)
+    assert received == text
+    assert COMM.allgather_obj(RANK) == list(range(SIZE))  # no piece is left
+
+
 @pytest.mark.parametrize("obj", OBJECTS)
 def test_gather_obj_allgather_obj_scatter_obj(obj):
     gathered = COMM.gather_obj((RANK, obj), root=SIZE - 1)

@@ -10,7 +10,7 @@ from typing import Any
 import chainer
 import numpy as np
 
-from mn_comm import Communicator, CommunicatorBase, create_communicator, raise_on_all, transact
+from mn_comm import Communicator, CommunicatorBase, create_communicator, expect_same, raise_on_all, transact
 from mn_comm.building_blocks import MPI
 from mn_data.lost_parts import place_of, places, tell_of_lost_parts
 from mn_data.plan import part
@@ -63,10 +63,11 @@ def scatter_dataset(
 
     Raises:
         TypeError: The dataset at the root has no length (on every rank).
-        ValueError: ``root`` is out of range, or ``max_buf_len`` not in 1..2**31-1.
+        ValueError: ``root`` is out of range, or ``max_buf_len`` not in 1..2**31-1; or the ranks differ in one of these
+            or in ``force_equal_length`` (on every rank).
     """
     with _communicator(comm) as communicator:
-        _check(communicator, root, max_buf_len)
+        _check(communicator, root, force_equal_length, max_buf_len)
         arguments = (dataset, communicator, root, shuffle, seed, max_buf_len, force_equal_length)
         mine, length = transact(communicator, partial(_scatter, *arguments))
         tell_of_lost_parts(communicator, length, force_equal_length)
@@ -118,10 +119,11 @@ def scatter_index(
 
     Raises:
         TypeError: The number at the root is not an integer (on every rank).
-        ValueError: It is negative (on every rank), or ``root`` is out of range.
+        ValueError: It is negative, or the ranks differ in ``root`` or ``force_equal_length`` (on every rank); or
+            ``root`` is out of range.
     """
     with _communicator(comm) as communicator:
-        _check(communicator, root, 1)
+        _check(communicator, root, force_equal_length)
         with raise_on_all(communicator):
             if communicator.rank == root:
                 _check_count(n_total_samples)
@@ -178,12 +180,14 @@ def _communicator(comm: CommunicatorBase | MPI.Intracomm) -> Iterator[Communicat
         wrapped.finalize()
 
 
-def _check(communicator: CommunicatorBase, root: int, max_buf_len: int) -> None:
+def _check(communicator: CommunicatorBase, root: int, force_equal_length: bool, max_buf_len: int = 1) -> None:
     with raise_on_all(communicator):
         if not 0 <= root < communicator.size:
             raise ValueError(f"expected root in 0..{communicator.size - 1}, got {root}")
         if not 1 <= max_buf_len <= _INT_MAX:
             raise ValueError(f"expected max_buf_len in 1..{_INT_MAX}, got {max_buf_len}")
+    arguments = (int(root), bool(force_equal_length), int(max_buf_len))
+    expect_same(communicator, "root, force_equal_length and max_buf_len", arguments)
 
 
 def _check_count(n_total_samples: Any) -> None:

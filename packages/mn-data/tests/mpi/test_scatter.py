@@ -113,3 +113,11 @@ def test_wrong_input_at_the_root_alone_raises_on_every_rank():
         scatter_dataset(object() if RANK == 0 else T, COMM)
     with pytest.raises(ValueError, match="expected root in"):
         scatter_dataset(T, COMM, root=0 if RANK == 0 else SIZE)
+
+
+@pytest.mark.skipif(SIZE < 2, reason="needs another rank than the root")
+@pytest.mark.parametrize("option", [{"max_buf_len": 1 << 20}, {"force_equal_length": False}])
+def test_arguments_that_differ_raise_on_every_rank(option):
+    """Otherwise ranks would cut the dataset differently, and some would keep memory that nobody has written to."""
+    with pytest.raises(ValueError, match="expected the same root, force_equal_length and max_buf_len on every rank"):
+        scatter_dataset(np.zeros((3000, 100)), COMM, **(option if RANK == 0 else {}))

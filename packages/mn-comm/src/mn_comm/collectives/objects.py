@@ -117,7 +117,8 @@ def bcast_obj(ranks: Ranks, obj: Any, max_buf_len: int, root: int = 0) -> Any:
             raise ValueError(f"expected max_buf_len of at least 1 byte, got {limit}")
         if ranks.rank == root:
             frames = _dump(obj)
-    lengths = ranks.bcast([frame.size for frame in frames], root)
+    # The root's limit: other ranks may have left out the argument, and pieces have to be of the same size.
+    limit, lengths = ranks.bcast((limit, [frame.size for frame in frames]), root)
     if ranks.rank != root:
         frames = _room(lengths)
     for piece in _pieces(frames, limit):
