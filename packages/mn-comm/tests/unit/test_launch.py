@@ -9,7 +9,7 @@ MISTAKES = [
         OPEN_MPI,
         {"PMI_SIZE": "2", "PMI_RANK": "0"},
         "PMI_SIZE",
-        r"2 processes.+\(Open MPI v5.0.11\) .+Use the mpiexec",
+        r"2 processes.+\(Open MPI v5.0.11\) are different.+Use the mpiexec",
     ),
     (OPEN_MPI, {"SLURM_STEP_NUM_TASKS": "16"}, "SLURM_STEP_NUM_TASKS", "16 processes.+Use srun --mpi=pmix"),
     (MPICH, {"SLURM_STEP_NUM_TASKS": "16"}, "SLURM_STEP_NUM_TASKS", r"\(MPICH Version: 5.0.1\).+Use srun --mpi=pmi2"),

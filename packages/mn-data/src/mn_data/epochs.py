@@ -50,6 +50,6 @@ def _n_iterations(dataset: Sized, local_batch_size: int, comm: CommunicatorBase 
     mine = -(-len(dataset) // local_batch_size) if comm.rank == 0 else None
     if not isinstance(comm, MPI.Intracomm):
         return int(comm.bcast_obj(mine))
-    from mn_comm.building_blocks import Ranks
+    from mn_comm.building_blocks import Ranks  # not at import, because it starts MPI
 
     return int(Ranks(comm).bcast(mine))

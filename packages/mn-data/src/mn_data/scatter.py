@@ -139,7 +139,7 @@ def _scatter_samples(
     max_buf_len: int,
     force_equal_length: bool,
 ) -> tuple[chainer.datasets.SubDataset, int]:
-    from mn_comm.building_blocks import Ranks
+    from mn_comm.building_blocks import Ranks  # not at import, because it starts MPI
 
     mpi_comm = Ranks(communicator.mpi_comm)
     is_root = communicator.rank == root

@@ -69,7 +69,7 @@ def hand_over(comm: ElasticCommunicator, take: Any) -> Handover | None:
     with raise_on_all(comm):
         if comm.rank == giver and takers:
             mine = take()
-    from mn_comm.building_blocks import Ranks
+    from mn_comm.building_blocks import Ranks  # not at import, because it starts MPI
 
     ranks = Ranks(comm.mpi_comm)
     if mine is not None:

@@ -19,7 +19,7 @@ from mn_comm.building_blocks import MPI, operation
 from mn_modelpar.values import Spec, spec_of
 
 if TYPE_CHECKING:
-    from mn_comm.building_blocks import Ranks
+    from mn_comm.building_blocks import Ranks  # would start MPI
 
 __all__ = ["GRADIENT", "NONE", "UNWANTED", "Post", "Word", "gradient_tag", "post_of"]
 

@@ -23,7 +23,7 @@ class Ending:
     """
 
     def __init__(self, mpi_comm: MPI.Intracomm) -> None:
-        from mn_comm.building_blocks import Ranks
+        from mn_comm.building_blocks import Ranks  # not at import, because it starts MPI
 
         self._ranks: Ranks | None = Ranks(mpi_comm).duplicate()
 

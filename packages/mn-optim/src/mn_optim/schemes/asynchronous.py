@@ -253,8 +253,7 @@ class _Rounds:
             raise
         means = {name: array.copy() for name, array in sent.items()}
         like = next(iter(means.values()), np.zeros(1, np.float32))
-        flags = [self._has_ended, self._has_ended and self._restarts]
-        means[_FLAGS] = cuda.get_array_module(like).array(flags, np.float32)
+        means[_FLAGS] = cuda.get_array_module(like).array([self._has_ended, self._restarts], np.float32)
         slots = Slots(means)
         self._reducer.average(slots)
         slots.write_back()
