@@ -18,10 +18,10 @@ from skip_without_gpu import pytest_collection_modifyitems  # noqa: F401
 def mpiexec(tmp_path):
     """Run a script on several ranks, in an empty folder; return what it printed."""
 
-    def run(ranks, *command, **environ):
+    def run(ranks, *command, options=(), **environ):
         launcher = shutil.which("mpiexec", path=os.path.dirname(sys.executable))
         job = subprocess.run(
-            [launcher, "-n", str(ranks), sys.executable, *map(str, command)],
+            [launcher, *options, "-n", str(ranks), sys.executable, *map(str, command)],
             cwd=tmp_path,
             env={**os.environ, "OMP_NUM_THREADS": "1", **environ},
             capture_output=True,
@@ -29,7 +29,25 @@ def mpiexec(tmp_path):
             timeout=70,
         )
         assert job.returncode == 0, job.stdout + job.stderr
+        run.stderr = job.stderr
         return job.stdout
+
+    return run
+
+
+@pytest.fixture
+def survivors(launcher, mpiexec):
+    """Run a script on three ranks of Open MPI, some of which die; return what it printed."""
+
+    def run(*command):
+        printed = mpiexec(
+            3,
+            *command,
+            options=("--with-ft", "ulfm"),
+            PRTE_MCA_rmaps_default_mapping_policy=":oversubscribe",
+        )
+        run.stderr = mpiexec.stderr
+        return printed
 
     return run
 

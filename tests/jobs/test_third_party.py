@@ -5,10 +5,13 @@ import shutil
 import subprocess
 import sys
 import zipfile
+from pathlib import Path
 
 import pytest
 
 pytestmark = pytest.mark.rest
+
+EXAMPLE = Path(__file__).parents[2] / "examples/features/ring/ring_of_processes.py"
 
 TRAINING = """
 import chainer, chainermn, numpy as np
@@ -28,7 +31,7 @@ MODULE = """
 import collections
 
 import mn_comm
-import numpy as np
+import ring_of_processes
 
 class TheirCommunicator(mn_comm.Communicator):
     \"""Twice the mean.\"""
@@ -38,40 +41,22 @@ class TheirCommunicator(mn_comm.Communicator):
     def comm_hook(self, bucket):
         return bucket.average().then(lambda mean: 2 * mean)
 
-class Ring(mn_comm.Strategy):
-    \"""Each rank sends to the next one, and receives from the one before.\"""
+class Ring(ring_of_processes.Ring):
+    \"""The ring of the example, which counts its calls.\"""
 
-    name = "ring"
     calls = collections.Counter()
 
     def mean(self, ranks, flat):
         self.calls["mean"] += 1
-        bounds = [flat.size * i // ranks.size for i in range(ranks.size + 1)]
-        ranges = list(map(slice, bounds, bounds[1:]))
-        self.reduce_scatter(ranks, flat, ranges)
-        self.all_gather(ranks, flat, ranges)
+        super().mean(ranks, flat)
 
     def reduce_scatter(self, ranks, flat, ranges):
         self.calls["reduce_scatter"] += 1
-        n, rank = ranks.size, ranks.rank
-        for step in range(1, n):
-            sent, added = ranges[(rank - step) % n], ranges[(rank - step - 1) % n]
-            received = np.empty(added.stop - added.start, flat.dtype)
-            shift(ranks, flat[sent], received)
-            flat[added] += received
-        flat[ranges[rank]] /= n
+        super().reduce_scatter(ranks, flat, ranges)
 
     def all_gather(self, ranks, flat, ranges):
         self.calls["all_gather"] += 1
-        n, rank = ranks.size, ranks.rank
-        for step in range(n - 1):
-            shift(ranks, flat[ranges[(rank - step) % n]], flat[ranges[(rank - step - 1) % n]])
-
-
-def shift(ranks, sent, received):
-    sending = ranks.Isend(sent, (ranks.rank + 1) % ranks.size)
-    ranks.Recv(received, (ranks.rank - 1) % ranks.size)
-    ranks.wait(sending, "Isend")
+        super().all_gather(ranks, flat, ranges)
 
 class UnknownStrategy(mn_comm.Communicator):
     strategy = "telepathy"
@@ -100,6 +85,7 @@ def installed(tmp_path_factory):
     info = "their_package-1.2.dist-info"
     files = {
         "their_package.py": MODULE,
+        EXAMPLE.name: EXAMPLE.read_text(),
         f"{info}/METADATA": METADATA,
         f"{info}/WHEEL": WHEEL,
         f"{info}/entry_points.txt": ENTRIES,

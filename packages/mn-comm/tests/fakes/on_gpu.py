@@ -40,6 +40,16 @@ def random(shape, dtype, rank, seed):
     return np.asarray(np.random.RandomState(seed * 100 + rank).uniform(-1, 1, shape), dtype)
 
 
+def average(reducer, model, in_background):
+    """Average the gradients of a model in a thread, or in this one."""
+    if in_background:
+        reduction = reducer.start(model, zero_fill=False)
+        reduction.ready_all()
+        reduction.wait()
+    else:
+        reducer.average(model)
+
+
 def slow(stream, seconds=0.2):
     """Let everything that is put on a stream from now on begin later."""
     stream.launch_host_func(lambda _: time.sleep(seconds), None)

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from fake_model import Model, Param
 from mpi4py import MPI
-from on_gpu import SHARING, random, slow
+from on_gpu import SHARING, average, random, slow
 
 from mn_comm import create_communicator
 from mn_comm.device import nccl
@@ -75,12 +75,7 @@ def test_two_nodes(on_nodes, devices, name, wire, in_turns, in_background):
     for step in range(3):
         grads = {key: [random(shape, "f4", rank, step) for rank in range(SIZE)] for key, shape in SHAPES.items()}
         model = Model(**{key: Param(None, cupy.asarray(each[RANK])) for key, each in grads.items()})
-        if in_background:
-            current = reducer.start(model, zero_fill=False)
-            current.ready_all()
-            current.wait()
-        else:
-            reducer.average(model)
+        average(reducer, model, in_background)
         check(model, grads, wire)
     comm.finalize()
 
@@ -97,9 +92,7 @@ def test_on_another_stream_and_in_the_background(make, name):
             grads = {key: [random(shape, "f4", rank, step) for rank in range(SIZE)] for key, shape in SHAPES.items()}
             for key, param in model.params.items():
                 param.grad = cupy.asarray(grads[key][RANK])
-            current = reducer.start(model, zero_fill=False)
-            current.ready_all()
-            current.wait()
+            average(reducer, model, in_background=True)
             check(model, grads)
 
 
@@ -136,12 +129,7 @@ def test_a_model_on_a_device_that_is_not_the_current_one(make, devices, name, in
     for step in range(6):
         with cupy.cuda.Device(RANK + 1):
             model.params["a"].grad[...] = RANK + step
-        if in_background:
-            current = reducer.start(model, zero_fill=False)
-            current.ready_all()
-            current.wait()
-        else:
-            reducer.average(model)
+        average(reducer, model, in_background)
         with cupy.cuda.Device(RANK + 1):
             mean = model.params["a"].grad.get()
         np.testing.assert_allclose(mean, np.mean(range(SIZE)) + step, rtol=1e-6)
@@ -158,9 +146,7 @@ def test_cuda_aware_mpi_in_the_background(make, name, monkeypatch):
     reducer = make(name).gradient_reducer(background=True, bucket_bytes=1 << 12, sets=2)
     for step in range(10):
         model = Model(**{f"p{i}": Param(None, cupy.full(1000 + i, float(RANK + step), "f4")) for i in range(6)})
-        current = reducer.start(model, zero_fill=False)
-        current.ready_all()
-        current.wait()
+        average(reducer, model, in_background=True)
         for param in model.params.values():
             np.testing.assert_allclose(param.grad.get(), np.mean(range(SIZE)) + step, rtol=1e-6)
 

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from fake_model import Model, Param
 from mpi4py import MPI
-from on_gpu import random
+from on_gpu import average, random
 
 from mn_compress import Int8, OneBit, PowerSGD, TopK
 
@@ -29,22 +29,17 @@ def test_compression_as_on_the_host(make, how, name, dtype, background):
     """All ranks have the same bits; they also equal those of the host, except for the device's order of addition."""
     import cupy
 
-    def average(reducer, arrays):
+    def mean(reducer, arrays):
         model = Model(**{key: Param(None, array) for key, array in arrays.items()})
-        if background:
-            reduction = reducer.start(model, zero_fill=False)
-            reduction.ready_all()
-            reduction.wait()
-        else:
-            reducer.average(model)
+        average(reducer, model, background)
         return {key: param.grad for key, param in model.params.items()}
 
     options = {"compression": how, "background": background, "bucket_bytes": 1 << 20}
     on_device, on_host = (make(each).gradient_reducer(**options) for each in (name, "flat"))
     for step in range(5):
         grads = {key: random(shape, dtype, RANK, step) for key, shape in SHAPES.items() if shape}
-        expected = average(on_host, {key: grad.copy() for key, grad in grads.items()})
-        actual = average(on_device, {key: cupy.asarray(grad) for key, grad in grads.items()})
+        expected = mean(on_host, {key: grad.copy() for key, grad in grads.items()})
+        actual = mean(on_device, {key: cupy.asarray(grad) for key, grad in grads.items()})
         for key, array in actual.items():
             mine = array.get()
             assert all(other == mine.tobytes() for other in WORLD.allgather(mine.tobytes()))
