@@ -31,6 +31,7 @@ ROUNDS = 5
 LENGTH = 1024  # float32 for each rank
 WITH_CHAINER = ("chainer",)
 ENDS_BADLY = ("abort",)
+WHOSE = ("ours", "MPI's")
 STALL_SECONDS = "2"
 
 
@@ -133,15 +134,6 @@ def memory(world: Any) -> dict[str, float]:
     return {"USS": statistics.mean(own for own, _ in found), "PSS": statistics.mean(pss for _, pss in found)}
 
 
-def timed(world: Any, call: Callable[[], object]) -> float:
-    """Return the seconds from a common start of all ranks until all of them have finished."""
-    world.Barrier()
-    begin = time.perf_counter()
-    call()
-    world.Barrier()
-    return time.perf_counter() - begin
-
-
 class Model:
     """A model that consists only of gradients: four megabytes in ten arrays."""
 
@@ -171,17 +163,19 @@ def names_of_strategies() -> list[str]:
 def averages(world: Any) -> dict[str, Any]:
     """Create a communicator of each strategy and average with it; return seconds, and memory after each."""
     found: dict[str, Any] = {"memory": {"MPI alone": memory(world)}, "seconds": {}}
+    from common import timed
+
     import mn_comm
 
     model, made = Model(), []
     for name in names_of_strategies():
         comms: list[Any] = []
-        found["seconds"][f"create {name}"] = timed(world, lambda: comms.append(mn_comm.create_communicator(name)))  # noqa: B023 - called at once
+        found["seconds"][f"create {name}"] = timed(lambda: comms.append(mn_comm.create_communicator(name)))  # noqa: B023 - called at once
         if not made:
             found["memory"]["a communicator"] = memory(world)
         comm = comms[0]
-        found["seconds"][f"first average, {name}"] = timed(world, lambda: comm.multi_node_mean_grad(model))  # noqa: B023
-        again = [timed(world, lambda: comm.multi_node_mean_grad(model)) for _ in range(3)]  # noqa: B023
+        found["seconds"][f"first average, {name}"] = timed(lambda: comm.multi_node_mean_grad(model))  # noqa: B023
+        again = [timed(lambda: comm.multi_node_mean_grad(model)) for _ in range(3)]  # noqa: B023
         found["seconds"][f"average, {name}"] = statistics.median(again)
         assert model.params[0].grad[0] == 1
         made.append(comm)
@@ -191,19 +185,16 @@ def averages(world: Any) -> dict[str, Any]:
 
 def collectives(world: Any) -> dict[str, Any]:
     """Time each collective of ours beside MPI's; in turn, so that other load affects both equally."""
+    from common import interleave
+
     import mn_comm
 
-    comm = mn_comm.create_communicator("flat")
-    pairs = pairs_of(world, comm)
-    seconds: dict[str, list[list[float]]] = {name: [[], []] for name in pairs}
-    for round_ in range(ROUNDS + 1):
-        for name, pair in pairs.items():
-            for times, call in zip(seconds[name], pair, strict=True):
-                elapsed = timed(world, call)
-                if round_:
-                    times.append(elapsed)
-    medians = {name: [statistics.median(times) for times in both] for name, both in seconds.items()}
-    return {"seconds": {}, "pairs": medians}
+    pairs = pairs_of(world, mn_comm.create_communicator("flat"))
+    contestants = {
+        f"{name}, {whose}": call for name, pair in pairs.items() for whose, call in zip(WHOSE, pair, strict=True)
+    }
+    medians = interleave(contestants, ROUNDS)
+    return {"seconds": {}, "pairs": {name: [medians[f"{name}, {whose}"] for whose in WHOSE] for name in pairs}}
 
 
 def pairs_of(world: Any, comm: Any) -> Mapping[str, tuple[Callable[[], object], Callable[[], object]]]:
@@ -244,7 +235,6 @@ def pairs_of(world: Any, comm: Any) -> Mapping[str, tuple[Callable[[], object], 
 def objects(world: Any) -> dict[str, Any]:
     """Return the bytes of Python's objects, NumPy's arrays included, that are there after each step on a rank."""
     import mn_comm
-    import mn_comm.gradients.strategies
 
     comm = mn_comm.create_communicator("naive", world.Dup())  # everything is imported
     comm.multi_node_mean_grad(Model())
@@ -274,12 +264,6 @@ def objects(world: Any) -> dict[str, Any]:
     return {"seconds": {}, "objects": most}
 
 
-def _create_in(kept: list[Any], *settings: Any) -> None:
-    import mn_comm
-
-    kept.append(mn_comm.create_communicator(*settings))
-
-
 def call_all(world: Any, comm: Any) -> None:
     """Call each of our collectives once."""
     for ours, _ in pairs_of(world, comm).values():
@@ -293,6 +277,7 @@ def with_chainer(world: Any) -> dict[str, Any]:
     import chainer
     import chainer.links as L
     import chainermn
+    from common import timed
 
     world.Barrier()
     seconds["import of chainermn"] = time.perf_counter() - begin
@@ -307,7 +292,7 @@ def with_chainer(world: Any) -> dict[str, Any]:
         )
     parts: list[Any] = []
     seconds["scatter_dataset"] = timed(
-        world, lambda: parts.append(chainermn.scatter_dataset(data, comm, shuffle=True, seed=0))
+        lambda: parts.append(chainermn.scatter_dataset(data, comm, shuffle=True, seed=0))
     )
     model = L.Classifier(L.Linear(16, 4))
     optimizer = chainermn.create_multi_node_optimizer(chainer.optimizers.Adam(), comm).setup(model)
@@ -319,11 +304,11 @@ def with_chainer(world: Any) -> dict[str, Any]:
     checkpointer = chainermn.create_multi_node_checkpointer("many", comm, path=str(folder))
     for _ in range(2):  # the first distributes the parameters
         updater.update()
-    seconds["update"] = timed(world, updater.update)
-    seconds["evaluator"] = timed(world, lambda: evaluator(trainer))
+    seconds["update"] = timed(updater.update)
+    seconds["evaluator"] = timed(lambda: evaluator(trainer))
     trainer._start_at = time.time()  # noqa: SLF001 - as its run() does
-    seconds["checkpoint"] = timed(world, lambda: checkpointer(trainer))
-    seconds["resume"] = timed(world, lambda: checkpointer.maybe_load(trainer))
+    seconds["checkpoint"] = timed(lambda: checkpointer(trainer))
+    seconds["resume"] = timed(lambda: checkpointer.maybe_load(trainer))
     checkpointer.finalize()
     found["memory"]["Chainer, after training"] = memory(world)
     world.Barrier()
@@ -334,10 +319,12 @@ def with_chainer(world: Any) -> dict[str, Any]:
 
 def stall(world: Any) -> dict[str, Any]:
     """Let all ranks wait for one until they have said so."""
+    from common import timed
+
     import mn_comm
 
     comm = mn_comm.create_communicator("flat")
-    seconds = timed(world, lambda: (time.sleep(8) if comm.rank == 1 else None, comm.barrier()))
+    seconds = timed(lambda: (time.sleep(8) if comm.rank == 1 else None, comm.barrier()))
     return {"seconds": {"a barrier with one rank 8 s late": seconds}}
 
 
@@ -365,25 +352,39 @@ def as_text(lines: Sequence[dict[str, Any]]) -> str:
     for mpi in dict.fromkeys(line["mpi"] for line in lines):
         mine = [line for line in lines if line["mpi"] == mpi]
         sizes = sorted({line["ranks"] for line in mine})
-        for title, rows in sections(mine, sizes).items():
-            if rows:
-                text += [f"### {title}, {mpi}\n", *rows, ""]
+        for title, table in sections(mine, sizes).items():
+            if table:
+                text += [f"### {title}, {mpi}\n", *table, ""]
     return "\n".join(text)
 
 
 def sections(lines: Sequence[dict[str, Any]], sizes: Sequence[int]) -> dict[str, list[str]]:
     """Return the rows of each table."""
+    of = {field: values_of(lines, field) for field in ("memory", "objects", "pairs", "seconds")}
     return {
-        "Megabytes of a rank: private, and with its share of shared memory": memory_rows(lines, sizes),
-        "Bytes of the objects of a rank": object_rows(lines, sizes),
-        "Milliseconds of collectives: ours, and those of MPI": pair_rows(lines, sizes),
-        "Seconds": second_rows(lines, sizes),
+        "Megabytes of a rank: private, and with its share of shared memory": rows(
+            "after", of["memory"], sizes, lambda sizes_: f"{sizes_['USS']:.1f}, {sizes_['PSS']:.1f}"
+        ),
+        "Bytes of the objects of a rank": rows(
+            "step", of["objects"], sizes, lambda nbytes: f"{nbytes:,}", "bytes for each more rank", slope
+        ),
+        "Milliseconds of collectives: ours, and those of MPI": rows(
+            "collective",
+            of["pairs"],
+            sizes,
+            lambda pair: ", ".join(f"{1e3 * each:.0f}" for each in pair),
+            "exponents",
+            exponents,
+        ),
+        "Seconds": rows(
+            "what",
+            of["seconds"],
+            sizes,
+            lambda seconds: f"{seconds:.2f}",
+            "exponent",
+            lambda all_: f"{exponent(all_):.2f}",
+        ),
     }
-
-
-def head(first: str, columns: Sequence[str]) -> list[str]:
-    """Return the first two rows of a table."""
-    return [f"| {first} | " + " | ".join(columns) + " |", "|---" * (len(columns) + 1) + "|"]
 
 
 def values_of(lines: Sequence[dict[str, Any]], field: str) -> dict[str, dict[int, Any]]:
@@ -396,43 +397,43 @@ def values_of(lines: Sequence[dict[str, Any]], field: str) -> dict[str, dict[int
     return found
 
 
-def memory_rows(lines: Sequence[dict[str, Any]], sizes: Sequence[int]) -> list[str]:
-    """Return the table of memory."""
-    rows = head("after", [f"{n} ranks" for n in sizes])
-    for name, by_size in values_of(lines, "memory").items():
-        cells = [f"{by_size[n]['USS']:.1f}, {by_size[n]['PSS']:.1f}" if n in by_size else "" for n in sizes]
-        rows.append(f"| {name} | " + " | ".join(cells) + " |")
-    return rows if len(rows) > 2 else []
+def rows(
+    first: str,
+    values: Mapping[str, Mapping[int, Any]],
+    sizes: Sequence[int],
+    cell: Callable[[Any], str],
+    last: str = "",
+    conclude: Callable[[Mapping[int, Any]], str] = lambda by_size: "",
+) -> list[str]:
+    """Return the rows of a table; none if there are no values.
+
+    Args:
+        first: The title of the names.
+        values: What was measured, by name and number of ranks.
+        sizes: The numbers of ranks.
+        cell: Returns the text for a value.
+        last: The title of one more column, if there is one.
+        conclude: Returns its text for the values of a name.
+    """
+    if not values:
+        return []
+    lines = [[first, *(f"{n} ranks" for n in sizes), *([last] if last else [])]]
+    for name, by_size in values.items():
+        cells = [cell(by_size[n]) if n in by_size else "" for n in sizes]
+        lines.append([name, *cells, *([conclude(by_size)] if last else [])])
+    head, *others = (f"| {' | '.join(line)} |" for line in lines)
+    return [head, "|---" * len(lines[0]) + "|", *others]
 
 
-def object_rows(lines: Sequence[dict[str, Any]], sizes: Sequence[int]) -> list[str]:
-    """Return the table of the growth of objects."""
-    rows = head("step", [*(f"{n} ranks" for n in sizes), "bytes for each more rank"])
-    for name, by_size in values_of(lines, "objects").items():
-        cells = [f"{by_size[n]:,}" if n in by_size else "" for n in sizes]
-        known = [n for n in sizes if n in by_size]
-        slope = (by_size[known[-1]] - by_size[known[0]]) / max(1, known[-1] - known[0])
-        rows.append(f"| {name} | " + " | ".join(cells) + f" | {slope:.1f} |")
-    return rows if len(rows) > 2 else []
+def slope(by_size: Mapping[int, float]) -> str:
+    """Return how much a number grows with each rank."""
+    first, last = min(by_size), max(by_size)
+    return f"{(by_size[last] - by_size[first]) / max(1, last - first):.1f}"
 
 
-def pair_rows(lines: Sequence[dict[str, Any]], sizes: Sequence[int]) -> list[str]:
-    """Return the table of collectives beside MPI's, with the exponents in the number of ranks."""
-    rows = head("collective", [*(f"{n} ranks" for n in sizes), "exponents"])
-    for name, by_size in values_of(lines, "pairs").items():
-        cells = [f"{1e3 * by_size[n][0]:.0f}, {1e3 * by_size[n][1]:.0f}" if n in by_size else "" for n in sizes]
-        exponents = [exponent({n: pair[which] for n, pair in by_size.items()}) for which in (0, 1)]
-        rows.append(f"| {name} | " + " | ".join(cells) + f" | {exponents[0]:.2f}, {exponents[1]:.2f} |")
-    return rows if len(rows) > 2 else []
-
-
-def second_rows(lines: Sequence[dict[str, Any]], sizes: Sequence[int]) -> list[str]:
-    """Return the table of the other times."""
-    rows = head("what", [*(f"{n} ranks" for n in sizes), "exponent"])
-    for name, by_size in values_of(lines, "seconds").items():
-        cells = [f"{by_size[n]:.2f}" if n in by_size else "" for n in sizes]
-        rows.append(f"| {name} | " + " | ".join(cells) + f" | {exponent(by_size):.2f} |")
-    return rows if len(rows) > 2 else []
+def exponents(by_size: Mapping[int, Sequence[float]]) -> str:
+    """Return the exponents of ours, and of MPI's."""
+    return ", ".join(f"{exponent({n: pair[which] for n, pair in by_size.items()}):.2f}" for which in range(len(WHOSE)))
 
 
 def exponent(by_size: Mapping[int, float]) -> float:

@@ -40,7 +40,6 @@ from chainermn.iterators import create_multi_node_iterator, create_synchronized_
 from mpi4py import MPI
 
 import mn_comm
-import mn_compat  # noqa: F401 - first: it makes Chainer importable
 from mn_comm.building_blocks import STRATEGIES
 from mn_compress import Int8, OneBit, PowerSGD, TopK
 from mn_optim import (
