@@ -36,8 +36,8 @@ class CommunicatorBase(ABC):
     order. Wrong input on one rank raises an exception on every rank that takes part.
 
     A subclass in a script must define the abstract methods, and those of the properties below that are used. Code that
-    takes a communicator uses only these methods, not an MPI communicator that the object may hold. A subclass that
-    defines ``allreduce_grad(model)``, as in ChainerMN 1, gets a ``multi_node_mean_grad`` that calls it.
+    takes a communicator uses only these methods, not an MPI communicator that the object may hold. Pass arrays and
+    objects by position: their names differ between classes. A subclass that defines ``allreduce_grad(model)``, as in ChainerMN 1, gets a ``multi_node_mean_grad`` that calls it.
 
     Attributes:
         mpi_comm: The mpi4py communicator over the same ranks, if the communicator has one.
@@ -170,7 +170,11 @@ class CommunicatorBase(ABC):
         """
 
     def finalize(self) -> None:  # noqa: B027 - one that holds nothing has nothing to give back
-        """Free the communicator's resources; collective. Do not use it afterwards; a second call does nothing."""
+        """Free the communicator's resources; collective. Do not use it afterwards; a second call does nothing.
+
+        This also frees the MPI communicator of a communicator from :meth:`split`, unless another communicator uses it:
+        splits into the same groups share one.
+        """
 
     @abstractmethod
     def send(self, data: Any, dest: int, tag: int) -> None:
@@ -231,7 +235,7 @@ class CommunicatorBase(ABC):
 
         Raises:
             TypeError: The root passed something else (on every rank).
-            ValueError: ``root`` is out of range.
+            ValueError: ``root`` is out of range, or differs between ranks (on every rank).
 
         Example:
             >>> comm.bcast(np.arange(3) if comm.rank == 0 else None, root=0)
@@ -251,7 +255,7 @@ class CommunicatorBase(ABC):
 
         Raises:
             TypeError: A rank has no array, or another dtype than the others (on every rank).
-            ValueError: ``root`` is out of range.
+            ValueError: ``root`` is out of range, or differs between ranks (on every rank).
 
         Example:
             >>> parts = comm.gather(np.full(2, comm.rank), root=0)
@@ -292,7 +296,8 @@ class CommunicatorBase(ABC):
         Raises:
             TypeError: ``xs`` at the root contains something other than arrays, or arrays of different dtypes (on every
                 rank).
-            ValueError: There are not ``size`` parts (on every rank), or ``root`` is out of range.
+            ValueError: There are not ``size`` parts, or ``root`` is out of range or differs between ranks (on every
+                rank).
 
         Example:
             >>> parts = [np.array([0]), np.array([10])] if comm.rank == 0 else None
@@ -367,7 +372,7 @@ class CommunicatorBase(ABC):
         """Receive an object from another rank; point-to-point.
 
         Those that :func:`mn_comm.create_communicator` makes have an argument ``status`` before ``tag``, as before: pass
-        ``tag`` by its name.
+        ``tag`` by its name. Without ``tag`` they receive an object with any tag, while :meth:`recv` expects tag 0.
 
         Args:
             source: The rank to receive from, or ``MPI.ANY_SOURCE``.
@@ -401,7 +406,8 @@ class CommunicatorBase(ABC):
 
         Raises:
             Exception: What pickling at the root raised (on every rank).
-            ValueError: ``root`` is out of range, or ``max_buf_len`` below 1.
+            ValueError: ``root`` is out of range or differs between ranks, or ``max_buf_len`` is below 1 (on every
+                rank).
 
         Example:
             >>> comm.bcast_obj({"classes": 10} if comm.rank == 0 else None, root=0)
@@ -421,7 +427,7 @@ class CommunicatorBase(ABC):
 
         Raises:
             Exception: What pickling raised on some rank (on every rank).
-            ValueError: ``root`` is out of range.
+            ValueError: ``root`` is out of range, or differs between ranks (on every rank).
 
         Example:
             >>> names = comm.gather_obj(f"rank {comm.rank}", root=0)
@@ -599,7 +605,8 @@ class CommunicatorBase(ABC):
 
         Raises:
             Exception: What pickling at the root raised (on every rank).
-            ValueError: There are not ``size`` objects (on every rank), or ``root`` is out of range.
+            ValueError: There are not ``size`` objects, or ``root`` is out of range or differs between ranks (on every
+                rank).
 
         Example:
             >>> comm.scatter_obj(["first", "second"] if comm.rank == 0 else None) == ["first", "second"][comm.rank]

@@ -13,7 +13,7 @@ from mn_comm.base import DEFAULT_MAX_BUF_LEN, CommunicatorBase, mean_as_version_
 from mn_comm.basis import wire
 from mn_comm.basis.arithmetic import is_half
 from mn_comm.basis.config import Config
-from mn_comm.basis.mpi import MPI
+from mn_comm.basis.mpi import MPI, has_been_finalized
 from mn_comm.basis.placement import zeros_beside
 from mn_comm.basis.protocols import Model
 from mn_comm.gradients.agree import Agreement, select, signature_of, sorted_parameters
@@ -56,6 +56,7 @@ class Communicator(CommunicatorBase):
     strategy: str = "naive"
     comm_hook: CommunicationHook | None = None
     _config = Config()
+    _part_of: Contexts | None = None
 
     def __init_subclass__(cls, **kwds: Any) -> None:
         super().__init_subclass__(**kwds)
@@ -173,11 +174,15 @@ class Communicator(CommunicatorBase):
         with part.config_scope():
             for name, value in self._configs.items():
                 setattr(part, name, value)
-        part._config = self._config  # noqa: SLF001 - it is one of these
+        part._config, part._part_of = self._config, self._contexts  # noqa: SLF001 - it is one of these
         return part
 
+    @operation
     def finalize(self) -> None:
         self._reducers.clear()
+        if self._part_of is not None and not has_been_finalized():
+            self._part_of.release(self._mpi_comm)
+        self._part_of = None
 
     @operation
     def send(self, data: Any, dest: int, tag: int = 0) -> None:

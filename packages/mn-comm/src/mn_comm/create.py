@@ -9,6 +9,7 @@ from mn_comm.basis.guard import guard
 from mn_comm.basis.launch import check_initialized, check_launch
 from mn_comm.basis.mpi import MPI
 from mn_comm.communicator import Communicator
+from mn_comm.ranks import agreement
 from mn_comm.registry import create_elastic, kind_of, refuse_spares
 
 __all__ = ["create_communicator"]
@@ -46,7 +47,7 @@ def create_communicator(
 
     Raises:
         ValueError: There is no communicator of that name, it cannot have these settings, or it cannot work on these
-            hosts.
+            hosts; or the ranks differ in an argument (on every rank).
         RuntimeError: MPI is not running in this process, for example in a worker of multiprocessing. Or
             ``pure_nccl`` was requested, and CuPy or NCCL is missing on some rank (on every rank). Or the
             launcher has started several processes, but the MPI library belongs to another implementation, so that each
@@ -66,15 +67,20 @@ def create_communicator(
     check_launch(MPI.COMM_WORLD.size)
     if mpi_comm is None:
         mpi_comm = MPI.COMM_WORLD
-    kind = kind_of(communicator_name, mpi_comm)
+    if not isinstance(mpi_comm, MPI.Intracomm):
+        raise TypeError(f"expected an mpi4py intracommunicator for mpi_comm, got {type(mpi_comm).__name__}")
     settings = {"allreduce_grad_dtype": allreduce_grad_dtype, "batched_copy": batched_copy}
-    config = Config()
-    for name, value in settings.items():
-        config = config.with_value(name, value)
+    with agreement.raise_on_all(mpi_comm):
+        kind = kind_of(communicator_name)
+        config = Config()
+        for name, value in settings.items():
+            config = config.with_value(name, value)
+    used = {"communicator_name": communicator_name, **config.get(), "elastic": bool(elastic)}
+    agreement.expect_same(mpi_comm, ", ".join(used), tuple(used.values()))
     if elastic:
         communicator = create_elastic(mpi_comm, kind)
     else:
         refuse_spares()
         communicator = kind(mpi_comm)
-    communicator._config = config  # noqa: SLF001 - checked before anything collective
+    communicator._config = config  # noqa: SLF001 - checked above
     return communicator

@@ -38,20 +38,13 @@ ELASTIC = "mn_elastic"
 _has_elastic = False
 
 
-def kind_of(name: str, mpi_comm: MPI.Intracomm) -> type[Communicator]:
-    """Return the class with a name; collective if it belongs to another package.
-
-    Args:
-        name: The name.
-        mpi_comm: The ranks that will communicate.
+def kind_of(name: str) -> type[Communicator]:
+    """Return the class with a name.
 
     Raises:
-        ValueError: There is no such name (on this rank). Or several packages have it, or the class uses a strategy that
-            does not exist (on every rank).
-        TypeError: The entry point refers to something other than a class of communicators or strategies (on every
-            rank).
-        ImportError: It cannot be imported (on every rank; ranks that can import it raise a RuntimeError that names the
-            error).
+        ValueError: There is no such name, several packages have it, or the class uses a strategy that does not exist.
+        TypeError: The entry point refers to something other than a class of communicators or strategies.
+        ImportError: It cannot be imported.
     """
     if name in _OURS:
         return class_of(STRATEGIES[name])
@@ -61,9 +54,7 @@ def kind_of(name: str, mpi_comm: MPI.Intracomm) -> type[Communicator]:
     if name not in others.names:
         names = [*_OURS, *sorted(others.names - set(_OURS))]
         raise ValueError(f"expected a communicator's name, one of {', '.join(names)}; got {name!r}")
-    with agreement.raise_on_all(mpi_comm):
-        kind = _load(list(others.select(name=name)))
-    return kind
+    return _load(list(others.select(name=name)))
 
 
 def _load(points: Sequence[EntryPoint]) -> type[Communicator]:

@@ -24,6 +24,7 @@ def on_last(good, bad):
 
 
 OBJECTS = np.array([object()])
+MASKED = np.ma.masked_equal([1.0, 2.0, 3.0], 2.0)
 
 
 @pytest.mark.parametrize(
@@ -32,7 +33,22 @@ OBJECTS = np.array([object()])
         (lambda: COMM.bcast(OBJECTS, root=0), TypeError, "bcast: expected a dtype without Python objects, got dtype"),
         (lambda: COMM.bcast([1, 2], root=0), TypeError, r"bcast: expected a numpy.ndarray, got list"),
         (lambda: COMM.bcast((np.zeros(1),), root=0), TypeError, r"bcast: expected a numpy.ndarray, got tuple"),
-        (lambda: COMM.bcast(np.zeros(1), root=SIZE), ValueError, r"expected root in 0\.\."),
+        (lambda: COMM.bcast(np.zeros(1), root=on_last(0, SIZE)), ValueError, r"expected root in 0\.\."),
+        (
+            lambda: COMM.gather(np.zeros(1), root=on_last(0, "0")),
+            TypeError,
+            "expected an integer for root, got str: '0'",
+        ),
+        (lambda: COMM.scatter([np.zeros(1)] * SIZE, root=on_last(0, -1)), ValueError, r"expected root in 0\.\."),
+        (lambda: COMM.bcast_obj(1, root=on_last(0, SIZE)), ValueError, r"expected root in 0\.\."),
+        (lambda: COMM.gather_obj(1, root=on_last(0, None)), TypeError, "expected an integer for root, got NoneType"),
+        (lambda: COMM.scatter_obj([1] * SIZE, root=on_last(0, 1.0)), TypeError, "expected an integer for root, got fl"),
+        (lambda: COMM.bcast(MASKED), TypeError, "bcast: expected an array without a mask, .* got numpy.ma.MaskedArray"),
+        (
+            lambda: COMM.allreduce(on_last(np.zeros(3), MASKED)),
+            TypeError,
+            "allreduce: expected an array without a mask",
+        ),
         (lambda: COMM.gather(on_last(np.zeros(1), OBJECTS)), TypeError, "gather: expected a dtype without Python"),
         (lambda: COMM.gather(on_last(np.zeros(1), 3)), TypeError, r"gather: expected a numpy.ndarray, got int"),
         (lambda: COMM.allgather(on_last(np.zeros(1), None)), TypeError, r"allgather: .* got NoneType"),
@@ -76,6 +92,9 @@ def test_all_ranks_raise(call, error, message):
         call()
 
 
+DIFFERENT_ROOTS = rf"expected the same root on every rank, got 0 on rank 0 and 1 on rank {LAST}"
+
+
 @pytest.mark.skipif(SIZE < 2, reason="needs two ranks that differ")
 @pytest.mark.parametrize(
     ("call", "error", "message"),
@@ -87,7 +106,13 @@ def test_all_ranks_raise(call, error, message):
         ),
         (lambda: COMM.allreduce(on_last(np.zeros(2, "f4"), np.zeros(2))), ValueError, "'float32'.* on rank 0 and"),
         (lambda: COMM.allreduce(np.zeros(2), op=on_last("sum", "max")), ValueError, "'sum'.* on rank 0 and .*'max'"),
-        (lambda: COMM.reduce(np.zeros(2), root=on_last(0, 1)), ValueError, "'root 0'.* on rank 0 and .*'root 1'"),
+        (lambda: COMM.reduce(np.zeros(2), root=on_last(0, 1)), ValueError, DIFFERENT_ROOTS),
+        (lambda: COMM.bcast(np.zeros(2), root=on_last(0, 1)), ValueError, DIFFERENT_ROOTS),
+        (lambda: COMM.gather(np.zeros(2), root=on_last(0, 1)), ValueError, DIFFERENT_ROOTS),
+        (lambda: COMM.scatter([np.zeros(2)] * SIZE, root=on_last(0, 1)), ValueError, DIFFERENT_ROOTS),
+        (lambda: COMM.bcast_obj("a", root=on_last(0, 1)), ValueError, DIFFERENT_ROOTS),
+        (lambda: COMM.gather_obj("a", root=on_last(0, 1)), ValueError, DIFFERENT_ROOTS),
+        (lambda: COMM.scatter_obj(["a"] * SIZE, root=on_last(0, 1)), ValueError, DIFFERENT_ROOTS),
         (lambda: COMM.reduce_scatter(np.zeros(on_last(1, 2) * SIZE)), ValueError, "reduce_scatter: expected arrays of"),
         (
             lambda: COMM.gather(on_last(np.zeros(2), np.zeros(2, "i4"))),
@@ -125,4 +150,20 @@ def test_names_of_communicators():
     with pytest.raises(TypeError, match="expected an mpi4py intracommunicator for mpi_comm, got str"):
         create_communicator("naive", "world")
     with pytest.raises(ValueError, match="for allreduce_grad_dtype, got int32"):
-        create_communicator("flat", allreduce_grad_dtype=np.int32)
+        create_communicator("flat", allreduce_grad_dtype=on_last(None, np.int32))
+    with pytest.raises(ValueError, match=r"one of hierarchical, .*; got 'naiv'"):
+        create_communicator(on_last("naive", "naiv"))
+
+
+@pytest.mark.skipif(SIZE < 2, reason="needs two ranks that differ")
+@pytest.mark.parametrize(
+    ("options", "others"),
+    [
+        ({"communicator_name": "naive"}, {"communicator_name": "flat"}),
+        ({"allreduce_grad_dtype": None}, {"allreduce_grad_dtype": "float16"}),
+        ({"batched_copy": False}, {"batched_copy": True}),
+    ],
+)
+def test_communicators_that_differ(options, others):
+    with pytest.raises(ValueError, match="expected the same communicator_name, allreduce_grad_dtype, batched_copy, el"):
+        create_communicator(**on_last(options, others))

@@ -87,6 +87,36 @@ def test_a_split_that_was_freed_is_made_again_and_keys_of_equal_order_give_the_s
         comm.split(0, comm.rank * (i + 1))
 
 
+def test_a_split_after_one_group_alone_has_freed_its_communicator(world):
+    comm = create_communicator("naive", world.Dup())
+    half = comm.split(world.rank % 2, world.rank)
+    if world.rank % 2 == 0:
+        half.mpi_comm.Free()
+    half = comm.split(world.rank % 2, world.rank)
+    np.testing.assert_array_equal(half.allreduce(np.ones(1)), [half.size])
+    np.testing.assert_array_equal(comm.allreduce(np.ones(1)), [comm.size])
+
+
+def test_parts_that_are_finalized_give_their_communicators_back(world):
+    comm = create_communicator("naive", world.Dup())
+    for i in range(600):  # more than a library supports at once: each has several MPI communicators
+        part = comm.split(0, (world.rank + i) % comm.size)
+        assert part.allreduce(np.ones(1))[0] == comm.size
+        part.finalize()
+    assert len(comm._contexts._splits) == 0
+
+
+def test_a_part_that_another_one_still_uses_is_not_freed(world):
+    comm = create_communicator("naive", world.Dup())
+    one, other = comm.split(0, 0), comm.split(0, 0)
+    one.finalize()
+    one.finalize()  # does nothing
+    assert other.allreduce(np.ones(1))[0] == comm.size
+    other.finalize()
+    assert other.mpi_comm == MPI.COMM_NULL
+    assert comm.split(0, 0).allreduce(np.ones(1))[0] == comm.size
+
+
 def test_an_elastic_one_is_in_another_package(world, monkeypatch):
     monkeypatch.setattr("importlib.metadata.entry_points", lambda **which: [])
     with pytest.raises(RuntimeError, match="elastic=True: expected the package mn-elastic, got none: pip install"):

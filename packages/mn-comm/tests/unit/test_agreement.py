@@ -25,7 +25,9 @@ def test_errors_of_other_ranks_keep_a_common_type_and_name_the_rank():
 
 
 def test_an_error_is_described_by_the_nearest_type_that_every_rank_knows():
-    assert agreement.describe(PermissionError("no")) == ("OSError", "no")
+    assert agreement.describe(ConnectionResetError("no")) == ("ConnectionError", "no")
+    assert agreement.describe(PermissionError("no")) == ("PermissionError", "no")
+    assert agreement.describe(KeyError("no")) == ("KeyError", "'no'")
     assert agreement.describe(UnicodeError("no")) == ("ValueError", "no")
     assert agreement.describe(LookupError("no")) == ("LookupError", "no")
 

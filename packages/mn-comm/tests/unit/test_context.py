@@ -1,5 +1,6 @@
 import gc
 import tracemalloc
+from collections import Counter
 from types import SimpleNamespace
 
 import pytest
@@ -16,17 +17,21 @@ class ManyRanks:
     def allgather(self, mine):
         return [(rank // 2, rank) for rank in range(self.size)]
 
+    def any(self, flag):
+        return flag
+
     def split(self, color, key):
         return object()
 
 
 def kept_by_a_split(size):
     contexts = Contexts.__new__(Contexts)
-    contexts._splits = {}
+    contexts._splits, contexts._n_users = {}, Counter()
     contexts.foreground = SimpleNamespace(ranks=ManyRanks(size))
     part = contexts.split(0, 0)
     assert contexts.split(0, 0) is part
     contexts._splits.clear()
+    contexts._n_users.clear()
     tracemalloc.start()
     contexts.split(0, 0)
     gc.collect()  # also the tuples that Python keeps for later

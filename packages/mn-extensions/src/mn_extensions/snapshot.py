@@ -6,6 +6,7 @@ import os
 import re
 import warnings
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -170,9 +171,12 @@ class MultiNodeSnapshot(Extension):  # type: ignore[misc]  # Chainer has no type
             if not problems:
                 self._spread(state, target)
                 return
-            with raise_on_all(self.comm):  # if warnings are errors, all ranks raise
-                if self.comm.rank == 0:
-                    warnings.warn(f"{'; '.join(problems)}: trying the previous snapshot", RuntimeWarning, stacklevel=5)
+            self._warn(f"{'; '.join(problems)}: trying the previous snapshot")
+
+    def _warn(self, message: str) -> None:
+        with raise_on_all(self.comm):  # if warnings are errors, all ranks raise
+            if self.comm.rank == 0:
+                warnings.warn(message, RuntimeWarning, stacklevel=6)
 
     def _candidates(self, folder: Path) -> list[str]:
         """Return the names, without rank, of snapshots of which every group has a file; newest first. Collective."""
@@ -182,7 +186,10 @@ class MultiNodeSnapshot(Extension):  # type: ignore[misc]  # Chainer has no type
                 found = _snapshots(folder, self.snapshot.filename, self.comm.rank)
         everywhere = self.comm.allgather_obj((self.is_master, found or []))
         lists = [names for is_master, names in everywhere if is_master]
-        return [name for name in lists[0] if all(name in names for names in lists)]
+        common = [name for name in lists[0] if all(name in names for names in lists)]
+        if any(lists) and not common:
+            self._warn(f"{folder}: expected a snapshot of which each group has its file, got none: nothing is loaded")
+        return common
 
     def _read(self, path: Path) -> tuple[State | None, str | None]:
         try:
@@ -236,9 +243,9 @@ def _snapshots(folder: Path, filename: str, rank: int) -> list[str]:
     """Return the names of files that a snapshot with this file name writes, without the rank, newest first."""
     prefix = filename.split("{")[0]
     suffix = filename.rsplit("}", maxsplit=1)[-1]
-    files = [
-        (entry.stat().st_mtime_ns, entry.name)
-        for entry in os.scandir(folder)
-        if entry.name.startswith(prefix) and entry.name.endswith(suffix)
-    ]
+    files = []
+    for entry in os.scandir(folder):
+        if entry.name.startswith(prefix) and entry.name.endswith(suffix):
+            with suppress(OSError):  # a link to nothing, or a file that another job has just removed
+                files.append((entry.stat().st_mtime_ns, entry.name))
     return [name.removesuffix(f".{rank}") for _, name in sorted(files, reverse=True)]

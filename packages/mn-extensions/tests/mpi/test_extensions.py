@@ -258,6 +258,31 @@ def test_a_harmed_snapshot_is_passed_over(folder):
     assert [("snap_2.0" in message) for message in messages] == [True] * (RANK == 0)
 
 
+def test_a_link_to_nothing_is_not_a_snapshot(folder):
+    save_two(folder)
+    if RANK == 0:
+        (folder / "snap_9.0").symlink_to(folder / "gone")
+    COMM.mpi_comm.Barrier()
+    assert loaded(folder).updater.iteration == 2
+
+
+@pytest.mark.skipif(SIZE < 2, reason="needs two groups")
+@pytest.mark.parametrize("group", [0, 1])
+def test_files_of_one_group_alone_are_not_passed_over_in_silence(folder, group):
+    save_two(folder)
+    COMM.mpi_comm.Barrier()
+    if RANK == 0:
+        for i in (1, 2):
+            (folder / f"snap_{i}.{group}").unlink()
+    COMM.mpi_comm.Barrier()
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        assert loaded(folder).updater.iteration == 0
+    assert ["expected a snapshot of which each group has its file" in str(each.message) for each in caught] == [
+        True
+    ] * (RANK == 0)
+
+
 def test_nothing_to_load(folder):
     assert loaded(folder).updater.iteration == 0
 

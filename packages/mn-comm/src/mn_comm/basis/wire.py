@@ -25,10 +25,15 @@ def check_array(array: Any, operation: str) -> Any:
         The array itself.
 
     Raises:
-        TypeError: It is not a NumPy or CuPy array, or its dtype holds Python objects.
+        TypeError: It is not a NumPy or CuPy array, it has a mask, or its dtype holds Python objects.
     """
     if not isinstance(array, np.ndarray) and not is_device_array(array):
         raise TypeError(f"{operation}: expected a numpy.ndarray, got {_kind(array)}")
+    if isinstance(array, np.ma.MaskedArray):
+        raise TypeError(
+            f"{operation}: expected an array without a mask, which would be lost; pass the result of filled(), or data "
+            f"and mask one after the other; got {_kind(array)} of shape {array.shape}"
+        )
     if array.dtype.hasobject:
         raise TypeError(
             f"{operation}: expected a dtype without Python objects, got dtype {array.dtype} of shape {array.shape}; "

@@ -36,7 +36,7 @@ def allreduce(ranks: Ranks, data: Any, op: str = "sum") -> _Array:
     return total.astype(array.dtype, copy=False)  # type: ignore[no-any-return]
 
 
-def agree_on(ranks: Ranks, data: Any, op: str, what: str, *more: Any) -> tuple[Any, np.dtype[Any]]:
+def agree_on(ranks: Ranks, data: Any, op: str, what: str) -> tuple[Any, np.dtype[Any]]:
     """Check that all ranks combine arrays of the same shape and dtype in the same way; collective.
 
     Args:
@@ -44,7 +44,6 @@ def agree_on(ranks: Ranks, data: Any, op: str, what: str, *more: Any) -> tuple[A
         data: This rank's array.
         op: How they are combined.
         what: The name of the collective, for messages.
-        more: What else has to be the same on all ranks.
 
     Returns:
         The array, and the dtype in which it is to be combined.
@@ -61,7 +60,7 @@ def agree_on(ranks: Ranks, data: Any, op: str, what: str, *more: Any) -> tuple[A
         if total_dtype.kind == "c" and op in ("max", "min"):
             raise TypeError(f"{what}: expected numbers that have an order for op={op!r}, got dtype {array.dtype}")
     on_device = placement.is_device_array(array)
-    signature = (array.shape, array.dtype.name, op, *more, *(["on a device"] if on_device else []))
+    signature = (array.shape, array.dtype.name, op, *(["on a device"] if on_device else []))
     agreement.agree(ranks, signature, functools.partial(_explain, what))
     return array, total_dtype
 

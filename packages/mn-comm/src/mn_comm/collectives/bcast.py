@@ -9,6 +9,7 @@ import numpy as np
 from mn_comm.basis import placement, wire
 from mn_comm.basis.device_backend import device_backend
 from mn_comm.collectives import header, pieces
+from mn_comm.collectives.roots import same_root
 
 if TYPE_CHECKING:
     from mn_comm.ranks.intracomm import Ranks
@@ -18,7 +19,7 @@ __all__ = ["bcast", "bcast_in_place"]
 
 def bcast(ranks: Ranks, data: Any, root: int = 0) -> np.ndarray[Any, Any]:
     """Broadcast an array; see :meth:`mn_comm.CommunicatorBase.bcast`."""
-    root = wire.check_rank(root, ranks.size, "root")
+    root = same_root(ranks, root)
     if ranks.rank == root:
         announced, error = header.attempt(lambda: header.describe([wire.check_array(data, "bcast")]))
         header.bcast(ranks, announced, root)

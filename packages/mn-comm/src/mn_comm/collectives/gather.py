@@ -8,6 +8,7 @@ import numpy as np
 
 from mn_comm.basis import placement, wire
 from mn_comm.collectives import header, pieces
+from mn_comm.collectives.roots import same_root
 
 if TYPE_CHECKING:
     from mn_comm.ranks.intracomm import Ranks
@@ -20,7 +21,7 @@ _TAG = 0  # nothing else uses the private communicator
 
 def gather(ranks: Ranks, data: Any, root: int = 0) -> tuple[_Array, ...] | None:
     """Gather arrays on one rank; see :meth:`mn_comm.CommunicatorBase.gather`."""
-    root = wire.check_rank(root, ranks.size, "root")
+    root = same_root(ranks, root)
     announced = _announce(ranks, data, "gather")
     array = placement.to_host(data)
     if ranks.rank != root:

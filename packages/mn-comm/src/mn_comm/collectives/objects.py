@@ -20,6 +20,7 @@ import numpy as np
 from mn_comm.basis import wire
 from mn_comm.basis.mpi import MPI
 from mn_comm.collectives import pieces
+from mn_comm.collectives.roots import same_root
 from mn_comm.ranks import agreement
 
 if TYPE_CHECKING:
@@ -109,7 +110,7 @@ def recv_obj(ranks: Ranks, source: int, tag: int, status: MPI.Status | None) -> 
 
 def bcast_obj(ranks: Ranks, obj: Any, max_buf_len: int, root: int = 0) -> Any:
     """Broadcast an object; see :meth:`mn_comm.CommunicatorBase.bcast_obj`."""
-    root = wire.check_rank(root, ranks.size, "root")
+    root = same_root(ranks, root)
     frames: _Frames = []
     with agreement.raise_on_all(ranks):
         limit = wire.as_index(max_buf_len, "max_buf_len")
@@ -128,7 +129,7 @@ def bcast_obj(ranks: Ranks, obj: Any, max_buf_len: int, root: int = 0) -> Any:
 
 def gather_obj(ranks: Ranks, obj: Any, root: int = 0) -> list[Any] | None:
     """Gather objects on one rank; see :meth:`mn_comm.CommunicatorBase.gather_obj`."""
-    root = wire.check_rank(root, ranks.size, "root")
+    root = same_root(ranks, root)
     with agreement.raise_on_all(ranks):
         frames = _dump(obj)
     parcels = ranks.gather(_parcel(frames), root)
@@ -154,7 +155,7 @@ def allgather_obj(ranks: Ranks, obj: Any) -> list[Any]:
 
 def scatter_obj(ranks: Ranks, objs: Any, root: int = 0) -> Any:
     """Scatter objects; see :meth:`mn_comm.CommunicatorBase.scatter_obj`."""
-    root = wire.check_rank(root, ranks.size, "root")
+    root = same_root(ranks, root)
     dumped: list[_Frames] = []
     with agreement.raise_on_all(ranks):
         if ranks.rank == root:

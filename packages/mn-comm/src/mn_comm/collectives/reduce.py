@@ -6,12 +6,12 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from mn_comm.basis import placement, wire
+from mn_comm.basis import placement
 from mn_comm.basis.device_backend import device_backend
 from mn_comm.basis.mpi import MPI
 from mn_comm.collectives import pieces
 from mn_comm.collectives.allreduce import OPERATIONS, agree_on
-from mn_comm.ranks import agreement
+from mn_comm.collectives.roots import same_root
 
 if TYPE_CHECKING:
     from mn_comm.ranks.intracomm import Ranks
@@ -23,9 +23,8 @@ _Array = np.ndarray[Any, Any]
 
 def reduce(ranks: Ranks, data: Any, op: str, root: int) -> _Array | None:
     """Combine the arrays of all ranks on one rank; see :meth:`mn_comm.Communicator.reduce`."""
-    with agreement.raise_on_all(ranks):
-        root = wire.check_rank(root, ranks.size, "root")
-    array, total_dtype = agree_on(ranks, data, op, "reduce", f"root {root}")
+    root = same_root(ranks, root)
+    array, total_dtype = agree_on(ranks, data, op, "reduce")
     if placement.is_device_array(array):
         total = device_backend().allreduce(ranks, array, total_dtype, op)
         return total if ranks.rank == root else None

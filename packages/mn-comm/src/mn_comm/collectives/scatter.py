@@ -8,6 +8,7 @@ import numpy as np
 
 from mn_comm.basis import placement, wire
 from mn_comm.collectives import header, pieces
+from mn_comm.collectives.roots import same_root
 from mn_comm.ranks import agreement
 
 if TYPE_CHECKING:
@@ -21,7 +22,7 @@ _TAG = 0  # nothing else uses the private communicator
 
 def scatter(ranks: Ranks, xs: Any, root: int = 0) -> _Array:
     """Scatter arrays; see :meth:`mn_comm.CommunicatorBase.scatter`."""
-    root = wire.check_rank(root, ranks.size, "root")
+    root = same_root(ranks, root)
     parts: list[_Array] = []
     with agreement.raise_on_all(ranks):
         if ranks.rank == root:

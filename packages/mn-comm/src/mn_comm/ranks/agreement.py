@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 if TYPE_CHECKING:
     from mpi4py import MPI
@@ -24,7 +24,11 @@ __all__ = [
     "group_of",
     "raise_on_all",
     "remote_error",
+    "the_same",
 ]
+
+_T = TypeVar("_T")
+_FAILED = -1  # no digest is negative
 
 
 class Group(Protocol):
@@ -155,6 +159,32 @@ def expect_same(communicator: Communicating | MPI.Intracomm | Group, what: str, 
     agree(group_of(communicator), value, explain)
 
 
+def the_same(group: Group, what: str, check: Callable[[], _T]) -> _T:
+    """Return what a function returns, or raise on every rank if it raised or the ranks differ; collective.
+
+    Args:
+        group: The ranks that must agree.
+        what: What the value is, for the message.
+        check: Checks an argument without communicating, and returns it: numbers, strings, and tuples of these.
+
+    Raises:
+        Exception: What ``check`` raised, here or on another rank.
+        ValueError: The ranks differ; the same message on all of them.
+    """
+    mine: Exception | None = None
+    try:
+        value = check()
+    except Exception as error:
+        mine = error
+    # One reduction, unlike raise_on_all and expect_same one after the other, unless there is something to report.
+    if group.differ(_FAILED if mine is not None else digest(value)) or mine is not None:
+        with raise_on_all(group):
+            if mine is not None:
+                raise mine
+        expect_same(group, what, value)
+    return value
+
+
 def digest(signature: object) -> int:
     """Reduce a signature to a number that is the same for equal signatures.
 
@@ -205,5 +235,10 @@ def remote_error(rank: int, kind: str, message: str) -> Exception:
 
 _BUILT_IN: dict[str, type[Exception]] = {
     kind.__name__: kind
-    for kind in (TypeError, ValueError, RuntimeError, NotImplementedError, OverflowError, MemoryError, OSError)
+    for kind in (
+        *(TypeError, ValueError, RuntimeError, NotImplementedError, RecursionError, AssertionError, AttributeError),
+        *(ImportError, ModuleNotFoundError, LookupError, IndexError, KeyError, MemoryError, EOFError),
+        *(ArithmeticError, OverflowError, ZeroDivisionError, FloatingPointError),
+        *(OSError, FileNotFoundError, FileExistsError, PermissionError, ConnectionError, TimeoutError),
+    )
 }

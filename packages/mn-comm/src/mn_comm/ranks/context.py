@@ -9,6 +9,7 @@ from __future__ import annotations
 import functools
 import gc
 import itertools
+from collections import Counter
 from operator import itemgetter
 from typing import Any
 
@@ -72,6 +73,7 @@ class Contexts:
         self.foreground = Context(mpi_comm)
         guard().settled(self.foreground.within)
         self._splits: dict[int, Ranks] = {}
+        self._n_users: Counter[int] = Counter()
         self._mpi_comm = mpi_comm
         self._background: tuple[Context, Worker] | None = None
         self._others: list[Context] = []
@@ -109,16 +111,32 @@ class Contexts:
     def split(self, color: int, key: int) -> Ranks:
         """Return the ranks of equal color, ordered by key; collective.
 
-        If the ranks were split into the same groups before, this returns the same communicator, unless it was freed.
+        If the ranks were split into the same groups before, this returns the same communicator, unless it was freed:
+        by :meth:`release`, or by the caller, who may do so in some groups only.
         """
         ranks = self.foreground.ranks
         found = sorted((*each, rank) for rank, each in enumerate(ranks.allgather((color, key))))
         # Not the groups themselves, which name every rank.
         groups = digest([[rank for *_, rank in group] for _, group in itertools.groupby(found, itemgetter(0))])
-        kept = self._splits.get(groups)
-        if kept is None or kept == MPI.COMM_NULL:
-            kept = self._splits[groups] = ranks.split(color, key)
-        return kept
+        is_missing = self._splits.get(groups, MPI.COMM_NULL) == MPI.COMM_NULL
+        if ranks.any(is_missing):
+            made = ranks.split(color if is_missing else MPI.UNDEFINED, key)
+            if is_missing:
+                self._splits[groups] = made
+                self._n_users[groups] = 0
+        self._n_users[groups] += 1
+        return self._splits[groups]
+
+    def release(self, part: MPI.Intracomm) -> None:
+        """Free a communicator from :meth:`split` if all who got it have released it; collective among its ranks."""
+        for groups, kept in self._splits.items():
+            if kept is part:
+                self._n_users[groups] -= 1
+                if self._n_users[groups] <= 0:
+                    del self._splits[groups], self._n_users[groups]
+                    if part != MPI.COMM_NULL:
+                        kept.Free()
+                return
 
     def abandon(self) -> None:
         """End the thread when all communicators were revoked, so that its operations fail; not collective."""
