@@ -36,8 +36,9 @@ class CommunicatorBase(ABC):
     order. Wrong input on one rank raises an exception on every rank that takes part.
 
     A subclass in a script must define the abstract methods, and those of the properties below that are used. Code that
-    takes a communicator uses only these methods, not an MPI communicator that the object may hold. Pass arrays and
-    objects by position: their names differ between classes. A subclass that defines ``allreduce_grad(model)``, as in ChainerMN 1, gets a ``multi_node_mean_grad`` that calls it.
+    takes a communicator uses only these methods, not an MPI communicator that the object may hold, and passes arrays
+    and objects by position: their names differ between classes. A subclass that defines ``allreduce_grad(model)``, as
+    in ChainerMN 1, gets a ``multi_node_mean_grad`` that calls it.
 
     Attributes:
         mpi_comm: The mpi4py communicator over the same ranks, if the communicator has one.

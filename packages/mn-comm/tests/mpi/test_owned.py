@@ -111,7 +111,7 @@ def failed(comm):
     """Check that all ranks raise the exception of one rank, and still have the arrays."""
     array = np.full(3, RANK)
     failure = ZeroDivisionError("that was zero") if RANK == SIZE - 1 else None
-    with pytest.raises(ZeroDivisionError if RANK == SIZE - 1 else RuntimeError, match="that was zero"):
+    with pytest.raises(ZeroDivisionError, match="that was zero"):
         comm.all_gather_owned([("a", array)], [SIZE - 1], failure)
     assert (array == SIZE - 1).all()
 

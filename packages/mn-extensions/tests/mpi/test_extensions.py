@@ -107,7 +107,7 @@ def test_an_error_of_the_aggregator_raises_on_all_ranks(folder):
     trainer = training(folder, 1)
     observe(trainer, "x", [1])
     trainer.extend(ObservationAggregator(COMM, "x", aggregator=lambda xs: 1 / 0))
-    with pytest.raises((ZeroDivisionError, RuntimeError), match="division by zero"):
+    with pytest.raises(ZeroDivisionError, match="division by zero"):
         trainer.run(show_loop_exception_msg=False)
 
 

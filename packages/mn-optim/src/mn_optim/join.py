@@ -165,7 +165,7 @@ class JoinParticipant:
             self.state.fail(error)
             self._scheme.synchronous.exchange_messages(model)
         else:
-            self._scheme.fail(error)
+            self._scheme.fail(model, error)
 
     def end(self) -> None:
         """Take no part in a join any more."""

@@ -5,7 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 import chainer
+import numpy as np
 from chainer import optimizer
+
+from mn_optim.rmsprop_warmup import expect_usable_eps
 
 __all__ = ["LAMB"]
 
@@ -66,11 +69,16 @@ class LAMBRule(optimizer.UpdateRule):  # type: ignore[misc]
             self.state["v"] = param.device.xp.zeros_like(param.data)
 
     def update_core_cpu(self, param: chainer.Parameter) -> None:
-        """Take a step."""
+        """Take a step.
+
+        Raises:
+            ValueError: ``eps`` is 0 in the parameter's dtype, which would make parameters without a gradient NaN.
+        """
         grad = param.grad
         if grad is None:
             return
         hp, xp = self.hyperparam, param.device.xp
+        expect_usable_eps(hp.eps, grad.dtype)
         m, v = self.state["m"], self.state["v"]
         m += (1 - hp.beta1) * (grad - m)
         v += (1 - hp.beta2) * (grad * grad - v)
@@ -84,8 +92,9 @@ class LAMBRule(optimizer.UpdateRule):  # type: ignore[misc]
 
 def _trust_ratio(xp: Any, value: Any, direction: Any, max_norm: float | None) -> Any:
     """Return the factor for a direction; on a device without waiting for it."""
-    norm, length = (xp.sqrt((array.astype("f4") ** 2).sum()) for array in (value, direction))
+    dtype = np.promote_types(value.dtype, "f4")
+    norm, length = (xp.sqrt((array.astype(dtype) ** 2).sum()) for array in (value, direction))
     if max_norm is not None:
-        norm = xp.minimum(norm, xp.float32(max_norm))
+        norm = xp.minimum(norm, dtype.type(max_norm))
     is_usable = (norm > 0) & (length > 0)
     return xp.where(is_usable, norm / xp.where(is_usable, length, 1), 1).astype(value.dtype)

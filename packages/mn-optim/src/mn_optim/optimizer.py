@@ -71,7 +71,7 @@ class MultiNodeOptimizer:
     """A Chainer optimizer that trains replicas of a model on several ranks.
 
     All attributes except its own methods are those of the actual optimizer. A derived class in a script may override
-    ``update``. Collective, unless ``when`` is an :class:`AfterBackward` without ``send``.
+    ``update``. Collective, unless ``when`` is a bool.
 
     Args:
         actual_optimizer: A Chainer optimizer, already set up or not; or any object with its ``setup``, ``update`` and
@@ -348,9 +348,12 @@ class MultiNodeOptimizer:
             RuntimeError: The state is sharded and is to be saved, without :meth:`consolidate` before.
         """
         scheme = self._stepper.scheme
+        if self.actual_optimizer.target is not None:
+            self._serialize_scheme(scheme, serializer)
+        # After the scheme, which knows whether the state is sharded in its present phase.
         (scheme.shards or self.actual_optimizer).serialize(serializer)
-        if self.actual_optimizer.target is None:
-            return
+
+    def _serialize_scheme(self, scheme: Scheme, serializer: Any) -> None:
         if isinstance(serializer, chainer.Serializer) and scheme.has_diverged:
             warnings.warn(
                 f"the parameters of rank {self.communicator.rank} are saved while those of other ranks differ: call "

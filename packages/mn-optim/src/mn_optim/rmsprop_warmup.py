@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import chainer
+import numpy as np
 from chainer import optimizer
 
-__all__ = ["RMSpropWarmup", "sgd_share"]
+__all__ = ["RMSpropWarmup", "expect_usable_eps", "sgd_share"]
 
 
 class RMSpropWarmup(optimizer.GradientMethod):  # type: ignore[misc]  # Chainer has no types
@@ -75,10 +77,7 @@ class RMSpropWarmupRule(optimizer.UpdateRule):  # type: ignore[misc]
         if grad is None:
             return
         hp, xp = self.hyperparam, param.device.xp
-        if hp.eps and not grad.dtype.type(hp.eps):
-            raise ValueError(
-                f"expected an eps that {grad.dtype} can represent, got {hp.eps}: use a larger one, or use_fp32_update()"
-            )
+        expect_usable_eps(hp.eps, grad.dtype)
         m, v = self.state["m"], self.state["v"]
         m += (1 - hp.decay) * (grad * grad - m)
         v *= hp.momentum
@@ -86,6 +85,14 @@ class RMSpropWarmupRule(optimizer.UpdateRule):  # type: ignore[misc]
         param.data += hp.lr * v
 
     update_core_gpu = update_core_cpu
+
+
+def expect_usable_eps(eps: float, dtype: np.dtype[Any]) -> None:
+    """Raise ValueError if a number that keeps quotients finite is 0 in the dtype of the quotients."""
+    if eps and not dtype.type(eps):
+        raise ValueError(
+            f"expected an eps that {dtype} can represent, got {eps}: use a larger one, or use_fp32_update()"
+        )
 
 
 def sgd_share(epoch: float, center: float = 10.0, period: float = 5.0) -> float:

@@ -178,7 +178,6 @@ class SynchronousFirst(When):
 
     def start(self, communicator: CommunicatorBase, actual_optimizer: Any) -> Scheme:
         """Return the scheme."""
-        _agree(communicator, self)
         first = self.first.start(communicator, actual_optimizer)
         return TwoPhases(communicator, self.steps, first, self.then.start(communicator, actual_optimizer))
 
@@ -214,7 +213,6 @@ class LocalSGD(When):
     def start(self, communicator: CommunicatorBase, actual_optimizer: Any) -> Scheme:
         """Return the scheme."""
         refuse_elastic(communicator, "LocalSGD")
-        _agree(communicator, self)
         plain = chainer.optimizers.SGD(lr=1.0)  # applies the mean unchanged
         options = _reducer_options(self.send)
         return LocalSteps(communicator, self.steps, plain, average_state=self.average_state, **options)
@@ -249,7 +247,6 @@ class DiLoCo(When):
     def start(self, communicator: CommunicatorBase, actual_optimizer: Any) -> Scheme:
         """Return the scheme."""
         refuse_elastic(communicator, "DiLoCo")
-        _agree(communicator, self)
         return LocalSteps(communicator, self.steps, self.outer, **_reducer_options(self.send))
 
 
@@ -304,7 +301,6 @@ class StreamingDiLoCo(When):
     def start(self, communicator: CommunicatorBase, actual_optimizer: Any) -> Scheme:
         """Return the scheme."""
         refuse_elastic(communicator, "StreamingDiLoCo")
-        _agree(communicator, self)
         return LocalSteps(
             communicator,
             self.steps,
@@ -344,21 +340,24 @@ class Asynchronous(When):
     def start(self, communicator: CommunicatorBase, actual_optimizer: Any) -> Scheme:
         """Return the scheme."""
         refuse_elastic(communicator, "Asynchronous")
-        _agree(communicator, self)
         return AsynchronousMean(communicator, self.max_staleness, self.interval)
 
 
 def expect_when(communicator: CommunicatorBase, value: Any) -> When:
-    """Return a value of ``when``; a bool stands for ``AfterBackward(zero_fill)``.
+    """Return a value of ``when``, after comparing it with those of the other ranks; collective, except for a bool.
+
+    A bool stands for ``AfterBackward(zero_fill)``, for scripts that create their optimizers as with ChainerMN 7.
 
     Raises:
-        TypeError: It is of another type (also on ranks that have a valid one, if starting that is collective).
+        TypeError: It is of another type (on every rank).
+        ValueError: The ranks' values differ (on every rank).
     """
     if isinstance(value, bool):
         return AfterBackward(value)
-    if not isinstance(value, When):
-        with raise_on_all(communicator):
+    with raise_on_all(communicator):
+        if not isinstance(value, When):
             raise TypeError(f"expected AfterBackward() or alike for when, got {type(value).__name__}: {value!r:.80}")
+    expect_same(communicator, "when", _describe(value))
     return value
 
 
@@ -368,13 +367,6 @@ def _reducer_options(send: Send) -> dict[str, Any]:
         return {}
     is_hook = callable(send) and not isinstance(send, type)
     return {"comm_hook" if is_hook else "compression": send}
-
-
-def _agree(communicator: CommunicatorBase, when: When) -> None:
-    """Raise on every rank unless all ranks have the same options; collective."""
-    with raise_on_all(communicator):  # a rank may have found that its value is not one of these classes
-        pass
-    expect_same(communicator, "when", _describe(when))
 
 
 def _describe(value: Any) -> str:

@@ -232,6 +232,30 @@ def test_gradients_are_added_up_within():
     expect_equal_everywhere(optimizer.target)
 
 
+@pytest.mark.skipif(SIZE < 2, reason="needs a rank that waits")
+@pytest.mark.parametrize("others_have_data", [False, True])
+@pytest.mark.parametrize("is_first", [False, True])
+@pytest.mark.parametrize("scheme", ["plain", "double_buffering", "local_steps", "asynchronous", "post-local"])
+def test_rank_that_leaves_by_an_exception_before_its_first_update(scheme, is_first, others_have_data):
+    when = {**EXACT, **LOOSE}[scheme]
+    optimizer = MultiNodeOptimizer(chainer.optimizers.SGD(0.1), COMM, when).setup(Net())
+    if not is_first:
+        for i in range(4):
+            optimizer.update(optimizer.target, *batch(RANK, i))
+        optimizer.synchronize()
+    culprit = SIZE - 1
+    expected = (KeyError, "mine") if culprit == RANK else (RuntimeError, "left join")
+    with pytest.raises(expected[0], match=expected[1]), optimizer.join():
+        if culprit == RANK:
+            raise KeyError("mine")
+        for i in range(4 * others_have_data):
+            optimizer.update(optimizer.target, *batch(RANK, i))
+    for i in range(4):  # a script may go on
+        optimizer.update(optimizer.target, *batch(RANK, i))
+    optimizer.synchronize()
+    expect_equal_everywhere(optimizer.target)
+
+
 @pytest.mark.parametrize("moment", ["before", "forward", "step"])
 @pytest.mark.parametrize("scheme", [*EXACT, "int8", "local_steps", "asynchronous", "post-local"])
 def test_rank_that_leaves_by_an_exception_tells_all(scheme, moment):

@@ -14,7 +14,18 @@ import mn_optim  # noqa: F401 - before Chainer
 from mn_comm import create_communicator
 from mn_comm.building_blocks import synchronize_replicas
 from mn_compress import Int8
-from mn_optim import Asynchronous, DiLoCo, LocalSGD, MultiNodeOptimizer, StreamingDiLoCo, SynchronousFirst
+from mn_optim import (
+    AfterBackward,
+    Asynchronous,
+    DiLoCo,
+    DuringBackward,
+    LocalSGD,
+    MultiNodeOptimizer,
+    OneStepLate,
+    Sharded,
+    StreamingDiLoCo,
+    SynchronousFirst,
+)
 
 pytestmark = pytest.mark.sizes(1)
 
@@ -301,6 +312,97 @@ def test_a_rank_without_any_step():
     equal_everywhere(optimizer.target)
     for _ in train(optimizer, range(4)):
         pass
+    equal_everywhere(optimizer.target)
+
+
+@pytest.mark.parametrize("actual", [chainer.optimizers.MomentumSGD, chainer.optimizers.Adam])
+def test_a_rank_without_any_step_has_no_part_in_the_mean_of_state(actual):
+    optimizer = make(LocalSGD(2, average_state=True), actual()).setup(Net(seed=RANK))
+    alone = actual().setup(Net())
+    with optimizer.join():
+        for step in range(5 if RANK == SIZE - 1 else 0):
+            advance(optimizer, step, lambda rank, step: gradients(0, step))
+    for step in range(1, 5):  # the first update only distributes the parameters of rank 0
+        for name, grad in gradients(0, step).items():
+            getattr(alone.target, name).grad = grad
+        alone.update()
+    same(parameters(optimizer.target), parameters(alone.target), exactly=False)
+    for (name, param), other in zip(optimizer.target.namedparams(), alone.target.params(), strict=True):
+        for key, value in other.update_rule.state.items():
+            np.testing.assert_allclose(param.update_rule.state[key], value, rtol=1e-5, atol=1e-6, err_msg=name)
+
+
+@pytest.mark.parametrize(
+    "local_steps",
+    [
+        LocalSGD(1, average_state=True),
+        LocalSGD(2, average_state=True),
+        DiLoCo(1),
+        StreamingDiLoCo(2, fragments=2, delay=1, alpha=1),
+    ],
+)
+def test_steps_for_which_no_rank_has_data_change_nothing(local_steps):
+    optimizer = start(make(local_steps, chainer.optimizers.MomentumSGD(0.1)))
+    optimizer.join_in_steps()
+    for _ in train(optimizer, range(6)):
+        pass
+    optimizer.synchronize()
+    before = parameters(optimizer.target)
+    momentum = {name: param.update_rule.state["v"].copy() for name, param in optimizer.target.namedparams()}
+    for _ in range(4):
+        optimizer.update_without_data()
+    same(parameters(optimizer.target), before)
+    for name, param in optimizer.target.namedparams():
+        np.testing.assert_array_equal(param.update_rule.state["v"], momentum[name])
+
+
+FREEZING = [DiLoCo(2), StreamingDiLoCo(4, fragments=2, delay=1, alpha=0.5), StreamingDiLoCo(4, delay=3, alpha=1)]
+
+
+@pytest.mark.filterwarnings("ignore:the parameters of rank")
+@pytest.mark.parametrize("local_steps", FREEZING)
+def test_what_is_frozen_on_all_ranks_stays(local_steps):
+    """The outer optimizer has momentum, by which it would move parameters that no rank changes."""
+    optimizer = start(make(local_steps))
+    for _ in train(optimizer, range(9)):
+        pass
+    optimizer.synchronize()
+    frozen = optimizer.target.a
+    frozen.update_rule.enabled = False
+    before = frozen.data.copy()
+    for _ in train(optimizer, range(9, 16)):
+        pass
+    np.testing.assert_array_equal(frozen.data, before)
+    resumed = make(local_steps).setup(Net())  # maybe while a mean is pending
+    chainer.serializers.load_npz(saved(optimizer.target), resumed.target)
+    chainer.serializers.load_npz(saved(optimizer), resumed)
+    resumed.target.a.update_rule.enabled = False
+    resumed.assume_synchronized()
+    for each in (optimizer, resumed):
+        for _ in train(each, range(16, 20)):
+            pass
+        each.synchronize()
+        np.testing.assert_array_equal(each.target.a.data, before)
+    same(parameters(resumed.target), parameters(optimizer.target))
+    optimizer.target.a.update_rule.enabled = RANK == SIZE - 1  # one rank is enough to move it
+    for _ in train(optimizer, range(20, 28)):
+        pass
+    optimizer.synchronize()
+    assert (optimizer.target.a.data != before).any()
+    equal_everywhere(optimizer.target)
+
+
+@pytest.mark.parametrize("local_steps", [LocalSGD(2), DiLoCo(2)])
+def test_a_step_that_has_failed_after_its_update_has_changed_the_parameters(local_steps):
+    def fail(optimizer):
+        raise ArithmeticError("after the update")
+
+    fail.timing = "post"
+    optimizer = start(make(local_steps))
+    optimizer.add_hook(fail, "fail")
+    with pytest.raises(ArithmeticError):
+        advance(optimizer, 0)
+    optimizer.synchronize()
     equal_everywhere(optimizer.target)
 
 
@@ -620,11 +722,19 @@ def test_bad_numbers(error, message, call):
         call()
 
 
+SYNCHRONOUS = [AfterBackward(), DuringBackward(), OneStepLate(), Sharded(), Sharded(DuringBackward())]
+OF_OTHER_OPTIONS = [
+    *((DiLoCo(2), other) for other in (DiLoCo(2, outer=chainer.optimizers.SGD(lr=0.1)), DiLoCo(3), LocalSGD(2))),
+    *itertools.pairwise([*SYNCHRONOUS, Asynchronous(), SynchronousFirst(2, LocalSGD(2)), AfterBackward()]),
+    (AfterBackward(zero_fill=True), AfterBackward(zero_fill=False)),
+]
+
+
 @pytest.mark.skipif(SIZE < 2, reason="needs two ranks that differ")
-@pytest.mark.parametrize("others", [DiLoCo(2, outer=chainer.optimizers.SGD(lr=0.1)), DiLoCo(3), LocalSGD(2)])
-def test_ranks_whose_options_differ(others):
-    with pytest.raises(ValueError, match="expected the same when on every rank, got DiLoCo"):
-        make(DiLoCo(2) if RANK == 0 else others)
+@pytest.mark.parametrize(("of_first", "of_others"), OF_OTHER_OPTIONS)
+def test_ranks_whose_options_differ(of_first, of_others):
+    with pytest.raises(ValueError, match="expected the same when on every rank, got "):
+        make(of_first if RANK == 0 else of_others)
 
 
 def test_rank_without_a_step_of_its_own_meets_those_that_have_taken_one():

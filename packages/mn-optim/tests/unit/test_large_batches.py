@@ -242,12 +242,13 @@ def test_a_schedule_of_what_the_optimizer_has_not(make, extension, attr, tmp_pat
             run(optimizer, [extension], tmp_path)
 
 
-def test_an_eps_that_half_precision_cannot_hold():
+@pytest.mark.parametrize("optimizer", [RMSpropWarmup(eps=1e-8), LAMB(eps=1e-8, weight_decay_rate=0)])
+def test_an_eps_that_half_precision_cannot_hold(optimizer):
     """Otherwise, parameters whose gradients are zeros would become NaN."""
     model = chainer.Chain()
     with model.init_scope():
         model.w = chainer.Parameter(np.ones(2, np.float16))
-    optimizer = RMSpropWarmup().setup(model)
+    optimizer.setup(model)
     model.w.grad = np.zeros(2, np.float16)
     with pytest.raises(ValueError, match="expected an eps that float16 can represent, got 1e-08"):
         optimizer.update()

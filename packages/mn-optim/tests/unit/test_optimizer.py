@@ -141,7 +141,10 @@ def test_options_that_exclude_one_another_cannot_be_written(comm):
 
 def test_a_communicator_that_cannot_average_in_the_background():
     class Other(CommunicatorBase):
-        """Has no attributes of its own."""
+        """Has the ranks of one process."""
+
+        def allgather_obj(self, obj):
+            return [obj]
 
     Other.__abstractmethods__ = frozenset()
     with pytest.raises(NotImplementedError, match="Other cannot average gradients in the background"):

@@ -16,6 +16,7 @@ from chainer.backends import cuda
 
 from mn_comm import CommunicatorBase, Future, raise_on_all
 from mn_comm.building_blocks import GradientReducer, Worker, at_exit, waiting_for
+from mn_optim.join_state import LeftByException
 from mn_optim.schemes.communicating import communicating_links
 from mn_optim.schemes.optimizer_state import Slots
 from mn_optim.schemes.parameters import initialised_parameters, set_value, value_of
@@ -53,6 +54,7 @@ class AsynchronousMean(Scheme):
         self._reducer: GradientReducer | None = None
         self._worker = Worker()
         self._rounds: _Rounds | None = None
+        self._ended_by: Exception | None = None
         self._when_dropped: weakref.finalize[..., AsynchronousMean] | None = None
         _all.add(self)
         _see_to_the_end()
@@ -71,11 +73,17 @@ class AsynchronousMean(Scheme):
         self._has_moved = True
         self.is_meeting = rounds.step(take_step)
 
-    def fail(self, error: Exception) -> None:
-        """End the rounds of all ranks with an exception; collective with the rounds."""
-        rounds, self._rounds = self._rounds, None
-        if rounds is not None:
-            rounds.fail()
+    def fail(self, model: chainer.Link, error: Exception) -> None:
+        """Inform the ranks that average, or are about to, of an exception; collective with these."""
+        if error is self._ended_by:
+            return
+        if not self._is_shared:
+            self._tell(f"{type(error).__name__}: {error}")
+            return
+        self._run(model)  # of this rank there may be none, but the others are in them, or will be
+        rounds = self._take_rounds()
+        assert rounds is not None
+        rounds.fail()
 
     def restart(self, model: chainer.Link) -> None:
         """End the current rounds; collective."""
@@ -95,9 +103,20 @@ class AsynchronousMean(Scheme):
         return not is_shared
 
     def check(self, model: chainer.Link) -> None:
-        """Raise on every rank if a link of the model communicates; collective."""
+        """Raise on every rank if a link of the model communicates; collective.
+
+        Raises:
+            LeftByException: Another rank has left a join because of an exception.
+        """
+        for rank, failure in enumerate(self._tell(None)):
+            if failure is not None:
+                raise LeftByException(rank, failure)
         with raise_on_all(self._communicator):
             _refuse_meetings_within(model)
+
+    def _tell(self, failure: str | None) -> list[str | None]:
+        """Exchange the exceptions by which ranks have left a join before they shared the parameters; collective."""
+        return self._communicator.allgather_obj(failure)
 
     def _share(self, model: chainer.Link) -> None:
         """Prepare for a model that all ranks share from now on; collective the first time."""
@@ -119,14 +138,22 @@ class AsynchronousMean(Scheme):
 
     def _stop(self, *, restarts: bool = False) -> None:
         """End the rounds, together with those of all ranks; all of them restart, or none."""
-        rounds, self._rounds = self._rounds, None
+        rounds = self._take_rounds()
         if rounds is not None:
-            assert self._when_dropped is not None
-            self._when_dropped.detach()
             try:
                 rounds.end(restarts=restarts)
+            except Exception as error:
+                self._ended_by = error
+                raise
             finally:
                 self._worker.close()
+
+    def _take_rounds(self) -> _Rounds | None:
+        """Return the current rounds, which are then nobody's."""
+        rounds, self._rounds = self._rounds, None
+        if self._when_dropped is not None:
+            self._when_dropped.detach()  # it would keep the rounds, with the parameters
+        return rounds
 
 
 class _Rounds:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import chainer
@@ -91,12 +91,20 @@ class Fragment:
                 grad *= scale
             common.grad = grad
 
-    def launch(self, due: int) -> None:
+    @property
+    def frozen(self) -> Iterator[str]:
+        """The names of parameters that this rank's optimizer does not update now."""
+        return (name for name, param in self._named if not getattr(param.update_rule, "enabled", True))
+
+    def launch(self, due: int, held: Collection[str]) -> None:
         """Send the measured change of this rank's parameters; collective.
 
         Args:
             due: At which step to wait for the mean.
+            held: The names of parameters that are frozen on all ranks: the outer optimizer must not move them either.
         """
+        for name, common in self._common.namedparams():
+            common.update_rule.enabled = name not in held
         self.due = due
         self.has_moved = False
         if not isinstance(self._average, GradientReducer):
@@ -154,8 +162,11 @@ class Fragment:
         for name, common in self._common.namedparams():
             if self.due is not None and is_writer:
                 write(serializer["mean"], name, common.grad)
+                write(serializer["enabled"], name, np.array(common.update_rule.enabled))
             elif self.due is not None:
                 common.grad = common.device.send(read(serializer["mean"], name))
+                enabled = read(serializer["enabled"], name)
+                common.update_rule.enabled = enabled is None or bool(enabled)
         if self._compressed is not None:
             serialize_compression(serializer, self._compressed)
         if has_outer_state:  # Chainer would raise if there is no state yet

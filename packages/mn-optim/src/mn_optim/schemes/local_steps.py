@@ -35,12 +35,18 @@ class _Message(NamedTuple):
     Attributes:
         purpose: The fragment that is to meet, or ``_SYNCHRONIZE``, ``_SHARE`` or ``_FAILURE``.
         moved: For each fragment, whether this rank has changed it since its last meeting.
+        frozen: The names of parameters that its optimizer does not update now.
         failure: The exception because of which it has left a join.
     """
 
     purpose: int
     moved: tuple[bool, ...]
+    frozen: tuple[str, ...]
     failure: str = ""
+
+    def has_moved(self, index: int) -> bool:
+        """Return whether this rank has changed a fragment since its last meeting."""
+        return index < len(self.moved) and self.moved[index]
 
 
 class LocalSteps(Scheme):
@@ -116,9 +122,9 @@ class LocalSteps(Scheme):
         self._use_fragments(model)
         if backward is not None:
             backward(None)
-        take_step()
         for fragment in self._fragments:
-            fragment.has_moved = True
+            fragment.has_moved = True  # before: a hook after the update may fail
+        take_step()
         self._advance(model)
 
     def idle(self, model: chainer.Link) -> None:
@@ -126,7 +132,7 @@ class LocalSteps(Scheme):
         self._use_fragments(model)
         self._advance(model)
 
-    def fail(self, error: Exception) -> None:
+    def fail(self, model: chainer.Link, error: Exception) -> None:
         """Inform all ranks that meet, or wait for meetings, of an exception; collective with these."""
         self._exchange_messages(_FAILURE, f"{type(error).__name__}: {error}")
 
@@ -178,8 +184,7 @@ class LocalSteps(Scheme):
         self._use_fragments(model)  # others may have taken local steps although this rank has not
         self._land(self._fragments)
         for fragment in self._fragments:
-            if _n_moved(messages, fragment.index):
-                self._exchange(model, fragment.index, messages)
+            if self._exchange(model, fragment.index, messages):
                 self._land([fragment], alpha=1)
         self._position = 0
 
@@ -258,20 +263,26 @@ class LocalSteps(Scheme):
         messages = self._exchange_messages(index)
         if any(message.purpose not in (index, _SYNCHRONIZE) for message in messages):
             raise _mismatch(messages)
-        self._exchange(model, index, messages)
-        self.is_meeting = True
+        self.is_meeting = self._exchange(model, index, messages)
 
-    def _exchange(self, model: chainer.Link, index: int, messages: Sequence[_Message]) -> None:
-        """Send this rank's change of a fragment; collective. A rank without a change does not count."""
-        n_moved = _n_moved(messages, index)
-        scale = len(messages) / n_moved if n_moved else 1.0
+    def _exchange(self, model: chainer.Link, index: int, messages: Sequence[_Message]) -> bool:
+        """Send this rank's change of a fragment, unless no rank has changed it; collective. Return whether one has.
+
+        A rank without a change does not count.
+        """
+        movers = [message for message in messages if message.has_moved(index)]
+        if not movers:
+            return False
+        scale = len(messages) / len(movers)
         fragment = self._fragments[index]
         has_moved = fragment.has_moved
         with raise_on_all(self._communicator):
             fragment.measure(scale)
-        fragment.launch(self._position + self._delay)
+        held = set.intersection(*(set(message.frozen) for message in movers))
+        fragment.launch(self._position + self._delay, held)
         if self._state is not None:
             self._state.average(model, has_moved, scale)
+        return True
 
     def _land(self, fragments: Iterable[Fragment], alpha: float | None = None) -> None:
         for fragment in fragments:
@@ -293,17 +304,13 @@ class LocalSteps(Scheme):
         """
         # The changes that a rank makes while a mean is pending survive its arrival only if alpha is below 1.
         moved = tuple(self._alpha != 1 if each.due is not None else each.has_moved for each in self._fragments)
+        mine = (purpose, moved, tuple(name for each in self._fragments for name in each.frozen), failure)
         with waiting_for(lambda: "a meeting of local steps"):
-            messages = [_Message(*each) for each in self._communicator.allgather_obj((purpose, moved, failure))]
+            messages = [_Message(*each) for each in self._communicator.allgather_obj(mine)]
         for rank, message in enumerate(messages):
             if message.purpose == _FAILURE and purpose != _FAILURE:
                 raise LeftByException(rank, message.failure)
         return messages
-
-
-def _n_moved(messages: Sequence[_Message], index: int) -> int:
-    """Return how many ranks have changed a fragment since its last meeting."""
-    return sum(index < len(message.moved) and message.moved[index] for message in messages)
 
 
 def _mismatch(messages: Sequence[_Message]) -> RuntimeError:

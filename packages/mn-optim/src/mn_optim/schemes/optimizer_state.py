@@ -8,6 +8,7 @@ from typing import Any
 import chainer
 
 from mn_comm import CommunicatorBase
+from mn_optim.schemes.parameters import value_of
 
 __all__ = ["OptimizerState", "Slot", "Slots"]
 
@@ -67,6 +68,8 @@ class OptimizerState:
         Raises:
             ValueError: The ranks' states differ in names, shapes or dtypes (on every rank).
         """
+        if not counts:
+            _begin_state(model)  # it may not have taken any step
         arrays = dict(_state_of(model))
         if not counts:
             for array in arrays.values():
@@ -85,3 +88,11 @@ def _state_of(model: chainer.Link) -> Iterator[tuple[str, Any]]:
         for key, value in state.items():
             if getattr(getattr(value, "dtype", None), "kind", None) == "f" and value.ndim:
                 yield f"{name}/{key}", value
+
+
+def _begin_state(model: chainer.Link) -> None:
+    """Begin the state of the parameters that a step would update, as their first step would."""
+    for param in model.params(include_uninit=False):
+        rule = param.update_rule
+        if rule is not None and rule.enabled and rule.state is None:
+            rule._init_states(chainer.Parameter(value_of(param)))  # noqa: SLF001 - there is no public name

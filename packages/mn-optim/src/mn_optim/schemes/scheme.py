@@ -103,7 +103,7 @@ class Scheme:
     def idle(self, model: chainer.Link) -> None:
         """Take part in local steps of the other ranks, without data."""
 
-    def fail(self, error: Exception) -> None:
+    def fail(self, model: chainer.Link, error: Exception) -> None:
         """Inform the other ranks that this one has left a join because of an exception, if steps are local."""
 
     def check(self, model: chainer.Link) -> None:

@@ -11,7 +11,7 @@ import chainer
 from mn_comm import CommunicatorBase, is_elastic, raise_on_all
 from mn_comm.building_blocks import CompressionReport, GradientReducer, Owners, Reduction, waiting_for
 from mn_optim.compression_state import serialize_compression
-from mn_optim.join_state import Everyone, JoinState, NeedsParameters
+from mn_optim.join_state import Everyone, JoinState, LeftByException, NeedsParameters
 from mn_optim.schemes.scheme import Backward, Scheme, TakeStep
 
 logger = logging.getLogger(__name__)
@@ -256,7 +256,7 @@ class DoubleBuffered(Synchronous):
         previous, self._under_way = self._under_way, None
         try:
             current = self._start(model)
-        except (Everyone, NeedsParameters):
+        except (Everyone, NeedsParameters, LeftByException):  # a rank that has left still has its own
             self._under_way = previous
             raise
         except BaseException:

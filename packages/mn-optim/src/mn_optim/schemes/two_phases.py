@@ -14,6 +14,7 @@ from mn_optim.schemes.scheme import Averaging, Backward, Scheme, TakeStep
 from mn_optim.schemes.shared import share_out
 from mn_optim.schemes.synchronous import Synchronous
 from mn_optim.serialized import read, write
+from mn_optim.sharding import Shards
 
 __all__ = ["TwoPhases"]
 
@@ -32,7 +33,6 @@ class TwoPhases(Scheme):
         self.zero_fill = first.zero_fill and then.zero_fill
         self.is_meeting = False
         self.may_diverge = then.may_diverge
-        self.shards = then.shards
         self._communicator = communicator
         self._steps = steps
         self._first = first
@@ -52,6 +52,11 @@ class TwoPhases(Scheme):
     def current(self) -> Scheme:
         """The scheme of the next step."""
         return self._first if self._taken < self._steps else self._then
+
+    @property
+    def shards(self) -> Shards | None:  # type: ignore[override]  # it changes with the phase
+        """This rank's part of the state, if the state is sharded in this phase."""
+        return self.current.shards
 
     @property
     def has_diverged(self) -> bool:
@@ -85,9 +90,9 @@ class TwoPhases(Scheme):
         self._then.idle(model)
         self.is_meeting = self._then.is_meeting
 
-    def fail(self, error: Exception) -> None:
+    def fail(self, model: chainer.Link, error: Exception) -> None:
         """Inform the other ranks that this one has left a join because of an exception."""
-        self.current.fail(error)
+        self.current.fail(model, error)
 
     def restart(self, model: chainer.Link) -> None:
         """Discard pending averages; collective."""

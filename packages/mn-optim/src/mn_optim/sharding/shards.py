@@ -83,8 +83,8 @@ class Shards:
 
         Raises:
             TypeError: The parameters cannot be updated one by one (on every rank).
-            Exception: An exception of the step; the other ranks raise one of the same built-in type. All ranks still
-                have the same parameters.
+            Exception: An exception of the step; the other ranks raise one of the same built-in type, unless it is of a
+                hook after the update. All ranks still have the same parameters.
         """
         params = with_rules(model)
         if not self.is_settled:
