@@ -9,7 +9,7 @@ from mn_comm import create_communicator
 from mn_comm.building_blocks import STRATEGIES, check_in_debug_mode
 from mn_comm.gradients import layout, targets
 
-pytestmark = pytest.mark.sizes(1, 3, 4)
+pytestmark = pytest.mark.sizes(1, 3)
 
 WORLD = MPI.COMM_WORLD
 RANK, SIZE = WORLD.rank, WORLD.size

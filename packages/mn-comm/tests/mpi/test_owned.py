@@ -9,7 +9,7 @@ from mpi4py import MPI
 from mn_comm import CommunicatorBase, create_communicator
 from mn_comm.gradients import owned
 
-pytestmark = pytest.mark.sizes(1, 3, 4)
+pytestmark = pytest.mark.sizes(1, 3)
 
 WORLD = MPI.COMM_WORLD
 RANK, SIZE = WORLD.rank, WORLD.size

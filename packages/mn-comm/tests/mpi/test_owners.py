@@ -12,7 +12,7 @@ from mn_comm import create_communicator
 from mn_comm.building_blocks import Owners, Ranks
 from mn_comm.collectives import mean_in_place, mean_to_each, order_of_ranges
 
-pytestmark = pytest.mark.sizes(3, 4)
+pytestmark = pytest.mark.sizes(3)
 
 WORLD = MPI.COMM_WORLD
 RANK, SIZE = WORLD.rank, WORLD.size

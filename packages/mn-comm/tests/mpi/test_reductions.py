@@ -11,7 +11,7 @@ from mpi4py import MPI
 
 from mn_comm import Future, create_communicator
 
-pytestmark = pytest.mark.sizes(1, 3, 4)
+pytestmark = pytest.mark.sizes(1, 3)
 
 WORLD = MPI.COMM_WORLD
 RANK, SIZE = WORLD.rank, WORLD.size
