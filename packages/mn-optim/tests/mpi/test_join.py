@@ -232,6 +232,56 @@ def test_gradients_are_added_up_within():
     expect_equal_everywhere(optimizer.target)
 
 
+class OneMatrix(chainer.Chain):
+    """A parameter whose gradient is given."""
+
+    def __init__(self):
+        super().__init__()
+        with self.init_scope():
+            self.w = chainer.Parameter(np.zeros((24, 24), "f4"))
+
+    def forward(self, grad):
+        return F.sum(self.w * grad)
+
+
+@pytest.mark.skipif(SIZE < 2, reason="needs a rank that leaves")
+@pytest.mark.parametrize("when", [AfterBackward, DuringBackward, OneStepLate])
+@pytest.mark.parametrize("scheme", [compression.TopK(0.1), compression.OneBit(block=8), compression.PowerSGD(2)])
+def test_what_compression_has_omitted_counts_once_when_ranks_leave(when, scheme):
+    def given(rank, step):
+        n_of_rank = 12 if rank == SIZE - 1 else 8
+        random = np.random.RandomState(100 * step + rank)
+        return random.randn(24, 24).astype("f4") * (step < n_of_rank)
+
+    model = OneMatrix()
+    optimizer = MultiNodeOptimizer(chainer.optimizers.SGD(1.0), COMM, when(send=scheme)).setup(model)
+    n_steps = 20 if RANK == SIZE - 1 else 8
+    optimizer.update(model, given(RANK, 0))  # distributes the parameters
+    with optimizer.join():
+        for step in range(n_steps):
+            optimizer.update(model, given(RANK, step))
+    while COMM.allreduce_obj(float(optimizer.compression_report.error_norm)) > 1e-3:
+        optimizer.update(model, np.zeros((24, 24), "f4"))
+    means = [np.mean([given(rank, step) for rank in range(SIZE)], axis=0) for step in range(8)]
+    means += [given(SIZE - 1, step) for step in range(8, 12)]  # over the one that is left
+    np.testing.assert_allclose(-model.w.data, sum(means), atol=2e-3)
+
+
+@pytest.mark.skipif(SIZE < 2, reason="needs a rank without data")
+@pytest.mark.parametrize("n_steps", [0, 3])
+def test_a_rank_without_data_in_the_first_asynchronous_step(n_steps):
+    optimizer = MultiNodeOptimizer(chainer.optimizers.SGD(0.1), COMM, SynchronousFirst(n_steps, Asynchronous()))
+    optimizer.setup(Net()).join_in_steps()
+    for i in range(8):
+        if i < n_steps + 1 or RANK == 0:
+            optimizer.update(optimizer.target, *batch(RANK, i))
+        else:
+            optimizer.update_without_data()
+        assert COMM.allreduce_obj(i) == i * SIZE  # another extension communicates after each step
+    optimizer.synchronize()
+    expect_equal_everywhere(optimizer.target)
+
+
 @pytest.mark.skipif(SIZE < 2, reason="needs a rank that waits")
 @pytest.mark.parametrize("others_have_data", [False, True])
 @pytest.mark.parametrize("is_first", [False, True])

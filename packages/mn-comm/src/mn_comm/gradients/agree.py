@@ -107,12 +107,15 @@ class JoinMessages(Protocol):
     Attributes:
         has_news: Whether it has a message to send.
         message: The message; anything that can be pickled.
+        factor: The factor by which its owner multiplies the means; 0 if nothing is done with them.
     """
 
     @property
     def has_news(self) -> bool: ...  # noqa: D102
     @property
     def message(self) -> Any: ...  # noqa: D102
+    @property
+    def factor(self) -> float: ...  # noqa: D102
     def receive(self, messages: Sequence[Any]) -> None:
         """Process the messages of all ranks; called on every rank if one has news. May raise, on all ranks alike."""
         ...

@@ -98,7 +98,8 @@ class GradientReducer:
         self._layouts: dict[tuple[Signature, tuple[str, ...], Config], Layout] = {}
         self._latest: tuple[Signature, tuple[str, ...], Config, Layout] | None = None
         self._compressor = strategy.compressor
-        self._scale = 1.0
+        self._factor = 1.0
+        self._is_used = True
         self._under_way: list[Reduction] = []
         self._averaged: Layout | None = None
         self._notes = (0, 0)
@@ -182,8 +183,8 @@ class GradientReducer:
         while len(self._under_way) >= self._sets or any(not each.has_left for each in self._under_way):
             self._under_way.pop(0).drain()
         selection, signature, failure = self._select(model, zero_fill, owners)
-        join = self.join  # the worker may begin only after the join has ended
-        agreed = Future(lambda: self._agreement.check(signature, join=join), self._worker)
+        check = self._agreement.check if self._compressor is None else self._check_and_scale
+        agreed = Future(functools.partial(check, signature, join=self.join), self._worker)
         if failure is not None:
             raise failure
         # Not every second one: a reduction that ends before it has begun, because a rank had news, counts on some ranks
@@ -260,7 +261,6 @@ class GradientReducer:
         if self._compressor is not None:
             compressor = self._compressor
             Future(lambda: compressor.load(state), self._worker).wait()
-            self._scale = compressor.scale
             self._layouts.clear()
             self._latest = None
 
@@ -288,19 +288,36 @@ class GradientReducer:
             scale: The factor, above 0; compression multiplies the part that it has not sent yet by the change of this
                 factor.
         """
-        if self._compressor is not None and scale != self._scale:
-            compressor, self._scale = self._compressor, scale
-            Future(lambda: compressor.use_scale(scale), self._worker).wait()
+        compressor = self._compressor
+        if compressor is not None and compressor.scale != scale / self._factor:
+            Future(lambda: compressor.use_scale(scale / self._factor), self._worker).wait()
 
     def _begin(self) -> None:
         if self._compressor is not None:
             self._compressor.roll_back()  # an exception may have left them
+            self._expect_factor(self.join)
+
+    def _check_and_scale(self, signature: Signature, join: JoinMessages | None) -> None:
+        self._agreement.check(signature, join=join)
+        self._expect_factor(join)
+
+    def _expect_factor(self, join: JoinMessages | None) -> None:
+        """Let compression know how a join multiplies the next means: what it has omitted has been multiplied already.
+
+        Ranks may come and go; what one step omits and another one sends counts as in the step that has omitted it.
+        """
+        assert self._compressor is not None
+        factor = 1.0 if join is None else join.factor
+        self._is_used = factor != 0
+        if factor not in (0, self._factor):
+            self._compressor.use_scale(self._compressor.scale * self._factor / factor)
+            self._factor = factor
 
     def _end(self, layout: int, succeeded: bool) -> None:
         """Keep or discard the part that compression has omitted, in the same way on all ranks."""
         if self._compressor is None:
             return
-        if succeeded:
+        if succeeded and self._is_used:
             self._compressor.commit(layout)
         else:
             self._compressor.roll_back()

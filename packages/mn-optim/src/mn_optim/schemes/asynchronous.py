@@ -73,6 +73,10 @@ class AsynchronousMean(Scheme):
         self._has_moved = True
         self.is_meeting = rounds.step(take_step)
 
+    def idle(self, model: chainer.Link) -> None:
+        """Prepare with the other ranks, whose first step this may be; collective the first time."""
+        self._share(model)
+
     def fail(self, model: chainer.Link, error: Exception) -> None:
         """Inform the ranks that average, or are about to, of an exception; collective with these."""
         if error is self._ended_by:

@@ -1,0 +1,96 @@
+"""What docs/slurm.md says, on a Slurm cluster of two virtual nodes, with MPICH; skipped where there is no Slurm."""
+
+import pytest
+
+pytestmark = pytest.mark.rest
+
+ENDLESS = """
+import chainermn
+
+comm = chainermn.create_communicator()
+while True:
+    if comm.allreduce_obj(1) and comm.rank == 0:
+        print("begun", flush=True)
+"""
+ONE_OF_AN_ARRAY = """
+import os
+
+import chainermn
+
+comm = chainermn.create_communicator()
+if comm.rank == 0:
+    print("task", os.environ["SLURM_ARRAY_TASK_ID"], comm.size, comm.inter_size)
+"""
+HELLO = """
+import chainermn
+
+comm = chainermn.create_communicator()
+print(f"rank {comm.rank} of {comm.size}, host {comm.inter_rank} of {comm.inter_size}")
+"""
+
+
+def test_the_batch_script(slurm):
+    slurm.copy("train.py")
+    job = slurm.submit(slurm.page / "train-mpich.sbatch", "--cpus-per-task=1")
+    assert job.wait() == "COMPLETED", job.log
+    assert (slurm.folder / "result" / "log").exists()
+
+
+def test_mpiexec_in_a_batch_script(slurm):
+    slurm.write("hello.py", HELLO)
+    job = slurm.submit("--nodes=2", "--ntasks-per-node=2", "--wrap=mpiexec python hello.py")
+    assert job.wait() == "COMPLETED", job.log
+    assert sorted(job.log.splitlines()) == [f"rank {rank} of 4, host {rank // 2} of 2" for rank in range(4)]
+
+
+@pytest.mark.parametrize("launcher", ["srun --mpi=pmi2", "mpiexec"])
+def test_a_job_that_is_cancelled_ends_on_all_nodes(slurm, launcher):
+    slurm.write("endless.py", ENDLESS)
+    job = slurm.submit("--nodes=2", "--ntasks-per-node=2", f"--wrap={launcher} python endless.py")
+    job.wait_for("begun")
+    slurm.call("scancel", job.number)
+    assert job.wait() == "CANCELLED", job.log
+    assert not slurm.processes("endless.py")
+
+
+@pytest.mark.parametrize("launcher", ["srun --mpi=pmi2", "mpiexec"])
+def test_an_array_of_jobs(slurm, launcher):
+    slurm.write("one.py", ONE_OF_AN_ARRAY)
+    job = slurm.submit("--array=0-2", "--nodes=2", "--ntasks-per-node=1", f"--wrap={launcher} python one.py")
+    assert job.wait() == "COMPLETED", job.log
+    assert sorted(job.log.splitlines()) == [f"task {i} 2 2" for i in range(3)]
+
+
+def test_a_training_that_reaches_its_time_limit_is_queued_again_and_resumes(slurm):
+    slurm.copy("train.py")
+    options = ["--ntasks-per-node=1", "--cpus-per-task=1", "--time=1", "--signal=TERM@55"]
+    job = slurm.submit(*options, slurm.page / "train-again.sbatch", "--epoch", "1000000")
+    job.wait_for("stopped at iteration")
+    stopped = int(job.log.split("stopped at iteration ")[1].split()[0])
+    slurm.call("scontrol", "update", f"JobId={job.number}", "StartTime=now")  # Slurm waits for two minutes
+    job.wait_for(f"resumed at iteration {stopped}")
+    slurm.call("scancel", job.number)
+    assert job.wait() == "CANCELLED", job.log
+
+
+def test_the_doctor_reaches_the_nodes_through_slurm(slurm):
+    slurm.copy("reach-node")
+    hosts = "$(scontrol show hostnames | paste -sd,)"
+    job = slurm.submit(
+        "--nodes=2", "--ntasks-per-node=1", f"--wrap=chainermn doctor --hosts {hosts} --ssh ./reach-node"
+    )
+    assert job.wait() == "COMPLETED", job.log
+    assert "2 ranks on " in job.log
+
+
+def test_a_node_is_lost_under_the_supervisor(slurm):
+    slurm.copy("reach-node")
+    slurm.write("survive.py", slurm.SURVIVE)
+    hosts = '$(scontrol show hostnames | sed "s/$/:1/" | paste -sd,)'
+    command = f"chainermn elastic -n 2 --hosts {hosts} --min 1 --ssh ./reach-node survive.py"
+    job = slurm.submit("--no-kill", "--nodes=2", "--ntasks-per-node=1", f"--wrap={command}")
+    job.wait_for("iteration 50 ranks 2")
+    slurm.lose_a_node()
+    job.wait_for("done, ranks 1")
+    assert "resumed at 0" not in job.log.partition("iteration 50")[2]
+    assert job.wait() in ("COMPLETED", "NODE_FAIL"), job.log
