@@ -6,8 +6,9 @@ from pathlib import Path
 
 import pytest
 
-# For tests with real devices.
+# For tests with real devices, and for jobs of Slurm.
 sys.path.insert(0, str(Path(__file__).parents[1] / "packages" / "mn-comm" / "tests" / "fakes"))
+sys.path.insert(0, str(Path(__file__).parent / "slurm"))
 
 from on_gpu import devices, make  # noqa: F401
 from shared_fixtures import world  # noqa: F401
@@ -63,6 +64,26 @@ def virtual_cluster():
         if missing:
             pytest.skip(f"no virtual cluster here: {missing}")
         yield cluster
+
+
+@pytest.fixture(scope="session")
+def slurm_cluster(virtual_cluster):
+    """Return a Slurm cluster of two virtual nodes; skip the test if there can be none."""
+    import slurm_cluster  # it is beside tools/cluster.py
+
+    missing = slurm_cluster.what_is_missing()
+    if missing:
+        pytest.skip(f"no Slurm here: {missing}")
+    with slurm_cluster.slurm() as found:
+        yield found
+
+
+@pytest.fixture
+def slurm(slurm_cluster, tmp_path):
+    """Submit batch jobs to a Slurm cluster, from an empty folder that is also the users' home."""
+    from slurm_jobs import Jobs
+
+    return Jobs(slurm_cluster, tmp_path)
 
 
 @pytest.fixture

@@ -151,16 +151,21 @@ class Hosts:
         """Cut the link of a host: nothing reaches it or comes from it, and no process is notified."""
         _ip("link", "set", f"{self.prefix}v{self.names.index(name)}", "nomaster")
 
+    def processes(self, name: str) -> list[int]:
+        """Return the ids of all processes on a host."""
+        found = subprocess.run(["ip", "netns", "pids", self._namespace(name)], capture_output=True, text=True)
+        return list(map(int, found.stdout.split()))
+
     def kill(self, name: str) -> None:
         """End every process on a host."""
         deadline = time.monotonic() + _END_SECONDS
         while time.monotonic() < deadline:
-            found = subprocess.run(["ip", "netns", "pids", self._namespace(name)], capture_output=True, text=True)
-            if not found.stdout.split():
+            found = self.processes(name)
+            if not found:
                 return
-            for process in found.stdout.split():
+            for process in found:
                 with contextlib.suppress(ProcessLookupError):
-                    os.kill(int(process), signal.SIGKILL)
+                    os.kill(process, signal.SIGKILL)
 
     def _namespace(self, name: str) -> str:
         return f"{self.prefix}-{name}"

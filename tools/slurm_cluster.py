@@ -108,12 +108,14 @@ class Slurm:
         nodes: The names of the nodes.
         environ: The environment in which Slurm's commands find the cluster.
         folder: The folder of Slurm's files, with the logs of its daemons.
+        daemons: The processes of the daemons, which end with the hosts.
     """
 
     hosts: cluster.Hosts
     nodes: tuple[str, ...]
     environ: Mapping[str, str]
     folder: Path
+    daemons: list[subprocess.Popen]
 
     def run(self, command: Sequence[str], **options: object) -> subprocess.CompletedProcess:
         """Run a command on the controller's host; ``options`` are those of ``subprocess.run``."""
@@ -140,7 +142,8 @@ class Slurm:
         """Start a daemon on a host, which runs until the hosts are removed."""
         with (self.folder / f"{command[0]}-{host}.out").open("ab") as out:
             here = self.hosts.command_on(host, command)
-            subprocess.Popen(here, env=self.environ, stdin=subprocess.DEVNULL, stdout=out, stderr=subprocess.STDOUT)
+            options = {"stdin": subprocess.DEVNULL, "stdout": out, "stderr": subprocess.STDOUT}
+            self.daemons.append(subprocess.Popen(here, env=self.environ, **options))  # type: ignore[call-overload]
 
 
 @contextlib.contextmanager
@@ -155,13 +158,15 @@ def slurm(nodes: int = 2, cores: int = 16, *, grace: int = 30, patience: int = 1
     """
     with contextlib.ExitStack() as undo:
         folder = Path(undo.enter_context(tempfile.TemporaryDirectory(prefix="mn-slurm-")))
+        daemons: list[subprocess.Popen] = []
+        undo.callback(lambda: [each.wait() for each in daemons])
         hosts = undo.enter_context(cluster.cluster(nodes + 1))
         undo.enter_context(hosts.knowing_each_other())
         *names, controller = hosts.names
         values = {"folder": folder, "controller": controller, "nodes": ",".join(names), "cores": cores}
         (folder / "cgroup.conf").write_text("CgroupPlugin=cgroup/v1\n")  # not looked for: a host's /sys has none
         (folder / "slurm.conf").write_text(_CONF.format(grace=grace, patience=patience, **values))
-        found = Slurm(hosts, tuple(names), _environ(folder), folder)
+        found = Slurm(hosts, tuple(names), _environ(folder), folder, daemons)
         _start_munge(found, controller)
         (folder / "state").mkdir()
         found.start(controller, ["slurmctld", "-D"])
