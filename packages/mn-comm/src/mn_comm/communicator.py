@@ -218,8 +218,8 @@ class Communicator(CommunicatorBase):
 
         Args:
             x: An array of the same shape and dtype on every rank: integers, floats or complex numbers. Half precision
-                is combined in float32. Whether integers that grow too large wrap around or saturate, and whether NaN is
-                the largest or smallest of all, depends on the MPI library.
+                is combined in float32. Whether integers that grow too large wrap around or saturate depends on the MPI
+                library. In host memory, the result is NaN where any rank has NaN, also of ``max`` and ``min``.
             op: ``sum``, ``prod``, ``max`` or ``min``; the same on every rank.
 
         Returns:

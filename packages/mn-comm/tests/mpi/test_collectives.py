@@ -129,6 +129,25 @@ def test_reductions_by_every_operation(shape, dtype, op, root):
     same(mine, few(shape, dtype, RANK))
 
 
+@pytest.mark.parametrize("dtype", ["f2", "f4", "f8", "g"])
+@pytest.mark.parametrize("op", ["sum", "prod", "max", "min"])
+@pytest.mark.parametrize("shape", [(), (3,), (7, 5)])
+def test_nan_is_never_hidden(op, dtype, shape):
+    for rank in range(SIZE):
+        whole = np.ones((SIZE, *shape), dtype)
+        at = tuple(np.random.RandomState(rank).randint(0, whole.shape))
+        if rank == RANK:
+            whole[at] = np.nan
+        expected = np.zeros(whole.shape, bool)
+        expected[at] = True
+        np.testing.assert_array_equal(np.isnan(COMM.allreduce(whole, op=op)), expected)
+        np.testing.assert_array_equal(np.isnan(COMM.reduce_scatter(whole, op=op)), expected[RANK : RANK + 1])
+        at_root = COMM.reduce(whole, op=op, root=SIZE - 1)
+        if RANK == SIZE - 1:
+            np.testing.assert_array_equal(np.isnan(at_root), expected)
+    assert np.isnan(COMM.allreduce(np.array(np.nan if RANK == 0 else 1.0), op=op))
+
+
 @given(length=st.integers(0, 4), shape=shapes, dtype=st.sampled_from(NUMBERS), op=st.sampled_from(list(OPERATIONS)))
 def test_reduce_scatter(length, shape, dtype, op):
     shape = (length * SIZE, *shape)

@@ -192,6 +192,24 @@ def test_kill_and_resume(kind, local_steps):
 
 
 @several
+@BY_KIND
+def test_rolling_back_to_before_the_first_meeting_discards_what_was_not_sent(kind):
+    optimizer = make(SynchronousFirst(2, LocalSGD(2)), kind)
+    advance(optimizer, gradients(0))
+    files, ends = (saved(optimizer), saved(optimizer.target)), []
+    for _ in range(2):
+        for step in range(1, 8):
+            advance(optimizer, gradients(step))
+        optimizer.synchronize()
+        ends.append(bits(optimizer.target.namedparams()))
+        for file, target in zip(files, (optimizer, optimizer.target), strict=True):
+            file.seek(0)
+            chainer.serializers.load_npz(file, target, strict=False)
+        optimizer.assume_synchronized()
+    assert ends[0] == ends[1]
+
+
+@several
 @pytest.mark.filterwarnings("ignore:the parameters of rank")
 def test_what_was_not_sent_is_in_the_snapshot():
     """This tests the test above: without the state, the results differ."""

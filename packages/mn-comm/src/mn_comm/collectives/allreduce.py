@@ -18,7 +18,7 @@ from mn_comm.ranks import agreement
 if TYPE_CHECKING:
     from mn_comm.ranks.intracomm import Ranks
 
-__all__ = ["OPERATIONS", "agree_on", "allreduce", "combine_in_place", "mean_in_place", "sum_in_place"]
+__all__ = ["OPERATIONS", "agree_on", "allreduce", "combine_in_place", "mean_in_place", "sum_in_place", "where_nan"]
 
 OPERATIONS = {"sum": "SUM", "prod": "PROD", "max": "MAX", "min": "MIN"}
 """The names of MPI's operations."""
@@ -32,7 +32,10 @@ def allreduce(ranks: Ranks, data: Any, op: str = "sum") -> _Array:
     if placement.is_device_array(array):
         return device_backend().allreduce(ranks, array, total_dtype, op)  # type: ignore[no-any-return]
     total = array.astype(total_dtype, order="C", copy=True)
+    is_nan = where_nan(ranks, total, op)
     combine_in_place(ranks, total.reshape(-1), op)
+    if is_nan is not None:
+        total[is_nan] = np.nan
     return total.astype(array.dtype, copy=False)  # type: ignore[no-any-return]
 
 
@@ -63,6 +66,29 @@ def agree_on(ranks: Ranks, data: Any, op: str, what: str) -> tuple[Any, np.dtype
     signature = (array.shape, array.dtype.name, op, *(["on a device"] if on_device else []))
     agreement.agree(ranks, signature, functools.partial(_explain, what))
     return array, total_dtype
+
+
+def where_nan(ranks: Ranks, array: _Array, op: str) -> _Array | None:
+    """Return where any rank has NaN, if the operation may hide it; collective.
+
+    MPI's maximum and minimum compare, in an order that depends on the element and on the ranks: of NaN and a number,
+    either may be the result.
+
+    Args:
+        ranks: The ranks.
+        array: This rank's array, of the same shape and dtype on every rank.
+        op: The operation.
+
+    Returns:
+        An array of bools of the same shape; ``None`` if there is no NaN, or NaN is the result anyway.
+    """
+    if op not in ("max", "min") or array.dtype.kind != "f":
+        return None
+    found = np.asarray(np.isnan(array))  # of a scalar array it is no array
+    if not ranks.any(bool(found.any())):
+        return None
+    combine_in_place(ranks, found.view(np.uint8).reshape(-1), "max")
+    return found
 
 
 def combine_in_place(ranks: Ranks, flat: _Array, op: str) -> None:

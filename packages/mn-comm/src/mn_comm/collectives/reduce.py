@@ -10,7 +10,7 @@ from mn_comm.basis import placement
 from mn_comm.basis.device_backend import device_backend
 from mn_comm.basis.mpi import MPI
 from mn_comm.collectives import pieces
-from mn_comm.collectives.allreduce import OPERATIONS, agree_on
+from mn_comm.collectives.allreduce import OPERATIONS, agree_on, where_nan
 from mn_comm.collectives.roots import same_root
 
 if TYPE_CHECKING:
@@ -29,9 +29,12 @@ def reduce(ranks: Ranks, data: Any, op: str, root: int) -> _Array | None:
         total = device_backend().allreduce(ranks, array, total_dtype, op)
         return total if ranks.rank == root else None
     total = array.astype(total_dtype, order="C", copy=True)
+    is_nan = where_nan(ranks, total, op)
     for piece in pieces.pieces(total.reshape(-1)):
         if ranks.rank == root:
             ranks.Reduce(MPI.IN_PLACE, piece, getattr(MPI, OPERATIONS[op]), root)
         else:
             ranks.Reduce(piece, None, getattr(MPI, OPERATIONS[op]), root)
+    if is_nan is not None:
+        total[is_nan] = np.nan
     return total.astype(array.dtype, copy=False) if ranks.rank == root else None

@@ -10,7 +10,7 @@ from mn_comm.basis import placement
 from mn_comm.basis.device_backend import device_backend
 from mn_comm.basis.mpi import MPI
 from mn_comm.collectives import pieces
-from mn_comm.collectives.allreduce import OPERATIONS, agree_on
+from mn_comm.collectives.allreduce import OPERATIONS, agree_on, where_nan
 from mn_comm.ranks import agreement
 
 if TYPE_CHECKING:
@@ -34,10 +34,13 @@ def reduce_scatter(ranks: Ranks, data: Any, op: str) -> _Array:
         total = device_backend().allreduce(ranks, array, total_dtype, op)
         return total[ranks.rank * shape[0] : (ranks.rank + 1) * shape[0]].copy()  # type: ignore[no-any-return]
     blocks = np.ascontiguousarray(array, total_dtype).reshape(ranks.size, -1)
+    is_nan = where_nan(ranks, blocks, op)
     block = np.empty(blocks.shape[1], total_dtype)
     begin = 0
     for piece in pieces.pieces(block, pieces.PIECE_BYTES // ranks.size):
         summands = np.ascontiguousarray(blocks[:, begin : begin + piece.size])
         ranks.Reduce_scatter_block(summands, piece, getattr(MPI, OPERATIONS[op]))
         begin += piece.size
+    if is_nan is not None:
+        block[is_nan[ranks.rank]] = np.nan
     return block.reshape(shape).astype(array.dtype, copy=False)

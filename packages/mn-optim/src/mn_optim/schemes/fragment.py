@@ -31,6 +31,11 @@ class Exchanger(NamedTuple):
     average: Average | GradientReducer
     compressed: GradientReducer | None = None
 
+    def forget(self) -> None:
+        """Discard the part that was not sent; on every rank."""
+        if self.compressed is not None:
+            self.compressed.load_state({})
+
 
 class Fragment:
     """Some parameters of a model, in two copies: the rank's own, and those that all ranks have in common.
@@ -66,7 +71,7 @@ class Fragment:
         self._common = Common({name: arrays[name].copy() for name, _ in named})
         self._outer = copy.deepcopy(outer)
         self._outer.setup(self._common)
-        self._average, self._compressed = exchanger
+        self._exchanger = exchanger
         self._under_way: Reduction | None = None
 
     def measure(self, scale: float) -> None:
@@ -107,10 +112,11 @@ class Fragment:
             common.update_rule.enabled = name not in held
         self.due = due
         self.has_moved = False
-        if not isinstance(self._average, GradientReducer):
-            self._average(self._common)
+        average = self._exchanger.average
+        if not isinstance(average, GradientReducer):
+            average(self._common)
             return
-        self._under_way = self._average.start(self._common)
+        self._under_way = average.start(self._common)
         try:
             self._under_way.ready_all()
         except BaseException:
@@ -137,8 +143,7 @@ class Fragment:
         """Wait for the pending exchange, and discard it and the part that was not sent; collective."""
         if self._under_way is not None:
             self._under_way.drain()
-        if self._compressed is not None:
-            self._compressed.load_state({})
+        self._exchanger.forget()
         self._under_way = self.due = None
 
     def _arrive(self) -> None:
@@ -167,8 +172,8 @@ class Fragment:
                 common.grad = common.device.send(read(serializer["mean"], name))
                 enabled = read(serializer["enabled"], name)
                 common.update_rule.enabled = enabled is None or bool(enabled)
-        if self._compressed is not None:
-            serialize_compression(serializer, self._compressed)
+        if self._exchanger.compressed is not None:
+            serialize_compression(serializer, self._exchanger.compressed)
         if has_outer_state:  # Chainer would raise if there is no state yet
             self._outer.serialize(serializer["outer"])
 

@@ -215,6 +215,8 @@ class LocalSteps(Scheme):
             return True
         if common:
             self._begin_anew()
+        for each in self._exchangers:
+            each.forget()
         return False
 
     def _cut(self) -> np.ndarray[Any, np.dtype[np.uint8]]:
