@@ -1,5 +1,7 @@
 import numpy as np
 import pytest
+from mpi4py import MPI
+from mpi4py.util import dtlib
 
 from mn_comm.basis import wire
 
@@ -7,7 +9,17 @@ from mn_comm.basis import wire
 @pytest.mark.parametrize("kind", ["i1", "i2", "i4", "i8", "u1", "u2", "u4", "u8", "f4", "f8", "g", "c8", "c16"])
 def test_dtypes_that_are_added_up_as_they_are(kind):
     assert wire.check_sum(np.dtype(kind), "allreduce") == np.dtype(kind)
-    assert wire.mpi_datatype(np.dtype(kind)) is not None
+    assert wire.has_mpi_datatype(np.dtype(kind))
+
+
+def test_no_datatypes_of_mpi_pile_up(monkeypatch):
+    made = []
+    find = dtlib.from_numpy_dtype
+    monkeypatch.setattr(dtlib, "from_numpy_dtype", lambda dtype: made.append(find(dtype)) or made[-1])
+    wire.has_mpi_datatype.cache_clear()
+    for _ in range(3):
+        wire.check_sum(np.dtype("f4"), "allreduce")
+    assert made == [MPI.DATATYPE_NULL]  # one, and it was freed
 
 
 def test_half_precision_is_added_up_in_float32():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import operator
 from typing import Any
 
@@ -11,7 +12,7 @@ from mn_comm.basis.arithmetic import sum_dtype
 from mn_comm.basis.mpi import MPI
 from mn_comm.basis.placement import is_device_array
 
-__all__ = ["as_index", "check_array", "check_rank", "check_sum", "check_tag", "mpi_datatype"]
+__all__ = ["as_index", "check_array", "check_rank", "check_sum", "check_tag", "has_mpi_datatype"]
 
 
 def check_array(array: Any, operation: str) -> Any:
@@ -56,27 +57,24 @@ def check_sum(dtype: np.dtype[Any], operation: str) -> np.dtype[Any]:
         TypeError: MPI cannot add up such values (bool, strings, dates, structures).
     """
     total_dtype = sum_dtype(dtype)
-    if total_dtype.kind in "iufc" and mpi_datatype(total_dtype) is not None:
+    if total_dtype.kind in "iufc" and has_mpi_datatype(total_dtype):
         return total_dtype
     raise TypeError(f"{operation}: expected an integer, floating or complex dtype that MPI can add up, got {dtype}")
 
 
-def mpi_datatype(dtype: np.dtype) -> MPI.Datatype | None:
-    """Return MPI's datatype for ``dtype``, or ``None`` if this MPI library has none.
-
-    Args:
-        dtype: A NumPy dtype in native byte order.
-
-    Returns:
-        The datatype. Null handles are never returned, because MPICH aborts the process if it gets one.
-    """
+@functools.cache
+def has_mpi_datatype(dtype: np.dtype) -> bool:
+    """Return whether this MPI library has a datatype for ``dtype``, a NumPy dtype; looked up once for each."""
     from mpi4py.util import dtlib
 
     try:
-        datatype = dtlib.from_numpy_dtype(dtype)
+        datatype = dtlib.from_numpy_dtype(dtype)  # a new one
     except (ValueError, TypeError):
-        return None
-    return None if datatype == MPI.DATATYPE_NULL or not dtype.isnative else datatype
+        return False
+    if datatype == MPI.DATATYPE_NULL:
+        return False
+    datatype.Free()
+    return dtype.isnative
 
 
 def check_rank(rank: Any, size: int, name: str) -> int:
