@@ -486,4 +486,5 @@ def leak(kind: str) -> Callable[[], object]:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    status = main()  # not in the call: on Python 3.10 and 3.11, the communicators would not see the status
+    sys.exit(status)
