@@ -110,16 +110,18 @@ def recv_obj(ranks: Ranks, source: int, tag: int, status: MPI.Status | None) -> 
 
 def bcast_obj(ranks: Ranks, obj: Any, max_buf_len: int, root: int = 0) -> Any:
     """Broadcast an object; see :meth:`mn_comm.CommunicatorBase.bcast_obj`."""
-    root = same_root(ranks, root)
     frames: _Frames = []
-    with agreement.raise_on_all(ranks):
+
+    def prepare(root: int) -> None:
         limit = wire.as_index(max_buf_len, "max_buf_len")
         if limit < 1:
             raise ValueError(f"expected max_buf_len of at least 1 byte, got {limit}")
         if ranks.rank == root:
-            frames = _dump(obj)
+            frames.extend(_dump(obj))
+
+    root = same_root(ranks, root, prepare)
     # The root's limit: other ranks may have left out the argument, and pieces have to be of the same size.
-    limit, lengths = ranks.bcast((limit, [frame.size for frame in frames]), root)
+    limit, lengths = ranks.bcast((wire.as_index(max_buf_len, ""), [frame.size for frame in frames]), root)
     if ranks.rank != root:
         frames = _room(lengths)
     for piece in _pieces(frames, limit):
@@ -129,9 +131,8 @@ def bcast_obj(ranks: Ranks, obj: Any, max_buf_len: int, root: int = 0) -> Any:
 
 def gather_obj(ranks: Ranks, obj: Any, root: int = 0) -> list[Any] | None:
     """Gather objects on one rank; see :meth:`mn_comm.CommunicatorBase.gather_obj`."""
-    root = same_root(ranks, root)
-    with agreement.raise_on_all(ranks):
-        frames = _dump(obj)
+    frames: _Frames = []
+    root = same_root(ranks, root, lambda root: frames.extend(_dump(obj)))
     parcels = ranks.gather(_parcel(frames), root)
     if parcels is None:
         _send_long(ranks, frames, root)
@@ -155,13 +156,15 @@ def allgather_obj(ranks: Ranks, obj: Any) -> list[Any]:
 
 def scatter_obj(ranks: Ranks, objs: Any, root: int = 0) -> Any:
     """Scatter objects; see :meth:`mn_comm.CommunicatorBase.scatter_obj`."""
-    root = same_root(ranks, root)
     dumped: list[_Frames] = []
-    with agreement.raise_on_all(ranks):
+
+    def prepare(root: int) -> None:
         if ranks.rank == root:
             if len(objs) != ranks.size:
                 raise ValueError(f"scatter_obj: expected {ranks.size} objects, one for each rank, got {len(objs)}")
-            dumped = [_dump(obj) for obj in objs]
+            dumped.extend(_dump(obj) for obj in objs)
+
+    root = same_root(ranks, root, prepare)
     parcel = ranks.scatter([_parcel(frames) for frames in dumped] if ranks.rank == root else None, root)
     for dest, frames in enumerate(dumped):
         if dest != root:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from mn_comm.basis import wire
@@ -13,13 +14,27 @@ if TYPE_CHECKING:
 __all__ = ["same_root"]
 
 
-def same_root(ranks: Ranks, root: Any) -> int:
+def same_root(ranks: Ranks, root: Any, prepare: Callable[[int], object] = lambda root: None) -> int:
     """Return the root as an int; collective.
 
-    Without this check, ranks with different roots would wait forever, or each take its own array for the root's.
+    Without this check, ranks with different roots would wait forever, or each take its own array for the root's. It is
+    one reduction together with what else has to be checked: a rank that is interrupted while it waits for the others
+    should not have to meet them again.
+
+    Args:
+        ranks: The ranks.
+        root: This rank's root.
+        prepare: Called with the root before the ranks meet; it must not communicate.
 
     Raises:
         TypeError: It is not an integer on some rank (on every rank).
         ValueError: It is out of range on some rank, or the ranks differ (on every rank).
+        Exception: What ``prepare`` raised, here or on another rank.
     """
-    return agreement.the_same(ranks, "root", lambda: wire.check_rank(root, ranks.size, "root"))
+
+    def check() -> int:
+        number = wire.check_rank(root, ranks.size, "root")
+        prepare(number)
+        return number
+
+    return agreement.the_same(ranks, "root", check)

@@ -9,7 +9,6 @@ import numpy as np
 from mn_comm.basis import placement, wire
 from mn_comm.collectives import header, pieces
 from mn_comm.collectives.roots import same_root
-from mn_comm.ranks import agreement
 
 if TYPE_CHECKING:
     from mn_comm.ranks.intracomm import Ranks
@@ -22,11 +21,8 @@ _TAG = 0  # nothing else uses the private communicator
 
 def scatter(ranks: Ranks, xs: Any, root: int = 0) -> _Array:
     """Scatter arrays; see :meth:`mn_comm.CommunicatorBase.scatter`."""
-    root = same_root(ranks, root)
     parts: list[_Array] = []
-    with agreement.raise_on_all(ranks):
-        if ranks.rank == root:
-            parts = split_parts(xs, ranks.size)
+    root = same_root(ranks, root, lambda root: parts.extend(split_parts(xs, ranks.size) if ranks.rank == root else []))
     headers = [header.describe([part]) for part in parts] if parts else None
     announced: header.Header = ranks.scatter(headers, root)
     if ranks.rank == root:
