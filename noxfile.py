@@ -570,3 +570,16 @@ def gpu_emulated(session: nox.Session) -> None:
     everything = ["tools/try_gpu.py", "--emulated", "--ranks=1,2,4", f"--out={REPORTS / session.name}"]
     command = ["python", "tools/gpu_emulator/run.py", folder, "python", *everything]
     session.run(*command, *session.posargs, env={**TEST_SETTINGS, **caches})
+
+
+@nox.session(requires=BUILD)
+@nox.parametrize("mpi", ["mpich", "openmpi"])
+def slurm(session: nox.Session, mpi: str) -> None:
+    """Run what docs/slurm.md says on a Slurm cluster of two virtual nodes, alone on the machine."""
+    install(session, *(with_mpi(package, mpi) for package in PACKAGES), *groups(*GROUPS["product"]))
+    skip = session.run("python", "tools/slurm_cluster.py", "--check", success_codes=[0, 77], silent=True)
+    if skip:
+        session.skip(str(skip).strip())
+    session.run(
+        "pytest", "-c", "pyproject.toml", "-p", "no:cacheprovider", f"tests/slurm/test_{mpi}.py", env=MPI_SETTINGS
+    )

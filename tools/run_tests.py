@@ -284,8 +284,8 @@ def plan_job(suite: Suite, size: int, files: Sequence[Path], reports: Path, reco
     # Without -x, and the abort by mpi4py that follows, the other ranks would wait for the rank that failed.
     on_each = [suite.python, "-m", "mpi4py", *PYTEST, "-x", *map(str, files), *suite.arguments]
     environ = environment_of(suite.python)
-    mpiexec = shutil.which("mpiexec", path=environ["PATH"])
-    # The environment may not be there yet.
+    # The environment may not be there yet; another one's mpiexec could be of the other MPI library.
+    mpiexec = shutil.which("mpiexec", path=environ["PATH"]) if Path(suite.python).exists() else None
     launcher = mpiexec or str(Path(suite.python).with_name("mpiexec"))
     task = Task(
         name,

@@ -33,8 +33,8 @@ def test_tools_know_every_package(workspace, packages):
 def test_tests_lie_where_they_are_looked_for(root):
     for path in [*root.glob("packages/*/tests/**/test_*.py"), *root.glob("tests/**/test_*.py")]:
         part = path.relative_to(root).parts[path.relative_to(root).parts.index("tests") + 1]
-        # Tests in cluster are started by a test in jobs, and tests in site by the session docs.
-        assert part in {"unit", "mpi", "jobs", "elastic", "gpu", "cluster", "site"}, path
+        # Tests in cluster are started by a test in jobs, and tests in site and slurm by the sessions docs and slurm.
+        assert part in {"unit", "mpi", "jobs", "elastic", "gpu", "cluster", "site", "slurm"}, path
 
 
 def test_optional_and_slow_imports_are_late(root):

@@ -3,7 +3,7 @@
 import pytest
 from slurm_jobs import PAGE
 
-pytestmark = [pytest.mark.rest, pytest.mark.timeout(240)]
+pytestmark = pytest.mark.timeout(240)
 
 ENDLESS = """
 import chainermn
