@@ -82,8 +82,7 @@ class Communicator(CommunicatorBase):
         from mn_comm.ranks import spans
         from mn_comm.ranks.context import contexts_of
 
-        if not isinstance(mpi_comm, MPI.Intracomm):
-            raise TypeError(f"expected an mpi4py intracommunicator for mpi_comm, got {type(mpi_comm).__name__}")
+        wire.check_intracomm(mpi_comm)
         contexts = contexts_of(mpi_comm)
         spans.start(contexts.foreground.ranks)
         self._use(mpi_comm, contexts, STRATEGIES[self.strategy](contexts.foreground))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from mn_comm.basis import wire
 from mn_comm.basis.config import Config
 from mn_comm.basis.guard import guard
 from mn_comm.basis.launch import check_initialized, check_launch
@@ -67,8 +68,7 @@ def create_communicator(
     check_launch(MPI.COMM_WORLD.size)
     if mpi_comm is None:
         mpi_comm = MPI.COMM_WORLD
-    if not isinstance(mpi_comm, MPI.Intracomm):
-        raise TypeError(f"expected an mpi4py intracommunicator for mpi_comm, got {type(mpi_comm).__name__}")
+    wire.check_intracomm(mpi_comm)
     settings = {"allreduce_grad_dtype": allreduce_grad_dtype, "batched_copy": batched_copy}
     with agreement.raise_on_all(mpi_comm):
         kind = kind_of(communicator_name)

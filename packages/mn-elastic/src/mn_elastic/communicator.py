@@ -9,6 +9,7 @@ from collections.abc import Callable
 from functools import partial, wraps
 from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
+from mn_comm.basis import wire
 from mn_comm.basis.change import Change, RankLost
 from mn_comm.basis.mpi import MPI
 from mn_comm.communicator import Communicator
@@ -92,8 +93,7 @@ class ElasticCommunicator(Communicator):
         from mn_comm.ranks.intracomm import Ranks
         from mn_elastic.family import Family
 
-        if not isinstance(mpi_comm, MPI.Intracomm):
-            raise TypeError(f"expected an mpi4py intracommunicator for mpi_comm, got {type(mpi_comm).__name__}")
+        wire.check_intracomm(mpi_comm)
         if not STRATEGIES[strategy].on_host:
             raise ValueError(f"expected a communicator that averages in host memory with elastic=True, got {strategy}")
         ranks = Ranks(mpi_comm)

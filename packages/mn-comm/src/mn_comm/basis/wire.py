@@ -12,7 +12,7 @@ from mn_comm.basis.arithmetic import sum_dtype
 from mn_comm.basis.mpi import MPI
 from mn_comm.basis.placement import is_device_array
 
-__all__ = ["as_index", "check_array", "check_rank", "check_sum", "check_tag", "has_mpi_datatype"]
+__all__ = ["as_index", "check_array", "check_intracomm", "check_rank", "check_sum", "check_tag", "has_mpi_datatype"]
 
 
 def check_array(array: Any, operation: str) -> Any:
@@ -71,10 +71,16 @@ def has_mpi_datatype(dtype: np.dtype) -> bool:
         datatype = dtlib.from_numpy_dtype(dtype)  # a new one
     except (ValueError, TypeError):
         return False
-    if datatype == MPI.DATATYPE_NULL:
+    if datatype == MPI.DATATYPE_NULL:  # MPICH would abort the process if it got one
         return False
     datatype.Free()
     return dtype.isnative
+
+
+def check_intracomm(mpi_comm: Any) -> None:
+    """Raise TypeError unless this is an mpi4py communicator of one group of ranks."""
+    if not isinstance(mpi_comm, MPI.Intracomm):
+        raise TypeError(f"expected an mpi4py intracommunicator for mpi_comm, got {type(mpi_comm).__name__}")
 
 
 def check_rank(rank: Any, size: int, name: str) -> int:

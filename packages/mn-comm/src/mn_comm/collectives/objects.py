@@ -121,7 +121,7 @@ def bcast_obj(ranks: Ranks, obj: Any, max_buf_len: int, root: int = 0) -> Any:
 
     root = same_root(ranks, root, prepare)
     # The root's limit: other ranks may have left out the argument, and pieces have to be of the same size.
-    limit, lengths = ranks.bcast((wire.as_index(max_buf_len, ""), [frame.size for frame in frames]), root)
+    limit, lengths = ranks.bcast((wire.as_index(max_buf_len, "max_buf_len"), [frame.size for frame in frames]), root)
     if ranks.rank != root:
         frames = _room(lengths)
     for piece in _pieces(frames, limit):

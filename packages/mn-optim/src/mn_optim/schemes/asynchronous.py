@@ -84,9 +84,8 @@ class AsynchronousMean(Scheme):
         if not self._is_shared:
             self._tell(f"{type(error).__name__}: {error}")
             return
-        self._run(model)  # of this rank there may be none, but the others are in them, or will be
-        rounds = self._take_rounds()
-        assert rounds is not None
+        rounds = self._run(model)  # of this rank there may be none, but the others are in them, or will be
+        self._take_rounds()
         rounds.fail()
 
     def restart(self, model: chainer.Link) -> None:
