@@ -11,13 +11,14 @@ dead rank (Open MPI 5.0.11, in about one of twenty jobs if the loss was a few mi
 
 from __future__ import annotations
 
+import contextlib
+import ctypes
 import functools
 import os
 import signal
 import socket
 import sys
 import threading
-from collections.abc import Callable
 from types import FrameType
 from typing import NoReturn, Protocol
 
@@ -33,6 +34,7 @@ from mn_guard.supervised import report
 __all__ = ["asked_to_leave", "end_alone", "end_as_minority", "end_as_spare", "is_shared", "leave_as_asked"]
 
 _PATIENCE_SECONDS = 3.0  # until the others vote, unless they have reached the end of the script
+_FINALIZED = 5  # OMPI_MPI_STATE_FINALIZE_COMPLETED
 _BY_SIGNAL = 128  # a shell's exit status for a process that was ended by a signal
 
 asked_to_leave = threading.Event()
@@ -147,17 +149,29 @@ def _end(process: int) -> None:
     # With the failure detector, MPI_Finalize also hangs (Open MPI 5.0.11).
     # Any of them: a program with two communicators may have used only one of them since the loss.
     if not are_all or any(party.generation for party in _parties) or detects():
-        _very_end.skips_finalize = True
+        _skip_finalize()
+
+
+def _skip_finalize() -> None:
+    """End this process without ``MPI_Finalize``, and with the status that Python then asks for.
+
+    MPI has no function for this, so Open MPI's variable says that it was finalized, after all other cleanup of Python.
+    Then the cleanup of C libraries is omitted as well: their threads may be waiting for the dead rank.
+    """
+    c_library = ctypes.CDLL(None)
+    c_library.on_exit(c_library._exit, None)
+    with contextlib.suppress(ValueError):  # there is no such variable
+        _very_end.state = ctypes.c_int.in_dll(ctypes.CDLL(MPI.__file__), "ompi_mpi_state")
 
 
 class _VeryEnd:
-    """Ends the process after all other cleanup of Python, but before the cleanup of C libraries such as MPI."""
+    """Is deleted after all other cleanup of Python, but before mpi4py finalizes MPI."""
 
-    skips_finalize = False
+    state: ctypes.c_int | None = None
 
-    def __del__(self, end: Callable[[int], NoReturn] = os._exit) -> None:
-        if self.skips_finalize:
-            end(0)
+    def __del__(self, finalized: int = _FINALIZED) -> None:
+        if self.state is not None:
+            self.state.value = finalized
 
 
 _very_end = _VeryEnd()

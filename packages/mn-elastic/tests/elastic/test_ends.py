@@ -66,6 +66,26 @@ def test_a_job_whose_ranks_all_fail_has_failed(job):
     assert "a mistake in the script" in job.stderr
 
 
+STATUS = """
+import os, signal, sys
+from mn_comm import create_communicator, transact
+
+def main():
+    comm = create_communicator("naive", elastic=True)
+    if comm.rank == 1:
+        os.kill(os.getpid(), signal.SIGKILL)
+    for _ in range(20):
+        transact(comm, lambda: comm.allreduce_obj(1))
+    return 3
+
+sys.exit(main())
+"""
+
+
+def test_the_status_after_a_loss_is_that_of_the_script(job):
+    job(3, STATUS, status=3)
+
+
 POOL = """
 import multiprocessing
 from mn_comm import create_communicator
