@@ -427,6 +427,11 @@ class ElasticCommunicator(Communicator):
             self._pool.dismiss(failed=at_once)
         return is_over
 
+    def interrupt(self) -> None:
+        """Interrupt ranks that wait for this rank, which takes leave in another thread: they continue without it."""
+        if not self._is_over:
+            self._family.revoke()
+
     def _abandon(self) -> None:
         """End all work in the background: it fails, because the communicators are revoked."""
         for reducer, _ in self._reducers_handed_out():

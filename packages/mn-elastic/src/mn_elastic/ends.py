@@ -24,7 +24,7 @@ from typing import NoReturn, Protocol
 
 from mn_comm.basis.mpi import MPI
 from mn_comm.ranks.background import close_all
-from mn_guard import exit_status, global_except_hook
+from mn_guard import exit_status, global_except_hook, stall
 from mn_guard.abort import flush_until_read, say
 from mn_guard.exit_sequence import Step, at_exit
 from mn_guard.forks import around_forks
@@ -33,6 +33,7 @@ from mn_guard.supervised import report
 
 __all__ = ["asked_to_leave", "end_alone", "end_as_minority", "end_as_spare", "is_shared", "leave_as_asked"]
 
+_exit = os._exit
 _PATIENCE_SECONDS = 3.0  # until the others vote, unless they have reached the end of the script
 _FINALIZED = 5  # OMPI_MPI_STATE_FINALIZE_COMPLETED
 _BY_SIGNAL = 128  # a shell's exit status for a process that was ended by a signal
@@ -52,6 +53,10 @@ class Party(Protocol):
 
     def take_leave(self, *, at_once: bool) -> bool:
         """Inform the others, and return whether all of them are leaving."""
+        ...
+
+    def interrupt(self) -> None:
+        """Interrupt ranks that wait for this rank, which takes leave in another thread."""
         ...
 
 
@@ -85,7 +90,7 @@ def end_as_spare(*, in_vain: bool) -> NoReturn:
     say(f"\nchainermn: {reason}, the spare that waits as process {MPI.COMM_WORLD.rank} ends\n")
     flush_until_read()
     report.has_failed(1, reason)
-    os._exit(1)
+    _exit(1)
 
 
 def end_as_minority(left: int, before: int) -> NoReturn:
@@ -109,12 +114,20 @@ def _install() -> None:
     global_except_hook.end_by(_leave)
     exit_status.end_by(_leave)
     exit_status.share_exit_status(MPI.COMM_WORLD.rank)
+    os._exit = functools.partial(_leave_or_exit, process)
     at_exit(Step.LEAVE, functools.partial(_end, process))
     is_ours_to_handle = signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
     if is_ours_to_handle and threading.current_thread() is threading.main_thread():
         signal.signal(signal.SIGTERM, _note)
         # The workers of a pool are always ended by SIGTERM.
         around_forks(after_in_child=_have_no_handler)
+
+
+def _leave_or_exit(process: int, status: int) -> NoReturn:
+    """Take the place of ``os._exit``, of which MPI does not inform the others if the status is not 0."""
+    if status and os.getpid() == process and not MPI.Is_finalized():
+        _leave(f"os._exit({status})", status)
+    _exit(status)
 
 
 def _leave(reason: str, status: int) -> NoReturn:
@@ -134,7 +147,7 @@ def _end_job_if_all_leave(status: int) -> None:
         say("chainermn: no rank continues: the job ends\n")
         flush_until_read()
         report.job_ends()
-        os._exit(status)  # if several ranks call MPI_Abort, the launcher sometimes hangs
+        _exit(status)  # if several ranks call MPI_Abort, the launcher sometimes hangs
 
 
 def _end(process: int) -> None:
@@ -144,12 +157,19 @@ def _end(process: int) -> None:
     if hasattr(sys, "last_type"):  # the script has its own hook for exceptions, or does not want one
         _leave("uncaught exception", 1)
     close_all()
+    stall.when_asked(_let_others_continue)
     are_all = _parties[0].take_leave(at_once=False)
     report.leave(together=are_all)
     # With the failure detector, MPI_Finalize also hangs (Open MPI 5.0.11).
     # Any of them: a program with two communicators may have used only one of them since the loss.
     if not are_all or any(party.generation for party in _parties) or detects():
         _skip_finalize()
+
+
+def _let_others_continue() -> None:
+    """Called when another rank has waited for too long, as the script was shorter on this rank."""
+    say(f"[chainermn] rank {MPI.COMM_WORLD.rank} has reached the end of its script: ranks that wait for it continue\n")
+    _parties[0].interrupt()
 
 
 def _skip_finalize() -> None:

@@ -21,6 +21,10 @@ def end(how):
         raise ValueError("the end")
     if how == "exit":
         sys.exit(3)
+    if how == "_exit":
+        os._exit(3)
+    if how == "end":
+        sys.exit()
     os.kill(os.getpid(), getattr(signal, how))
 
 comm.barrier()
@@ -41,8 +45,9 @@ def times_and_rest(printed):
     return times, [line for line in printed if not line.startswith("after")]
 
 
-@pytest.mark.parametrize("how", ["SIGKILL", "SIGSEGV", "SIGTERM", "exception", "exit", "hook"])
-def test_the_others_go_on(job, how):
+@pytest.mark.parametrize("how", ["SIGKILL", "SIGSEGV", "SIGTERM", "exception", "exit", "_exit", "hook", "end"])
+def test_the_others_go_on(job, how, monkeypatch):
+    monkeypatch.setenv("CHAINERMN_STALL_SECONDS", "2" if how == "end" else "60")
     times, printed = times_and_rest(job(3, CODE, how))
     assert printed == ["2", "2"]
     assert len(times) == 2
@@ -50,6 +55,7 @@ def test_the_others_go_on(job, how):
     assert max(times) < 20
     assert job.stderr.count("Traceback") == (how == "exception")
     said = {"exception": "ValueError: the end", "exit": "exit status 3 on rank 1", "SIGTERM": "SIGTERM on rank 1"}
+    said |= {"_exit": "os._exit(3) on rank 1", "end": "rank 1 has reached the end of its script"}
     assert {**said, "hook": "a hook of its own"}.get(how, "") in job.stderr
 
 

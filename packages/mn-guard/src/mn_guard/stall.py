@@ -35,7 +35,7 @@ from mn_guard.exit_sequence import Step, at_exit
 from mn_guard.forks import around_forks
 from mn_guard.stall_probe import StallProbe
 
-__all__ = ["Monitor", "join", "leave"]
+__all__ = ["Monitor", "join", "leave", "when_asked"]
 
 # No rank can complete these before all have called them: MPI calls, and operations of this package.
 _FOR_ALL = {
@@ -46,6 +46,10 @@ _FOR_ALL = {
 _WITH_PARTNER = {"send", "recv", "send_obj", "recv_obj"}
 _WHY_SILENT = "it is stopped, dead or overloaded, or in C code that keeps the GIL"
 _SLOWEST_POLL = 1.0
+
+
+def _do_nothing() -> None:
+    pass
 
 
 def _end_job(why: str) -> None:
@@ -64,6 +68,7 @@ class Monitor:
 
     Attributes:
         due: When to poll next, as :func:`time.monotonic` counts.
+        when_asked: Called in the monitor's thread after another rank, which has stalled, has asked this one.
     """
 
     def __init__(
@@ -78,6 +83,7 @@ class Monitor:
         self.limit = limit
         self.abort = abort
         self.due = 0.0
+        self.when_asked: Callable[[], object] = _do_nothing
         self.interval = min(limit / 10, _SLOWEST_POLL)
         self._stacks = stacks
         self._write = write
@@ -85,6 +91,7 @@ class Monitor:
         self._probe = StallProbe(self._time_to_speak)
         self._reported: dict[int, tuple[int, float]] = {}
         self._said: object = None
+        self._is_asked = False
         self._lock = threading.Lock()
 
     def join(self, ranks: MPI.Intracomm) -> None:
@@ -126,6 +133,9 @@ class Monitor:
         if now >= self.due:
             self.due = now + self.interval  # a program that forks repeatedly restarts the thread each time
             self.poll()
+            if self._is_asked:
+                self._is_asked = False
+                self.when_asked()
 
     def _stalled(self) -> list[tuple[Activity, int]]:
         """Return the activities that have waited too long, each with the start of its wait."""
@@ -157,6 +167,7 @@ class Monitor:
 
     def _tell(self, asking: int) -> bool:
         """Print what this rank is doing, when another rank asks; return whether the next rank must be asked."""
+        self._is_asked = True
         if self._stalled():  # this rank asks by itself
             return False
         self._say(f", asked by rank {asking},")
@@ -333,6 +344,12 @@ def leave(ranks: MPI.Intracomm) -> None:
     """Stop watching over a communicator, before it is freed."""
     if _monitor is not None:
         _monitor.leave(ranks)
+
+
+def when_asked(function: Callable[[], object]) -> None:
+    """Have a function called, in the monitor's thread, after another rank that has stalled has asked this one."""
+    if _monitor is not None:
+        _monitor.when_asked = function
 
 
 def _forget() -> None:
