@@ -179,7 +179,7 @@ def _skip_finalize() -> None:
     Then the cleanup of C libraries is omitted as well: their threads may be waiting for the dead rank.
     """
     c_library = ctypes.CDLL(None)
-    c_library.on_exit(c_library._exit, None)
+    c_library.on_exit(c_library["_exit"], None)
     with contextlib.suppress(ValueError):  # there is no such variable
         _very_end.state = ctypes.c_int.in_dll(ctypes.CDLL(MPI.__file__), "ompi_mpi_state")
 
