@@ -428,7 +428,7 @@ class ElasticCommunicator(Communicator):
         return is_over
 
     def interrupt(self) -> None:
-        """Interrupt ranks that wait for this rank, which takes leave in another thread: they continue without it."""
+        """Interrupt ranks that wait for this rank, which leaves in another thread: they continue without it."""
         if not self._is_over:
             self._family.revoke()
 

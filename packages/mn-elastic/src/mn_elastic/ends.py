@@ -56,7 +56,7 @@ class Party(Protocol):
         ...
 
     def interrupt(self) -> None:
-        """Interrupt ranks that wait for this rank, which takes leave in another thread."""
+        """Interrupt ranks that wait for this rank, which leaves in another thread."""
         ...
 
 
