@@ -133,7 +133,7 @@ def layers(session: nox.Session) -> None:
 @nox.session(requires=BUILD)
 def docs(session: nox.Session) -> None:
     """Build the site of the documentation in result/docs/, with warnings as errors; test its search and its links."""
-    install(session, with_mpi("chainermn-meta", "mpich"), *groups("docs"))
+    install(session, with_mpi("chainermn-meta", "mpich"), *groups("docs", "test-manifests"))
     site, trees = ROOT / "result" / "docs", Path(session.create_tmp()) / "doctrees"
     shutil.rmtree(site, ignore_errors=True)
     session.run("sphinx-build", "-q", "-n", "-W", "--keep-going", "-E", "-d", str(trees), "docs", str(site))

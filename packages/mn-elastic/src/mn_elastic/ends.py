@@ -178,10 +178,10 @@ def _skip_finalize() -> None:
     MPI has no function for this, so Open MPI's variable says that it was finalized, after all other cleanup of Python.
     Then the cleanup of C libraries is omitted as well: their threads may be waiting for the dead rank.
     """
-    c_library = ctypes.CDLL(None)
-    c_library.on_exit(c_library["_exit"], None)
-    with contextlib.suppress(ValueError):  # there is no such variable
+    with contextlib.suppress(ValueError, AttributeError):  # there is no such variable, or no such function
         _very_end.state = ctypes.c_int.in_dll(ctypes.CDLL(MPI.__file__), "ompi_mpi_state")
+        c_library = ctypes.CDLL(None)
+        c_library.on_exit(c_library["_exit"], None)
 
 
 class _VeryEnd:
