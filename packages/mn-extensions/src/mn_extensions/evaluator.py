@@ -95,7 +95,8 @@ def _attempt_mean_over_ranks(evaluator: Any) -> Results:
     evaluate, communicator = _parts(evaluator)
     synchronize_targets(getattr(evaluator, "get_all_targets", dict)())
     with raise_on_all(communicator):
-        results = {name: on_host(value) for name, value in evaluate().items()}
+        is_in_vain = _is_chainers(evaluate) and not _has_samples(evaluator.get_iterator("main"))
+        results = {} if is_in_vain else {name: on_host(value) for name, value in evaluate().items()}
     return plain_mean(communicator.allgather_obj(results))
 
 
@@ -107,9 +108,8 @@ def _mean_over_samples(evaluator: Any) -> Results:
 def _attempt_mean_over_samples(evaluator: Any) -> Results:
     evaluate, communicator = _parts(evaluator)
     synchronize_targets(getattr(evaluator, "get_all_targets", dict)())
-    is_chainers = getattr(evaluate, "__func__", None) is Evaluator.evaluate
     with raise_on_all(communicator):
-        collected = _by_batch(evaluator) if is_chainers else _by_rank(evaluator, evaluate)
+        collected = _by_batch(evaluator) if _is_chainers(evaluate) else _by_rank(evaluator, evaluate)
     everywhere = communicator.allgather_obj(collected)
     names = sorted({name for each in everywhere for name in each})
     return {name: weighted_mean([pair for each in everywhere for pair in each.get(name, [])]) for name in names}
@@ -118,6 +118,15 @@ def _attempt_mean_over_samples(evaluator: Any) -> Results:
 def _parts(evaluator: Any) -> tuple[Callable[[], Results], CommunicatorBase]:
     """Return the function that evaluates this rank's part, and the ranks."""
     return evaluator._mn_original_evaluate, evaluator._mn_communicator  # noqa: SLF001
+
+
+def _is_chainers(evaluate: Callable[[], Results]) -> bool:
+    return getattr(evaluate, "__func__", None) is Evaluator.evaluate
+
+
+def _has_samples(iterator: Any) -> bool:
+    """Return whether there are mini-batches; Chainer's iterators divide by the length of their dataset."""
+    return len(getattr(iterator, "dataset", (None,))) > 0
 
 
 def synchronize_targets(targets: Mapping[str, Any]) -> None:
@@ -184,11 +193,8 @@ def _by_batch(evaluator: Evaluator) -> Weighted:
 
 
 def batches_of(iterator: Any) -> Iterator[Any]:
-    """Yield the mini-batches of one pass; there are none if the dataset is empty.
-
-    Chainer's iterators divide by the length of their dataset.
-    """
-    if len(getattr(iterator, "dataset", (None,))):
+    """Yield the mini-batches of one pass; there are none if the dataset is empty."""
+    if _has_samples(iterator):
         if hasattr(iterator, "reset"):
             iterator.reset()
         else:

@@ -68,6 +68,14 @@ def test_a_rank_that_reports_nothing():
     assert evaluator(VALUES, Own).evaluate() == {"main/value": 3.0}
 
 
+def test_a_rank_without_samples_does_not_count():
+    values = VALUES[:4] if RANK == 0 else VALUES[:0]
+    expected = VALUES[:4].astype("f8").mean()
+    with chainer.Reporter():
+        np.testing.assert_allclose(evaluator(values)()["main/value"], expected, rtol=1e-6)
+        assert evaluator(VALUES[:0])() == {}
+
+
 def test_an_error_on_one_rank_raises_on_all():
     class Own(extensions.Evaluator):
         def evaluate(self):
