@@ -428,7 +428,7 @@ class ElasticCommunicator(Communicator):
         return is_over
 
     def interrupt(self) -> None:
-        """Interrupt ranks that wait for this rank, which leaves in another thread: they continue without it."""
+        """Make operations fail in which ranks wait for one that has left: they recover without it."""
         if not self._is_over:
             self._family.revoke()
 

@@ -56,7 +56,7 @@ class Party(Protocol):
         ...
 
     def interrupt(self) -> None:
-        """Interrupt ranks that wait for this rank, which leaves in another thread."""
+        """Make operations fail in which ranks wait for one that has left; called in another thread."""
         ...
 
 
@@ -114,6 +114,7 @@ def _install() -> None:
     global_except_hook.end_by(_leave)
     exit_status.end_by(_leave)
     exit_status.share_exit_status(MPI.COMM_WORLD.rank)
+    stall.interrupt_by(_interrupt)
     os._exit = functools.partial(_leave_or_exit, process)
     at_exit(Step.LEAVE, functools.partial(_end, process))
     is_ours_to_handle = signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
@@ -157,7 +158,7 @@ def _end(process: int) -> None:
     if hasattr(sys, "last_type"):  # the script has its own hook for exceptions, or does not want one
         _leave("uncaught exception", 1)
     close_all()
-    stall.when_asked(_let_others_continue)
+    stall.finish()
     are_all = _parties[0].take_leave(at_once=False)
     report.leave(together=are_all)
     # With the failure detector, MPI_Finalize also hangs (Open MPI 5.0.11).
@@ -166,10 +167,9 @@ def _end(process: int) -> None:
         _skip_finalize()
 
 
-def _let_others_continue() -> None:
-    """Called when another rank has waited for too long, as the script was shorter on this rank."""
-    say(f"[chainermn] rank {MPI.COMM_WORLD.rank} has reached the end of its script: ranks that wait for it continue\n")
-    _parties[0].interrupt()
+def _interrupt() -> None:
+    for party in _parties:
+        party.interrupt()
 
 
 def _skip_finalize() -> None:

@@ -55,8 +55,32 @@ def test_the_others_go_on(job, how, monkeypatch):
     assert max(times) < 20
     assert job.stderr.count("Traceback") == (how == "exception")
     said = {"exception": "ValueError: the end", "exit": "exit status 3 on rank 1", "SIGTERM": "SIGTERM on rank 1"}
-    said |= {"_exit": "os._exit(3) on rank 1", "end": "rank 1 has reached the end of its script"}
+    said |= {"_exit": "os._exit(3) on rank 1", "end": "no longer waits: rank 1 has reached the end of its program"}
     assert {**said, "hook": "a hook of its own"}.get(how, "") in job.stderr
+
+
+BUSY = """
+import time
+from mn_comm import create_communicator
+comm = create_communicator("naive", elastic=True)
+comm.barrier()
+if comm.rank == 0:
+    time.sleep(6)  # busy for longer than the limit, while one rank has ended, and another one waits
+    comm.send_obj("from 0", 2)
+    print(comm.recv_obj(1))
+elif comm.rank == 1:
+    comm.send_obj("from 1", 0)
+else:
+    print(comm.recv_obj(0))
+"""
+
+
+def test_a_rank_that_has_ended_interrupts_nobody_who_does_not_wait_for_it(job, monkeypatch):
+    monkeypatch.setenv("CHAINERMN_STALL_SECONDS", "1")
+    assert job(3, BUSY) == ["from 0", "from 1"]
+    assert "in recv_obj(" in job.stderr
+    assert "no longer waits" not in job.stderr
+    assert "lost rank" not in job.stderr
 
 
 ALL = """

@@ -5,8 +5,9 @@ that is never sent. The thread of each process (:mod:`mn_guard.guard_thread`) mo
 :data:`mn_comm.ranks.watch.activities`. Once a rank has waited for others for longer than ``CHAINERMN_STALL_SECONDS``
 (default 60; 0 switches the monitor off) it writes to stderr what it is waiting for and where, and asks its neighbor to
 do the same (:mod:`mn_guard.stall_probe`). A rank that does not answer, or has reached the end of its program, is
-reported. The job then ends if ``CHAINERMN_STALL_ABORT=1``, or if a rank waits for several ranks one of which has ended.
-With ``CHAINERMN_STALL_STACKS=1``, the stacks are written as well.
+reported. The job then ends if ``CHAINERMN_STALL_ABORT=1``, or if a rank waits for several ranks one of which has ended;
+but an elastic rank first tries to continue without that one. With ``CHAINERMN_STALL_STACKS=1``, the stacks are written
+as well.
 
 While nothing stalls, the thread wakes up to look for questions at most ten times within the limit.
 """
@@ -35,7 +36,7 @@ from mn_guard.exit_sequence import Step, at_exit
 from mn_guard.forks import around_forks
 from mn_guard.stall_probe import StallProbe
 
-__all__ = ["Monitor", "join", "leave", "when_asked"]
+__all__ = ["Monitor", "finish", "interrupt_by", "join", "leave"]
 
 # No rank can complete these before all have called them: MPI calls, and operations of this package.
 _FOR_ALL = {
@@ -46,10 +47,6 @@ _FOR_ALL = {
 _WITH_PARTNER = {"send", "recv", "send_obj", "recv_obj"}
 _WHY_SILENT = "it is stopped, dead or overloaded, or in C code that keeps the GIL"
 _SLOWEST_POLL = 1.0
-
-
-def _do_nothing() -> None:
-    pass
 
 
 def _end_job(why: str) -> None:
@@ -68,7 +65,6 @@ class Monitor:
 
     Attributes:
         due: When to poll next, as :func:`time.monotonic` counts.
-        when_asked: Called in the monitor's thread after another rank, which has stalled, has asked this one.
     """
 
     def __init__(
@@ -83,7 +79,6 @@ class Monitor:
         self.limit = limit
         self.abort = abort
         self.due = 0.0
-        self.when_asked: Callable[[], object] = _do_nothing
         self.interval = min(limit / 10, _SLOWEST_POLL)
         self._stacks = stacks
         self._write = write
@@ -91,8 +86,8 @@ class Monitor:
         self._probe = StallProbe(self._time_to_speak)
         self._reported: dict[int, tuple[int, float]] = {}
         self._said: object = None
-        self._is_asked = False
-        self._lock = threading.Lock()
+        self._interrupted: set[int] = set()  # the starts of waits
+        self._lock = threading.RLock()  # what interrupts waits also leaves communicators
 
     def join(self, ranks: MPI.Intracomm) -> None:
         """From now on, answer questions on a private communicator."""
@@ -122,10 +117,9 @@ class Monitor:
             for rank in self._probe.silent():
                 if rank not in self._probe.finished:
                     self._write(f"[chainermn] rank {rank} does not answer: {_WHY_SILENT}\n")
-            reasons = {self._why_hopeless(*each) for each in stalled} - {""}
-            if reasons:
-                self._write(f"[chainermn] rank {MPI.COMM_WORLD.rank} ends the job: {min(reasons)}\n")
-                self._end(min(reasons))
+            hopeless = {since: why for activity, since in stalled if (why := self._why_hopeless(activity, since))}
+            if hopeless:
+                self._give_up(hopeless)
 
     def attend(self, signals: bytes) -> None:
         """Poll if it is time."""
@@ -133,9 +127,6 @@ class Monitor:
         if now >= self.due:
             self.due = now + self.interval  # a program that forks repeatedly restarts the thread each time
             self.poll()
-            if self._is_asked:
-                self._is_asked = False
-                self.when_asked()
 
     def _stalled(self) -> list[tuple[Activity, int]]:
         """Return the activities that have waited too long, each with the start of its wait."""
@@ -154,10 +145,21 @@ class Monitor:
         if reported_for != since or time.monotonic() - reported_at < self._time_to_speak:
             return ""
         for needed in _needed(activity):
-            gone = self._probe.finished.keys() & needed
+            gone = (self._probe.finished.keys() | self._probe.leaving) & needed
             if gone:
                 return f"rank {min(gone)} has reached the end of its program, but this rank still waits for it"
         return "CHAINERMN_STALL_ABORT is set" if self.abort else ""
+
+    def _give_up(self, hopeless: dict[int, str]) -> None:
+        """Interrupt waits, given by their starts and the reasons, once; end the job if they cannot be interrupted."""
+        place, why = f"[chainermn] rank {MPI.COMM_WORLD.rank}", min(hopeless.values())
+        if _interrupt is not None and not self.abort and hopeless.keys() - self._interrupted:
+            self._interrupted |= hopeless.keys()
+            self._write(f"{place} no longer waits: {why}\n")
+            _interrupt()
+        else:
+            self._write(f"{place} ends the job: {why}\n")
+            self._end(why)
 
     def _ask_neighbor(self, activity: Activity) -> None:
         for call in activity.calls:
@@ -167,11 +169,14 @@ class Monitor:
 
     def _tell(self, asking: int) -> bool:
         """Print what this rank is doing, when another rank asks; return whether the next rank must be asked."""
-        self._is_asked = True
         if self._stalled():  # this rank asks by itself
             return False
         self._say(f", asked by rank {asking},")
         return True
+
+    def finish(self) -> None:
+        """From now on, answer that this rank has reached the end of its program."""
+        self._probe.is_leaving = True
 
     def say_farewell(self) -> None:
         """Tell the other ranks that this process does not take part in anything any more."""
@@ -308,6 +313,7 @@ def _describe(value: Any) -> str:
 
 
 _monitor: Monitor | None = None
+_interrupt: Callable[[], object] | None = None
 
 
 def join(ranks: MPI.Intracomm) -> None:
@@ -346,10 +352,20 @@ def leave(ranks: MPI.Intracomm) -> None:
         _monitor.leave(ranks)
 
 
-def when_asked(function: Callable[[], object]) -> None:
-    """Have a function called, in the monitor's thread, after another rank that has stalled has asked this one."""
+def finish() -> None:
+    """Tell ranks that ask from now on that this rank has reached the end of its program, although it still waits."""
     if _monitor is not None:
-        _monitor.when_asked = function
+        _monitor.finish()
+
+
+def interrupt_by(interrupt: Callable[[], object]) -> None:
+    """Replace the first effect of waiting for a rank that has ended, which is to end all ranks.
+
+    Args:
+        interrupt: Called in the monitor's thread; makes operations fail that wait for other ranks.
+    """
+    global _interrupt
+    _interrupt = interrupt
 
 
 def _forget() -> None:

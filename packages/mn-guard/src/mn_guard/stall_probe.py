@@ -34,11 +34,15 @@ class StallProbe:
         joined: The private communicators on which it asks and answers.
         finished: The ranks, numbered as in ``MPI_COMM_WORLD``, that have reached the end of their program, and when
             they reported it.
+        leaving: Others that have answered that they have reached it, and only wait until the others have as well.
+        is_leaving: Whether this rank is one of these.
     """
 
     def __init__(self, patience: float) -> None:
         self.joined: list[MPI.Intracomm] = []
         self.finished: dict[int, float] = {}
+        self.leaving: set[int] = set()
+        self.is_leaving = False
         self._farewells: set[tuple[int, int]] = set()
         self._patience = patience
         self._can_ask = MPI.Query_thread() >= MPI.THREAD_MULTIPLE
@@ -77,11 +81,13 @@ class StallProbe:
 
     def _answer_on(self, ranks: MPI.Intracomm, tell: Callable[[int], bool]) -> None:
         for source, about in self._received(ranks, _QUESTION):
-            self._send(ranks, source, _ANSWER, ranks.rank)
+            self._send(ranks, source, _ANSWER, int(self.is_leaving))
             if tell(_in_world(ranks, about)):
                 self.ask(ranks, about)
-        for source, _ in self._received(ranks, _ANSWER):
+        for source, is_leaving in self._received(ranks, _ANSWER):
             self._unanswered.pop(_in_world(ranks, source), None)
+            if is_leaving:
+                self.leaving.add(_in_world(ranks, source))
         self._hear_farewells(ranks)
 
     def silent(self) -> list[int]:
@@ -118,16 +124,16 @@ class StallProbe:
             self._farewells.add((id(ranks), source))
             self.finished.setdefault(_in_world(ranks, source), time.monotonic())
 
-    def _send(self, ranks: MPI.Intracomm, to: int, tag: int, about: int) -> None:
+    def _send(self, ranks: MPI.Intracomm, to: int, tag: int, what: int) -> None:
         # Do not wait for it: a rank that has stalled or ended may never receive it.
-        self._sent.append(ranks.Isend(np.array([about], np.int64), to, tag))
+        self._sent.append(ranks.Isend(np.array([what], np.int64), to, tag))
 
     def _received(self, ranks: MPI.Intracomm, tag: int) -> Iterator[tuple[int, int]]:
         status = MPI.Status()
         while ranks.Iprobe(MPI.ANY_SOURCE, tag, status):
-            about = np.zeros(1, np.int64)
-            MPI.Intracomm.Recv(ranks, about, status.source, tag)  # not a wait: the message has arrived
-            yield status.source, int(about[0])
+            what = np.zeros(1, np.int64)
+            MPI.Intracomm.Recv(ranks, what, status.source, tag)  # not a wait: the message has arrived
+            yield status.source, int(what[0])
 
 
 def _in_world(ranks: MPI.Intracomm, rank: int) -> int:
