@@ -58,7 +58,7 @@ def speak_when_ended(within: Ranks) -> None:
     """
     from mpi4py.MPI import COMM_WORLD as world  # not earlier, as below
 
-    reader = death_reporter.connect(within, world.rank, world.size, folders_of_libraries()) if world.size > 1 else None
+    reader = death_reporter.connect(within, world.rank, world.size, folders_of_libraries) if world.size > 1 else None
     _write_stacks(reader)
 
 

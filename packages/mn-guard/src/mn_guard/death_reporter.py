@@ -15,13 +15,13 @@ import functools
 import json
 import os
 import socket
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from mn_guard import node
 from mn_guard.exit_sequence import Step, at_exit
 from mn_guard.forks import around_forks
-from mn_guard.node_process import FINISHED, SPOKEN
+from mn_guard.node_process import FINISHED, LONGEST_MESSAGE, SPOKEN
 from mn_guard.supervised import link
 
 if TYPE_CHECKING:
@@ -30,19 +30,20 @@ if TYPE_CHECKING:
 __all__ = ["connect", "has_spoken"]
 
 _STDERR = 2
+_PATIENCE_SECONDS = 5.0
 
 _connection: socket.socket | None = None
 _is_asked = False
 
 
-def connect(within: Ranks, rank: int, size: int, folders: Sequence[str]) -> socket.socket | None:
+def connect(within: Ranks, rank: int, size: int, folders: Callable[[], Sequence[str]]) -> socket.socket | None:
     """Have this process's death reported by the process of the node; collective within the node.
 
     Args:
         within: The ranks of the node.
         rank: The rank of this process in ``MPI_COMM_WORLD``.
         size: How many there are.
-        folders: The folders of code that does not belong to the script.
+        folders: Returns the folders of code that does not belong to the script; called on one rank of the node.
 
     Returns:
         The connection, to write last words to; ``None`` if there is none.
@@ -52,14 +53,20 @@ def connect(within: Ranks, rank: int, size: int, folders: Sequence[str]) -> sock
     if not lacking:
         return _connection
     me = {"op": "watch", "rank": rank, "size": size, "process": os.getpid()}
-    address = group = None
+    address = group = listening = None
+    introduced: tuple[socket.socket, socket.socket] | None = None
     if within.rank == lacking[0] and _is_wanted():
-        address, group = _started(len(lacking)), os.urandom(16).hex()  # not by `secrets`: a script may have such a file
-        me |= {"expected": len(lacking), "folders": list(folders)}
-        _connection = _connected(address, me | {"group": group}, *_errors())
+        address, listening = _address()
+        group = os.urandom(16).hex()  # not by `secrets`: a script may have such a file
+        me |= {"expected": len(lacking), "folders": list(folders())}
+        introduced = _introduced(address, me | {"group": group}, *_errors())
     address, group = within.allgather((address, group))[lacking[0]]
-    if not _is_asked and within.rank != lacking[0]:
-        _connection = _connected(address, me | {"group": group})
+    if listening is not None:
+        node.start(listening, str(len(lacking)))
+    if not _is_asked:
+        if within.rank != lacking[0]:
+            introduced = _introduced(address, me | {"group": group})
+        _connection = _known(introduced)
     if not _is_asked and _connection is not None:
         around_forks(after_in_child=_forget)
         at_exit(Step.FINISHED, functools.partial(_say, FINISHED))
@@ -87,13 +94,14 @@ def _is_open_mpi() -> bool:
     return MPI.Get_library_version().startswith("Open MPI")
 
 
-def _started(expected: int) -> str | None:
-    """Return the address of the process of this node, which is started if the job has no supervisor."""
+def _address() -> tuple[str | None, socket.socket | None]:
+    """Return the address of the process of this node; and what will listen there, if it is still to be started."""
     supervised = link.supervision()
     if supervised is not None:
-        return supervised.address
+        return supervised.address, None
     address = f"\0chainermn-{os.urandom(16).hex()}"
-    return address if node.start(address, str(expected)) == 0 else None
+    listening = node.listen(address) if node.can_start() else None
+    return (None, None) if listening is None else (address, listening)
 
 
 def _errors() -> list[int]:
@@ -104,22 +112,43 @@ def _errors() -> list[int]:
     return []
 
 
-def _connected(address: str | None, message: dict[str, Any], *errors: int) -> socket.socket | None:
-    """Tell the process of the node who this is; return the connection that is to end with this process.
+def _introduced(
+    address: str | None, message: dict[str, Any], *errors: int
+) -> tuple[socket.socket, socket.socket] | None:
+    """Tell the process of the node who this is.
 
-    Nobody waits for an answer: the process hears the first rank first, whose message is there when the others connect.
+    Whoever connects first is heard first, even if the process does not run yet.
+
+    Returns:
+        The connection that is to end with this process, and the one on which the answer comes; ``None`` if there is no
+        process to come.
     """
     asking = node.connect(address) if address is not None else None
     if asking is None:
         return None
     here, there = socket.socketpair()
-    with asking, there:
+    with there:
         try:
             socket.send_fds(asking, [json.dumps(message).encode()], [there.fileno(), *errors])
         except OSError:
             here.close()
+            asking.close()
             return None
-    return here
+    return here, asking
+
+
+def _known(introduced: tuple[socket.socket, socket.socket] | None) -> socket.socket | None:
+    """Wait until the process of the node has answered; return the connection that is to end with this process.
+
+    If a rank died before that, it would not be known which one died first. This wait leaves the core to the process.
+    """
+    if introduced is None:
+        return None
+    connection, asking = introduced
+    with asking, contextlib.suppress(OSError):
+        asking.settimeout(_PATIENCE_SECONDS)
+        asking.recv(LONGEST_MESSAGE)
+    return connection
 
 
 def _say(what: bytes) -> None:

@@ -20,7 +20,6 @@ from __future__ import annotations
 import atexit
 import enum
 import os
-import traceback
 from collections.abc import Callable
 
 __all__ = ["Step", "at_exit", "registered"]
@@ -66,4 +65,6 @@ def _run() -> None:
         except SystemExit:
             raise
         except BaseException:
+            import traceback
+
             traceback.print_exc()

@@ -14,9 +14,10 @@ from typing import Any
 from mn_guard import node_process
 from mn_guard.forks import around_forks
 
-__all__ = ["Connection", "connect", "start"]
+__all__ = ["Connection", "can_start", "connect", "listen", "start"]
 
 _GONE = "the process of this node has ended"
+_SHELL = "/bin/sh"
 
 
 class Connection:
@@ -67,25 +68,48 @@ def connect(address: str) -> socket.socket | None:
     return None
 
 
-def start(address: str, *options: str) -> int | None:
-    """Start a process that listens at an address.
+def can_start() -> bool:
+    """Return whether a process could be started: Python knows its executable, and there is a shell."""
+    return bool(sys.executable) and all(os.access(path, os.X_OK) for path in (sys.executable, _SHELL))
+
+
+def listen(address: str) -> socket.socket | None:
+    """Return a socket that listens at an address, to which processes may connect from now on.
 
     Args:
         address: A name outside the file system, which disappears with the process.
-        options: The options of the script, after the descriptor.
 
     Returns:
-        Its status when it detaches itself: 0 if it goes on; ``None`` if it could not be started, for example because
-        another process listens there.
+        ``None`` if it cannot be, for example because another process listens there.
     """
-    problems = (OSError, TypeError)  # also if Python does not know its executable
-    with contextlib.suppress(*problems), socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listening:
+    listening = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    try:
         listening.bind(address)
         listening.listen(socket.SOMAXCONN)
+    except OSError:
+        listening.close()
+        return None
+    return listening
+
+
+def start(listening: socket.socket, *options: str, is_awaited: bool = False) -> int:
+    """Start the process, and leave a socket to it.
+
+    Args:
+        listening: The socket that listens; it is closed here.
+        options: The options of the script, after the descriptor.
+        is_awaited: Whether to wait until the process detaches itself, which takes as long as starting Python.
+
+    Returns:
+        The status of the process then, 0 if it goes on; 0 if it is not awaited.
+    """
+    with listening:
         os.set_inheritable(listening.fileno(), True)
         nothing = [(os.POSIX_SPAWN_OPEN, number, os.devnull, os.O_RDWR, 0) for number in (0, 1)]
         script = os.path.abspath(node_process.__file__)
         command = [sys.executable, "-I", "-S", script, str(listening.fileno()), *options]
-        process = os.posix_spawn(sys.executable, command, os.environ, file_actions=nothing)
+        if not is_awaited:  # the shell ends at once, so that there is no child process that must be waited for
+            command = [_SHELL, "-c", '"$@" &', "sh", *command]
+        # In a session of its own at once: a launcher that ends the ranks kills their process groups.
+        process = os.posix_spawn(command[0], command, os.environ, file_actions=nothing, setsid=True)
         return os.waitpid(process, 0)[1]  # it continues in a child process
-    return None

@@ -47,11 +47,11 @@ def test_only_some_of_the_others_are_named():
 # The output of a rank, and how it ends.
 PLAYED = """
 import os, signal, sys
-from mn_guard.death_reporter import _connected
+from mn_guard.death_reporter import _introduced, _known
 rank = int(sys.argv[2])
 who = {"op": "watch", "group": "all", "rank": rank, "size": 2, "process": os.getpid()}
 first = {"expected": 2, "folders": sys.argv[3:]} if rank == 0 else {}
-connection = _connected("\\0" + sys.argv[1], who | first, *([2] if rank == 0 else []))
+connection = _known(_introduced("\\0" + sys.argv[1], who | first, *([2] if rank == 0 else [])))
 print("here", flush=True)
 sys.stdin.readline()
 """
@@ -65,9 +65,20 @@ CAUSES = {
 }
 
 
+def connected(*who):
+    return death_reporter._known(death_reporter._introduced(*who))
+
+
+def started(expected):
+    """Start the process of a node; return its address."""
+    address, listening = death_reporter._address()
+    assert node.start(listening, str(expected)) == 0
+    return address
+
+
 @pytest.mark.parametrize("ends", CAUSES)
 def test_how_a_rank_has_ended(ends, capfd):
-    address = death_reporter._started(2)
+    address = started(2)
     ranks = []
     for rank, end in enumerate(["connection.sendall(b'\\1')", ends]):
         played = subprocess.Popen(
@@ -93,14 +104,14 @@ def test_how_a_rank_has_ended(ends, capfd):
 def test_nobody_is_asked_where_it_cannot_start(monkeypatch):
     for executable in ("/nowhere/python", None):
         monkeypatch.setattr(node.sys, "executable", executable)
-        assert death_reporter._started(1) is None
-    assert death_reporter._connected(None, {}) is None
+        assert death_reporter._address() == (None, None)
+    assert connected(None, {}) is None
 
 
 def watched():
     """Return the connection of the only rank of a new node."""
     who = {"op": "watch", "group": "one", "rank": 0, "size": 1, "process": os.getpid(), "expected": 1, "folders": []}
-    return death_reporter._connected(death_reporter._started(1), who, *death_reporter._errors())
+    return connected(started(1), who, *death_reporter._errors())
 
 
 def test_the_process_is_no_child_of_the_rank():
@@ -122,16 +133,16 @@ def test_the_launcher_s_pipe_is_not_held_longer_than_the_ranks_live():
     """A supervised job's process of the node outlives the ranks, and launchers wait for everybody who holds it."""
     reading, writing = os.pipe()
     address = f"\0chainermn-test-{os.urandom(8).hex()}"
-    assert node.start(address, "2") == 0  # of another group, one is still expected
+    assert node.start(node.listen(address), "2") == 0  # of another group, one is still expected
     who = {"op": "watch", "group": "one", "rank": 0, "size": 1, "process": os.getpid(), "expected": 1, "folders": []}
-    connection = death_reporter._connected(address, who, writing)
+    connection = connected(address, who, writing)
     os.close(writing)
     connection.sendall(node_process.FINISHED)
     connection.close()
     assert os.read(reading, 100) == b""  # the end of the pipe, not a message
     os.close(reading)
     # The process still runs.
-    last = death_reporter._connected(address, who | {"group": "two"}, 2)
+    last = connected(address, who | {"group": "two"}, 2)
     last.sendall(node_process.FINISHED)
     last.close()
 
@@ -139,13 +150,13 @@ def test_the_launcher_s_pipe_is_not_held_longer_than_the_ranks_live():
 def test_a_launcher_that_has_ended_ends_nothing_else():
     reading, writing = os.pipe()
     os.close(reading)
-    address = death_reporter._started(2)
+    address = started(2)
     who = {"op": "watch", "group": "one", "rank": 0, "size": 1, "process": 1, "expected": 1, "folders": []}
-    connection = death_reporter._connected(address, who, writing)
+    connection = connected(address, who, writing)
     os.close(writing)
     connection.sendall(node_process.SPOKEN + b"why it ends")
     connection.close()
-    last = death_reporter._connected(address, who | {"group": "two"}, 2)
+    last = connected(address, who | {"group": "two"}, 2)
     assert last is not None
     last.sendall(node_process.FINISHED)
     last.close()

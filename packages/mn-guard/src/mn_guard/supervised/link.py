@@ -6,7 +6,7 @@ import functools
 import os
 import socket
 import time
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from mn_guard import node
 from mn_guard.node import Connection
@@ -22,8 +22,7 @@ _PAUSE_SECONDS = 0.01
 _GONE = "the keeper of this node has ended, probably because the supervisor, chainermn elastic, has ended"
 
 
-@dataclass(frozen=True)
-class Supervision:
+class Supervision(NamedTuple):
     """The supervisor of a job.
 
     Attributes:
@@ -112,7 +111,9 @@ def _inherited(address: str) -> socket.socket | None:
 
 def _start(found: Supervision) -> bool:
     """Start a node process; return whether no other process has started one in the meantime."""
-    status = node.start(found.address, "0", found.host, str(found.port), found.token)
-    if status:
+    listening = node.listen(found.address) if node.can_start() else None
+    if listening is None:
+        return False
+    if node.start(listening, "0", found.host, str(found.port), found.token, is_awaited=True):
         raise ConnectionError(f"the supervisor of this job cannot be reached at {found.host}, port {found.port}")
-    return status == 0
+    return True
