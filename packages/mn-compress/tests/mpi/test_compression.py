@@ -262,15 +262,15 @@ def test_an_exception_in_the_middle_leaves_what_was_remembered(how, monkeypatch)
         average(each, gradients(RANK, shapes=large), False)
     from mn_comm.gradients.strategies import Strategy
 
-    original, calls = Strategy.average_across, iter(range(9))
+    original, calls = Strategy.mean_across, iter(range(9))
 
-    def failing(self, bucket):
+    def failing(self, *args):
         if next(calls) == 1:
             raise MemoryError("in the middle")
-        original(self, bucket)
+        original(self, *args)
 
     with monkeypatch.context() as patch:
-        patch.setattr(Strategy, "average_across", failing)
+        patch.setattr(Strategy, "mean_across", failing)
         with pytest.raises(MemoryError):
             average(reducer, gradients(RANK, shapes=large), False)
     actual, expected = (average(each, gradients(RANK, shapes=large), False) for each in (reducer, reference))

@@ -4,10 +4,24 @@ from __future__ import annotations
 
 import importlib
 import sys
+import types
 from collections.abc import Callable, Mapping
 from typing import Any
 
-__all__ = ["load_on_demand"]
+__all__ = ["load_later", "load_on_demand"]
+
+
+class _Later(types.ModuleType):
+    """Acts as a module, which is imported when one of its names is first used."""
+
+    def __getattr__(self, name: str) -> Any:
+        value = self.__dict__[name] = getattr(importlib.import_module(self.__name__), name)
+        return value
+
+
+def load_later(name: str) -> types.ModuleType:
+    """Return an object that acts as a module, which is imported when one of its names is first used."""
+    return _Later(name)
 
 
 def load_on_demand(

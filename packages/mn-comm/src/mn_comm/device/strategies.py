@@ -184,7 +184,7 @@ class Staged:
             assert bucket.host is not None
             with on_side() as stream:
                 bucket.flat.get(out=bucket.host.flat)
-                self._host.average(bucket.host, self._host.size)
+                bucket.host.mean()
                 bucket.flat.set(bucket.host.flat)
                 # The pinned memory is reused, maybe by other ranks, as soon as this has finished.
                 stream.synchronize()

@@ -1,20 +1,18 @@
-"""Steps 3 and 5: packing gradients into buckets, and unpacking them."""
+"""Steps 3 to 5: packing gradients into buckets, averaging these, and unpacking them."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from itertools import pairwise
 from operator import itemgetter
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
-from mn_comm.basis.arithmetic import divide, is_half
+from mn_comm.basis.arithmetic import add_up, divide, is_half
 from mn_comm.gradients.parts import Arrays, Exchanged, Part, Ranges, Spec
+from mn_comm.gradients.strategies import Strategy
 from mn_comm.ranks.background import Future
-
-if TYPE_CHECKING:
-    from mn_comm.ranks.context import Context
 
 __all__ = [
     "AnyBucket",
@@ -91,25 +89,6 @@ class AnyBucket(Protocol):
     def average(self, array: Any = None) -> Future[Any]: ...  # noqa: D102
 
 
-class Averager(Protocol):
-    """A way to average buckets; see :class:`mn_comm.gradients.strategies.Strategy`."""
-
-    size: int
-    context: Context
-
-    def average(self, bucket: Bucket, divisor: int) -> None:
-        """Overwrite a bucket with its sum over all ranks, divided; collective."""
-        ...
-
-    def settle(self, bucket: Bucket) -> None:
-        """Wait until no rank reads another rank's memory for a bucket; collective within the node."""
-        ...
-
-    def mean_of(self, array: _Array) -> _Array:
-        """Return the mean over all ranks of an array that is in no bucket; collective."""
-        ...
-
-
 class Bucket:
     """Gradients of one dtype, in host memory, that are averaged together.
 
@@ -154,7 +133,7 @@ class Bucket:
         blocks: Sequence[Block],
         mine: int,
         shares_memory: bool,
-        strategy: Averager,
+        strategy: Strategy,
         exchanged: Exchanged,
         ranges: Ranges,
     ) -> None:
@@ -181,6 +160,7 @@ class Bucket:
         self.submit: Callable[[Callable[[], Any]], Future[Any]] = Future
         self._specs = specs
         self._arrays: Arrays | None = None
+        self._context = strategy.context
         rank = strategy.context.topology.rank
         self._kept_parts = [part for part in parts if ranges.are_kept(part.begin, rank)]
 
@@ -188,11 +168,6 @@ class Bucket:
     def nbytes(self) -> int:
         """Its size in bytes."""
         return self.flat.nbytes
-
-    @property
-    def divides_at_end(self) -> bool:
-        """Whether a sum may be divided when it is written to the gradients, rather than before."""
-        return self._arrays is not None and not self.is_half
 
     def average_in_place(self, arrays: Arrays) -> None:
         """Overwrite gradients with their means over all ranks; collective.
@@ -203,7 +178,7 @@ class Bucket:
         """
         self._arrays = arrays
         try:
-            self.strategy.average(self, self.strategy.size)
+            self.mean()
         finally:
             self._arrays = None
 
@@ -215,7 +190,7 @@ class Bucket:
         """
 
         def average() -> _Array:
-            self.strategy.average(self, self.strategy.size)
+            self.mean()
             return self.flat
 
         return self.submit(average)
@@ -238,11 +213,78 @@ class Bucket:
             return self.submit(lambda: self.strategy.mean_of(array))
 
         def average() -> _Array:
-            self.strategy.average(self, self.strategy.size)
-            self.strategy.settle(self)
+            self.mean()
+            if self.shares_memory:
+                self._context.within.Barrier()  # no rank reads another rank's memory for it any more
             return self.flat
 
         return self.submit(average)
+
+    def mean(self) -> None:
+        """Overwrite the bucket, or the gradients that it holds, with their mean over all ranks; collective.
+
+        If gradients have owners, this applies to the elements that this rank owns.
+        """
+        size = self.strategy.size
+        at_end = size if self._arrays is not None and not self.is_half else 1  # division, on the way to the gradients
+        if self.shares_memory and self._context.topology.inter_size == 1:
+            self._add_up_within(size / at_end, at_end)
+            if not self.ranges.are_shares:
+                self._store_within(self.to_come, at_end)
+        else:
+            groups = self._context.topology.inter_size if self.shares_memory else size
+            # The mean over the groups follows, so each sum is first divided by the number of ranks per group.
+            self._add_up_within(size / groups if self.strategy.communicates else 1)
+            self._average_across()
+            self._store_within(self.kept)
+
+    def _add_up_within(self, divisor: float, at_end: int | None = None) -> None:
+        """Add up, over this node, the share of the bucket that belongs to this rank; collective within the node.
+
+        Args:
+            divisor: The divisor of the sum.
+            at_end: If the sum is final, the divisor with which other blocks will be stored: this rank's share is then
+                stored immediately, while it is in the cache.
+        """
+        self.put(self.others if self.shares_memory else self.blocks)
+        if not self.shares_memory:
+            divide(self.share, divisor, self.share)
+            return
+        self._context.within.Barrier()
+        mine = self._context.topology.intra_rank
+        for block in self.own:
+            summands = list(block.segments)
+            summands[mine] = self.read(block)
+            # The other owner's own memory holds its summand.
+            is_direct = block.owner == mine and divisor == 1 and not self.is_half
+            total = block.sum if is_direct else block.total
+            add_up(summands, total)
+            if not is_direct:
+                divide(total, divisor, block.sum)
+            if at_end is not None and block.is_kept:
+                self.store((block,), at_end)
+        if self.are_shares_added_up_together:
+            self._context.within.Barrier()  # other ranks have written parts of the share
+
+    def _average_across(self) -> None:
+        """Average this rank's share over nodes or, without nodes, the whole bucket over all ranks; collective."""
+        if self.shares_memory or self.strategy.communicates:
+            ranks = self._context.across if self.shares_memory else self._context.ranks
+            if not self.ranges.owners:
+                self.strategy.mean_across(ranks, self.share, self.exchanged)
+            elif self.share.size:
+                self.strategy.reduce_scatter(ranks, self.share, self.ranges.destinations)
+
+    def _store_within(self, blocks: Sequence[Block], divisor: int = 1) -> None:
+        """Write blocks of which all shares are final to the gradients; collective within the node.
+
+        Args:
+            blocks: The blocks.
+            divisor: The divisor by which their elements still have to be divided.
+        """
+        if self.shares_memory:
+            self._context.within.Barrier()
+        self.store(blocks, divisor)
 
     def pack(self, arrays: Arrays) -> None:
         """Copy gradients, of any memory layout, into the bucket; ``None`` counts as zeros."""

@@ -1,7 +1,8 @@
-"""Step 4: how the mean of a bucket over all ranks is computed. The name of a communicator chooses the strategy.
+"""Step 4: which ranks share the work, and the messages between them. A communicator's name chooses the strategy.
 
-Ranks of a node add up gradients in memory that they share, each a part. The leaders of each node then exchange the sums
-with other nodes. The table of strategies, :data:`STRATEGIES`, is at the end of this file.
+Ranks of a node add up gradients in memory that they share, each a part (:mod:`mn_comm.gradients.bucket`). The leaders
+of each node then exchange the sums with other nodes. The table of strategies, :data:`STRATEGIES`, is at the end of this
+file.
 
 For arrays on devices see :mod:`mn_comm.device.strategies`.
 """
@@ -15,21 +16,21 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
-from mn_comm.basis.arithmetic import add_up, divide
 from mn_comm.basis.device_backend import device_backend
+from mn_comm.basis.lazy import load_later
 from mn_comm.basis.mpi import MPI
-from mn_comm.collectives.allreduce import mean_in_place
-from mn_comm.collectives.mean import mean_to_each
-from mn_comm.collectives.transport import Transport
-from mn_comm.gradients.bucket import Block, Bucket
 from mn_comm.gradients.parts import Exchanged, Spec, bounds, even_or
 from mn_comm.ranks import agreement
 from mn_comm.ranks.shared_memory import share
 
 if TYPE_CHECKING:
+    from mn_comm import collectives
     from mn_comm.gradients.compression import Compressor
     from mn_comm.ranks.context import Context
     from mn_comm.ranks.intracomm import Ranks
+
+else:
+    collectives = load_later("mn_comm.collectives")
 
 __all__ = ["ALL", "STRATEGIES", "Strategy"]
 
@@ -109,7 +110,7 @@ class Strategy:
             ranks: All ranks; or one rank of each node.
             flat: One-dimensional and contiguous, of floats, in host memory; of the same length and dtype on every rank.
         """
-        mean_in_place(ranks, flat)
+        collectives.mean_in_place(ranks, flat)
 
     def reduce_scatter(self, ranks: Ranks, flat: _Array, ranges: Sequence[slice]) -> None:
         """Overwrite, on each rank, its range of an array with the mean over ranks; collective among them.
@@ -120,7 +121,7 @@ class Strategy:
                 Elements outside this rank's range are lost.
             ranges: The range of each rank; together, they are the array. In which order they lie is not specified.
         """
-        mean_to_each(ranks, flat, ranges)
+        collectives.mean_to_each(ranks, flat, ranges)
 
     def all_gather(self, ranks: Ranks, flat: _Array, ranges: Sequence[slice]) -> None:
         """Overwrite, on all ranks, the range of each rank with that rank's elements; collective among them.
@@ -182,69 +183,6 @@ class Strategy:
                 f"for {name}; every other communicator takes both"
             )
 
-    def average(self, bucket: Bucket, divisor: int) -> None:
-        """Overwrite a bucket, or the gradients that it holds, with their sum over all ranks, divided; collective.
-
-        If gradients have owners, this applies to the elements that this rank owns.
-
-        Args:
-            bucket: Of the same length and dtype on every rank.
-            divisor: The divisor of the sum: the number of ranks, for the mean.
-        """
-        at_end = divisor if bucket.divides_at_end else 1
-        if bucket.shares_memory and self.context.topology.inter_size == 1:
-            self.add_up_within(bucket, divisor / at_end, at_end)
-            if not bucket.ranges.are_shares:
-                self.store_within(bucket, at_end, bucket.to_come)
-        else:
-            groups = self.context.topology.inter_size if bucket.shares_memory else self.size
-            # The mean over the groups follows, so each sum is first divided by the number of ranks per group.
-            self.add_up_within(bucket, divisor / groups if self.communicates else 1)
-            self.average_across(bucket)
-            self.store_within(bucket)
-
-    def add_up_within(self, bucket: Bucket, divisor: float = 1, at_end: int | None = None) -> _Array:
-        """Add up, over this node, the share of a bucket that belongs to this rank; collective within the node.
-
-        Args:
-            bucket: Of the same length and dtype on every rank.
-            divisor: The divisor of the sum.
-            at_end: If the sum is final, the divisor that :meth:`store_within` will use: this rank's share is then
-                stored immediately, while it is in the cache.
-
-        Returns:
-            The share, a view of memory that the other ranks of the node can access; empty on a rank without a share.
-        """
-        bucket.put(bucket.others if bucket.shares_memory else bucket.blocks)
-        if not bucket.shares_memory:
-            divide(bucket.share, divisor, bucket.share)
-            return bucket.share
-        self.context.within.Barrier()
-        mine = self.context.topology.intra_rank
-        for block in bucket.own:
-            summands = list(block.segments)
-            summands[mine] = bucket.read(block)
-            # The other owner's own memory holds its summand.
-            is_direct = block.owner == mine and divisor == 1 and not bucket.is_half
-            total = block.sum if is_direct else block.total
-            add_up(summands, total)
-            if not is_direct:
-                divide(total, divisor, block.sum)
-            if at_end is not None and block.is_kept:
-                bucket.store((block,), at_end)
-        if bucket.are_shares_added_up_together:
-            self.context.within.Barrier()  # other ranks have written parts of the share
-        return bucket.share
-
-    def average_across(self, bucket: Bucket) -> None:
-        """Average a bucket's share over nodes or, without nodes, the whole bucket over all ranks; collective."""
-        if bucket.shares_memory or self.communicates:
-            ranks = self.context.across if bucket.shares_memory else self.context.ranks
-            if not bucket.ranges.owners:
-                self.mean_across(ranks, bucket.share, bucket.exchanged)
-            elif bucket.share.size:
-                self.reduce_scatter(ranks, bucket.share, bucket.ranges.destinations)
-
     def mean_across(self, ranks: Ranks, share: _Array, what: Exchanged) -> None:
         """Overwrite a part of a bucket with its mean over ranks on different nodes; collective among them.
 
@@ -258,24 +196,9 @@ class Strategy:
         if self.compressor is None:
             self.mean(ranks, share)
         else:
+            from mn_comm.collectives.transport import Transport
+
             self.compressor.average(Transport(ranks), share, what)
-
-    def store_within(self, bucket: Bucket, divisor: int = 1, blocks: Sequence[Block] | None = None) -> None:
-        """Write a bucket whose shares are final to the target arrays; collective within the node.
-
-        Args:
-            bucket: After :meth:`add_up_within`.
-            divisor: The divisor by which the elements still have to be divided.
-            blocks: The blocks that are not stored yet; by default, all that this rank needs.
-        """
-        if bucket.shares_memory:
-            self.context.within.Barrier()
-        bucket.store(bucket.kept if blocks is None else blocks, divisor)
-
-    def settle(self, bucket: Bucket) -> None:
-        """Wait until no rank reads another rank's memory for a bucket; collective within the node."""
-        if bucket.shares_memory:
-            self.context.within.Barrier()
 
     def mean_of(self, array: _Array) -> _Array:
         """Return the mean over all ranks of an array that is in no bucket; collective.
