@@ -12,17 +12,20 @@ import mn_comm.basis.child_processes  # noqa: F401 - before mpi4py.MPI is import
 from mn_comm.basis.lazy import load_on_demand
 
 if TYPE_CHECKING:
-    from mn_comm.base import CommunicatorBase
-    from mn_comm.basis.change import Change, RankLost
-    from mn_comm.basis.transaction import is_elastic, transact
-    from mn_comm.communicator import Communicator
-    from mn_comm.create import create_communicator
-    from mn_comm.gradients.reduction import CommunicationHook
-    from mn_comm.gradients.strategies import Strategy
-    from mn_comm.ranks.agreement import expect_same, raise_on_all
-    from mn_comm.ranks.background import Future
-    from mn_comm.ranks.spans import span
-    from mn_comm.ranks.watch import explain_stalls
+    from mn_comm.base import CommunicatorBase as CommunicatorBase
+    from mn_comm.basis.change import Change as Change
+    from mn_comm.basis.change import RankLost as RankLost
+    from mn_comm.basis.transaction import is_elastic as is_elastic
+    from mn_comm.basis.transaction import transact as transact
+    from mn_comm.communicator import Communicator as Communicator
+    from mn_comm.create import create_communicator as create_communicator
+    from mn_comm.gradients.reduction import CommunicationHook as CommunicationHook
+    from mn_comm.gradients.strategies import Strategy as Strategy
+    from mn_comm.ranks.agreement import expect_same as expect_same
+    from mn_comm.ranks.agreement import raise_on_all as raise_on_all
+    from mn_comm.ranks.background import Future as Future
+    from mn_comm.ranks.spans import span as span
+    from mn_comm.ranks.watch import explain_stalls as explain_stalls
 
 _HOME_OF = {
     "Change": "basis.change",
@@ -41,22 +44,7 @@ _HOME_OF = {
     "transact": "basis.transaction",
 }
 
-__all__ = [
-    "Change",
-    "CommunicationHook",
-    "Communicator",
-    "CommunicatorBase",
-    "Future",
-    "RankLost",
-    "Strategy",
-    "create_communicator",
-    "expect_same",
-    "explain_stalls",
-    "is_elastic",
-    "raise_on_all",
-    "span",
-    "transact",
-]
+__all__ = list(_HOME_OF)
 
 
 def _home_of_class(name: str) -> str | None:

@@ -10,23 +10,32 @@ from typing import TYPE_CHECKING
 from mn_comm.basis.lazy import load_on_demand
 
 if TYPE_CHECKING:
-    from mn_comm.basis.guard import at_exit
-    from mn_comm.basis.mpi import MPI
-    from mn_comm.basis.protocols import Model, Parameter
-    from mn_comm.basis.replicas import own, synchronize_replicas
-    from mn_comm.gradients.agree import JoinMessages
-    from mn_comm.gradients.bucket import AnyBucket
-    from mn_comm.gradients.compression import CompressionReport, CompressionScheme
-    from mn_comm.gradients.filling import Owners
-    from mn_comm.gradients.reducer import GradientReducer
-    from mn_comm.gradients.reduction import Reduction
-    from mn_comm.gradients.strategies import STRATEGIES
-    from mn_comm.gradients.targets import check_in_debug_mode
-    from mn_comm.ranks.background import Worker
-    from mn_comm.ranks.intracomm import Ranks
-    from mn_comm.ranks.spans import is_recording
-    from mn_comm.ranks.topology import Topology
-    from mn_comm.ranks.watch import activity, operation, waiting_for
+    from mn_comm.basis.guard import at_exit as at_exit
+    from mn_comm.basis.mpi import MPI as MPI
+    from mn_comm.basis.protocols import Model as Model
+    from mn_comm.basis.protocols import Parameter as Parameter
+    from mn_comm.basis.replicas import own as own
+    from mn_comm.basis.replicas import synchronize_replicas as synchronize_replicas
+    from mn_comm.gradients.agree import JoinMessages as JoinMessages
+    from mn_comm.gradients.bucket import AnyBucket as AnyBucket
+    from mn_comm.gradients.compression import (
+        CompressionReport as CompressionReport,
+    )
+    from mn_comm.gradients.compression import (
+        CompressionScheme as CompressionScheme,
+    )
+    from mn_comm.gradients.filling import Owners as Owners
+    from mn_comm.gradients.reducer import GradientReducer as GradientReducer
+    from mn_comm.gradients.reduction import Reduction as Reduction
+    from mn_comm.gradients.strategies import STRATEGIES as STRATEGIES
+    from mn_comm.gradients.targets import check_in_debug_mode as check_in_debug_mode
+    from mn_comm.ranks.background import Worker as Worker
+    from mn_comm.ranks.intracomm import Ranks as Ranks
+    from mn_comm.ranks.spans import is_recording as is_recording
+    from mn_comm.ranks.topology import Topology as Topology
+    from mn_comm.ranks.watch import activity as activity
+    from mn_comm.ranks.watch import operation as operation
+    from mn_comm.ranks.watch import waiting_for as waiting_for
 
 _HOME_OF = {
     "MPI": "basis.mpi",
@@ -53,30 +62,7 @@ _HOME_OF = {
     "waiting_for": "ranks.watch",
 }
 
-__all__ = [
-    "MPI",
-    "STRATEGIES",
-    "AnyBucket",
-    "CompressionReport",
-    "CompressionScheme",
-    "GradientReducer",
-    "JoinMessages",
-    "Model",
-    "Owners",
-    "Parameter",
-    "Ranks",
-    "Reduction",
-    "Topology",
-    "Worker",
-    "activity",
-    "at_exit",
-    "check_in_debug_mode",
-    "is_recording",
-    "operation",
-    "own",
-    "synchronize_replicas",
-    "waiting_for",
-]
+__all__ = list(_HOME_OF)
 
 
 if not TYPE_CHECKING:  # so that type checkers know which names there are

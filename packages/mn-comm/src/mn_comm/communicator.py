@@ -8,19 +8,20 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from mn_comm import collectives
 from mn_comm.base import DEFAULT_MAX_BUF_LEN, CommunicatorBase, mean_as_version_1
 from mn_comm.basis import wire
 from mn_comm.basis.arithmetic import is_half
 from mn_comm.basis.config import Config
+from mn_comm.basis.lazy import load_later
 from mn_comm.basis.mpi import MPI, has_been_finalized
 from mn_comm.basis.placement import zeros_beside
 from mn_comm.basis.protocols import Model
-from mn_comm.gradients.agree import Agreement, select, signature_of, sorted_parameters
 from mn_comm.ranks import agreement
 from mn_comm.ranks.watch import operation
 
 if TYPE_CHECKING:
+    from mn_comm import collectives
+    from mn_comm.gradients import agree
     from mn_comm.gradients.compression import CompressionScheme
     from mn_comm.gradients.owned import OwnedArrays
     from mn_comm.gradients.reducer import GradientReducer
@@ -28,6 +29,9 @@ if TYPE_CHECKING:
     from mn_comm.gradients.strategies import Strategy
     from mn_comm.ranks.context import Contexts
     from mn_comm.ranks.intracomm import Ranks
+else:  # creating a communicator needs none of them
+    collectives = load_later("mn_comm.collectives")
+    agree = load_later("mn_comm.gradients.agree")
 
 __all__ = ["Communicator"]
 
@@ -97,7 +101,6 @@ class Communicator(CommunicatorBase):
         self._peers = Ranks(mpi_comm)
         self._contexts = contexts
         self._topology = context.topology
-        self._parameters = Agreement(context.ranks, "bcast_data")
         self._reducers: weakref.WeakKeyDictionary[Model, GradientReducer] = weakref.WeakKeyDictionary()
         self._common_reducer: GradientReducer | None = None
         self._owned: OwnedArrays | None = None
@@ -325,9 +328,10 @@ class Communicator(CommunicatorBase):
 
     @operation
     def bcast_data(self, model: Model) -> None:
-        named = sorted_parameters(model)
+        named = agree.sorted_parameters(model)
         arrays = [param.data for _, param in named]
-        self._parameters.check(signature_of(zip([name for name, _ in named], arrays, strict=True)))
+        signature = agree.signature_of(zip([name for name, _ in named], arrays, strict=True))
+        agree.Agreement(self.ranks, "bcast_data").check(signature)
         with agreement.raise_on_all(self.ranks):
             for (name, _), array in zip(named, arrays, strict=True):
                 if isinstance(array, np.ndarray) and not array.flags.writeable:
@@ -464,9 +468,10 @@ def _require_threads() -> None:
 
 def mean_one_by_one(self: Communicator, model: Model, zero_fill: bool = False) -> None:
     """Average gradients by the ``_multi_node_mean`` of a derived class, one after the other; collective."""
-    selection = select(model, zero_fill)
+    selection = agree.select(model, zero_fill)
     names = [name for name, _ in selection.params]
-    Agreement(self.ranks, "multi_node_mean_grad").check(signature_of(zip(names, selection.likes, strict=True)))
+    signature = agree.signature_of(zip(names, selection.likes, strict=True))
+    agree.Agreement(self.ranks, "multi_node_mean_grad").check(signature)
     for (_, param), like, grad in zip(*selection, strict=True):
         if grad is None:
             param.grad = zeros_beside(like, like.shape, like.dtype)

@@ -18,6 +18,7 @@ before = (sys.excepthook, sys.exit, [signal.getsignal(number) for number in sign
 import numpy as np
 import mn_comm
 comm = mn_comm.create_communicator("naive")
+ours = [name for name in sys.modules if name.partition(".")[0].startswith("mn_")]
 other = comm.split(0, comm.rank)
 comm.allreduce(np.ones(3))
 comm.allgather_obj(comm.rank)
@@ -28,8 +29,7 @@ assert not faulthandler.is_enabled()
 assert not registered and not at_fork, (registered, at_fork)
 if sys.version_info >= (3, 12):
     assert not any(sys.monitoring.get_tool(number) for number in range(6))
-ours = [name for name in sys.modules if name.partition(".")[0].startswith("mn_")]
-assert not any(name.startswith("mn_guard.") for name in ours)
+assert not any(name.startswith("mn_guard.") for name in sys.modules)
 print(len(ours) - 1)
 """
 
@@ -38,4 +38,4 @@ def test_a_library_user_gets_nothing_that_was_not_asked_for(tmp_path):
     launcher = os.path.join(os.path.dirname(sys.executable), "mpiexec")
     job = subprocess.run([launcher, "-n", "2", sys.executable, "-c", ALONE], capture_output=True, text=True, timeout=60)
     assert job.returncode == 0, job.stdout + job.stderr
-    assert all(int(count) <= 50 for count in job.stdout.split())
+    assert all(int(count) <= 30 for count in job.stdout.split())

@@ -7,15 +7,18 @@ rank that exists already: MPICH ends the job.
 
 from __future__ import annotations
 
-import multiprocessing
+import sys
 
 __all__ = ["is_worker"]
 
 
 def is_worker() -> bool:
     """Return whether this process was started by multiprocessing; true also while it still imports the main script."""
+    process = sys.modules.get("multiprocessing.process")  # which a worker has imported
     # Its parent is known only afterwards; its name is set before.
-    return multiprocessing.parent_process() is not None or multiprocessing.current_process().name != "MainProcess"
+    return process is not None and (
+        process.parent_process() is not None or process.current_process().name != "MainProcess"
+    )
 
 
 if is_worker():

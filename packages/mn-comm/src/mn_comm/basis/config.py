@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, fields, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -13,8 +12,7 @@ from mn_comm.basis.arithmetic import is_half
 __all__ = ["Config"]
 
 
-@dataclass(frozen=True)
-class Config:
+class Config(NamedTuple):
     """The settings that scripts pass to ``create_communicator`` or ``set_config``.
 
     Attributes:
@@ -34,7 +32,7 @@ class Config:
             TypeError: The value is not of the setting's type.
         """
         self._check_name(name)
-        return replace(self, **{name: _CHECKS[name](value)})
+        return self._replace(**{name: _CHECKS[name](value)})
 
     def get(self, name: str | None = None) -> Any:
         """Return one setting, or all of them as a dictionary.
@@ -43,14 +41,13 @@ class Config:
             ValueError: There is no setting of that name.
         """
         if name is None:
-            return asdict(self)
+            return self._asdict()
         self._check_name(name)
         return getattr(self, name)
 
     def _check_name(self, name: str) -> None:
-        names = [field.name for field in fields(self)]
-        if name not in names:
-            raise ValueError(f"expected the name of a setting, one of {', '.join(names)}; got {name!r}")
+        if name not in self._fields:
+            raise ValueError(f"expected the name of a setting, one of {', '.join(self._fields)}; got {name!r}")
 
 
 def _check_batched_copy(value: Any) -> bool:

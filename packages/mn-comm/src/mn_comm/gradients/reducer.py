@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import fields
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
@@ -342,7 +341,7 @@ class GradientReducer:
         seen = (config, owners, names, list(map(_SHAPE, likes)), list(map(_DTYPE, likes)), list(map(type, likes)))
         if seen != self._seen:
             gradients = signature_of(zip(names, likes, strict=True))
-            settings = [(field.name, getattr(config, field.name)) for field in fields(config)]
+            settings = list(config.get().items())
             settings.append((OWNERS, owners and (digest(sorted(owners.of.items())), owners.note)))
             self._seen, self._signature = seen, (*settings, *gradients)
             self._n_settings = len(settings)

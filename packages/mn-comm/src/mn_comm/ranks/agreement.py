@@ -194,8 +194,10 @@ def digest(signature: object) -> int:
     Returns:
         62 bits of its BLAKE2b hash (RFC 7693), so that it and its negative fit into an int64.
     """
-    from hashlib import blake2b  # not earlier: it loads OpenSSL, which takes as long as loading this whole package
-
+    try:  # hashlib has the same function, but loads OpenSSL, which takes as long as loading all modules of these ranks
+        from _blake2 import blake2b
+    except ImportError:  # not CPython
+        from hashlib import blake2b
     hashed = blake2b(repr(signature).encode(), digest_size=8).digest()
     return int.from_bytes(hashed, "little") >> 2
 

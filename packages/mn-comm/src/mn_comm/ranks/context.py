@@ -11,16 +11,18 @@ import gc
 import itertools
 from collections import Counter
 from operator import itemgetter
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from mpi4py import MPI
 
 from mn_comm.basis.guard import guard
 from mn_comm.ranks.agreement import digest
-from mn_comm.ranks.background import Worker
 from mn_comm.ranks.intracomm import Ranks
 from mn_comm.ranks.shared_memory import SharedMemory
 from mn_comm.ranks.topology import Topology, discover
+
+if TYPE_CHECKING:
+    from mn_comm.ranks.background import Worker
 
 __all__ = ["Context", "Contexts", "contexts_of"]
 
@@ -83,6 +85,8 @@ class Contexts:
     def background(self) -> tuple[Context, Worker]:
         """The thread that averages gradients in the background, with its context; collective at first use."""
         if self._background is None:
+            from mn_comm.ranks.background import Worker
+
             self._background = Context(self._mpi_comm), Worker()
         return self._background
 
