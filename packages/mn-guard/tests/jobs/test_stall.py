@@ -35,14 +35,12 @@ print("done")
 """
 
 
-def run(ranks, script, **environ):
-    return subprocess.run(
-        [shutil.which("mpiexec", path=os.path.dirname(sys.executable)), "-n", str(ranks), sys.executable, "-c", script],
-        env={**os.environ, **environ},
-        capture_output=True,
-        text=True,
-        timeout=40,
-    )
+def run(ranks, script, **settings):
+    """Run a script; settings are made once all ranks are there, as starting may take longer than stalls may."""
+    begin = f"import os; from mpi4py import MPI; MPI.COMM_WORLD.Barrier(); os.environ.update({settings})"
+    mpiexec = shutil.which("mpiexec", path=os.path.dirname(sys.executable))
+    command = [mpiexec, "-n", str(ranks), sys.executable, "-c", begin + script]
+    return subprocess.run(command, capture_output=True, text=True, timeout=70)
 
 
 @pytest.mark.parametrize("ranks", [2, 4])

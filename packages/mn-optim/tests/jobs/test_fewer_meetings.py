@@ -16,7 +16,10 @@ import numpy as np
 import mn_optim
 import chainer, chainer.functions as F, chainer.links as L
 from mn_comm import create_communicator
+from mpi4py import MPI
 
+MPI.COMM_WORLD.Barrier()  # starting may take longer than stalls may
+os.environ.update(setting.split("=") for setting in sys.argv[2:])
 comm = create_communicator("flat")
 when = {
     "local": mn_optim.LocalSGD(2),
@@ -48,10 +51,10 @@ ENDINGS = {
 }
 
 
-def run(scheme, ending, **environ):
+def run(scheme, ending, *settings, **environ):
     mpiexec = shutil.which("mpiexec", path=os.path.dirname(sys.executable))
     return subprocess.run(
-        [mpiexec, "-n", "2", sys.executable, "-c", SCRIPT + ENDINGS[ending], scheme],
+        [mpiexec, "-n", "2", sys.executable, "-c", SCRIPT + ENDINGS[ending], scheme, *settings],
         env={**os.environ, **environ},
         capture_output=True,
         text=True,
@@ -87,7 +90,7 @@ def test_a_script_may_end_without_synchronizing_asynchronous_ranks(ending):
 
 @pytest.mark.parametrize("scheme", ["local", "streaming"])
 def test_a_rank_that_does_not_synchronize_at_its_end_is_not_waited_for_in_silence(scheme):
-    job = run(scheme, "late", CHAINERMN_STALL_SECONDS="1", CHAINERMN_STALL_ABORT="1")
+    job = run(scheme, "late", "CHAINERMN_STALL_SECONDS=1", "CHAINERMN_STALL_ABORT=1")
     assert job.returncode != 0
     assert re.search(
         r"^\[chainermn\] rank 1 of 2 \(\S+\) has waited for \S+ s in .* for a meeting of local steps", job.stderr, re.M
