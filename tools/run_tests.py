@@ -2,7 +2,8 @@
 
 The folder contains any of ``unit`` (one process), ``mpi`` (each test runs on every rank of one job; one job for each
 number of ranks), ``jobs`` (one process for each file; the tests start jobs themselves) and ``elastic`` (the same, only
-with Open MPI). All other arguments are passed to pytest, and a FILE may take the place of the folder.
+with Open MPI). All other arguments are passed to pytest. One of these folders, or one file in them, may take the place
+of the folder.
 
 With ``--share=quick``, files with the mark ``rest`` are left out; two ranks run the other tests of ``mpi``, and other
 numbers of ranks run the files whose mark lists them: ``pytestmark = pytest.mark.sizes(1, 4)``. ``--share=rest`` runs
@@ -214,10 +215,10 @@ def plan_suite(suite: Suite, reports: Path, record: Record) -> Iterator[Planned]
 
 
 def find_files(tests: Path, part: str) -> list[Path]:
-    """Return the files of a part, or the one file that was asked for."""
+    """Return the files of a part in a folder; the folder may be that part itself, or one file of it."""
     if tests.is_file():
         return [tests] if part in tests.parts else []
-    return sorted((tests / part).glob("**/test_*.py"))
+    return sorted((tests if tests.name == part else tests / part).glob("**/test_*.py"))
 
 
 def is_in_share(file: Path, share: str, size: int = MAIN_SIZE) -> bool:

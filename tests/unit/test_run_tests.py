@@ -256,6 +256,11 @@ def test_units_that_measure_times_have_a_process_of_their_own(run_tests, schedul
     }
 
 
+def test_the_folder_of_one_part(run_tests, scheduling, suite, tmp_path):
+    tasks = plan(run_tests, scheduling, suite / "mpi", tmp_path, ranks=[2])
+    assert {name: files_in(task) for name, task in tasks.items()} == {"x mpi, 2 ranks": ["test_d.py", "test_e.py"]}
+
+
 def test_one_file(run_tests, scheduling, suite, tmp_path):
     tasks = plan(run_tests, scheduling, suite / "mpi" / "test_e.py", tmp_path, ranks=[3])
     assert [(name, files_in(task)) for name, task in tasks.items()] == [("x mpi, 3 ranks", ["test_e.py"])]
