@@ -18,7 +18,7 @@ from mpi4py import MPI
 __all__ = ["busy_processes", "interleave", "keep", "settle", "table", "timed"]
 
 WORLD = MPI.COMM_WORLD
-# By then, each choice of mn_comm.gradients.pace has been tried three times, if there is any doubt.
+# By then, each choice of mn_comm.gradients.share_size has been tried three times, if there is any doubt.
 AVERAGES_TO_SETTLE = 30
 # It ends with its parent, however the parent ends.
 BURN = "import os, sys\nwhile os.getppid() == int(sys.argv[1]): sum(range(100_000))"

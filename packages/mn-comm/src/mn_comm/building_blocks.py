@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from mn_comm.basis.mpi import MPI as MPI
     from mn_comm.basis.protocols import Model as Model
     from mn_comm.basis.protocols import Parameter as Parameter
-    from mn_comm.basis.replicas import own as own
+    from mn_comm.basis.replicas import register_synchronizer as register_synchronizer
     from mn_comm.basis.replicas import synchronize_replicas as synchronize_replicas
     from mn_comm.gradients.agree import JoinMessages as JoinMessages
     from mn_comm.gradients.bucket import AnyBucket as AnyBucket
@@ -57,7 +57,7 @@ _HOME_OF = {
     "check_in_debug_mode": "gradients.targets",
     "is_recording": "ranks.spans",
     "operation": "ranks.watch",
-    "own": "basis.replicas",
+    "register_synchronizer": "basis.replicas",
     "synchronize_replicas": "basis.replicas",
     "waiting_for": "ranks.watch",
 }

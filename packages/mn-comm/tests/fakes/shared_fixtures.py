@@ -58,9 +58,9 @@ def on_nodes(monkeypatch):
 @pytest.fixture
 def many_blocks(monkeypatch):
     """Cut even short gradients into many blocks and buckets."""
-    from mn_comm.gradients import layout, pace, strategies
+    from mn_comm.gradients import layout, share_size, strategies
 
-    monkeypatch.setattr(pace, "SHARE_BYTES", (48, 160))
+    monkeypatch.setattr(share_size, "SHARE_BYTES", (48, 160))
     monkeypatch.setattr(strategies, "_BUCKET_BYTES", 200)
     monkeypatch.setattr(strategies, "_BUCKET_BYTES_ACROSS", 200)
     monkeypatch.setattr(layout, "_BLOCK_BYTES", 64)

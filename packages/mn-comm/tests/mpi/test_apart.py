@@ -6,7 +6,7 @@ from fake_model import Model, Param
 from mpi4py import MPI
 
 from mn_comm import Future, create_communicator
-from mn_comm.building_blocks import Worker, own, synchronize_replicas
+from mn_comm.building_blocks import Worker, register_synchronizer, synchronize_replicas
 
 RANK, SIZE = MPI.COMM_WORLD.rank, MPI.COMM_WORLD.size
 MEAN = (SIZE - 1) / 2
@@ -100,10 +100,10 @@ class Owner:
 def test_the_last_to_own_a_parameter_is_asked_once():
     first, second = Owner(), Owner()
     model = Model(a=of(np.zeros(1)), b=of(np.zeros(1)), c=of(np.zeros(1)))
-    own(first, model.params.values())
+    register_synchronizer(first, model.params.values())
     synchronize_replicas(model)
     assert (first.calls, second.calls) == (1, 0)
-    own(second, [model.params["b"]])
+    register_synchronizer(second, [model.params["b"]])
     synchronize_replicas(model)
     assert (first.calls, second.calls) == (2, 1)
     synchronize_replicas(Model(b=model.params["b"]))
@@ -117,6 +117,6 @@ def test_the_last_to_own_a_parameter_is_asked_once():
 def test_parameters_that_are_gone_are_forgotten():
     from mn_comm.basis import replicas
 
-    known, owner = len(replicas._owners), Owner()
-    own(owner, [of(np.zeros(1)) for _ in range(100)])
-    assert len(replicas._owners) <= known
+    known, owner = len(replicas._synchronizers), Owner()
+    register_synchronizer(owner, [of(np.zeros(1)) for _ in range(100)])
+    assert len(replicas._synchronizers) <= known

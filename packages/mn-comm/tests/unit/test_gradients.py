@@ -14,8 +14,8 @@ from mn_comm.gradients.agree import _explain as explain
 from mn_comm.gradients.agree import first_difference, select
 from mn_comm.gradients.bucket import cut
 from mn_comm.gradients.filling import Owners, Ownership, fill_buckets
-from mn_comm.gradients.pace import SHARE_BYTES, Pace
 from mn_comm.gradients.parts import bounds
+from mn_comm.gradients.share_size import SHARE_BYTES, ShareSize
 from mn_comm.gradients.strategies import ALL, Strategy
 from mn_comm.gradients.targets import Targets
 
@@ -286,48 +286,48 @@ def test_the_message_names_the_first_difference(one, other, message):
     assert message in str(explain([("multi_node_mean_grad", one), ("multi_node_mean_grad", other)]))
 
 
-def run(pace, seconds, waited=lambda share: 0.0, times=60):
+def run(size, seconds, waited=lambda share: 0.0, times=60):
     used = []
     for _ in range(times):
-        pace.used = pace.proposal
-        used.append(pace.share_bytes)
-        pace.record(seconds(used[-1]), waited(used[-1]))
+        size.used = size.proposal
+        used.append(size.share_bytes)
+        size.record(seconds(used[-1]), waited(used[-1]))
     return used
 
 
 def test_both_sizes_are_tried_in_the_first_averages_and_the_faster_one_is_kept():
     small, large = SHARE_BYTES
     for slow, fast in ((small, large), (large, small)):
-        used = run(Pace(), lambda share, slow=slow: 34.0 if share == slow else 12.0)
+        used = run(ShareSize(), lambda share, slow=slow: 34.0 if share == slow else 12.0)
         assert used[:4].count(small) == used[:4].count(large) == 2
         assert used[4:30] == [fast] * 26
     # The first average with each size takes longer, and says nothing.
     first = iter([9.0, 9.0])
-    used = run(Pace(), lambda share: next(first, 2.0 if share == small else 3.0))
+    used = run(ShareSize(), lambda share: next(first, 2.0 if share == small else 3.0))
     assert used[4:] == [small] * 56
 
 
 def test_when_averages_become_slower_the_other_size_is_tried_although_nobody_waits():
     small, large = SHARE_BYTES
-    pace = Pace()
-    assert run(pace, lambda share: 1.0 if share == small else 2.0)[4:] == [small] * 56
-    used = run(pace, lambda share: 6.0 if share == small else 2.0)
+    size = ShareSize()
+    assert run(size, lambda share: 1.0 if share == small else 2.0)[4:] == [small] * 56
+    used = run(size, lambda share: 6.0 if share == small else 2.0)
     assert large in used[:8]
     assert used[-40:].count(large) >= 35
 
 
 def test_where_waiting_dominates_the_larger_shares_are_tried_and_kept_if_they_are_better():
     small, large = SHARE_BYTES
-    pace = Pace()
-    used = run(pace, lambda share: 10.0 if share == small else 3.0, lambda share: 8.0)
+    size = ShareSize()
+    used = run(size, lambda share: 10.0 if share == small else 3.0, lambda share: 8.0)
     assert used[0] == small
     assert used.index(large) < 4
     assert used[-25:].count(large) >= 23
     # When the cores are free again, small shares are soon used again.
-    used = run(pace, lambda share: 1.0 if share == small else 2.0, times=150)
+    used = run(size, lambda share: 1.0 if share == small else 2.0, times=150)
     assert used[-20:].count(small) == 20
 
 
 def test_if_the_larger_shares_are_no_better_they_are_seldom_tried():
-    used = run(Pace(), lambda share: 5.0, lambda share: 4.0, times=90)
+    used = run(ShareSize(), lambda share: 5.0, lambda share: 4.0, times=90)
     assert 5 <= used[4:].count(SHARE_BYTES[1]) <= 12

@@ -7,7 +7,7 @@ from chainer.training import extensions
 
 import mn_extensions  # noqa: F401 - before Chainer
 from mn_comm import create_communicator
-from mn_comm.building_blocks import own
+from mn_comm.building_blocks import register_synchronizer
 from mn_extensions import (
     GenericMultiNodeEvaluator,
     create_multi_node_checkpointer,
@@ -46,7 +46,7 @@ class Optimizer(chainer.optimizers.SGD):
 @pytest.fixture
 def optimizer():
     made = Optimizer().setup(Model())
-    own(made, made.target.params())
+    register_synchronizer(made, made.target.params())
     return made
 
 

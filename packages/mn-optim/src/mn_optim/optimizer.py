@@ -11,7 +11,7 @@ from typing import Any
 import chainer
 
 from mn_comm import CommunicatorBase, is_elastic, span
-from mn_comm.building_blocks import CompressionReport, Model, own
+from mn_comm.building_blocks import CompressionReport, Model, register_synchronizer
 from mn_optim.backward import backward as overlapping_backward
 from mn_optim.commit import Defer, Forward, commit, restart_after_losses
 from mn_optim.join import JoinParticipant
@@ -460,7 +460,7 @@ class _Stepper:
     def assume_synchronized(self) -> None:
         """Assume that the parameters of all ranks are equal already."""
         model = self.actual_optimizer.target
-        own(self, (param for _, param in model.namedparams()))
+        register_synchronizer(self, (param for _, param in model.namedparams()))
         self.is_changed(model)
 
     def synchronize(self) -> None:
@@ -473,7 +473,7 @@ class _Stepper:
         self.target_params = []
         if self.scheme.synchronous is not None and self.scheme.join is None:
             self.scheme.synchronous.agree_on("bcast_data", model, compares=True)
-        own(self, (param for _, param in model.namedparams()))
+        register_synchronizer(self, (param for _, param in model.namedparams()))
         self.scheme.restart(model)
         share_out(self.communicator, model, fills_in=self.scheme.join is not None)
         self.is_changed(model)

@@ -17,7 +17,7 @@ from mpi4py import MPI
 
 import mn_optim  # noqa: F401 - before Chainer
 from mn_comm import create_communicator
-from mn_comm.gradients import layout, pace, strategies
+from mn_comm.gradients import layout, share_size, strategies
 from mn_optim import AfterBackward, DuringBackward, MultiNodeOptimizer, OneStepLate
 
 WORLD = MPI.COMM_WORLD
@@ -262,7 +262,7 @@ def run(example):
     limits = {"_BUCKET_BYTES": sizes[2], "_BUCKET_BYTES_ACROSS": sizes[2]}
     blocks = {"_BLOCK_BYTES": sizes[3], "_LARGE_BYTES": sizes[4]}
     with (
-        mock.patch.object(pace, "SHARE_BYTES", sizes[:2]),
+        mock.patch.object(share_size, "SHARE_BYTES", sizes[:2]),
         mock.patch.multiple(strategies, **limits),
         mock.patch.multiple(layout, **blocks),
     ):

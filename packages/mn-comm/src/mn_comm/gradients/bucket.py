@@ -20,7 +20,7 @@ __all__ = [
     "Bucket",
     "check_floats",
     "cut",
-    "taker",
+    "selector",
 ]
 
 _Array = np.ndarray[Any, Any]
@@ -33,7 +33,7 @@ class Block(NamedTuple):
     If they belong to one gradient, all memory has the shape of this part; otherwise it is one-dimensional.
 
     Attributes:
-        take: Selects the block's arrays from all gradients: a list or tuple of them, or the array itself if there is
+        select: Selects the block's arrays from all gradients: a list or tuple of them, or the array itself if there is
             only one.
         adder: The rank of the node that adds it up.
         owner: The rank whose memory holds the sum.
@@ -46,7 +46,7 @@ class Block(NamedTuple):
         is_kept: Whether this rank needs the mean.
     """
 
-    take: Callable[[Arrays], Any]
+    select: Callable[[Arrays], Any]
     adder: int
     owner: int
     segments: list[_Array]
@@ -305,18 +305,18 @@ class Bucket:
             return
         for block in blocks:
             if block.pieces:
-                _concatenate(block.take(self._arrays), block.mine)
+                _concatenate(block.select(self._arrays), block.mine)
             else:
-                block.mine[...] = block.take(self._arrays)
+                block.mine[...] = block.select(self._arrays)
 
     def read(self, block: Block) -> _Array:
         """Return the elements of a block: in place if possible, otherwise in its scratch memory."""
         if self._arrays is None:
             block.room[...] = block.mine
         elif block.pieces:
-            _concatenate(block.take(self._arrays), block.room)
+            _concatenate(block.select(self._arrays), block.room)
         else:
-            array: _Array = block.take(self._arrays)
+            array: _Array = block.select(self._arrays)
             if array.dtype == block.room.dtype:
                 return array
             block.room[...] = array
@@ -329,10 +329,10 @@ class Bucket:
                 divide(block.sum, divisor, block.mine)
             elif block.pieces:
                 divide(block.sum, divisor, block.room)
-                for array, piece in zip(block.take(self._arrays), block.pieces, strict=True):
+                for array, piece in zip(block.select(self._arrays), block.pieces, strict=True):
                     array[...] = piece
             else:
-                divide(block.sum, divisor, block.take(self._arrays))
+                divide(block.sum, divisor, block.select(self._arrays))
 
 
 def check_floats(array: Any) -> None:
@@ -347,7 +347,7 @@ def _concatenate(arrays: Sequence[_Array], out: _Array) -> None:
     np.concatenate(arrays, axis=None, out=out, casting="unsafe")
 
 
-def taker(parts: Sequence[Part]) -> Callable[[Arrays], Any]:
+def selector(parts: Sequence[Part]) -> Callable[[Arrays], Any]:
     """Return a function that selects parts of all gradients: a single part as it is, several as a sequence."""
     if all(part.within is ... for part in parts):
         return itemgetter(*(part.member for part in parts))  # much faster than a list comprehension

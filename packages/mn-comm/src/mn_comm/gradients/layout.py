@@ -13,10 +13,10 @@ from mn_comm.basis.arithmetic import is_half, sum_dtype
 from mn_comm.basis.config import Config
 from mn_comm.basis.device_backend import device_backend
 from mn_comm.gradients.agree import ON_DEVICE, Entry
-from mn_comm.gradients.bucket import AnyBucket, Block, Bucket, cut, taker
+from mn_comm.gradients.bucket import AnyBucket, Block, Bucket, cut, selector
 from mn_comm.gradients.filling import Owners, Ownership, fill_buckets
-from mn_comm.gradients.pace import Pace
 from mn_comm.gradients.parts import Exchanged, Part, Ranges, Spec, count
+from mn_comm.gradients.share_size import ShareSize
 from mn_comm.gradients.strategies import Strategy
 
 __all__ = ["Layout"]
@@ -65,7 +65,7 @@ class Layout:
         specs: The gradients' names, shapes and dtypes.
         nbytes: Their size, all together.
         order: The names of parameters in the order in which their gradients are to be sent.
-        pace: How often ranks meet, if there is a choice.
+        share_size: How often ranks meet, if there is a choice.
         number: The same number on all ranks that created the layout together, and different from every other layout's.
 
     Raises:
@@ -87,7 +87,7 @@ class Layout:
     ) -> None:
         self.specs: list[Spec] = [(name, shape, dtype) for name, shape, dtype, *_ in signature]
         self.nbytes = sum(count(shape) * dtype.itemsize for _, shape, dtype in self.specs)
-        self.pace = Pace()
+        self.share_size = ShareSize()
         self.number = next(strategy.context.numbers)
         self.order = order
         self._strategy = strategy
@@ -106,13 +106,13 @@ class Layout:
         self._like_on_device = [likes[position] for position in self._on_device]
         self._check()
 
-    def buckets(self, turn: int = 0) -> BucketSet:
+    def buckets(self, buffer_index: int = 0) -> BucketSet:
         """Return the buckets; collective when they are created.
 
         Args:
-            turn: The index of the set of buckets, if buckets keep their memory.
+            buffer_index: The index of the set of buckets, if buckets keep their memory.
         """
-        key = self._key(turn)
+        key = self._key(buffer_index)
         found = self._made.get(key)
         if found is None:
             on_host = self._lay_out_on_host()
@@ -120,12 +120,12 @@ class Layout:
             found = self._made[key] = BucketSet([*on_host, *self._lay_out_on_device()], flattened)
         return found
 
-    def has_buckets(self, turn: int) -> bool:
+    def has_buckets(self, buffer_index: int) -> bool:
         """Return whether a set of buckets has been created."""
-        return self._key(turn) in self._made
+        return self._key(buffer_index) in self._made
 
-    def _key(self, turn: int) -> int:
-        return self.pace.share_bytes if self._has_pace else turn
+    def _key(self, buffer_index: int) -> int:
+        return self.share_size.share_bytes if self._chooses_share_size else buffer_index
 
     def _check(self) -> None:
         for name, _, dtype in self.specs:
@@ -232,7 +232,7 @@ class Layout:
             is_private = self._strategy.takes_one_step and ranges.are_shares and not self._lasting
             result = memory[owner] if not is_private else total if total.dtype == dtype else scratch
             sources = memory, memory[mine], result
-            blocks.append(Block(taker(inside), adder, owner, *sources, scratch, total, pieces, is_kept))
+            blocks.append(Block(selector(inside), adder, owner, *sources, scratch, total, pieces, is_kept))
             flattened.update(part.member for part in inside if part.within is not ...)
         return blocks, flattened
 
@@ -248,15 +248,15 @@ class Layout:
         return (*limits, *places, *self._strategy.form)
 
     @property
-    def _has_pace(self) -> bool:
+    def _chooses_share_size(self) -> bool:
         """Whether ranks can choose how often to meet: if everything is added up in one step, in shared memory."""
         is_free = self._bucket_bytes is None and not self._lasting
         return is_free and self._strategy.packs and self._strategy.takes_one_step
 
     def _limit(self) -> int:
         """Return the maximum size in bytes of a bucket in host memory."""
-        if self._has_pace:
-            return self.pace.share_bytes * self._strategy.context.topology.intra_size
+        if self._chooses_share_size:
+            return self.share_size.share_bytes * self._strategy.context.topology.intra_size
         if self._bucket_bytes is None or not self._strategy.packs:
             return self._strategy.bucket_bytes(self._lasting)
         return self._bucket_bytes

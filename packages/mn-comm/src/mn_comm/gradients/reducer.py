@@ -125,7 +125,7 @@ class GradientReducer:
         selection, signature, failure = self._select(model, zero_fill, owners)
         layout = self._known_layout(signature, ())
         with span("agree"):
-            number, proposal = (layout.number, layout.pace.proposal) if layout is not None else (0, 0)
+            number, proposal = (layout.number, layout.share_size.proposal) if layout is not None else (0, 0)
             self._agreement.start(signature, (*self._notes, number, -number, proposal), self.join)
             try:
                 *slowest, highest, negative_of_lowest, choice = self._agreement.finish()
@@ -133,10 +133,10 @@ class GradientReducer:
                 if failure is not None:
                     raise failure
         if self._averaged is not None:
-            self._averaged.pace.record(*slowest)
+            self._averaged.share_size.record(*slowest)
         if layout is None or highest != -negative_of_lowest:  # created on every rank, or on none
             layout = self._make_layout(signature, selection, (), owners)
-        layout.pace.used = choice
+        layout.share_size.used = choice
         self._averaged = layout
         buckets, flattened = layout.buckets()  # before the clock starts: creating them takes long, and is done once
         doing = activity()
@@ -188,10 +188,10 @@ class GradientReducer:
             raise failure
         # Not every second one: a reduction that ends before it has begun, because a rank had news, counts on some ranks
         # only.
-        in_use = {each.turn for each in self._under_way}
-        turn = next(turn for turn in range(self._sets) if turn not in in_use)
+        in_use = {each.buffer_index for each in self._under_way}
+        buffer_index = next(index for index in range(self._sets) if index not in in_use)
         layout = self._known_layout(signature, tuple(order))
-        if layout is None or not layout.has_buckets(turn):  # creating them is collective, if all ranks are here
+        if layout is None or not layout.has_buckets(buffer_index):  # creating them is collective, if all ranks are here
             if not agreed.succeeds():
                 layout = None
             elif layout is None:
@@ -202,10 +202,10 @@ class GradientReducer:
             agreed,
             selection,
             layout.specs if layout is not None else [],
-            layout.buckets(turn).buckets if layout is not None else [],
+            layout.buckets(buffer_index).buckets if layout is not None else [],
             self._hook or average_exactly,
             functools.partial(self._end, layout.number if layout is not None else 0),
-            turn,
+            buffer_index,
         )
         self._under_way.append(reduction)
         return reduction

@@ -74,7 +74,7 @@ class Reduction:
         buckets: Their buckets.
         comm_hook: Starts to average a bucket.
         on_end: Called by the worker when all buckets are averaged, with whether that succeeded on all ranks.
-        turn: The index of its set of buckets.
+        buffer_index: The index of its set of buckets.
 
     Attributes:
         is_over: Whether it has completely finished.
@@ -90,9 +90,9 @@ class Reduction:
         buckets: Sequence[AnyBucket],
         comm_hook: CommunicationHook,
         on_end: Callable[[bool], None],
-        turn: int = 0,
+        buffer_index: int = 0,
     ) -> None:
-        self.turn = turn
+        self.buffer_index = buffer_index
         self._on_end = on_end
         self._ranks = ranks
         self._worker = worker

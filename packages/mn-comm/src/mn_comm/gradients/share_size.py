@@ -1,4 +1,4 @@
-"""How often the ranks of a node synchronise while they average: often for the caches, rarely if cores are busy.
+"""The size of the shares that ranks of a node add up: small for the caches, large if cores are busy.
 
 Small shares stay in the caches, but the ranks wait for each other after each share. This takes a microsecond if every
 rank has its own core, and a time slice of the scheduler if another process (a data loader, a BLAS thread, another rank)
@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Sequence
 
-__all__ = ["Pace"]
+__all__ = ["ShareSize"]
 
 SHARE_BYTES = (256 * 1024, 4 * 1024 * 1024)
 """How many bytes of a bucket each rank adds up: where cores are free, and where they are contended."""
@@ -27,7 +27,7 @@ _SLOWER = 1.5
 _LAST = 5
 
 
-class Pace:
+class ShareSize:
     """Chooses the shares for gradients of one layout.
 
     Attributes:
