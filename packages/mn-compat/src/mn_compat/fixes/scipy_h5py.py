@@ -2,7 +2,29 @@
 
 from mn_compat.substitution import Fix, Substitution
 
+_SPECIAL = ("erfinv", "erfcinv", "erfcx", "ndtri")
+
 FIXES = (
+    Fix(
+        "scipy_on_demand",
+        "importing Chainer imported much of SciPy, which takes as long as all of Chainer",
+        # `import scipy` imports little: its parts are attributes, which are imported when they are first used.
+        (
+            *(
+                each
+                for name in _SPECIAL
+                for each in (
+                    Substitution(f"chainer.functions.math.{name}", "from scipy import special", "import scipy"),
+                    Substitution(f"chainer.functions.math.{name}", f"(special.{name}(", f"(scipy.special.{name}("),
+                )
+            ),
+            Substitution("chainer.functions.math.sparse_matmul", "from scipy import sparse", "import scipy"),
+            Substitution("chainer.functions.math.sparse_matmul", " sparse.coo_matrix(", " scipy.sparse.coo_matrix(", 2),
+            Substitution("chainer.distributions.multivariate_normal", "import scipy.linalg", "import scipy"),
+            Substitution("chainer.datasets.svhn", "from scipy import io", "import scipy"),
+            Substitution("chainer.datasets.svhn", " io.loadmat(", " scipy.io.loadmat("),
+        ),
+    ),
     Fix(
         "sparse_matmul",
         "SciPy's sparse matrices do not take float16",
