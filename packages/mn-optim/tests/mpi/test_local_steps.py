@@ -291,6 +291,14 @@ def test_a_rank_that_has_fewer_steps_does_not_hang_the_others(local_steps):
     equal_everywhere(optimizer.target)
 
 
+def test_a_rank_that_waits_for_a_mean_applies_it_before_it_takes_part_in_the_next_meeting():
+    optimizer = start(make(StreamingDiLoCo(2, fragments=1, delay=1)))
+    for _ in train(optimizer, range(2 if RANK == 0 else 4)):  # a meeting in step 2, another one in step 4
+        pass
+    optimizer.synchronize()
+    equal_everywhere(optimizer.target)
+
+
 def test_a_rank_that_went_nowhere_does_not_count():
     optimizer = start(make(2, chainer.optimizers.SGD(lr=1)))
     n = 6 if RANK == SIZE - 1 else 2
@@ -499,6 +507,24 @@ def test_a_parameter_that_is_initialised_later():
         link = model.late if step >= 5 else model.used
         optimizer.update(lambda link=link: chainer.functions.sum(link(x)))
     assert optimizer.t == 12
+    optimizer.synchronize()
+    equal_everywhere(model)
+
+
+@pytest.mark.parametrize("when", [LocalSGD(3), DiLoCo(3), StreamingDiLoCo(4), Asynchronous(interval=0)])
+def test_float32_copies_are_distributed_with_the_parameters(when):
+    model = chainer.Link()
+    with model.init_scope():
+        model.half = chainer.Parameter(np.ones(3, "f2"))
+    optimizer = make(when).setup(model)
+    optimizer.use_fp32_update()
+    for step in range(6):
+        if step == 3:  # the ranks differ: they have not met yet
+            with model.init_scope():
+                model.new = chainer.Parameter(np.ones(2, "f4"))
+        for param in model.params():
+            param.grad = np.full_like(param.data, 1 + RANK)
+        optimizer.update()
     optimizer.synchronize()
     equal_everywhere(model)
 

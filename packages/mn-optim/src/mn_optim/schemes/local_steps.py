@@ -175,6 +175,7 @@ class LocalSteps(Scheme):
             self._forget()
             return True
         self._use_fragments(model)
+        self._land(self._fragments)  # the others have landed what this rank still waits for
         self._exchange(model, purpose, messages)
         self._land(self._fragments)
         return False

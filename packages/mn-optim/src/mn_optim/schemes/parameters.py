@@ -7,7 +7,7 @@ from typing import Any
 import chainer
 import numpy as np
 
-__all__ = ["initialised_parameters", "set_value", "value_of"]
+__all__ = ["initialised_parameters", "renew_copy", "set_value", "value_of"]
 
 
 def initialised_parameters(model: chainer.Link) -> dict[str, chainer.Parameter]:
@@ -41,6 +41,15 @@ def value_of(param: chainer.Parameter) -> Any:
 def set_value(param: chainer.Parameter, value: Any) -> None:
     """Write a value to a parameter, and to the float32 copy of it that its optimizer may keep."""
     param.data[...] = value
+    _write_to_copy(param, value)
+
+
+def renew_copy(param: chainer.Parameter) -> None:
+    """Write a parameter's own value to the float32 copy of it that its optimizer may keep."""
+    _write_to_copy(param, param.data)
+
+
+def _write_to_copy(param: chainer.Parameter, value: Any) -> None:
     copy = getattr(param.update_rule, "_fp32_param", None)
     if copy is not None and copy.data is not None:
         copy.data[...] = value

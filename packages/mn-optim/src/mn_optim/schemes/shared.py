@@ -9,6 +9,7 @@ import numpy as np
 from chainer.serializers import DictionarySerializer, NpzDeserializer
 
 from mn_comm import CommunicatorBase
+from mn_optim.schemes.parameters import renew_copy
 
 __all__ = ["fill_in", "share_out"]
 
@@ -24,6 +25,8 @@ def share_out(communicator: CommunicatorBase, model: chainer.Link, fills_in: boo
     if fills_in:
         fill_in(communicator, model)
     communicator.bcast_data(model)
+    for param in model.params():
+        renew_copy(param)
 
 
 def fill_in(communicator: CommunicatorBase, model: chainer.Link) -> None:
