@@ -161,8 +161,8 @@ class NcclCommunicator:
 
     def problem(self) -> str | None:
         """Return the error of an operation that was put on a stream; ``None`` if there is none yet."""
-        result = self._core.get_async_error()
-        return None if int(result) in (_SUCCESS, _IN_PROGRESS) else f"{result.name}: {self._core.get_last_error()}"
+        result = int(self._core.get_async_error())
+        return None if result in (_SUCCESS, _IN_PROGRESS) else f"{_name_of(result)}: {self._core.get_last_error()}"
 
     def destroy(self) -> None:
         """Finish all operations, and free the communicator; collective. A second call does nothing."""
@@ -207,6 +207,13 @@ def _binding() -> Any:
     except ImportError as error:
         raise RuntimeError(f"expected CuPy and nccl4py, which NCCL needs: {error}: {_INSTALL}") from None
     return core
+
+
+def _name_of(result: int) -> str:
+    """Return the name of an ncclResult_t, of which ``nccl4py`` 0.6 returns only the number."""
+    from nccl.bindings.nccl import Result
+
+    return next((each.name for each in Result if each == result), f"error {result}")
 
 
 def _number(version: Any) -> int:
