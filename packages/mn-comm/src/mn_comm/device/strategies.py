@@ -3,9 +3,10 @@
 Each strategy of :mod:`mn_comm.gradients.strategies` says by ``on_device`` which of these is its counterpart.
 
 NCCL is always called by the main thread, on a separate stream if the program continues in the meantime. So operations
-of two communicators are never launched in different orders on different ranks. Only work in host memory is done by the
-worker. The same applies to compressed gradients: they are sent by NCCL where exact gradients would be, unless the host
-would have to wait for the device to learn their length.
+of two communicators are never launched in different orders on different ranks, which would then wait for each other.
+Only work in host memory is done by the worker, and a thread of the caller averages through host memory. The same
+applies to compressed gradients: they are sent by NCCL where exact gradients would be, unless the host would have to
+wait for the device to learn their length.
 """
 
 from __future__ import annotations
@@ -72,7 +73,7 @@ def on_device(strategy: Strategy) -> DeviceStrategy:
         RuntimeError: It needs NCCL, and NCCL or CuPy is missing on some rank (on every rank).
         ValueError: It needs a device for each rank, and two ranks share one (on every rank).
     """
-    context, way = strategy.context, strategy.on_device
+    context, way = strategy.context, _way(strategy)
     if way == "alone" or strategy.size == 1:
         return Alone()
     if strategy.compressor is not None:
@@ -90,9 +91,15 @@ def on_device(strategy: Strategy) -> DeviceStrategy:
     return Staged(strategy)
 
 
+def _way(strategy: Strategy) -> str:
+    """Return how a strategy averages on devices: without NCCL if it does so in a thread of the caller."""
+    uses_nccl = strategy.on_device in ("nccl", "nodes")
+    return "mpi" if uses_nccl and strategy.context.is_apart else strategy.on_device
+
+
 def _compressed(strategy: Strategy, compressor: Compressor) -> DeviceStrategy:
     """Return the counterpart of a strategy that compresses; collective."""
-    way, topology = strategy.on_device, strategy.context.topology
+    way, topology = _way(strategy), strategy.context.topology
     if way == "staged":
         return Staged(strategy)  # data that is in host memory anyway is compressed there
     if way == "mpi" or topology.inter_size == 1 or topology.most_intra_size == 1:
@@ -117,7 +124,7 @@ def _between_all(strategy: Strategy, compressor: Compressor) -> DeviceStrategy:
     """Return a strategy that compresses between all ranks, as if each were a node; collective."""
     if not compressor.compression.on_devices:
         return Staged(strategy)
-    way = strategy.on_device
+    way = _way(strategy)
     nccl_ranks = None
     if compressor.compression.is_launched and (
         way == "nccl" or (way == "nodes" and strategy.context.topology.inter_size == 1)

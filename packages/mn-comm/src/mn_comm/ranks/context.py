@@ -32,6 +32,7 @@ class Context:
 
     Args:
         mpi_comm: The caller's communicator. Creating a context is collective.
+        is_apart: Whether a thread of the caller communicates with it, while the program's thread also communicates.
 
     Attributes:
         ranks: The duplicate.
@@ -43,7 +44,8 @@ class Context:
         may_use_devices: Whether NCCL may be used; its calls do not return when a rank is lost.
     """
 
-    def __init__(self, mpi_comm: MPI.Intracomm) -> None:
+    def __init__(self, mpi_comm: MPI.Intracomm, is_apart: bool = False) -> None:
+        self.is_apart = is_apart
         self.ranks = (mpi_comm if isinstance(mpi_comm, Ranks) else Ranks(mpi_comm)).duplicate()
         guard().watch(self.ranks)
         self.topology: Topology = discover(self.ranks)
@@ -98,7 +100,7 @@ class Contexts:
             number = self._given_back_everywhere()
         if number is None:
             number = len(self._others)
-            self._others.append(Context(self._mpi_comm))
+            self._others.append(Context(self._mpi_comm, is_apart=True))
         self._given_back.discard(number)
         return self._others[number]
 
