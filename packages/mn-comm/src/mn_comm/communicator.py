@@ -12,6 +12,7 @@ from mn_comm.base import DEFAULT_MAX_BUF_LEN, CommunicatorBase, mean_as_version_
 from mn_comm.basis import wire
 from mn_comm.basis.arithmetic import is_half
 from mn_comm.basis.config import Config
+from mn_comm.basis.device_backend import DeviceBackend, provide
 from mn_comm.basis.lazy import load_later
 from mn_comm.basis.mpi import MPI, has_been_finalized
 from mn_comm.basis.placement import zeros_beside
@@ -36,6 +37,13 @@ else:  # creating a communicator needs none of them
 __all__ = ["Communicator"]
 
 _Array = np.ndarray[Any, Any]
+
+
+@provide
+def _load_device_backend() -> DeviceBackend:
+    from mn_comm.device import backend
+
+    return backend
 
 
 class Communicator(CommunicatorBase):

@@ -1,18 +1,18 @@
-"""The functions for arrays on devices, in :mod:`mn_comm.device`, which is imported when the first such array is seen.
+"""The functions for arrays on devices, which are loaded when the first such array is seen.
 
 Code for arrays in host memory must not import CuPy, NCCL or what needs them. So this is the only way from there to the
-code for devices.
+code for devices. A higher layer, :mod:`mn_comm.communicator`, says how they are loaded.
 """
 
 from __future__ import annotations
 
 import functools
-import importlib
-from typing import Any, Protocol, cast
+from collections.abc import Callable
+from typing import Any, Protocol
 
 import numpy as np
 
-__all__ = ["DeviceBackend", "device_backend"]
+__all__ = ["DeviceBackend", "device_backend", "provide"]
 
 _Array = np.ndarray[Any, Any]
 
@@ -53,7 +53,16 @@ class DeviceBackend(Protocol):
         ...
 
 
+_loaders: list[Callable[[], DeviceBackend]] = []
+
+
+def provide(load: Callable[[], DeviceBackend]) -> Callable[[], DeviceBackend]:
+    """Say how the functions for arrays on devices are loaded; a decorator."""
+    _loaders.append(load)
+    return load
+
+
 @functools.cache
 def device_backend() -> DeviceBackend:
-    """Return the functions for arrays on devices; the first call imports them."""
-    return cast(DeviceBackend, importlib.import_module("mn_comm.device.backend"))
+    """Return the functions for arrays on devices; the first call loads them."""
+    return _loaders[-1]()
