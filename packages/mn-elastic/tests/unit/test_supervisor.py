@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from mn_guard.node_process import SILENCE_SECONDS
+
 GREETING = """
 import json, os, socket, sys
 
@@ -177,3 +179,39 @@ def test_ranks_that_do_not_come_together_are_ended(tmp_path, joined, n_joined):
     assert supervisor.returncode == 1
     expected = f"{n_joined} of 2 ranks have made a communicator within 3 s (--start-limit)"
     assert expected in errors
+
+
+# The keeper outlives the launcher, which fails; it writes the longest time in which it has heard nothing.
+OUTLIVES = """
+import time
+if os.fork():
+    sys.exit(1)
+os.setsid()
+keeper.settimeout(0.1)
+longest, heard = 0, time.monotonic()
+came = True
+while came:
+    try:
+        keeper.sendall(line(op="beat"))
+        came = keeper.recv(1 << 16)
+    except TimeoutError:
+        continue
+    except ConnectionError:  # the supervisor has ended
+        came = b""
+    longest, heard = max(longest, time.monotonic() - heard), time.monotonic()
+with open("new", "w") as file:
+    file.write(str(longest))
+os.rename("new", "longest")
+"""
+
+
+def test_keepers_hear_of_it_while_hosts_are_asked(tmp_path):
+    agent = tmp_path / "agent"
+    agent.write_text("#!/bin/sh\nexec sleep 600\n")
+    agent.chmod(0o755)
+    mpiexec = launcher(tmp_path, OUTLIVES, f"#!{sys.executable}\n{GREETING}")
+    supervisor = start(tmp_path, mpiexec, "--hosts", "127.0.0.1:1", "--ssh", str(agent))
+    _, errors = supervisor.communicate(timeout=60)
+    assert "giving up: there is room for 0 ranks on the hosts that answer" in errors
+    wait_for((tmp_path / "longest").exists)
+    assert float((tmp_path / "longest").read_text()) < SILENCE_SECONDS / 2

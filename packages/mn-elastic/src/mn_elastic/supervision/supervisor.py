@@ -13,6 +13,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from types import FrameType, TracebackType
 from typing import Any
@@ -31,6 +32,7 @@ _MOST_WITHOUT_PROGRESS = 3
 _LAUNCHER_SECONDS = 5.0  # the time for mpiexec to end after all ranks have ended
 _END_SECONDS = 2.0  # between asking mpiexec to end and killing it
 _END_SECONDS_WITHOUT_A_HOST = 0.5  # Open MPI's mpiexec then waits for that host
+_PAUSE_SECONDS = 0.02  # between two looks at what is about to end
 _LATE_SECONDS = 20.0  # after this time, it is said that ranks have not come together
 _LONGEST_LINE = 1 << 16  # bytes: more than a keeper ever sends
 _LONGEST_GREETING = 4096
@@ -125,7 +127,7 @@ class Supervisor:
             in_vain = 1 if self._newest > before else in_vain + 1
             _say(f"attempt {number} has failed: {'; '.join([*self._lost, attempt.reason])}")
             self._heed()
-            hosts = left(self._options, self._listening.getsockname()[:2], self._silent)
+            hosts = self._ask_hosts(attempt)
             self._heed()
             problem = self._problem(number, in_vain, hosts)
             if problem:
@@ -168,6 +170,14 @@ class Supervisor:
         self._newest = max(self._newest, attempt.newest)
         return attempt
 
+    def _ask_hosts(self, attempt: Attempt) -> Sequence[Host]:
+        """Return the hosts that can be reached, and give signs of life meanwhile: keepers that hear none end."""
+        with ThreadPoolExecutor(1) as pool:
+            asked = pool.submit(left, self._options, self._listening.getsockname()[:2], frozenset(self._silent))
+            while not wait([asked], _PAUSE_SECONDS).done:
+                self._listen(attempt, _PAUSE_SECONDS)
+        return asked.result()
+
     def _watch(self, attempt: Attempt, process: subprocess.Popen[bytes]) -> None:
         """Listen until the attempt is over: the launcher has ended, a host is lost, or the time has run out."""
         began = time.monotonic()
@@ -206,8 +216,9 @@ class Supervisor:
         """End the remaining processes of an attempt, on all hosts whose keepers respond."""
         if process.poll() is None:
             process.terminate()  # this ends its ranks
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                process.wait(_END_SECONDS_WITHOUT_A_HOST if self._lost else _END_SECONDS)
+            deadline = time.monotonic() + (_END_SECONDS_WITHOUT_A_HOST if self._lost else _END_SECONDS)
+            while process.poll() is None and time.monotonic() < deadline:
+                self._listen(attempt, _PAUSE_SECONDS)  # and speak to the keepers, which would end otherwise
         with contextlib.suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)
         process.wait()
@@ -220,9 +231,9 @@ class Supervisor:
         heard = {keeper.host for keeper in self._keepers.values()}
         return not heard.isdisjoint(attempt.present.values())
 
-    def _listen(self, attempt: Attempt) -> bool:
-        """Wait a moment for events, and handle them; return whether there were any."""
-        happened = self._selector.select(BEAT_SECONDS / 4)
+    def _listen(self, attempt: Attempt, seconds: float = BEAT_SECONDS / 4) -> bool:
+        """Wait a moment for events, handle them, and give a sign of life; return whether there were any events."""
+        happened = self._selector.select(seconds)
         for key, _ in happened:
             ready: socket.socket = key.fileobj  # type: ignore[assignment]
             if ready is self._listening:
