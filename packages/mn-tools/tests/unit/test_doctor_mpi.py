@@ -43,6 +43,17 @@ def test_a_setting_that_names_a_library_that_is_not_there(machine, name, value):
     assert name in check.advice
 
 
+def test_a_setting_that_names_a_library_whose_name_mpi4py_does_not_know(machine, tmp_path):
+    library = tmp_path / "libmpich.so.12"
+    library.touch()
+    machine.setenv("MPI4PY_LIBMPI", str(library))
+    message = "libmpi.so.12: cannot open shared object file: No such file or directory"
+    machine.module("mpi4py/__init__", f"raise ImportError({message!r})")
+    found, codes, check = library_checks()
+    assert (found, codes) == (None, ["mpi-library-name"])
+    assert f"ln -s {library} FOLDER/libmpi.so.12" in check.advice
+
+
 def test_no_library_at_all(machine):
     machine.at_start("import mpi4py._mpiabi\nmpi4py._mpiabi.LIBMPI_PATH[:] = ['/nowhere']", "library_probe")
     library, codes, check = library_checks()

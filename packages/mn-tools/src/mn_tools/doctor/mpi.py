@@ -104,6 +104,9 @@ def _not_loaded(outcome: commands.Outcome, records: list[dict[str, object]]) -> 
     if isinstance(settings, dict) and settings:
         values = ", ".join(f"{name}={value}" for name, value in settings.items())
         found = f"mpi4py cannot load one, with {values}: {error}"
+        library, wanted = settings.get("MPI4PY_LIBMPI", ""), re.search(r"(libmpi\.so\S*): cannot open", error)
+        if wanted and os.path.exists(library):  # Debian's MPICH is libmpich.so.12
+            return problem("mpi-library-name", GROUP, "library", found, library=library, wanted=wanted[1])
         return problem("mpi-library-setting", GROUP, "library", found, names=" and ".join(settings))
     found = f"mpi4py cannot load one: {error}"
     return problem("mpi-library-missing", GROUP, "library", found, python=sys.executable)

