@@ -1,0 +1,1 @@
+"""Averages among thousands of ranks, simulated: see README.md."""
