@@ -3,10 +3,15 @@
 import subprocess
 import sys
 
+import pytest
 
-def test_a_chart(tmp_path):
+
+@pytest.mark.parametrize(
+    "what", [["--sizes", "8,64K", "--rounds", "1"], ["--model", "mlp", "--compute", "2ms", "--seconds", "1s"]]
+)
+def test_a_chart(what, tmp_path):
     file = tmp_path / "chart.png"
-    argv = ["--ranks", "2", "--sizes", "8,64K", "--rounds", "1", "--plot", str(file)]
+    argv = ["--ranks", "2", *what, "--plot", str(file)]
     job = subprocess.run([sys.executable, "-m", "mn_comm", "bench", *argv], capture_output=True, text=True, timeout=70)
     assert job.returncode == 0, job.stderr
     assert file.read_bytes().startswith(b"\x89PNG\r\n\x1a\n")

@@ -1,7 +1,8 @@
 """``python -m mn_tools``: commands, each of which explains itself with ``--help``.
 
 ``doctor`` checks whether this machine, or a set of hosts, can run jobs, and says what to do if it cannot; ``bench``
-measures the communicators; ``timeline`` adds the parts of ranks that could not send them to rank 0 to a trace.
+measures the communicators, and recommends how to train a model; ``timeline`` adds the parts of ranks that could not
+send them to rank 0 to a trace.
 """
 
 import sys

@@ -7,7 +7,7 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +16,8 @@ from mpi4py import MPI
 
 from mn_comm import create_communicator
 from mn_tools.bench import measure
+from mn_tools.bench.advice_report import advice_to_json, advice_to_lines
+from mn_tools.bench.advise import advise
 from mn_tools.bench.contestants import Entrants, Gradients, use_device
 from mn_tools.bench.machines import look
 from mn_tools.bench.options import Options, parse
@@ -36,7 +38,7 @@ or let this command start them, with
 
 
 def main(argv: list[str]) -> int:
-    """Measure the communicators and plain MPI; collective over all processes that ``mpiexec`` started.
+    """Measure communicators, or recommend how to train a model; collective over all processes of ``mpiexec``.
 
     Args:
         argv: The arguments, without the program's name.
@@ -52,14 +54,11 @@ def main(argv: list[str]) -> int:
     if world.size == 1:
         return _start(options.ranks, argv)
     try:
-        report = _run(world, options)
+        return _time_averages(world, options) if options.model is None else _advise(world, options)
     except _CannotRunError as error:
         if world.rank == 0:
             sys.stderr.write(f"mn_comm bench: {error}\n")
         return _USAGE
-    if world.rank == 0:
-        _publish(report, options)
-    return 1 if report.wrong else 0
 
 
 class _CannotRunError(Exception):
@@ -172,16 +171,37 @@ def _object_sender(world: MPI.Intracomm) -> _Pass:
     return lambda dest: comm.send_obj(thing, dest), comm.recv_obj
 
 
-def _publish(report: Report, options: Options) -> None:
-    text = json.dumps(to_json(report), indent=1, ensure_ascii=False) + "\n"
+def _advise(world: MPI.Intracomm, options: Options) -> int:
+    try:
+        advice = advise(world, options)
+    except (RuntimeError, ValueError) as error:
+        raise _CannotRunError(str(error)) from error
+    if world.rank == 0:
+        _publish(options, advice_to_json(advice), advice_to_lines(advice))
+        if options.plot is not None:
+            from mn_tools.bench.plot import draw_advice
+
+            draw_advice(advice, options.plot)
+    return 0
+
+
+def _time_averages(world: MPI.Intracomm, options: Options) -> int:
+    report = _run(world, options)
+    if world.rank == 0:
+        _publish(options, to_json(report), to_lines(report))
+        if options.plot is not None:
+            from mn_tools.bench.plot import draw
+
+            draw(report, options.plot)
+    return 1 if report.wrong else 0
+
+
+def _publish(options: Options, figures: dict[str, Any], lines: Iterable[str]) -> None:
+    text = json.dumps(figures, indent=1, ensure_ascii=False) + "\n"
     if options.json == "-":
         sys.stdout.write(text)
     else:
-        sys.stdout.write("".join(f"{line}\n" for line in to_lines(report)))
+        sys.stdout.write("".join(f"{line}\n" for line in lines))
     if options.json not in (None, "-"):
         Path(options.json).write_text(text, encoding="utf-8")
-    if options.plot is not None:
-        from mn_tools.bench.plot import draw
-
-        draw(report, options.plot)
     sys.stdout.flush()

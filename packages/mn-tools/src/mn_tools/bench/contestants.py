@@ -14,7 +14,7 @@ from mpi4py import MPI
 from mn_comm import Communicator, create_communicator, raise_on_all
 from mn_tools.bench.options import ITEM_BYTES
 
-__all__ = ["MPI_ALLREDUCE", "Entrants", "Gradients", "use_device"]
+__all__ = ["MPI_ALLREDUCE", "Entrants", "Gradients", "Parameter", "use_device"]
 
 MPI_ALLREDUCE = "MPI_Allreduce"
 
@@ -22,7 +22,9 @@ MPI_ALLREDUCE = "MPI_Allreduce"
 _REFUSALS = (TypeError, ValueError, RuntimeError)
 
 
-class _Parameter:
+class Parameter:
+    """A value and its gradient."""
+
     def __init__(self, data: Any) -> None:
         self.data = data
         self.grad: Any = None
@@ -42,7 +44,7 @@ class Gradients:
         bounds = [length * i // count for i in range(count + 1)]
         self._device = device
         self._arrays = [_empty(end - begin, device) for begin, end in pairwise(bounds)]
-        self._params = [_Parameter(array) for array in self._arrays]
+        self._params = [Parameter(array) for array in self._arrays]
         self._named = [(f"/{i:06}", param) for i, param in enumerate(self._params)]
 
     def namedparams(self) -> Iterable[tuple[str, Any]]:

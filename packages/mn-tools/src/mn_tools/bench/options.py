@@ -5,17 +5,20 @@ from __future__ import annotations
 import argparse
 import importlib.util
 import os
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from mn_comm.building_blocks import STRATEGIES
+from mn_tools.bench.models import MODELS
 
-__all__ = ["ITEM_BYTES", "Options", "parse", "to_bytes"]
+__all__ = ["ITEM_BYTES", "Options", "parse", "to_bytes", "to_seconds"]
 
 ITEM_BYTES = 4  # of a float32
 
 _SMALLEST, _FACTOR = 8, 8
 _UNITS = {"K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
+_TIMES = {"us": 1e-6, "µs": 1e-6, "ms": 1e-3, "s": 1.0, "": 1.0}
 _CHARTS = (".png", ".pdf", ".svg")
 _LARGEST = 4 << 30  # some MPI libraries cannot handle more elements than this at once
 
@@ -33,6 +36,9 @@ class Options:
         json: A file for the figures; ``-`` for the standard output, ``None`` for none.
         plot: A file for the chart; ``None`` for none.
         ranks: How many ranks to start; ``None`` if they have been started already.
+        model: The model whose training is to be recommended; ``None`` to time averages of ``sizes``.
+        compute: The seconds of its forward and backward pass, or ``package.module:function``.
+        seconds: How long the measurement for a recommendation may take.
     """
 
     sizes: tuple[int, ...]
@@ -43,6 +49,9 @@ class Options:
     json: str | None
     plot: str | None
     ranks: int | None
+    model: str | None = None
+    compute: float | str = 0.0
+    seconds: float = 45.0
 
 
 def parse(argv: Sequence[str]) -> Options:
@@ -53,6 +62,7 @@ def parse(argv: Sequence[str]) -> Options:
     """
     parser = _parser()
     args = parser.parse_args(argv)
+    _check_model(parser, args, argv)
     sizes = sorted(set(args.sizes)) if args.sizes else _default_sizes(args.max_bytes)
     if args.arrays * ITEM_BYTES > sizes[0]:
         parser.error(f"expected sizes of at least one element for each of {args.arrays} arrays, got {sizes[0]} bytes")
@@ -72,6 +82,9 @@ def parse(argv: Sequence[str]) -> Options:
         json=args.json,
         plot=args.plot,
         ranks=args.ranks,
+        model=args.model,
+        compute=0.0 if args.compute is None else args.compute,
+        seconds=args.seconds,
     )
 
 
@@ -92,6 +105,38 @@ def to_bytes(text: str) -> int:
             f"expected bytes, a multiple of {ITEM_BYTES} up to 4G, such as 512, 4K or 64M; got {text!r}"
         )
     return nbytes
+
+
+def to_seconds(text: str) -> float:
+    """Return a time above 0, written as ``180ms``, ``0.18s`` or ``0.18``.
+
+    Raises:
+        argparse.ArgumentTypeError: It is not such a time.
+    """
+    match = re.fullmatch(r"(\d+\.?\d*|\.\d+)\s*(us|µs|ms|s|)", text.strip())
+    seconds = float(match[1]) * _TIMES[match[2]] if match else 0.0
+    if not seconds > 0:
+        raise argparse.ArgumentTypeError(f"expected a time such as 180ms or 0.18s, got {text!r}")
+    return seconds
+
+
+def _compute(text: str) -> float | str:
+    return text if ":" in text else to_seconds(text)
+
+
+def _check_model(parser: argparse.ArgumentParser, args: argparse.Namespace, argv: Sequence[str]) -> None:
+    """End with a message if an option needs another one, or does not go with it."""
+    given = {each.partition("=")[0] for each in argv}
+    if args.model is None:
+        for option in sorted(given & {"--compute", "--seconds"}):
+            parser.error(f"{option} needs --model, the model to recommend something for")
+        return
+    if args.compute is None:
+        parser.error("--model needs --compute, the time of a forward and a backward pass, such as --compute 180ms")
+    if isinstance(args.compute, str) and ":" not in args.model:
+        parser.error(f"--compute {args.compute} is called with the model, so --model has to be a function, too")
+    for option in sorted(given & {"--sizes", "--max-bytes", "--arrays", "--rounds", "--device"}):
+        parser.error(f"{option} does not go with --model, which is measured in host memory")
 
 
 def _default_sizes(largest: int) -> list[int]:
@@ -132,6 +177,9 @@ def _parser() -> argparse.ArgumentParser:
         description="Bandwidth and latency of each communicator, compared with MPI_Allreduce, on your machines. "
         "Start it as `mpiexec -n N python -m mn_comm bench`, or alone with --ranks N.",
     )
+    parser.add_argument("--model", help=f"recommend how to train {', '.join(MODELS)}, MODULE:FUNCTION, or a FILE")
+    parser.add_argument("--compute", type=_compute, help="its forward and backward pass: 180ms, or MODULE:FUNCTION")
+    parser.add_argument("--seconds", type=to_seconds, default=45.0, help="how long that may take (45s)")
     sizes = parser.add_mutually_exclusive_group()
     sizes.add_argument("--sizes", type=_list_of_bytes, help="bytes of gradients, such as 8,4K,64M")
     sizes.add_argument("--max-bytes", type=to_bytes, default=64 << 20, help="the largest of the default sizes (64M)")
@@ -148,6 +196,6 @@ def _parser() -> argparse.ArgumentParser:
         metavar="FILE",
         help="write the results to a file, or else print them instead of the table",
     )
-    parser.add_argument("--plot", metavar="FILE.png", help="draw time and bus bandwidth; needs matplotlib")
+    parser.add_argument("--plot", metavar="FILE.png", help="draw the results; needs matplotlib")
     parser.add_argument("--ranks", type=_at_least(2), metavar="N", help="start mpiexec -n N")
     return parser

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
+from mn_tools.bench.advice_report import COMMUNICATING, COMPUTING, GROUPS, recommendations, shown
+from mn_tools.bench.advise import Advice
 from mn_tools.bench.contestants import MPI_ALLREDUCE
-from mn_tools.bench.report import Report, human_bytes
+from mn_tools.bench.report import Report, human_bytes, human_seconds
 
-__all__ = ["draw"]
+__all__ = ["draw", "draw_advice"]
 
 # Okabe and Ito's colours, which colour-blind people can distinguish.
 _COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#8c6d31", "#999999")
@@ -59,3 +61,47 @@ def _style(number: int) -> dict[str, Any]:
         "markersize": 5,
         "lw": 1.5,
     }
+
+
+def draw_advice(advice: Advice, file: str) -> None:
+    """Draw the expected time of a step with each choice.
+
+    Args:
+        advice: The figures.
+        file: The file; its extension determines the format.
+    """
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    groups = {exact: shown(advice, exact) for exact in GROUPS}
+    heights = [len(group) for group in groups.values()]
+    figure = Figure(figsize=(9, 1.2 + 0.27 * sum(heights)), layout="constrained")
+    FigureCanvasAgg(figure)
+    named = recommendations(advice)
+    all_axes = figure.subplots(2, 1, sharex=True, height_ratios=heights)
+    for axes, exact in zip(all_axes, GROUPS, strict=True):
+        rows = groups[exact]
+        milliseconds = [each.seconds * 1e3 for each in rows]
+        computing = [min(each, advice.compute * 1e3) for each in milliseconds]
+        rest = [all_ - part for all_, part in zip(milliseconds, computing, strict=True)]
+        places = range(len(rows))
+        axes.barh(places, computing, color=_COLOURS[0], label=COMPUTING)
+        axes.barh(places, rest, left=computing, color=_COLOURS[1], label=COMMUNICATING)
+        axes.set_yticks(places, [f"{each.choice.strategy}, {each.choice}" for each in rows], fontsize=8)
+        for tick, each in zip(axes.get_yticklabels(), rows, strict=True):
+            tick.set_fontweight("bold" if each in named else "normal")
+        for place, length in zip(places, milliseconds, strict=True):
+            axes.annotate(f" {human_seconds(length / 1e3)}", (length, place), va="center", fontsize=8)
+        axes.invert_yaxis()
+        axes.set_title(GROUPS[exact], loc="left", fontsize=10)
+        axes.spines[["top", "right"]].set_visible(False)
+    all_axes[-1].set_xlabel("one step, ms; the recommended ones in bold")
+    figure.legend(
+        *all_axes[0].get_legend_handles_labels(), loc="outside lower right", ncols=2, frameon=False, fontsize=8
+    )
+    machines, arrays = advice.machines, advice.arrays
+    figure.suptitle(
+        f"{arrays.name}, {arrays.nbytes / 1e6:.3g} MB: {machines.ranks} ranks on {len(machines.nodes)} node(s)",
+        fontsize=11,
+    )
+    figure.savefig(file, dpi=110)

@@ -16,6 +16,7 @@ __all__ = [
     "HOST",
     "Report",
     "Row",
+    "heading",
     "human_bytes",
     "human_seconds",
     "recommended",
@@ -123,7 +124,9 @@ def to_json(report: Report) -> dict[str, Any]:
 
 def to_lines(report: Report) -> Iterator[str]:
     """Yield the lines of the table."""
-    yield from _head(report)
+    yield from heading(report.machines, report.notes)
+    yield f"gradients of float32 in {report.memory}, in {report.arrays} array{'s' * (report.arrays > 1)}"
+    yield ""
     for name, seconds in report.latencies.items():
         yield f"{name:44}{human_seconds(seconds):>12}"
     width = max((len(row.strategy) for row in report.rows), default=0) + 2
@@ -142,18 +145,16 @@ def to_lines(report: Report) -> Iterator[str]:
     yield _last_line(report)
 
 
-def _head(report: Report) -> Iterator[str]:
-    machines = report.machines
+def heading(machines: Machines, notes: Sequence[str]) -> Iterator[str]:
+    """Yield lines that say where a measurement was made, and what to keep in mind."""
     nodes = ", ".join(f"{node.host} ({node.ranks} ranks, {node.cores} cores)" for node in machines.nodes)
     count = len(machines.nodes)
     yield f"{machines.ranks} ranks on {count} node{'s' * (count > 1)}: {nodes}"
     yield f"{machines.mpi}, MPI {machines.standard}; within a node: {machines.within_nodes}"
-    yield f"gradients of float32 in {report.memory}, in {report.arrays} array{'s' * (report.arrays > 1)}"
     for warning in machines.warnings():
         yield f"WARNING: {warning}"
-    for note in report.notes:
+    for note in notes:
         yield f"note: {note}"
-    yield ""
 
 
 def _last_line(report: Report) -> str:
