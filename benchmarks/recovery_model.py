@@ -103,7 +103,7 @@ def parts(ranks: int, measured: Measured, assumed: Assumed) -> dict[str, float]:
         "notice": measured.notice + rounds(-(-ranks // assumed.per_node)) * assumed.latency,
         "votes": (VOTES + VOTES_IN_SHRINK) * one,
         "communicators": NEW_COMMUNICATORS * ROUNDS_OF_EACH * one,
-        "who is where": sent + ranks * (measured.name + measured.place + measured.lost),
+        "where the ranks are": sent + ranks * (measured.name + measured.place + measured.lost),
         "deal again": ranks * measured.deal_again,
         "the step again": assumed.step,
     }

@@ -1,4 +1,4 @@
-"""The scripts of the page on surviving failures, with a rank killed as described there."""
+"""The scripts of the pages on surviving failures, with ranks killed as described there."""
 
 import os
 import re
@@ -6,8 +6,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-PAGE = Path(__file__).parents[2] / "docs/surviving-failures.md"
-SCRIPTS = re.findall(r"^```py\n(.*?)^```$", PAGE.read_text(), re.M | re.S)
+DOCS = Path(__file__).parents[2] / "docs"
 KILL = """
 import os, signal
 steps = []
@@ -19,9 +18,14 @@ def kill():
 """
 
 
+def script_of(page):
+    """Return the one script that a page shows."""
+    (code,) = re.findall(r"^```py\n(.*?)^```$", (DOCS / page).read_text(), re.M | re.S)
+    return code
+
+
 def test_the_script_goes_on(survivors, tmp_path):
-    code = SCRIPTS[0]
-    beginning, loop, end = code.partition("while iterator.epoch")
+    beginning, loop, end = script_of("surviving-in-place.md").partition("while iterator.epoch")
     (tmp_path / "survivor.py").write_text(beginning + KILL + loop + end)
     printed = survivors("survivor.py")
     assert re.search(r"^lost rank 1 of 3, 2 continue \(\d+ ms\)$", survivors.stderr, re.M), survivors.stderr
@@ -46,7 +50,7 @@ trainer.run()
 
 
 def test_the_other_script_is_started_again(launcher, tmp_path):
-    beginning, _, end = SCRIPTS[1].partition("keeper.maybe_load(trainer)\n")
+    beginning, _, end = script_of("restarting.md").partition("keeper.maybe_load(trainer)\n")
     assert end == "trainer.run()\n"
     (tmp_path / "train.py").write_text(beginning + KILL_ALL)
     job = subprocess.run(

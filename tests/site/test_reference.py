@@ -94,8 +94,9 @@ def test_nothing_of_the_inside_is_described():
 
 @pytest.mark.parametrize("page", sorted(API.glob("*.md")), ids=lambda page: page.stem)
 def test_each_page_begins_with_a_summary(page):
-    if page.stem in ("index", "commands", "mn_guard"):
-        pytest.skip("it has no names of Python")
+    if page.stem in ("index", "commands", "mn_guard"):  # they describe other things than names of Python
+        assert re.match(r"# .+\n\n(?:[^#|].*\n+)*?\| ", page.read_text())
+        return
     directives = re.findall(r"^\.\. (auto\w+)::", page.read_text(), re.M)
     assert directives[0] == "autosummary"
 

@@ -42,7 +42,7 @@ def test_votes_grow_with_the_logarithm_and_lists_with_the_number(model, measured
     for name in ("votes", "communicators"):
         steps = [more[name] - fewer[name] for fewer, more in itertools.pairwise(nodes)]
         assert steps == pytest.approx([steps[0]] * len(steps))
-    for name in ("who is where", "deal again"):
+    for name in ("where the ranks are", "deal again"):
         assert nodes[-1][name] == pytest.approx(2 * nodes[-2][name])
 
 
@@ -51,7 +51,7 @@ def test_a_network_that_takes_no_time_leaves_what_ranks_do_themselves(model, mea
     parts = model.parts(10_000, measured, assumed)
     assert parts["notice"] == measured.notice
     assert parts["votes"] == pytest.approx(8 * 3 * measured.vote)
-    assert parts["who is where"] == pytest.approx(10_000 * 4.5e-7)
+    assert parts["where the ranks are"] == pytest.approx(10_000 * 4.5e-7)
 
 
 def test_a_keeper_is_one_connection_for_each_node(model, measured):
