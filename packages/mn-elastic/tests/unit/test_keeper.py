@@ -1,5 +1,6 @@
 """The keeper of a node, with a supervisor and ranks that the tests imitate."""
 
+import contextlib
 import json
 import os
 import secrets
@@ -8,6 +9,7 @@ import socket
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -15,6 +17,7 @@ import pytest
 from mn_elastic.memory import NodeMemory
 from mn_guard import node, node_process
 from mn_guard.supervised import link, report
+from mn_guard.supervised import start as start_of_a_rank
 
 JOIN = {"op": "join", "attempt": 1, "rank": 3, "size": 4}
 
@@ -122,6 +125,46 @@ def test_without_a_supervisor_it_ends_the_ranks_and_itself(supervisor, end):
         for _ in range(100):
             link.connection().ask({"op": "load"})
             time.sleep(0.1)
+
+
+def process_of(supervisor):
+    """Return the ID of the keeper's process."""
+    for path in Path("/proc").glob("[0-9]*/cmdline"):
+        with contextlib.suppress(OSError):
+            words = path.read_bytes().split(b"\0")
+            if supervisor.token.encode() in words:
+                return int(path.parent.name)
+    raise AssertionError("there is no keeper")
+
+
+def test_the_time_in_which_it_was_stopped_is_no_silence(supervisor):
+    child = a_rank()
+    assert supervisor.hear("join") == JOIN
+    keeper = process_of(supervisor)
+    os.kill(keeper, signal.SIGSTOP)
+    time.sleep(node_process.SILENCE_SECONDS + 0.5)
+    os.kill(keeper, signal.SIGCONT)
+    for _ in range(3):
+        assert supervisor.hear("beat") == {"op": "beat"}
+    assert child.poll() is None
+    child.kill()
+    child.wait()
+
+
+def test_a_rank_does_not_use_the_keeper_of_the_previous_attempt_that_is_about_to_end(supervisor):
+    keeper = process_of(supervisor)
+    os.kill(keeper, signal.SIGSTOP)
+    supervisor.connection.close()
+    environ = {**os.environ, "PMI_RANK": "0"}
+    rank = subprocess.Popen(
+        [sys.executable, start_of_a_rank.__file__, "-c", "input()"], stdin=subprocess.PIPE, env=environ
+    )
+    time.sleep(1)  # it waits for the answer of the keeper
+    os.kill(keeper, signal.SIGCONT)
+    supervisor.accept()
+    assert supervisor.hear("start") == {"op": "start", "attempt": 1, "rank": 0}
+    rank.communicate(b"\n", timeout=20)
+    assert rank.returncode == 0
 
 
 @pytest.mark.parametrize("text", ["\N{GRINNING FACE}", "\x00", "\udc80", "word "])

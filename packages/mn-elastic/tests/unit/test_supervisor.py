@@ -1,10 +1,10 @@
 """The supervisor with a launcher that the tests imitate: strangers that connect to it, and signals; without MPI."""
 
+import os
 import signal
 import subprocess
 import sys
 import time
-from functools import partial
 from pathlib import Path
 
 import pytest
@@ -48,11 +48,20 @@ def launcher(tmp_path, body, first=f"#!{sys.executable}\n{KEEPER}"):
     return str(path)
 
 
+def command(mpiexec, *options):
+    return [sys.executable, "-m", "mn_comm", "elastic", "-n", "1", "--mpiexec", mpiexec, *options, "script.py"]
+
+
 def start(tmp_path, mpiexec, *options):
-    command = [sys.executable, "-m", "mn_comm", "elastic", "-n", "1", "--mpiexec", mpiexec, *options, "script.py"]
+    return subprocess.Popen(
+        command(mpiexec, *options), stderr=subprocess.PIPE, text=True, cwd=tmp_path, preexec_fn=as_from_a_terminal
+    )
+
+
+def as_from_a_terminal():
     # A shell lets commands in the background ignore SIGINT, and so would the tests.
-    heed = partial(signal.signal, signal.SIGINT, signal.SIG_DFL)
-    return subprocess.Popen(command, stderr=subprocess.PIPE, text=True, cwd=tmp_path, preexec_fn=heed)
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+    os.setpgrp()
 
 
 STRANGERS = {
@@ -145,6 +154,61 @@ def test_a_signal_that_is_ignored_from_the_start_stays_ignored(tmp_path):
         signal.signal(signal.SIGHUP, before)
     _, errors = supervisor.communicate(timeout=60)
     assert supervisor.returncode == 0, errors
+
+
+BEATS = """
+import time
+with open("new", "w") as file:
+    file.write(str(os.getpid()))
+os.rename("new", "process")
+for _ in range(20):
+    keeper.sendall(line(op="beat"))
+    time.sleep(0.1)
+"""
+
+
+def test_the_time_in_which_all_were_stopped_is_no_silence(tmp_path):
+    supervisor = start(tmp_path, launcher(tmp_path, BEATS + FINISHED), "--restart", "0")
+    wait_for((tmp_path / "process").exists)
+    mpiexec = int((tmp_path / "process").read_text())
+    for process in (mpiexec, supervisor.pid):
+        os.kill(process, signal.SIGSTOP)
+    time.sleep(SILENCE_SECONDS + 0.5)
+    supervisor.send_signal(signal.SIGCONT)
+    time.sleep(0.3)
+    os.kill(mpiexec, signal.SIGCONT)
+    _, errors = supervisor.communicate(timeout=60)
+    assert supervisor.returncode == 0, errors
+    assert len(errors.splitlines()) == 2, errors
+
+
+IS_STOPPED = """
+os.kill(os.getppid(), signal.SIGTSTP)
+time.sleep(0.2)
+with open(f"/proc/{os.getppid()}/stat") as file:
+    state = file.read().rpartition(")")[2].split()[0]
+if state == "T":
+    os.kill(os.getppid(), signal.SIGCONT)
+    sys.exit("it is stopped")
+"""
+
+
+def test_ctrl_z_does_not_stop_it(tmp_path):
+    body = f"import signal, time\n{IS_STOPPED}{FINISHED}"
+    supervisor = start(tmp_path, launcher(tmp_path, body), "--restart", "0")
+    _, errors = supervisor.communicate(timeout=60)
+    assert supervisor.returncode == 0, errors
+
+
+def test_it_goes_on_if_nobody_reads_what_it_says(tmp_path):
+    supervisor = start(tmp_path, launcher(tmp_path, FINISHED), "--restart", "0")
+    supervisor.stderr.close()
+    assert supervisor.wait(60) == 0
+
+
+def test_it_runs_without_stderr(tmp_path):
+    closed = ["sh", "-c", 'exec "$@" 2>&-', "sh", *command(launcher(tmp_path, FINISHED), "--restart", "0")]
+    assert subprocess.run(closed, cwd=tmp_path, timeout=60).returncode == 0
 
 
 START = """

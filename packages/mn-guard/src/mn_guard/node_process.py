@@ -33,6 +33,7 @@ __all__ = [
     "SPOKEN",
     "Group",
     "Rank",
+    "Silence",
     "describe_death",
     "describe_others",
 ]
@@ -200,6 +201,29 @@ class Group:
             os.close(self._errors)
 
 
+class Silence:
+    """How long the other side of a connection has been silent, while this process was running.
+
+    The time during which this process was stopped does not count: then the other side was probably stopped as well, for
+    example by ``scontrol suspend`` or ``docker pause``, or what it has sent has not been read yet.
+    """
+
+    def __init__(self) -> None:
+        self._seconds = 0.0
+        self._looked = time.monotonic()
+
+    def look(self) -> float:
+        """Return the number of seconds; must be called about once in ``BEAT_SECONDS``."""
+        now = time.monotonic()
+        self._seconds += min(now - self._looked, BEAT_SECONDS)
+        self._looked = now
+        return self._seconds
+
+    def end(self) -> None:
+        """Note that the other side has sent something."""
+        self._seconds = 0.0
+
+
 class _Client:
     """A connected process.
 
@@ -226,7 +250,8 @@ class _Supervisor:
     def __init__(self, connected: socket.socket, token: str) -> None:
         self.socket = connected
         self._came = b""
-        self._heard = self._spoken = time.monotonic()
+        self._silence = Silence()
+        self._spoken = time.monotonic()
         connected.settimeout(SILENCE_SECONDS)
         connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self.tell(op="keeper", token=token, host=socket.gethostname())
@@ -237,10 +262,9 @@ class _Supervisor:
         Raises:
             EOFError: The supervisor has been silent for too long.
         """
-        now = time.monotonic()
-        if now - self._heard >= SILENCE_SECONDS:
+        if self._silence.look() >= SILENCE_SECONDS:
             raise EOFError
-        if now - self._spoken > BEAT_SECONDS:
+        if time.monotonic() - self._spoken > BEAT_SECONDS:
             self.tell(op="beat")
 
     def tell(self, **message: Any) -> None:
@@ -257,7 +281,7 @@ class _Supervisor:
         came = self.socket.recv(1 << 16)
         if not came:
             raise EOFError
-        self._heard = time.monotonic()
+        self._silence.end()
         *lines, self._came = (self._came + came).split(b"\n")
         return [json.loads(line) for line in lines]
 
@@ -298,7 +322,8 @@ class _Node:
         """Wait until something happens, and return the ranks that have ended."""
         if self._supervisor is not None:
             timeout = min(BEAT_SECONDS / 2, timeout or BEAT_SECONDS)
-        for key, _ in self._selector.select(timeout):
+        # The supervisor first: if it has ended the connection, the next attempt's ranks must not be answered.
+        for key, _ in sorted(self._selector.select(timeout), key=lambda event: event[0].data != self._obey):
             key.data(key.fileobj)
         if self._supervisor is not None:
             self._supervisor.beat()

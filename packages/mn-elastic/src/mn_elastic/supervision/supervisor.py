@@ -14,14 +14,14 @@ import sys
 import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from types import FrameType, TracebackType
 from typing import Any
 
 from mn_elastic.supervision.attempt import Attempt
 from mn_elastic.supervision.launch import command_of, environment_of, left, own_address, ranks_on, spares_on
 from mn_elastic.supervision.options import Host, Options
-from mn_guard.node_process import BEAT_SECONDS, SILENCE_SECONDS
+from mn_guard.node_process import BEAT_SECONDS, SILENCE_SECONDS, Silence
 from mn_guard.supervised.link import VARIABLE, Supervision
 from mn_tools.doctor.mpi import Launcher, find_launcher, identify
 from mn_tools.doctor.options import Options as DoctorOptions
@@ -44,12 +44,12 @@ class _Keeper:
     """The keeper of a node, or a connection that has not identified itself yet.
 
     Attributes:
-        heard: When its last message arrived.
+        silence: How long it has sent nothing.
         host: The node; empty until the keeper has sent it.
         came: The received beginning of a line.
     """
 
-    heard: float
+    silence: Silence = field(default_factory=Silence)
     host: str = ""
     came: bytes = b""
 
@@ -100,6 +100,8 @@ class Supervisor:
         for each in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
             if signal.getsignal(each) != signal.SIG_IGN:  # as with nohup
                 signal.signal(each, self._note)
+        # Ctrl-Z has no effect: the keepers would end the ranks of a supervisor that is silent.
+        signal.signal(signal.SIGTSTP, lambda *_: None)
         try:
             return self._run(_find_launcher(self._options))
         except _Stopped as stopped:
@@ -245,7 +247,7 @@ class Supervisor:
             self._spoken = now
             self._tell(op="beat")
         for connection, keeper in [*self._keepers.items()]:
-            if now - keeper.heard > SILENCE_SECONDS:
+            if keeper.silence.look() > SILENCE_SECONDS:
                 if keeper.host:
                     self._silent.add(keeper.host)
                 self._lose(connection, "nothing was heard of it")
@@ -256,7 +258,7 @@ class Supervisor:
             connection, _ = self._listening.accept()
             connection.settimeout(SILENCE_SECONDS)
             self._selector.register(connection, selectors.EVENT_READ)
-            self._keepers[connection] = _Keeper(time.monotonic())
+            self._keepers[connection] = _Keeper()
 
     def _hear(self, connection: socket.socket, attempt: Attempt) -> None:
         keeper = self._keepers[connection]
@@ -267,7 +269,7 @@ class Supervisor:
         if not came:
             self._lose(connection, "its keeper has ended")
             return
-        keeper.heard = time.monotonic()
+        keeper.silence.end()
         *lines, keeper.came = (keeper.came + came).split(b"\n")
         if len(keeper.came) > (_LONGEST_LINE if keeper.host else _LONGEST_GREETING):
             self._lose(connection, f"it has sent a line of more than {_LONGEST_LINE} bytes")
@@ -334,8 +336,13 @@ def _after(restarts: int) -> str:
 
 
 def _say(text: str) -> None:
-    sys.stderr.write(f"[chainermn elastic] {text}\n")
-    sys.stderr.flush()
+    if sys.stderr is None:  # it was closed
+        return
+    try:
+        sys.stderr.write(f"[chainermn elastic] {text}\n")
+        sys.stderr.flush()
+    except OSError:  # nobody reads it any more, and the training continues
+        sys.stderr = None
 
 
 def _pass_on(line: bytes, host: str, attempt: Attempt) -> None:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 import sys
 
+from mn_guard.node import Connection
 from mn_guard.supervised import link
 
 __all__ = ["main"]
@@ -28,13 +29,26 @@ def main(arguments: list[str]) -> None:
     rank = next((os.environ[name] for name in _RANKS if os.environ.get(name, "").isdecimal()), None)
     if found is not None and rank is not None:
         try:
-            connected = link.connection()
+            connected = _reported(op="start", attempt=found.attempt, rank=int(rank))
             if connected is not None:
-                connected.ask({"op": "start", "attempt": found.attempt, "rank": int(rank)})
                 link.pass_on(connected)
         except OSError as error:
             raise SystemExit(f"[chainermn] rank {rank}: {error}: this rank ends") from None
     os.execv(sys.executable, [sys.executable, *arguments])
+
+
+def _reported(**message: object) -> Connection | None:
+    """Return the connection to the keeper, to which this rank has reported; ``None`` if there is no keeper."""
+    connected = link.connection()
+    try:
+        if connected is not None:
+            connected.ask(message)
+    except ConnectionError:  # that of the previous attempt, which was about to end
+        link.connection.cache_clear()
+        connected = link.connection()
+        if connected is not None:
+            connected.ask(message)
+    return connected
 
 
 if __name__ == "__main__":
