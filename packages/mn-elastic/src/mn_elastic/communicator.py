@@ -129,6 +129,11 @@ class ElasticCommunicator(Communicator):
         return self._generation
 
     @property
+    def has_lost(self) -> bool:
+        """Whether a rank was lost, as far as this rank knows."""
+        return self._generation > 0 or self._family.has_dead_ranks
+
+    @property
     def mpi_comm(self) -> MPI.Intracomm:
         """The mpi4py communicator of this generation; a different object after a loss."""
         return self._mpi_comm
@@ -274,8 +279,12 @@ class ElasticCommunicator(Communicator):
     def _tell(self, change: Change) -> None:
         if self.rank == 0:
             _log(change)
-        for callback in self._on_change:
-            callback(change)
+        before, self._progress.nothing = self._progress.nothing, "expected a function of on_change not to communicate"
+        try:
+            for callback in self._on_change:
+                callback(change)
+        finally:
+            self._progress.nothing = before
 
     def _change_since(self, before: Family, began: float, mustered: Mustered | None = None) -> Change:
         from mn_elastic.recovery import survivors

@@ -14,6 +14,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import functools
+import math
 import os
 import signal
 import socket
@@ -24,7 +25,7 @@ from typing import NoReturn, Protocol
 
 from mn_comm.basis.mpi import MPI
 from mn_comm.ranks.background import close_all
-from mn_guard import exit_status, global_except_hook, stall
+from mn_guard import death_reporter, exit_status, global_except_hook, guard_thread, stall
 from mn_guard.abort import flush_until_read, say
 from mn_guard.exit_sequence import Step, at_exit
 from mn_guard.forks import around_forks
@@ -47,8 +48,8 @@ class Party(Protocol):
     """The other ranks, which this rank can leave."""
 
     @property
-    def generation(self) -> int:
-        """How many losses there were."""
+    def has_lost(self) -> bool:
+        """Whether a rank was lost, also one that this rank has noticed only while it was leaving."""
         ...
 
     def take_leave(self, *, at_once: bool) -> bool:
@@ -87,9 +88,7 @@ def end_as_spare(*, in_vain: bool) -> NoReturn:
     if not in_vain:
         raise SystemExit(0)
     reason = "all ranks that trained are gone"
-    say(f"\nchainermn: {reason}, the spare that waits as process {MPI.COMM_WORLD.rank} ends\n")
-    flush_until_read()
-    report.has_failed(1, reason)
+    _explain(f"{reason}, the spare that waits as process {MPI.COMM_WORLD.rank} ends", reason, 1)
     _exit(1)
 
 
@@ -120,6 +119,8 @@ def _install() -> None:
     is_ours_to_handle = signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
     if is_ours_to_handle and threading.current_thread() is threading.main_thread():
         signal.signal(signal.SIGTERM, _note)
+        if guard_thread.this_thread().receive_signals():
+            guard_thread.start(_EndAtOnce())
         # The workers of a pool are always ended by SIGTERM.
         around_forks(after_in_child=_have_no_handler)
 
@@ -133,14 +134,21 @@ def _leave_or_exit(process: int, status: int) -> NoReturn:
 
 def _leave(reason: str, status: int) -> NoReturn:
     """End this process or, if no rank continues, the job."""
-    say(f"\nchainermn: {reason} on rank {MPI.COMM_WORLD.rank} ({socket.gethostname()}): it ends, the others continue\n")
-    flush_until_read()
-    report.has_failed(status, reason)
+    where = f"rank {MPI.COMM_WORLD.rank} ({socket.gethostname()})"
+    _explain(f"{reason} on {where}: it ends, the others continue", reason, status)
     talk = threading.Thread(target=_end_job_if_all_leave, args=(status,), name="chainermn-leave", daemon=True)
     talk.start()
     talk.join(_PATIENCE_SECONDS)
     os.kill(os.getpid(), signal.SIGKILL)
     raise SystemExit(status)  # not reached
+
+
+def _explain(text: str, reason: str, status: int) -> None:
+    """Let it be known why this process ends: to the user, and to the processes that would report its death."""
+    say(f"\nchainermn: {text}\n")
+    flush_until_read()
+    death_reporter.has_explained()
+    report.has_failed(status, reason)
 
 
 def _end_job_if_all_leave(status: int) -> None:
@@ -163,7 +171,7 @@ def _end(process: int) -> None:
     report.leave(together=are_all)
     # With the failure detector, MPI_Finalize also hangs (Open MPI 5.0.11).
     # Any of them: a program with two communicators may have used only one of them since the loss.
-    if not are_all or any(party.generation for party in _parties) or detects():
+    if not are_all or any(party.has_lost for party in _parties) or detects():
         _skip_finalize()
 
 
@@ -195,6 +203,25 @@ class _VeryEnd:
 
 
 _very_end = _VeryEnd()
+
+
+class _EndAtOnce:
+    """Ends this process at the second SIGTERM, also while the main thread is inside MPI, where no handler can run."""
+
+    due = math.inf
+
+    def __init__(self) -> None:
+        self._count = 0
+
+    def attend(self, signals: bytes) -> None:
+        """Count what has arrived, unless the script has a handler of its own."""
+        if signal.getsignal(signal.SIGTERM) is _note:
+            self._count += signals.count(signal.SIGTERM)
+        if self._count > 1:
+            say(f"\nchainermn: another SIGTERM on rank {MPI.COMM_WORLD.rank}: it ends immediately\n")
+            flush_until_read()
+            death_reporter.has_explained()
+            os.kill(os.getpid(), signal.SIGKILL)
 
 
 def _note(number: int, frame: FrameType | None) -> None:

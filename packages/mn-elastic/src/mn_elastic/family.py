@@ -111,9 +111,11 @@ class Family:
         Then an exception of any class may be a consequence: Open MPI 5.0.11 sometimes returns from a collective
         operation without an error, but also without the data of a rank that died (3 of 50 ``allgather``).
         """
-        return self.is_over or any(ranks.Is_revoked() for ranks in self._known) or self._has_dead_ranks()
+        return self.is_over or any(ranks.Is_revoked() for ranks in self._known) or self.has_dead_ranks
 
-    def _has_dead_ranks(self) -> bool:
+    @property
+    def has_dead_ranks(self) -> bool:
+        """Whether a rank has died, as far as this rank knows."""
         dead: Any = self.base.Get_failed()
         count: int = dead.size
         dead.Free()

@@ -57,6 +57,41 @@ def test_the_others_go_on(job, how, monkeypatch):
     said = {"exception": "ValueError: the end", "exit": "exit status 3 on rank 1", "SIGTERM": "SIGTERM on rank 1"}
     said |= {"_exit": "os._exit(3) on rank 1", "end": "no longer waits: rank 1 has reached the end of its program"}
     assert {**said, "hook": "a hook of its own"}.get(how, "") in job.stderr
+    if how in said:  # the death of a rank that has explained itself is no news
+        assert "called os._exit" not in job.stderr and "was killed by" not in job.stderr
+
+
+TWICE = """
+import os, signal, time
+from mn_comm import RankLost, create_communicator
+comm = create_communicator("naive", elastic=True)
+processes = comm.allgather_obj(os.getpid())
+
+def is_alive(process):
+    try:
+        with open(f"/proc/{process}/stat") as file:
+            return file.read().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
+
+if comm.rank == 1:
+    for _ in range(2):
+        time.sleep(0.5)  # rank 0 waits for this rank
+        os.kill(processes[0], signal.SIGTERM)
+    deadline = time.monotonic() + 20
+    while is_alive(processes[0]) and time.monotonic() < deadline:
+        time.sleep(0.01)
+    print("alive" if is_alive(processes[0]) else "ended")
+try:
+    comm.barrier()
+except RankLost:
+    print(comm.size)
+"""
+
+
+def test_a_second_sigterm_ends_a_rank_that_waits_for_others(job):
+    assert job(2, TWICE) == ["1", "ended"]
+    assert "another SIGTERM on rank 0: it ends immediately" in job.stderr
 
 
 BUSY = """
@@ -81,6 +116,24 @@ def test_a_rank_that_has_ended_interrupts_nobody_who_does_not_wait_for_it(job, m
     assert "in recv_obj(" in job.stderr
     assert "no longer waits" not in job.stderr
     assert "lost rank" not in job.stderr
+
+
+AT_THE_END = """
+import os, signal, time
+from mn_comm import create_communicator
+from mn_elastic import ends
+from mn_guard.exit_sequence import Step, at_exit
+comm = create_communicator("naive", elastic=True)
+comm.barrier()
+if comm.rank == 1:
+    time.sleep(0.2)  # the others have reached the end
+    os.kill(os.getpid(), signal.SIGKILL)
+at_exit(Step.FINISHED, lambda: print("without MPI_Finalize" if ends._very_end.state else "MPI_Finalize"))
+"""
+
+
+def test_mpi_is_not_finalized_if_a_rank_dies_while_the_others_end(job):
+    assert job(3, AT_THE_END) == ["without MPI_Finalize"] * 2
 
 
 ALL = """

@@ -72,6 +72,24 @@ def test_the_others_go_on(job, name):
     assert "lost rank 1 of 3, 2 continue (" in job.stderr
 
 
+COMMUNICATES = """
+@comm.on_change
+def add(change):
+    if me == 0:
+        comm.allreduce_obj(1)
+
+if me == 1:
+    die()
+comm.transact(average)
+say("complete", comm.size)
+"""
+
+
+def test_a_function_of_on_change_that_communicates_ends_only_its_rank(job):
+    assert job(3, START + COMMUNICATES, "naive") == ["complete 1"]
+    assert "RuntimeError: expected a function of on_change not to communicate" in job.stderr
+
+
 EACH_OPERATION = """
 operations = {
     "bcast": lambda: comm.bcast(np.ones(3), root=0),

@@ -27,7 +27,7 @@ from mn_guard.supervised import link
 if TYPE_CHECKING:
     from mn_comm.ranks.intracomm import Ranks
 
-__all__ = ["connect", "has_spoken"]
+__all__ = ["connect", "has_explained", "has_spoken"]
 
 _STDERR = 2
 _PATIENCE_SECONDS = 5.0
@@ -81,6 +81,11 @@ def has_spoken(summary: str) -> None:
         summary: The message in one line: for Open MPI, which writes twenty lines of its own after it.
     """
     _say(SPOKEN + (summary.encode(errors="replace") if _is_open_mpi() else b""))
+
+
+def has_explained() -> None:
+    """Tell the process of the node that this rank has printed why it ends, and the others continue."""
+    _say(FINISHED)
 
 
 def _is_wanted() -> bool:

@@ -88,9 +88,9 @@ class GuardThread:
     def receive_signals(self) -> bool:
         """Let Python write the numbers of signals to this thread; return whether nothing else receives them."""
         there = signal.set_wakeup_fd(self.writing, warn_on_full_buffer=False)
-        if there != -1:
+        self._receives = there in (-1, self.writing)
+        if not self._receives:
             signal.set_wakeup_fd(there)
-        self._receives = there == -1
         return self._receives
 
     def close(self) -> None:
