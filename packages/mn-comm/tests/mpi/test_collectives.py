@@ -192,6 +192,27 @@ def test_arrays_of_any_memory_layout(which):
     same(COMM.scatter([array] * SIZE if RANK == 0 else None), array)
 
 
+@pytest.mark.parametrize("ranks", [range(SIZE), [SIZE - 1]])
+def test_elements_that_are_not_aligned(ranks):
+    array = np.ones(2 * SIZE, "f4")
+    if RANK in ranks:
+        array = np.frombuffer(b"header!" + array.tobytes(), "f4", offset=7)
+        assert not array.flags.aligned
+    same(COMM.allreduce(array), array * SIZE)
+    same(COMM.reduce_scatter(array), array[:2] * SIZE)
+    reduced = COMM.reduce(array)
+    if RANK == 0:
+        same(reduced, array * SIZE)
+    for other in COMM.allgather(array):
+        same(other, array)
+
+
+def test_elements_without_bytes():
+    array = np.zeros((2, RANK), np.dtype([]))
+    for rank, other in enumerate(COMM.allgather(array)):
+        assert (other.shape, other.dtype) == ((2, rank), array.dtype)
+
+
 def test_received_arrays_are_the_receivers_own():
     part = COMM.scatter(np.zeros((SIZE, 2)) if RANK == 0 else None)
     part += RANK

@@ -146,6 +146,35 @@ def test_an_array_that_must_not_be_written_to(comms):
             comm.all_gather_owned([("a", array)], [0])
 
 
+WRONG = {
+    "no array": ([("a", [0.0])], [0], TypeError, "all_gather_owned: a: expected a numpy.ndarray, got list"),
+    "objects": ([("a", np.zeros(3, object))], [0], TypeError, "expected a dtype without Python objects"),
+    "a mask": ([("a", np.ma.zeros(3))], [0], TypeError, "expected an array without a mask"),
+    "no rank": ([("a", np.zeros(3))], [SIZE], ValueError, rf"expected owner of a in 0\.\.{SIZE - 1}, got {SIZE}"),
+    "no owner": ([("a", np.zeros(3))], [], ValueError, "expected an owner for each of 1 arrays, got 0"),
+}
+
+
+@pytest.mark.parametrize("ranks", [range(SIZE), [SIZE - 1]])
+@pytest.mark.parametrize("wrong", WRONG)
+def test_wrong_arguments(comms, wrong, ranks):
+    named, owners, error, message = WRONG[wrong]
+    if RANK not in ranks:
+        named, owners = [("a", np.zeros(100_000))], [0]
+    for comm in comms.values():
+        with pytest.raises(error, match=message):
+            comm.all_gather_owned(named, owners)
+        check(comm, [0] * len(SHAPES))
+
+
+@several
+def test_dtypes_of_the_same_length_differ(comms):
+    array = np.zeros(3, "f4, f4" if RANK == 0 else "i4, i4")
+    for comm in comms.values():
+        with pytest.raises(ValueError, match="expected the same arrays and owners on every rank, but rank 1 differs"):
+            comm.all_gather_owned([("a", array)], [0])
+
+
 def test_communicators_that_cannot():
     class Other(CommunicatorBase):
         """Has no attributes of its own."""

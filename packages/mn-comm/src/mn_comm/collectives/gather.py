@@ -50,7 +50,7 @@ def allgather(ranks: Ranks, data: Any) -> tuple[_Array, ...]:
     ranks.Allgatherv(pieces.as_bytes(array), [gathered_bytes, counts])
     ends = np.cumsum(counts)
     gathered = [
-        gathered_bytes[end - count : end].view(other.dtypes[0]).reshape(other.shapes[0])
+        np.ndarray(other.shapes[0], other.dtypes[0], gathered_bytes, end - count)
         for end, count, other in zip(ends, counts, announced, strict=True)
     ]
     return _deliver(gathered, announced)

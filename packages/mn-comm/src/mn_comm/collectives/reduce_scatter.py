@@ -33,7 +33,8 @@ def reduce_scatter(ranks: Ranks, data: Any, op: str) -> _Array:
     if placement.is_device_array(array):
         total = device_backend().allreduce(ranks, array, total_dtype, op)
         return total[ranks.rank * shape[0] : (ranks.rank + 1) * shape[0]].copy()  # type: ignore[no-any-return]
-    blocks = np.ascontiguousarray(array, total_dtype).reshape(ranks.size, -1)
+    # mpi4py finds no datatype for elements that are not aligned.
+    blocks = np.require(array, total_dtype, ["C", "ALIGNED", "ENSUREARRAY"]).reshape(ranks.size, -1)
     is_nan = where_nan(ranks, blocks, op)
     block = np.empty(blocks.shape[1], total_dtype)
     begin = 0

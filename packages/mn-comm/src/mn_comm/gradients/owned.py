@@ -8,16 +8,17 @@ each.
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 from collections.abc import Mapping, Sequence
 from operator import attrgetter
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
 import numpy as np
 
+from mn_comm.basis import wire
 from mn_comm.basis.placement import is_device_array
 from mn_comm.collectives.bcast import bcast_in_place
-from mn_comm.gradients.parts import count
 from mn_comm.ranks import agreement
 from mn_comm.ranks.spans import span
 
@@ -28,8 +29,8 @@ __all__ = ["OwnedArrays"]
 
 _Array = np.ndarray[Any, Any]
 _Bytes = np.ndarray[Any, np.dtype[np.uint8]]
-_Entry = tuple[str, tuple[int, ...], str, bool, int]
-"""The name, shape and dtype of an array, whether it is on a device, and its owner."""
+_Entry = tuple[str, tuple[int, ...], str, int, bool, int]
+"""The name, shape and dtype of an array, how many bytes it has, whether it is on a device, and its owner."""
 
 # The size of the chunks of all ranks together. Ranks wait for each other in every round; larger chunks do not fit the
 # caches.
@@ -90,66 +91,82 @@ class OwnedArrays:
 
     def gather(self, named: Sequence[tuple[str, Any]], owners: Sequence[int], failure: Exception | None) -> None:
         """Overwrite arrays with the values of their owners; see :meth:`mn_comm.CommunicatorBase.all_gather_owned`."""
-        failure = failure or _find_read_only(named)
-        if self._ranks.size > 1:
-            has_failed = self._gather(named, owners, failure is not None)
-        elif failure is not None:
-            raise failure
-        else:
+        if self._ranks.size == 1:
+            _check(named, owners, 1)
+            failure = failure or _find_read_only(named)
+            if failure is not None:
+                raise failure
             return
-        if has_failed:
-            self._raise(failure)
-
-    def _gather(self, named: Sequence[tuple[str, Any]], owners: Sequence[int], has_failed: bool) -> bool:
-        """Gather, and return whether a rank has failed; collective."""
         if self._room is None:
             self._room = _Room(self._strategy)
-        self._use_plan(named, owners, self._room.chunk_bytes)
-        if self._room.exchanges_messages and self._ranks.differ(self._plan.digest):  # or lengths would differ
-            raise _explain(self._ranks.allgather(self._signature))
+        try:
+            self._use_plan(named, owners, self._room.chunk_bytes)
+            failure = failure or _find_read_only(named)
+        except (TypeError, ValueError) as error:
+            failure = failure or error
+            self._seen, self._signature, self._plan = (), (), _Plan(0, [[[] for _ in range(self._ranks.size)]])
+            named = ()
+        self._gather(self._room, named, owners, failure)
+
+    def _gather(
+        self, room: _Room, named: Sequence[tuple[str, Any]], owners: Sequence[int], failure: Exception | None
+    ) -> None:
+        """Gather, and raise if a rank has failed; collective."""
+        if room.exchanges_messages and self._ranks.differ(self._plan.digest):  # or lengths would differ
+            self._raise(failure)
         on_device = [i for i, (_, array) in enumerate(named) if is_device_array(array)]
         targets = {i: _Target(named[i][1]) for i in sorted(set(range(len(named))).difference(on_device))}
+        has_failed = False
         with span("gather"):
             for index in range(len(self._plan.rounds)):
-                has_failed = self._do_round(self._room, index, targets, has_failed)
+                has_failed = self._do_round(room, index, targets, failure) or has_failed
             for i in on_device:
                 bcast_in_place(self._ranks, named[i][1], owners[i])
             for target in targets.values():
                 target.finish()
-        return has_failed
+        if has_failed:
+            self._raise(failure)
 
-    def _do_round(self, room: _Room, index: int, targets: Mapping[int, _Target], has_failed: bool) -> bool:
-        """Gather one chunk of each rank, and return whether a rank has failed; collective."""
+    def _do_round(self, room: _Room, index: int, targets: Mapping[int, _Target], failure: Exception | None) -> bool:
+        """Gather one chunk of each rank, and return whether, in the first round, a rank has failed; collective."""
         chunks, memory, mine = self._plan.rounds[index], room.next_slot(), self._ranks.rank
         if not index:
-            _head(memory[mine])[0] = self._plan.digest, has_failed
+            _head(memory[mine])[0] = self._plan.digest, failure is not None
         for member, begin, end, at in chunks[mine]:
             memory[mine][at : at + end - begin] = targets[member].bytes[begin:end]
         room.exchange([_end_of(chunk) for chunk in chunks])
+        has_failed = False
         if not index:
             heads = np.concatenate([_head(each) for each in memory])
             has_failed = bool(heads["has_failed"].any())
             if (heads["plan"] != self._plan.digest).any():
-                raise _explain(self._ranks.allgather(self._signature))
+                self._raise(failure)
         for rank in range(self._ranks.size):
             for member, begin, end, at in chunks[rank] if rank != mine else ():
                 targets[member].bytes[begin:end] = memory[rank][at : at + end - begin]
         return has_failed
 
-    def _raise(self, failure: Exception | None) -> None:
-        """Raise on every rank what went wrong on one; collective."""
-        reports = self._ranks.allgather(None if failure is None else agreement.describe(failure))
+    def _raise(self, failure: Exception | None) -> NoReturn:
+        """Raise on every rank what went wrong on one, or how the ranks differ; collective."""
+        report = None if failure is None else agreement.describe(failure)
+        replies = self._ranks.allgather((report, self._signature))
         if failure is not None:
             raise failure
-        raise next(agreement.remote_error(rank, *each) for rank, each in enumerate(reports) if each is not None)
+        for rank, (other, _) in enumerate(replies):
+            if other is not None:
+                raise agreement.remote_error(rank, *other)
+        raise _explain([signature for _, signature in replies])
 
     def _use_plan(self, named: Sequence[tuple[str, Any]], owners: Sequence[int], chunk_bytes: int) -> None:
         # For thousands of arrays, it is faster to compare each attribute for all of them than to create an entry for
         # each.
         names, arrays = [name for name, _ in named], [array for _, array in named]
-        seen = (names, list(map(_SHAPE, arrays)), list(map(_DTYPE, arrays)), list(map(type, arrays)), list(owners))
-        if seen == self._seen:
+        seen: tuple[object, ...] = ()
+        with contextlib.suppress(AttributeError):  # something is no array, as the check says
+            seen = (names, list(map(_SHAPE, arrays)), list(map(_DTYPE, arrays)), list(map(type, arrays)), list(owners))
+        if seen and seen == self._seen:
             return
+        _check(named, owners, self._ranks.size)
         signature = _signature_of(named, owners)
         plan = self._plans.get(signature)
         if plan is None:
@@ -277,8 +294,8 @@ def _make_plan(signature: tuple[_Entry, ...], size: int, chunk_bytes: int) -> _P
     """Cut the arrays of each owner into chunks."""
     streams: list[list[list[_Piece]]] = [[] for _ in range(size)]
     ends = [chunk_bytes] * size
-    for member, (_, shape, dtype, is_on_device, owner) in enumerate(signature):
-        nbytes, begin = 0 if is_on_device else count(shape) * np.dtype(dtype).itemsize, 0
+    for member, (*_, length, is_on_device, owner) in enumerate(signature):
+        nbytes, begin = 0 if is_on_device else length, 0
         while begin < nbytes:
             if ends[owner] == chunk_bytes:
                 streams[owner].append([])
@@ -293,7 +310,7 @@ def _make_plan(signature: tuple[_Entry, ...], size: int, chunk_bytes: int) -> _P
 
 def _signature_of(arrays: Sequence[tuple[str, Any]], owners: Sequence[int]) -> tuple[_Entry, ...]:
     return tuple(
-        (name, array.shape, array.dtype.str, is_device_array(array), owner)
+        (name, array.shape, str(array.dtype), array.nbytes, is_device_array(array), owner)
         for (name, array), owner in zip(arrays, owners, strict=True)
     )
 
@@ -311,8 +328,16 @@ def _explain(signatures: Sequence[tuple[_Entry, ...]]) -> Exception:
 def _describe(entry: _Entry | None) -> str:
     if entry is None:
         return "nothing more"
-    name, shape, dtype, is_on_device, owner = entry
-    return f"{name} of shape {shape} and dtype {np.dtype(dtype)}{' on a device' * is_on_device}, owned by rank {owner},"
+    name, shape, dtype, _, is_on_device, owner = entry
+    return f"{name} of shape {shape} and dtype {dtype}{' on a device' * is_on_device}, owned by rank {owner},"
+
+
+def _check(arrays: Sequence[tuple[str, Any]], owners: Sequence[int], size: int) -> None:
+    if len(arrays) != len(owners):
+        raise ValueError(f"all_gather_owned: expected an owner for each of {len(arrays)} arrays, got {len(owners)}")
+    for (name, array), owner in zip(arrays, owners, strict=True):
+        wire.check_array(array, f"all_gather_owned: {name}")
+        wire.check_rank(owner, size, f"owner of {name}")
 
 
 def _find_read_only(arrays: Sequence[tuple[str, Any]]) -> ValueError | None:
