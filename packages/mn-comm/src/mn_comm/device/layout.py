@@ -55,7 +55,7 @@ def lay_out(
     with next(iter(devices.values())):
         way = _counterpart(strategy)  # chosen here, because only now the devices of the ranks are known
         communicator = way.connect()
-        side = cupy.cuda.Stream(non_blocking=True) if in_background else None
+        side = _side_stream(strategy) if in_background else None
         dtypes = [config.allreduce_grad_dtype or specs[parts[0].member][2] for parts in filled]
         if way.compresses:  # in float32, to which the packing kernel converts
             dtypes = [np.dtype(np.float32) if is_half(dtype) else dtype for dtype in dtypes]
@@ -75,6 +75,19 @@ def lay_out(
             bucket.nccl = communicator
             buckets.append(bucket)
     return buckets
+
+
+def _side_stream(strategy: Strategy) -> Any:
+    """Return the stream beside the current one, the same for all layouts.
+
+    What compression keeps from one average to the next must not be used by two streams.
+    """
+    import cupy
+
+    device = int(cupy.cuda.Device().id)
+    if device not in strategy.side_streams:
+        strategy.side_streams[device] = cupy.cuda.Stream(non_blocking=True)
+    return strategy.side_streams[device]
 
 
 def _counterpart(strategy: Strategy) -> DeviceStrategy:

@@ -71,6 +71,7 @@ class Strategy:
         shares_memory: Whether new buckets are allocated in memory that the ranks of a node share.
         n_leaders: The number of ranks of each node that own a share of a bucket if the node shares memory.
         counterpart: The strategy for buckets on devices, which :mod:`mn_comm.device` chooses when it is first needed.
+        side_streams: By device, the stream beside the current one, which :mod:`mn_comm.device` makes when it is needed.
 
     Raises:
         ValueError: The strategy cannot work on these nodes (on every rank).
@@ -88,6 +89,7 @@ class Strategy:
         self.context = context
         self.compressor = compressor
         self.counterpart: Any = None
+        self.side_streams: dict[int, Any] = {}
         topology = context.topology
         self.size = topology.size
         if self.one_node and topology.inter_size != 1:
