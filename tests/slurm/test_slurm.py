@@ -12,7 +12,7 @@ pytestmark = pytest.mark.timeout(240)
 IS_OPENMPI = "Open MPI" in MPI.Get_library_version()
 KIND = "pmix" if IS_OPENMPI else "pmi2"
 SCRIPT = "train.sbatch" if IS_OPENMPI else "train-mpich.sbatch"
-LAUNCHERS = [f"srun --mpi={KIND}", "mpiexec"]
+LAUNCHERS = ["srun --mpi=pmix" if IS_OPENMPI else "env MPIR_CVAR_CH4_NETMOD=ofi srun --mpi=pmi2", "mpiexec"]
 
 ENDLESS = """
 import chainermn
@@ -148,7 +148,7 @@ def test_a_node_is_lost_under_the_supervisor(slurm):
     try:
         job.wait_for("done, ranks 1")
         resumed = int(job.log.rpartition("resumed at ")[2].split()[0])
-        assert resumed >= 50
+        assert resumed >= 40  # the node may be lost before the state of this iteration is kept
         assert job.wait() == "COMPLETED", job.log
     finally:
         slurm.bring_back(lost)
