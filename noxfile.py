@@ -197,7 +197,7 @@ def locked(session: nox.Session, extra: str, *names: str) -> list[str]:
     what = ["--package=mn-comm", f"--extra={extra}", "--no-emit-workspace"]
     form = ["--quiet", "--frozen", "--no-hashes", "--no-annotate", "--no-header"]
     lines = str(session.run("uv", "export", *what, *form, silent=True)).splitlines()
-    return [line.partition(";")[0].strip() for line in lines if line.partition("==")[0] in names]
+    return [line for line in lines if line.partition("==")[0] in names]
 
 
 @nox.session(name="release-check", requires=BUILD)
@@ -544,32 +544,48 @@ def full(session: nox.Session) -> None:
 
 def notify_gpu(session: nox.Session) -> None:
     """Let the tests on the emulated GPU follow: beside others, they would be slow, and exceed their time limits."""
-    session.notify("gpu-emulated")
-    session.notify("kernels")
+    for name in (COLLECTING, "kernels", "gpu-emulated-openmpi"):
+        session.notify(name)
 
 
-@nox.session(name="gpu-emulated", requires=BUILD)
-def gpu_emulated(session: nox.Session) -> None:
-    """Run the tests that need a GPU on an emulated one, on 1, 2 and 4 ranks; g++ compiles their kernels.
+def add_gpu_session(name: str, cuda: str, mpi: str, description: str, *options: str) -> None:
+    """Define a session that runs tests that need a GPU on an emulated one, of a version of CUDA."""
 
-    Arguments after `--` are those of tools/try_gpu.py.
-    """
-    if shutil.which("g++") is None:
-        session.skip("g++ is missing")
-    if (os.uname().sysname, os.uname().machine) != ("Linux", "x86_64"):
-        session.skip("only x86-64 Linux is emulated")
-    # Without CUDA's libraries, which are emulated.
-    cuda = locked(session, "cuda12", "cupy-cuda12x", "cuda-bindings", "nccl4py", "nvidia-cuda-runtime-cu12")
-    # The emulator changes files of this environment, so they must not be links to uv's cache.
-    tested = groups("test", "test-compat", "test-losses", "test-optim", "examples", "example-data")
-    install(session, "--link-mode=copy", with_mpi("chainermn-meta", "mpich"), *tested, *cuda)
-    folder = session.virtualenv.location
-    session.run("python", "tools/gpu_emulator/build.py", folder)
-    shutil.rmtree(KERNELS, ignore_errors=True)
-    caches = {"GPU_EMULATOR_KERNELS": str(KERNELS), "GPU_EMULATOR_CACHE": str(KERNELS_ON_HOST)}
-    everything = ["tools/try_gpu.py", "--emulated", "--ranks=1,2,4", f"--out={REPORTS / session.name}"]
-    command = ["python", "tools/gpu_emulator/run.py", folder, "python", *everything]
-    session.run(*command, *session.posargs, env={**TEST_SETTINGS, **caches})
+    def body(session: nox.Session) -> None:
+        if shutil.which("g++") is None:
+            session.skip("g++ is missing")
+        if (os.uname().sysname, os.uname().machine) != ("Linux", "x86_64"):
+            session.skip("only x86-64 Linux is emulated")
+        # Without CUDA's libraries, which are emulated.
+        needed = locked(session, *EMULATED[cuda])
+        # The emulator changes files of this environment, so they must not be links to uv's cache.
+        tested = groups("test", "test-compat", "test-losses", "test-optim", "examples", "example-data")
+        install(session, "--link-mode=copy", with_mpi("chainermn-meta", mpi), *tested, *needed)
+        folder = session.virtualenv.location
+        session.run("python", "tools/gpu_emulator/build.py", folder)
+        caches = {"GPU_EMULATOR_CACHE": str(KERNELS_ON_HOST / cuda)}
+        if name == COLLECTING:
+            shutil.rmtree(KERNELS, ignore_errors=True)
+            caches["GPU_EMULATOR_KERNELS"] = str(KERNELS)
+        what = ["tools/try_gpu.py", "--emulated", f"--out={REPORTS / name}", *options, *session.posargs]
+        session.run("python", "tools/gpu_emulator/run.py", folder, "python", *what, env={**TEST_SETTINGS, **caches})
+
+    body.__doc__ = f"Run tests that need a GPU on an emulated one{description}."
+    nox.session(body, name=name, requires=BUILD)
+
+
+# What of the extra of mn-comm an emulated GPU needs.
+EMULATED = {
+    "12": ("cuda12", "cupy-cuda12x", "cuda-bindings", "nccl4py", "nvidia-cuda-runtime-cu12"),
+    "13": ("cuda13", "cupy-cuda13x", "cuda-bindings", "nccl4py", "nvidia-cuda-runtime"),
+}
+# The session whose kernels NVRTC compiles.
+COLLECTING = "gpu-emulated"
+add_gpu_session(COLLECTING, "12", "mpich", ": all of them, on 1, 2 and 4 ranks", "--ranks=1,2,4")
+add_gpu_session(
+    "gpu-emulated-openmpi", "12", "openmpi", ": those of mn-comm on 2 ranks of Open MPI", "--only=mn-comm/tests/mpi"
+)
+add_gpu_session("gpu-emulated-cuda13", "13", "mpich", " with CUDA 13: those of mn-comm, on 2 ranks", "--only=mn-comm")
 
 
 @nox.session(requires=BUILD)

@@ -6,13 +6,12 @@ from pathlib import Path
 
 import pytest
 
-# For tests with real devices, and for jobs of Slurm.
+# The fixtures of mn-comm, and what jobs of Slurm need.
 sys.path.insert(0, str(Path(__file__).parents[1] / "packages" / "mn-comm" / "tests" / "fakes"))
 sys.path.insert(0, str(Path(__file__).parent / "slurm"))
 
 from on_gpu import devices, make  # noqa: F401
-from shared_fixtures import world  # noqa: F401
-from skip_without_gpu import pytest_collection_modifyitems  # noqa: F401
+from shared_fixtures import on_nodes, world  # noqa: F401
 
 
 @pytest.fixture

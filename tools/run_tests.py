@@ -7,7 +7,7 @@ of the folder.
 
 With ``--share=quick``, files with the mark ``rest`` are left out; two ranks run the other tests of ``mpi``, and other
 numbers of ranks run the files whose mark lists them: ``pytestmark = pytest.mark.sizes(1, 4)``. ``--share=rest`` runs
-what this leaves out.
+what this leaves out. Files with the mark ``gpu`` are left out of folders: ``tools/try_gpu.py`` runs them.
 
 Tests run beside one another where they mostly wait; files with the mark ``alone`` run while nothing else does. Each
 process writes to a file, which is shown if tests fail in it, or if there are arguments for pytest. A job that hangs is
@@ -63,6 +63,7 @@ ESTIMATES = {
     "elastic": Cost(20.0, 0.7),
 }
 ALONE = re.compile(r"^[^#\n]*\bmark\.alone\b", re.MULTILINE)
+GPU = re.compile(r"^[^#\n]*\bmark\.gpu\b", re.MULTILINE)
 REST = re.compile(r"^[^#\n]*\bmark\.rest\b", re.MULTILINE)
 SIZES = re.compile(r"^[^#\n]*\bmark\.sizes\(([\d, ]+)\)", re.MULTILINE)
 
@@ -215,10 +216,11 @@ def plan_suite(suite: Suite, reports: Path, record: Record) -> Iterator[Planned]
 
 
 def find_files(tests: Path, part: str) -> list[Path]:
-    """Return the files of a part in a folder; the folder may be that part itself, or one file of it."""
+    """Return the files of a part that need no GPU; the folder may be that part itself, or one file of it."""
     if tests.is_file():
         return [tests] if part in tests.parts else []
-    return sorted((tests if tests.name == part else tests / part).glob("**/test_*.py"))
+    folder = tests if tests.name == part else tests / part
+    return sorted(file for file in folder.glob("**/test_*.py") if not needs_gpu(file))
 
 
 def is_in_share(file: Path, share: str, size: int = MAIN_SIZE) -> bool:
@@ -238,6 +240,11 @@ def marked_sizes(file: Path) -> set[int]:
     """Return the numbers of ranks in the mark ``sizes`` of a file."""
     marks = SIZES.findall(file.read_text())
     return {int(number) for mark in marks for number in mark.split(",") if number.strip()}
+
+
+def needs_gpu(file: Path) -> bool:
+    """Return whether a file has the mark ``gpu``."""
+    return GPU.search(file.read_text()) is not None
 
 
 def is_alone(file: Path) -> bool:

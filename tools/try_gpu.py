@@ -29,7 +29,6 @@ import run_tests
 from scheduling import HUNG, Record
 
 ROOT = run_tests.ROOT
-MARK = "mark.gpu"
 ALONE = "unit", "gpu", "jobs"  # parts of a folder of tests that run in one process
 BENCHMARK_LIMIT = 600  # seconds
 
@@ -143,9 +142,8 @@ def plan(folder: Path, sizes: list[int], out: Path, only: str, record: Record) -
 
 
 def marked(folder: Path, only: str = "") -> list[Path]:
-    """Return the files of a folder that contain tests marked ``gpu``."""
-    files = sorted(folder.rglob("test_*.py"))
-    return [file for file in files if only in str(file) and MARK in file.read_text()]
+    """Return the files of a folder that have the mark ``gpu``."""
+    return [file for file in sorted(folder.rglob("test_*.py")) if only in str(file) and run_tests.needs_gpu(file)]
 
 
 def run_benchmark(sizes: list[int], out: Path) -> Iterator[Row]:

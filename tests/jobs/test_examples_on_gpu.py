@@ -5,6 +5,8 @@ from pathlib import Path
 
 import pytest
 
+pytest.importorskip("cupy")
+
 pytestmark = pytest.mark.gpu
 
 HERE = Path(__file__).parent

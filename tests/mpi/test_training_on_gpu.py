@@ -18,10 +18,24 @@ from mn_compress import Int8, OneBit, PowerSGD, TopK
 from mn_data import create_multi_node_iterator
 from mn_extensions import create_multi_node_checkpointer, create_multi_node_evaluator
 from mn_modelpar.links import MultiNodeBatchNormalization
-from mn_optim import AfterBackward, DiLoCo, DuringBackward, LocalSGD, MultiNodeOptimizer, OneStepLate, Sharded
+from mn_optim import (
+    AfterBackward,
+    Asynchronous,
+    DiLoCo,
+    DuringBackward,
+    LocalSGD,
+    MultiNodeOptimizer,
+    OneStepLate,
+    Sharded,
+    StreamingDiLoCo,
+    SynchronousFirst,
+)
+
+cupy = pytest.importorskip("cupy")
 
 pytestmark = [
     pytest.mark.gpu,
+    pytest.mark.sizes(4),
     pytest.mark.filterwarnings("ignore:gradients on devices are averaged through host memory"),
 ]
 
@@ -35,6 +49,7 @@ SCHEMES = {
     "sharded, overlap": lambda: Sharded(DuringBackward(bucket_bytes=200)),
     "local steps": lambda: LocalSGD(2),
     "DiLoCo": lambda: DiLoCo(2),
+    "streaming DiLoCo": lambda: StreamingDiLoCo(3, fragments=2, delay=1),
     "int8": lambda: AfterBackward(send=Int8()),
     "int8, overlap": lambda: DuringBackward(send=Int8()),
     "one bit": lambda: AfterBackward(send=OneBit()),
@@ -70,8 +85,6 @@ def batch(step, rank=RANK):
 
 
 def this_device(on_device):
-    import cupy
-
     return chainer.get_device(f"@cupy:{cupy.cuda.Device().id}" if on_device else "@numpy")
 
 
@@ -107,6 +120,68 @@ def test_schemes(make, scheme, name):
     # Codes round what the order of additions has changed in the last digit.
     coarse = any(word in scheme for word in ("int8", "bit", "top", "Power"))
     close(actual, train(make("flat"), SCHEMES[scheme](), False), 0.05 if coarse else 1e-5)
+
+
+@pytest.mark.skipif(SIZE < 4, reason="needs two nodes of two ranks")
+@pytest.mark.parametrize("name", ["hierarchical", "two_dimensional", "pure_nccl"])
+@pytest.mark.parametrize(
+    "scheme", ["after backward", "overlap", "double buffering", "sharded, overlap", "int8, overlap"]
+)
+def test_schemes_on_two_nodes(on_nodes, devices, make, scheme, name):
+    comm = on_nodes(name, 2, background="over" in scheme or "double" in scheme)
+    actual = train(comm, SCHEMES[scheme](), True)
+    comm.finalize()
+    close(actual, train(make("flat"), SCHEMES[scheme](), False), 0.05 if "int8" in scheme else 1e-5)
+
+
+@several
+@pytest.mark.parametrize("when", [Asynchronous(max_staleness=2), SynchronousFirst(2, Asynchronous(max_staleness=2))])
+@pytest.mark.parametrize("name", ["pure_nccl", "hierarchical", "non_cuda_aware"])
+def test_asynchronous_averages_while_the_program_calls_nccl(make, when, name):
+    """A thread averages while the program sends arrays: with NCCL on both, ranks would wait for each other forever."""
+    comm = make(name)
+    model = Net()
+    device = this_device(True)
+    model.to_device(device)
+    optimizer = MultiNodeOptimizer(chainer.optimizers.SGD(0.05), comm, when).setup(model)
+    for step in range(20):
+        optimizer.update(model, *map(device.send, batch(step)))
+        total = comm.allreduce(cupy.full(1000, RANK + step, "f4"))
+        assert float(total[0]) == sum(range(SIZE)) + SIZE * step
+    optimizer.synchronize()
+    actual = arrays_of(model)
+    for other in WORLD.allgather(actual):
+        close(other, actual, 0)
+    assert all(np.isfinite(array).all() for array in actual.values())
+
+
+@several
+@pytest.mark.parametrize("name", ["pure_nccl", "hierarchical", "non_cuda_aware"])
+@pytest.mark.parametrize("scheme", ["after backward", "overlap", "double buffering"])
+def test_averaging_allocates_nothing_once_it_has_begun(make, scheme, name):
+    """What CuPy's hooks of memory see in one step is what the same step without averaging allocates."""
+
+    class Counting(cupy.cuda.memory_hook.MemoryHook):
+        name = "Counting"
+        count = 0
+
+        def malloc_preprocess(self, **_):
+            self.count += 1
+
+    counts = []
+    for averaged in (True, False):
+        model = Net()
+        device = this_device(True)
+        model.to_device(device)
+        optimizer = chainer.optimizers.SGD(0.05)
+        if averaged:
+            optimizer = MultiNodeOptimizer(optimizer, make(name), SCHEMES[scheme]())
+        optimizer.setup(model)
+        for step in range(8):
+            with Counting() as counting:
+                optimizer.update(model, *map(device.send, batch(step)))
+        counts.append(counting.count)
+    assert counts[0] == counts[1] > 0
 
 
 @pytest.mark.parametrize("name", ["pure_nccl", "non_cuda_aware"])

@@ -62,6 +62,18 @@ def test_the_runs_of_these_files(tool, tmp_path):
         assert "/test_on_gpu.py" in " ".join(each.task.command)
 
 
+def test_the_mistakes_can_still_be_made(monkeypatch):
+    """The text that each replaces is there, and the test that finds it."""
+    monkeypatch.syspath_prepend(ROOT / "tools" / "gpu_emulator" / "tests" / "jobs")
+    from mistakes import MISTAKES
+
+    for name, mistake in MISTAKES.items():
+        source = ROOT / "packages" / "mn-comm" / "src" / "mn_comm" / mistake.file
+        assert source.read_text().count(mistake.right) == 1, name
+        file, _, test = mistake.test.partition("::")
+        assert f"def {test.partition('[')[0]}(" in (ROOT / file).read_text(), name
+
+
 def test_without_a_gpu_it_says_so(tool):
     pytest.importorskip("numpy")
     if importlib.util.find_spec("cupy"):

@@ -1,9 +1,9 @@
 """Make the CuPy in an environment use an emulated GPU: ``python tools/gpu_emulator/build.py ENVIRONMENT``.
 
 The environment is changed for good, so it must not be used for anything else, and its files must be copies rather than
-links to a cache (``uv --link-mode=copy``). It contains CuPy, SciPy, and the headers of CUDA's runtime
-(``nvidia-cuda-runtime-cu12``), but none of NVIDIA's libraries that are emulated: some of them would be found first.
-Needs g++, uv, and a package index.
+links to a cache (``uv --link-mode=copy``). It contains CuPy for CUDA 12 or 13, SciPy, and the headers of CUDA's runtime
+(``nvidia-cuda-runtime-cu12``, or ``nvidia-cuda-runtime`` of CUDA 13), but none of NVIDIA's libraries that are emulated:
+some of them would be found first. Needs g++, uv, and a package index.
 """
 
 from __future__ import annotations
@@ -16,13 +16,36 @@ import sys
 import tarfile
 import urllib.parse
 import urllib.request
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
 LIBRARY = "libgpu_emulator.so"
-# The names under which CuPy and nccl4py open the libraries that are emulated, for each major version of CUDA.
-NAMES = {
-    "12": [
+
+
+@dataclass(frozen=True)
+class Cuda:
+    """What differs between versions of CUDA.
+
+    Attributes:
+        version: Its number, as CUDA writes it.
+        libraries: The names under which CuPy and nccl4py open the libraries that are emulated.
+        headers: The folders with the headers of the runtime and of the compiler, in the folder ``nvidia`` of a wheel.
+        compiler: The wheel with the headers of the compiler.
+        properties: The name, in the library, of the function that returns the properties of a device.
+    """
+
+    version: str
+    libraries: Sequence[str]
+    headers: tuple[str, str]
+    compiler: str
+    properties: str
+
+
+CUDA_12 = Cuda(
+    "12090",
+    [
         "libcuda.so.1",
         "libcublas.so.12",
         "libcublasLt.so.12",
@@ -33,12 +56,32 @@ NAMES = {
         "libnccl.so.2",
         "libnvJitLink.so.12",
         "libnvrtc.so.12",
-    ]
-}
+    ],
+    ("cuda_runtime/include", "cuda_nvcc/include"),
+    "nvidia-cuda-nvcc-cu12",
+    "cudaGetDeviceProperties_v2",
+)
+CUDA_13 = Cuda(
+    "13000",
+    [
+        "libcuda.so.1",
+        "libcublas.so.13",
+        "libcublasLt.so.13",
+        "libcufft.so.12",
+        "libcurand.so.10",
+        "libcusolver.so.12",
+        "libcusparse.so.12",
+        "libnccl.so.2",
+        "libnvJitLink.so.13",
+        "libnvrtc.so.13",
+    ],
+    ("cu13/include", "cu13/include"),
+    "nvidia-cuda-crt<14",
+    "cudaGetDeviceProperties",
+)
+CUPY = {"cupy-cuda12x": CUDA_12, "cupy-cuda13x": CUDA_13}
 # Of the functions that CuPy's modules link with, in libraries of which only a part is emulated.
 PREFIXES = ("cublas", "cufft", "curand", "cusolver", "cusparse", "nccl", "nvrtc")
-VERSIONS = {"12": "12090"}
-PROPERTIES = {"12": "cudaGetDeviceProperties_v2"}
 COMPILE = ["g++", "-std=c++17", "-mf16c", "-mavx", "-fPIC"]
 HOOK = "\nimport gpu_emulator as _gpu_emulator\n_gpu_emulator.install()\n"
 
@@ -51,12 +94,11 @@ def main() -> None:
         "import sysconfig as s; print(s.get_path('purelib'), s.get_path('include'), s.get_config_var('EXT_SUFFIX'))"
     )
     site, include, suffix = run([str(python), "-c", script]).split()
-    cuda = "12"
     work = environment / "gpu-emulator"
     work.joinpath("lib").mkdir(parents=True, exist_ok=True)
-    version = run([str(python), "-c", f"import importlib.metadata as m; print(m.version('cupy-cuda{cuda}x'))"]).strip()
+    cuda, version = find_cupy(python)
     tools = make_tools(work, python, cuda)
-    headers = [f"-I{site}/nvidia/cuda_runtime/include", f"-I{work}/nvcc/nvidia/cuda_nvcc/include"]
+    headers = [f"-I{folder}/nvidia/{part}" for folder, part in zip((site, work / "nvcc"), cuda.headers, strict=True)]
     build_library(work, headers, cuda, Path(site))
     build_runtime(work, tools, version, cuda, [*headers, f"-I{include}"], Path(site), suffix)
     package = Path(site) / "gpu_emulator"
@@ -73,20 +115,31 @@ def run(command: list[str]) -> str:
     return subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout
 
 
-def make_tools(work: Path, python: Path, cuda: str) -> Path:
+def find_cupy(python: Path) -> tuple[Cuda, str]:
+    """Return for which CUDA the CuPy of an environment is, and its version."""
+    script = "import importlib.metadata as m; print(*(f'{d.name} {d.version}' for d in m.distributions()), sep='\\n')"
+    installed = dict(line.split() for line in run([str(python), "-c", script]).splitlines())
+    found = CUPY.keys() & installed.keys()
+    if len(found) != 1:
+        raise SystemExit(f"expected one of {', '.join(CUPY)} in the environment, got {sorted(found)}")
+    name = found.pop()
+    return CUPY[name], installed[name]
+
+
+def make_tools(work: Path, python: Path, cuda: Cuda) -> Path:
     """Return the Python of an environment with Cython; fetch the headers of CUDA that its compiler needs."""
     tools = work / "tools" / "bin" / "python"
     if not tools.exists():
         run(["uv", "venv", "-q", "-p", str(python), str(work / "tools")])
         install = ["uv", "pip", "install", "-q", "-p", str(tools)]
         run([*install, "cython>=3,<4", "pip", "setuptools<81", "numpy"])
-        run([*install, "--no-deps", "--target", str(work / "nvcc"), f"nvidia-cuda-nvcc-cu{cuda}"])
+        run([*install, "--no-deps", "--target", str(work / "nvcc"), cuda.compiler])
     return tools
 
 
-def build_library(work: Path, headers: list[str], cuda: str, site: Path) -> None:
+def build_library(work: Path, headers: list[str], cuda: Cuda, site: Path) -> None:
     """Compile the emulator, and link the names of the libraries that it replaces to it."""
-    defines = [f"-DGPU_EMULATOR_CUDA_VERSION={VERSIONS[cuda]}", f"-DGPU_EMULATOR_GET_PROPERTIES={PROPERTIES[cuda]}"]
+    defines = [f"-DGPU_EMULATOR_CUDA_VERSION={cuda.version}", f"-DGPU_EMULATOR_GET_PROPERTIES={cuda.properties}"]
     sources = sorted((HERE / "src").glob("*.cpp"))
     objects = {source: work / f"{source.stem}.o" for source in sources}
     shared = max(header.stat().st_mtime for header in (HERE / "src").glob("*.h"))
@@ -103,7 +156,7 @@ def build_library(work: Path, headers: list[str], cuda: str, site: Path) -> None
     missing = work / "missing.cpp"
     missing.write_text(name_missing(site, list(objects.values())))
     run([*link, f"-I{HERE}/src", str(missing), "-o", str(library), "-lpthread", "-ldl"])
-    for name in NAMES[cuda]:
+    for name in cuda.libraries:
         made = work / "lib" / name
         made.unlink(missing_ok=True)
         made.symlink_to(LIBRARY)
@@ -130,7 +183,7 @@ def symbols(options: list[str]) -> list[str]:
 
 
 def build_runtime(
-    work: Path, tools: Path, version: str, cuda: str, headers: list[str], site: Path, suffix: str
+    work: Path, tools: Path, version: str, cuda: Cuda, headers: list[str], site: Path, suffix: str
 ) -> None:
     """Replace CuPy's module ``runtime``, the only one with CUDA's runtime inside, by one that asks the emulator."""
     built = work / f"runtime-{version}.so"
@@ -138,7 +191,7 @@ def build_runtime(
         source = work / f"cupy-{version}"
         if not source.exists():
             fetch_source(tools, version, work)
-        settings = f"CUPY_USE_CUDA_PYTHON=False,CUPY_CUDA_VERSION={VERSIONS[cuda]},CUPY_HIP_VERSION=0"
+        settings = f"CUPY_USE_CUDA_PYTHON=False,CUPY_CUDA_VERSION={cuda.version},CUPY_HIP_VERSION=0"
         cython = [str(tools), "-m", "cython", "-3", "--cplus", "-E", f"{settings},CUPY_CUFFT_STATIC=False"]
         module = "cupy_backends/cuda/api/runtime.pyx"
         subprocess.run(

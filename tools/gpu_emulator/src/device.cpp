@@ -114,6 +114,7 @@ int GPU_EMULATOR_GET_PROPERTIES(cudaDeviceProp* properties, int device) {
   return kSuccess;
 }
 int cudaDeviceSynchronize() {
+  trace("wait", "for a device", 0, nullptr);
   synchronize_device(current_device());
   return kSuccess;
 }

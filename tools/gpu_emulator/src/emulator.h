@@ -34,17 +34,22 @@ std::string python_line();
 // Says that a function exists only by name.
 int unsupported(const char* name, int status);
 
+// trace.cpp: an operation, with its kind: kernel, copy, nccl, wait_event, or wait if the host waits for the device.
+struct Stream;
+void trace(const char* kind, const std::string& name, size_t bytes, const Stream* stream);
+
 // device.cpp: the current device of the calling thread.
 int current_device();
 void set_current_device(int device);
 int devices();
 
 // streams.cpp
-struct Stream;
 using Ticket = uint64_t;
 // The stream that a handle means on the current device; 0 is the null stream.
 Stream* stream_of(void* handle);
 int device_of(const Stream* stream);
+// The handle of a stream; 0 for a null stream.
+void* handle_of(const Stream* stream);
 Ticket enqueue(Stream* stream, std::function<void()> operation);
 void wait_for(Stream* stream, Ticket ticket);
 // Lets the next operation of a stream wait for an operation of another one.

@@ -263,6 +263,7 @@ int cuLaunchKernel(void* function, unsigned grid_x, unsigned grid_y, unsigned gr
     return kInvalidHandle;
   }
   if (!check_pointers(*kernel, values)) return kInvalidValue;
+  trace("kernel", kernel->name, 0, stream);
   auto arguments = std::make_shared<Arguments>(*kernel, values);
   enqueue(stream, [=] {
     unsigned dimensions[6] = {grid_x, grid_y, grid_z, block_x, block_y, block_z};

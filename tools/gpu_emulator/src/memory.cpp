@@ -141,6 +141,7 @@ bool check_pinned_range(const void* begin, size_t size) {
 }
 
 int copy_from_host(char* to, const char* from, size_t size, Stream* stream, bool pinned) {
+  trace("copy", "to device", size, stream);
   if (!pinned) {  // CUDA copies it to memory of its own before it returns
     auto staged = std::make_shared<std::vector<char>>(from, from + size);
     enqueue(stream, [=] { memcpy(to, staged->data(), size); });
@@ -160,7 +161,9 @@ int copy_from_host(char* to, const char* from, size_t size, Stream* stream, bool
 }
 
 int copy_to_host(char* to, const char* from, size_t size, Stream* stream, bool pinned) {
+  trace("copy", "to host", size, stream);
   if (!pinned) {
+    trace("wait", "for a copy", 0, stream);
     wait_for(stream, enqueue(stream, [=] { memcpy(to, from, size); }));
     return kSuccess;
   }
@@ -263,11 +266,13 @@ int cudaMemcpyAsync(void* to, const void* from, size_t size, int kind, void* han
   }
   if (to_device && !from_device) return copy_from_host((char*)to, (const char*)from, size, stream, is_pinned(source));
   if (from_device && !to_device) return copy_to_host((char*)to, (const char*)from, size, stream, is_pinned(target));
+  trace("copy", "on device", size, stream);
   enqueue(stream, [=] { memmove(to, from, size); });
   return kSuccess;
 }
 int cudaMemcpy(void* to, const void* from, size_t size, int kind) {
   const int status = cudaMemcpyAsync(to, from, size, kind, nullptr);
+  trace("wait", "for a copy", 0, stream_of(nullptr));
   synchronize(stream_of(nullptr));
   return status;
 }

@@ -276,6 +276,7 @@ template <class Body>
 int collective(void* communicator, const Call& call, void* stream, Body body) {
   auto own = (Communicator*)communicator;
   const std::string line = python_line();
+  trace("nccl", call.name, call.count * kTypeSizes[call.type], stream_of(stream));
   begin_group();
   group_of(stream, communicator).collectives.push_back([=] {
     if (agree(own, call, line)) body(own, call, kTypeSizes[call.type]);
@@ -374,10 +375,12 @@ int ncclCommInitAll() { return unsupported("ncclCommInitAll", kInvalidArgument);
 int ncclCommSplit() { return unsupported("ncclCommSplit", kInvalidArgument); }
 int ncclCommFinalize(void*) { return 0; }
 int ncclCommDestroy(void* communicator) {
+  trace("nccl", "destroy", 0, nullptr);
   ((Communicator*)communicator)->gone = true;
   return 0;
 }
 int ncclCommAbort(void* communicator) {
+  trace("nccl", "abort", 0, nullptr);
   auto own = (Communicator*)communicator;
   own->gone = true;
   own->shared->aborted = 1;
@@ -465,6 +468,7 @@ int ncclAllGather(const void* from, void* to, size_t count, int type, void* comm
 int ncclSend(const void* from, size_t count, int type, int peer, void* communicator, void* stream) {
   if (int status = check_both(communicator, make_call("send", count, type), from, count, nullptr, 0, stream))
     return status;
+  trace("nccl", "send", count * kTypeSizes[type], stream_of(stream));
   begin_group();
   group_of(stream, communicator).messages.push_back({true, (char*)from, count * kTypeSizes[type], peer, (Communicator*)communicator});
   return end_group();
@@ -472,6 +476,7 @@ int ncclSend(const void* from, size_t count, int type, int peer, void* communica
 int ncclRecv(void* to, size_t count, int type, int peer, void* communicator, void* stream) {
   if (int status = check_both(communicator, make_call("recv", count, type), nullptr, 0, to, count, stream))
     return status;
+  trace("nccl", "recv", count * kTypeSizes[type], stream_of(stream));
   begin_group();
   group_of(stream, communicator).messages.push_back({false, (char*)to, count * kTypeSizes[type], peer, (Communicator*)communicator});
   return end_group();

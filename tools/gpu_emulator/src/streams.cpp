@@ -55,8 +55,11 @@ Stream* make(bool blocking, bool is_null, unsigned flags) {
   return made;
 }
 
-void delay(const Stream* stream, std::mt19937& random) {
-  static const int most = 2 * setting("GPU_EMULATOR_DELAY_US", 100);
+void delay(const Stream* stream, bool was_idle, std::mt19937& random) {
+  static const int most_of_all = 2 * setting("GPU_EMULATOR_DELAY_US", 100);
+  // Other streams, and the host, have much to do until then. In a sequence, it would only take time.
+  static const int most_of_first = 2 * setting("GPU_EMULATOR_IDLE_US", 1500);
+  const int most = was_idle ? most_of_first : most_of_all;
   static const int of_null = setting("GPU_EMULATOR_NULL_US", 0), of_side = setting("GPU_EMULATOR_SIDE_US", 0);
   const int fixed = stream->is_null ? of_null : stream->blocking ? 0 : of_side;
   // Usually none: what is late must be late by more than the others take.
@@ -69,12 +72,13 @@ void work(Stream* stream) {
   std::mt19937 random(setting("GPU_EMULATOR_SEED", 1) + 1000 * stream->number);
   Lock lock(mutex);
   for (;;) {
+    const bool was_idle = stream->queue.empty();
     changed.wait(lock, [&] { return !stream->queue.empty(); });
     Operation operation = std::move(stream->queue.front());
     stream->queue.pop_front();
     for (auto& [other, ticket] : operation.dependencies) changed.wait(lock, [&] { return other->done >= ticket; });
     lock.unlock();
-    delay(stream, random);
+    delay(stream, was_idle, random);
     operation.run();
     operation.run = nullptr;
     lock.lock();
@@ -115,6 +119,7 @@ Stream* stream_of(void* handle) {
 }
 
 int device_of(const Stream* stream) { return stream->device; }
+void* handle_of(const Stream* stream) { return stream->is_null ? nullptr : (void*)stream; }
 
 Ticket enqueue(Stream* stream, std::function<void()> operation) {
   static const bool at_once = setting("GPU_EMULATOR_SYNC", 0);
@@ -201,6 +206,7 @@ int cudaStreamGetPriority(void*, int* priority) {
 // Its thread stays: operations may still be in the queue.
 int cudaStreamDestroy(void*) { return kSuccess; }
 int cudaStreamSynchronize(void* stream) {
+  trace("wait", "for a stream", 0, stream_of(stream));
   synchronize(stream_of(stream));
   return kSuccess;
 }
@@ -253,6 +259,7 @@ int cudaEventQuery(void* handle) {
 }
 int cudaEventSynchronize(void* handle) {
   auto event = (Event*)handle;
+  trace("wait", "for an event", 0, event->stream);
   if (event->stream) wait_for(event->stream, event->ticket);
   return kSuccess;
 }
@@ -265,6 +272,7 @@ int cudaStreamWaitEvent(void* handle, void* event_handle, unsigned) {
   auto event = (Event*)event_handle;
   if (!event->stream) return kSuccess;  // never recorded
   auto stream = stream_of(handle);
+  trace("wait_event", "", 0, stream);
   stream->waiting.push_back({event->stream, event->ticket});
   enqueue(stream, [] {});
   return kSuccess;

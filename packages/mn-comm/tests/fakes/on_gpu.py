@@ -20,20 +20,40 @@ def devices(world):
 
 
 @pytest.fixture
+def trace(devices):
+    """What the program asks the device to do, recorded within a block: an emulated device keeps it."""
+    return pytest.importorskip("gpu_emulator.tracing", reason="needs an emulated GPU").Trace()
+
+
+@pytest.fixture
+def cuda_aware(devices, monkeypatch):
+    """Let MPI be given addresses on the device: those of an emulated device are in host memory."""
+    if not is_emulated():
+        pytest.skip("this MPI library may not be CUDA-aware")
+    monkeypatch.setenv("MN_COMM_CUDA_AWARE_MPI", "1")
+
+
+@pytest.fixture
 def make(devices, world):
     from mn_comm import create_communicator
 
     made = []
 
-    def make(name, **settings):
+    def make(name, *args, **settings):
         if name == "pure_nccl" and devices < world.size and not SHARING:
             pytest.skip("ranks share a GPU and NCCL_MULTI_RANK_GPU_ENABLE is not set")
-        made.append(create_communicator(name, **settings))
+        made.append(create_communicator(name, *args, **settings))
         return made[-1]
 
     yield make
     for comm in made:
         comm.finalize()
+
+
+def is_emulated():
+    import cupy
+
+    return b"emulated" in cupy.cuda.runtime.getDeviceProperties(0)["name"].lower()
 
 
 def random(shape, dtype, rank, seed):

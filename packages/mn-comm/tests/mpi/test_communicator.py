@@ -1,8 +1,12 @@
+import os
+
 import numpy as np
 import pytest
 from mpi4py import MPI
 
 from mn_comm import CommunicatorBase, create_communicator
+from mn_comm.device.awareness import is_cuda_aware
+from mn_comm.ranks.intracomm import Ranks
 
 
 def test_ranks_are_those_of_mpi(world, name):
@@ -121,3 +125,13 @@ def test_an_elastic_one_is_in_another_package(world, monkeypatch):
     monkeypatch.setattr("importlib.metadata.entry_points", lambda **which: [])
     with pytest.raises(RuntimeError, match="elastic=True: expected the package mn-elastic, got none: pip install"):
         create_communicator("naive", elastic=True)
+
+
+def test_the_mpi_of_the_tests_is_not_cuda_aware(world):
+    assert "MN_COMM_CUDA_AWARE_MPI" in os.environ or not is_cuda_aware(Ranks(world))
+
+
+def test_a_wrong_word_about_cuda_on_one_rank_raises_on_all(world, monkeypatch):
+    monkeypatch.setenv("MN_COMM_CUDA_AWARE_MPI", "yes" if world.rank == 0 else "0")
+    with pytest.raises(ValueError, match="expected 0 or 1 in MN_COMM_CUDA_AWARE_MPI, got 'yes'"):
+        is_cuda_aware(Ranks(world))

@@ -1,20 +1,28 @@
-"""Arrays on devices, with stand-ins for CuPy and NCCL: how they are transferred, and that they arrive."""
+"""Arrays on devices: how they are transferred, and that they arrive."""
 
 import gc
-import os
+import sys
 
 import numpy as np
 import pytest
 from fake_model import Model, Param
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from mpi4py import MPI
+from on_gpu import random
 
 from mn_comm import Future, create_communicator
 from mn_comm.building_blocks import Worker
+from mn_comm.device import nccl, staging
 from mn_comm.device.nccl_ranks import nccl_ranks_of
 
-pytestmark = pytest.mark.sizes(1, 4)
+cupy = pytest.importorskip("cupy")
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.sizes(1, 4),
+    pytest.mark.filterwarnings("ignore:gradients on devices are averaged through host memory"),
+]
 
 WORLD = MPI.COMM_WORLD
 RANK, SIZE = WORLD.rank, WORLD.size
@@ -25,45 +33,20 @@ several = pytest.mark.skipif(SIZE < 2, reason="needs two ranks that differ")
 
 
 @pytest.fixture(scope="module")
-def cupy(fake_cupy):
-    """CuPy's stand-in, with another device for each rank."""
-    fake_cupy.cuda.Device(RANK % fake_cupy.DEVICES).use()
-    return fake_cupy
-
-
-@pytest.fixture(scope="module")
-def comms(cupy):
+def comms(devices):
     made = {name: create_communicator(name) for name in NAMES}
     yield made
     for comm in made.values():
         comm.finalize()
 
 
-@pytest.fixture
-def make(cupy):
-    """Return a function that makes communicators, finalized at the end."""
-    made = []
-
-    def make(*args, **kwargs):
-        made.append(create_communicator(*args, **kwargs))
-        return made[-1]
-
-    yield make
-    for comm in made:
-        comm.finalize()
-
-
-def on_device(cupy, array, layout="c"):
+def on_device(array, layout="c"):
     array = np.array(array)
     if layout == "strided" and array.ndim:
         wide = cupy.asarray(np.zeros((*array.shape[:-1], array.shape[-1] * 2), array.dtype))
         wide[..., ::2] = cupy.asarray(array)
         return wide[..., ::2]
     return cupy.asarray(np.asarray(array, order="F" if layout == "fortran" else "C"))
-
-
-def random(shape, dtype, rank, seed):
-    return np.asarray(np.random.RandomState(seed * 100 + rank).uniform(-1, 1, shape), dtype)
 
 
 def check_means(model, grads, wire=None):
@@ -90,7 +73,8 @@ parameters = st.lists(
 
 @pytest.mark.parametrize("name", NAMES)
 @given(parameters, st.booleans())
-def test_every_strategy_computes_the_mean(cupy, comms, name, parameters, batched):
+@settings(max_examples=10)
+def test_every_strategy_computes_the_mean(comms, name, parameters, batched):
     comms[name].set_config("batched_copy", batched)
     grads = {
         f"p{i}": [random(shape, dtype, rank, i) for rank in range(SIZE)]
@@ -98,7 +82,7 @@ def test_every_strategy_computes_the_mean(cupy, comms, name, parameters, batched
     }
     model = Model(
         **{
-            key: Param(cupy.asarray(np.zeros_like(each[0])), on_device(cupy, each[RANK], parameters[i][2]))
+            key: Param(cupy.asarray(np.zeros_like(each[0])), on_device(each[RANK], parameters[i][2]))
             for i, (key, each) in enumerate(grads.items())
         }
     )
@@ -106,47 +90,19 @@ def test_every_strategy_computes_the_mean(cupy, comms, name, parameters, batched
     check_means(model, grads)
 
 
-@pytest.mark.parametrize("count", [2, 3])
-@pytest.mark.parametrize("name", ["hierarchical", "two_dimensional", "pure_nccl", "flat", "non_cuda_aware"])
-def test_several_nodes(cupy, on_nodes, name, count):
-    if count > SIZE:
-        pytest.skip("fewer ranks than nodes")
-    comm = on_nodes(name, count)
-    assert comm.inter_size == count
-    shapes = {"a": (7, 3), "b": (1,), "c": (), "d": (0,), "e": (101,)}
-    for step in range(3):
-        grads = {key: [random(shape, "f4", rank, step) for rank in range(SIZE)] for key, shape in shapes.items()}
-        model = Model(**{key: Param(None, on_device(cupy, each[RANK])) for key, each in grads.items()})
-        comm.multi_node_mean_grad(model)
-        check_means(model, grads)
-
-
-@pytest.mark.parametrize("wire", ["f2", "f4", "f8"])
-@pytest.mark.parametrize("name", NAMES)
-def test_wire_dtypes(cupy, make, name, wire):
-    comm = make(name, allreduce_grad_dtype=wire)
-    grads = {
-        f"{dtype}{i}": [random((5, i), dtype, rank, i) for rank in range(SIZE)]
-        for i in range(3)
-        for dtype in ("f2", "f4", "f8")
-    }
-    model = Model(**{key: Param(None, on_device(cupy, each[RANK])) for key, each in grads.items()})
-    comm.multi_node_mean_grad(model)
-    check_means(model, grads, wire)
-
-
 @pytest.mark.parametrize(("batched", "launches"), [(True, 1), (False, 3)])
-def test_one_launch_for_all_parameters_or_one_each(cupy, make, batched, launches):
+def test_one_launch_for_all_parameters_or_one_each(make, trace, batched, launches):
     comm = make("flat")
     comm.set_config("batched_copy", not batched)
-    model = Model(**{name: Param(None, on_device(cupy, np.full(4, RANK, "f4"))) for name in "abc"})
+    model = Model(**{name: Param(None, on_device(np.full(4, RANK, "f4"))) for name in "abc"})
     comm.multi_node_mean_grad(model)
     comm.set_config("batched_copy", batched)
     counts = []
     for _ in range(2):
-        del cupy.calls[:]
-        comm.multi_node_mean_grad(model)
-        counts.append([cupy.calls.count(name) for name in ("pack", "unpack", "set")])
+        with trace as traced:
+            comm.multi_node_mean_grad(model)
+        names = traced.names("kernel", "copy")
+        counts.append([names.count(name) for name in ("pack", "unpack", "to device")])
     # Apart from the buffer, each launch needs a table, once: the gradients are not copied.
     staged = int(SIZE > 1)
     assert counts == [[launches, launches, staged + launches], [launches, launches, staged]]
@@ -154,13 +110,13 @@ def test_one_launch_for_all_parameters_or_one_each(cupy, make, batched, launches
 
 @pytest.mark.parametrize("layout", ["c", "fortran", "strided"])
 @pytest.mark.parametrize("name", NAMES)
-def test_gradients_keep_their_arrays_and_may_be_missing_or_shared(cupy, comms, name, layout):
-    grad = on_device(cupy, np.full((2, 3), RANK, "f4"), layout)
-    zeros = [on_device(cupy, np.zeros((2, 3), "f4")) for _ in "abc"]
+def test_gradients_keep_their_arrays_and_may_be_missing_or_shared(comms, name, layout):
+    grad = on_device(np.full((2, 3), RANK, "f4"), layout)
+    zeros = [on_device(np.zeros((2, 3), "f4")) for _ in "abc"]
     model = Model(a=Param(zeros[0], grad), b=Param(zeros[1]), c=Param(None), d=Param(zeros[2]))
     for value in range(3):
         grad[...] = cupy.asarray(np.full((2, 3), RANK + value, "f4"))
-        model.params["d"].grad = model.params["a"].grad if RANK == 0 else on_device(cupy, np.full((2, 3), 5, "f4"))
+        model.params["d"].grad = model.params["a"].grad if RANK == 0 else on_device(np.full((2, 3), 5, "f4"))
         comms[name].multi_node_mean_grad(model, zero_fill=True)
         assert model.params["a"].grad is grad
         np.testing.assert_allclose(grad.get(), np.full((2, 3), MEAN[0] + value))
@@ -171,10 +127,10 @@ def test_gradients_keep_their_arrays_and_may_be_missing_or_shared(cupy, comms, n
 
 
 @pytest.mark.parametrize("name", NAMES[:-1])
-def test_parameters_in_both_places(cupy, comms, name):
+def test_parameters_in_both_places(comms, name):
     model = Model(
         a=Param(None, np.full(3, RANK, "f4")),
-        b=Param(None, on_device(cupy, np.full(3, RANK, "f4"))),
+        b=Param(None, on_device(np.full(3, RANK, "f4"))),
         c=Param(None, np.full((2, 2), RANK, "f8")),
     )
     comms[name].multi_node_mean_grad(model)
@@ -184,8 +140,8 @@ def test_parameters_in_both_places(cupy, comms, name):
     np.testing.assert_allclose(model.params["c"].grad, np.full((2, 2), MEAN[0]))
 
 
-def test_dummy(cupy, make):
-    model = Model(a=Param(None, on_device(cupy, np.full(3, RANK, "f4"))))
+def test_dummy(make):
+    model = Model(a=Param(None, on_device(np.full(3, RANK, "f4"))))
     make("dummy").multi_node_mean_grad(model)
     np.testing.assert_array_equal(model.params["a"].grad.get(), np.full(3, RANK, "f4"))
 
@@ -200,9 +156,9 @@ def test_pure_nccl_refuses_host_arrays(comms):
 
 
 @several
-def test_ranks_that_differ_in_the_place_all_raise(cupy, comms):
+def test_ranks_that_differ_in_the_place_all_raise(comms):
     array = np.zeros(3, "f4")
-    mine = array if RANK == 0 else on_device(cupy, array)
+    mine = array if RANK == 0 else on_device(array)
     message = r"first at /a: shape \(3,\) and dtype float32 on rank 0, .* dtype float32 on a device on rank 1"
     with pytest.raises(ValueError, match=message):
         comms["flat"].multi_node_mean_grad(Model(a=Param(None, mine)))
@@ -213,24 +169,24 @@ def test_ranks_that_differ_in_the_place_all_raise(cupy, comms):
 
 
 @several
-def test_arrays_on_several_devices_raise_on_every_rank(cupy, comms):
-    with cupy.cuda.Device(3 if RANK == 0 else RANK % cupy.DEVICES):
-        other = on_device(cupy, np.zeros(3, "f4"))
-    model = Model(a=Param(None, on_device(cupy, np.zeros(3, "f4"))), b=Param(None, other))
+def test_arrays_on_several_devices_raise_on_every_rank(devices, comms):
+    if devices < 4:
+        pytest.skip("needs four devices")
+    with cupy.cuda.Device(3 if RANK == 0 else RANK):
+        other = on_device(np.zeros(3, "f4"))
+    model = Model(a=Param(None, on_device(np.zeros(3, "f4"))), b=Param(None, other))
     with pytest.raises(ValueError, match=r"expected gradients on one device, got \[0, 3\]"):
         comms["flat"].multi_node_mean_grad(model)
 
 
 @several
-def test_ranks_that_share_a_device(cupy, make, monkeypatch):
+def test_ranks_that_share_a_device(make, monkeypatch):
     monkeypatch.delenv("NCCL_MULTI_RANK_GPU_ENABLE", raising=False)
     with cupy.cuda.Device(0):
         comm = make("pure_nccl")
-        model = Model(a=Param(None, on_device(cupy, np.full(3, RANK, "f4"))))
+        model = Model(a=Param(None, on_device(np.full(3, RANK, "f4"))))
         for _ in range(2):
-            with pytest.raises(
-                ValueError, match=r"got ranks 0 and 1 both on 0000:00:00.0 .*NCCL_MULTI_RANK_GPU_ENABLE=1"
-            ):
+            with pytest.raises(ValueError, match=r"got ranks 0 and 1 both on .*NCCL_MULTI_RANK_GPU_ENABLE=1"):
                 comm.multi_node_mean_grad(model)
         # The others work without NCCL; one rank warns.
         other = make("hierarchical")
@@ -243,54 +199,42 @@ def test_ranks_that_share_a_device(cupy, make, monkeypatch):
         np.testing.assert_allclose(other.allreduce(model.params["a"].grad).get(), MEAN * SIZE)
         monkeypatch.setenv("NCCL_MULTI_RANK_GPU_ENABLE", "1")
         allowed = make("pure_nccl")
-        model.params["a"].grad = on_device(cupy, np.full(3, RANK, "f4"))
+        model.params["a"].grad = on_device(np.full(3, RANK, "f4"))
         allowed.multi_node_mean_grad(model)
         np.testing.assert_allclose(model.params["a"].grad.get(), MEAN)
 
 
 @several
-def test_nccl_missing_on_one_rank(cupy, make, monkeypatch):
-    import sys
-
+def test_nccl_missing_on_one_rank(make, monkeypatch):
     if RANK == SIZE - 1:
         monkeypatch.setitem(sys.modules, "nccl", None)
     with pytest.raises(RuntimeError, match=r"CuPy and nccl4py, which NCCL needs: .*pip install 'mn-comm\[cuda13\]'"):
         create_communicator("pure_nccl")
     comm = make("naive", WORLD.Dup())
-    total = comm.allreduce(on_device(cupy, np.full(3, RANK, "f4")))
+    total = comm.allreduce(on_device(np.full(3, RANK, "f4")))
     np.testing.assert_allclose(total.get(), MEAN * SIZE)
     assert "NCCL cannot be used on rank" in str(nccl_ranks_of(comm.ranks).obstacle)
 
 
-def test_mpi_that_is_cuda_aware(cupy, make, monkeypatch):
-    monkeypatch.setenv("MN_COMM_CUDA_AWARE_MPI", "1")
+def test_mpi_that_is_cuda_aware(cuda_aware, make, trace):
     comm = make("flat")
-    model = Model(
-        a=Param(None, on_device(cupy, np.full(3, RANK, "f4"))), b=Param(None, on_device(cupy, np.ones(2, "f2")))
-    )
+    model = Model(a=Param(None, on_device(np.full(3, RANK, "f4"))), b=Param(None, on_device(np.ones(2, "f2"))))
     comm.multi_node_mean_grad(model)
-    del cupy.calls[:]
-    model.params["a"].grad = on_device(cupy, np.full(3, RANK, "f4"))
-    comm.multi_node_mean_grad(model)
-    assert cupy.calls.count("get") == (SIZE > 1)  # MPI cannot add up half precision
-    assert ("Stream.synchronize" in cupy.calls) == (SIZE > 1)
+    model.params["a"].grad = on_device(np.full(3, RANK, "f4"))
+    with trace as traced:
+        comm.multi_node_mean_grad(model)
+    assert traced.names("copy").count("to host") == (SIZE > 1)  # MPI cannot add up half precision
+    assert ("for a stream" in traced.names("wait")) == (SIZE > 1)
     np.testing.assert_allclose(model.params["a"].grad.get(), MEAN)
     np.testing.assert_allclose(model.params["b"].grad.get(), np.ones(2))
 
 
 @several
-def test_a_wrong_setting_raises_on_every_rank(cupy, make, monkeypatch):
+def test_a_wrong_setting_raises_on_every_rank(make, monkeypatch):
     monkeypatch.setenv("MN_COMM_CUDA_AWARE_MPI", "yes" if RANK == 0 else "0")
     comm = make("flat")
     with pytest.raises(ValueError, match="expected 0 or 1 in MN_COMM_CUDA_AWARE_MPI, got 'yes'"):
-        comm.multi_node_mean_grad(Model(a=Param(None, on_device(cupy, np.zeros(3)))))
-
-
-def test_the_mpi_of_the_tests_is_not_cuda_aware():
-    from mn_comm.device.awareness import is_cuda_aware
-    from mn_comm.ranks.intracomm import Ranks
-
-    assert "MN_COMM_CUDA_AWARE_MPI" in os.environ or not is_cuda_aware(Ranks(WORLD))
+        comm.multi_node_mean_grad(Model(a=Param(None, on_device(np.zeros(3)))))
 
 
 def in_background(reducer, model):
@@ -301,12 +245,12 @@ def in_background(reducer, model):
 
 @pytest.mark.parametrize("sets", [1, 2])
 @pytest.mark.parametrize("name", NAMES)
-def test_in_the_background(cupy, make, name, sets):
+def test_in_the_background(make, name, sets):
     reducer = make(name).gradient_reducer(background=True, bucket_bytes=16, sets=sets)
     model = Model(**{key: Param(None) for key in "abc"})
     for step in range(4):
         for param in model.params.values():
-            param.grad = on_device(cupy, np.full(3, RANK + step, "f4"))
+            param.grad = on_device(np.full(3, RANK + step, "f4"))
         in_background(reducer, model).wait()
         for param in model.params.values():
             np.testing.assert_allclose(param.grad.get(), MEAN + step)
@@ -315,52 +259,54 @@ def test_in_the_background(cupy, make, name, sets):
 @several
 @pytest.mark.parametrize("count", [1, 2])
 @pytest.mark.parametrize("name", ["pure_nccl", "hierarchical", "two_dimensional"])
-def test_nccl_is_called_by_the_main_thread_on_a_stream_beside(cupy, on_nodes, name, count):
+def test_nccl_is_called_by_the_main_thread_on_a_stream_beside(on_nodes, trace, name, count):
     """So two communicators never launch work in different orders on different ranks."""
-    import sys
-
-    log = sys.modules["nccl"].core.log
-    reducer = on_nodes(name, count).gradient_reducer(background=True, bucket_bytes=16)
-    model = Model(**{key: Param(None, on_device(cupy, np.full(3, RANK, "f4"))) for key in "abc"})
+    comm = on_nodes(name, count)
+    reducer = comm.gradient_reducer(background=True, bucket_bytes=16)
+    model = Model(**{key: Param(None, on_device(np.full(3, RANK, "f4"))) for key in "abc"})
     in_background(reducer, model).wait()
-    del log[:], cupy.log[:]
-    reduction = in_background(reducer, model)
-    launched = [what for what, *_ in log]
-    reduction.wait()
-    assert {thread for _, thread, _ in log} == {"MainThread"}
-    assert len({stream for *_, stream in log}) == 1
-    assert cupy.get_current_stream().ptr not in {stream for *_, stream in log}
+    with trace as traced:
+        reduction = in_background(reducer, model)
+        launched = traced.names("nccl")
+        reduction.wait()
+    called = [each for each in traced.operations if each.kind == "nccl"]
+    assert {each.thread for each in called} == {"MainThread"}
+    assert len({each.stream for each in called}) == 1
+    assert cupy.cuda.get_current_stream().ptr not in {each.stream for each in called}
     if name == "pure_nccl" or count == 1:
-        assert launched == ["allreduce"] * 3 == [what for what, *_ in log]
+        assert launched == ["allreduce"] * 3 == [each.name for each in called]
     else:
         assert len(launched) >= 3
         assert not {"allgather", "broadcast"} & set(launched)  # these follow when the worker has finished its part
-        assert {thread for what, thread, _ in cupy.log if what in ("get", "set")} <= {"mn_comm", "MainThread"}
+        assert {each.thread for each in traced.operations if each.kind == "copy"} <= {"mn_comm", "MainThread"}
     # The side stream starts when the gradients are packed, and the current stream waits for it before unpacking.
-    names = [what for what, *_ in cupy.log]
-    assert names.index("pack") < names.index("wait_event") < names.index("unpack")
-    assert "Stream.synchronize" not in [what for what, thread, _ in cupy.log if thread == "MainThread"]
+    kinds = [each.name if each.kind == "kernel" else each.kind for each in traced.operations]
+    assert kinds.index("pack") < kinds.index("wait_event") < kinds.index("unpack")
+    assert "MainThread" not in {each.thread for each in traced.operations if each.kind == "wait"}
+    comm.finalize()
 
 
 @several
 @pytest.mark.parametrize("name", ["naive", "flat", "non_cuda_aware"])
-def test_what_is_staged_is_copied_by_the_worker_which_waits_for_the_copies(cupy, make, name):
+def test_what_is_staged_is_copied_by_the_worker_which_waits_for_the_copies(make, trace, name):
     reducer = make(name).gradient_reducer(background=True, bucket_bytes=16)
-    model = Model(**{key: Param(None, on_device(cupy, np.full(3, RANK, "f4"))) for key in "abc"})
+    model = Model(**{key: Param(None, on_device(np.full(3, RANK, "f4"))) for key in "abc"})
     in_background(reducer, model).wait()
-    del cupy.log[:]
-    in_background(reducer, model).wait()
-    worker = [(what, stream) for what, thread, stream in cupy.log if thread == "mn_comm"]
-    assert [what for what, _ in worker] == ["wait_event", "get", "set", "Stream.synchronize"] * 3
-    assert cupy.get_current_stream() not in {stream for what, stream in worker if what != "wait_event"}
-    assert {what for what, thread, _ in cupy.log if thread == "MainThread"} <= {"pack", "unpack", "set"}  # set: tables
+    with trace as traced:
+        in_background(reducer, model).wait()
+    worker = [each for each in traced.operations if each.thread == "mn_comm"]
+    each_bucket = ["wait_event", "to host", "for a stream", "to device", "for a stream"]
+    assert [each.name or each.kind for each in worker] == each_bucket * 3
+    assert cupy.cuda.get_current_stream().ptr not in {each.stream for each in worker}
+    others = [each for each in traced.operations if each.thread != "mn_comm"]
+    assert {each.name for each in others} <= {"pack", "unpack", "to device"}  # to the device: tables
+    assert {each.thread for each in others} == {"MainThread"}
 
 
 @several
-def test_a_cuda_aware_mpi_is_never_given_a_device_in_a_nonblocking_call(cupy, make, monkeypatch):
-    monkeypatch.setenv("MN_COMM_CUDA_AWARE_MPI", "1")
+def test_a_cuda_aware_mpi_is_never_given_a_device_in_a_nonblocking_call(cuda_aware, make, monkeypatch):
     reducer = make("flat").gradient_reducer(background=True)
-    model = Model(a=Param(None, on_device(cupy, np.full(3, RANK, "f4"))))
+    model = Model(a=Param(None, on_device(np.full(3, RANK, "f4"))))
 
     def refuse(self, send, recv, *args):
         assert not isinstance(recv, cupy.ndarray)
@@ -372,28 +318,8 @@ def test_a_cuda_aware_mpi_is_never_given_a_device_in_a_nonblocking_call(cupy, ma
     np.testing.assert_allclose(model.params["a"].grad.get(), MEAN)
 
 
-@several
-def test_a_lost_peer_becomes_an_exception_that_names_the_operation(cupy, on_nodes, monkeypatch):
-    import sys
-
-    core = sys.modules["nccl"].core
-    comm = on_nodes("pure_nccl", 1)
-    model = Model(a=Param(None, on_device(cupy, np.full(3, RANK, "f4"))))
-    comm.multi_node_mean_grad(model)
-    monkeypatch.setattr(cupy.Event, "done", False)
-    comm.multi_node_mean_grad(model)  # was launched on the device; no operation has finished there yet
-    monkeypatch.setattr(core.Communicator, "state", core.Result.RemoteError)
-    del core.calls[:]
-    for _ in range(2):
-        with pytest.raises(
-            RuntimeError, match=rf"all_reduce of gradients: NCCL has failed on rank {RANK}, .*: RemoteError: connection"
-        ):
-            comm.multi_node_mean_grad(model)
-    assert core.calls == ["abort"]
-
-
 @pytest.mark.parametrize("name", ["flat", "hierarchical", "pure_nccl"])
-def test_hooks(cupy, make, name):
+def test_hooks(make, name):
     for background in (False, True):
         reducer = make(name).gradient_reducer(background=background, comm_hook=lambda bucket: bucket.average())
         other = make(name).gradient_reducer(
@@ -401,7 +327,7 @@ def test_hooks(cupy, make, name):
             comm_hook=lambda bucket: bucket.average(bucket.flat.astype("f8")).then(lambda m: m - m),
         )
         for each, expected in ((reducer, MEAN), (other, MEAN * 0)):
-            model = Model(a=Param(None, on_device(cupy, np.full(3, RANK, "f4"))))
+            model = Model(a=Param(None, on_device(np.full(3, RANK, "f4"))))
             if background:
                 in_background(each, model).wait()
             else:
@@ -411,11 +337,11 @@ def test_hooks(cupy, make, name):
 
 @pytest.mark.parametrize("name", ["naive", "pure_nccl"])
 @pytest.mark.parametrize("order", ["c", "fortran", "strided"])
-def test_bcast_data(cupy, comms, name, order):
+def test_bcast_data(comms, name, order):
     model = Model(
-        a=Param(on_device(cupy, np.full((2, 3), RANK, "f4"), order)),
-        n=Param(on_device(cupy, np.array(RANK))),
-        e=Param(on_device(cupy, np.zeros((0, 2)))),
+        a=Param(on_device(np.full((2, 3), RANK, "f4"), order)),
+        n=Param(on_device(np.array(RANK))),
+        e=Param(on_device(np.zeros((0, 2)))),
         h=Param(np.full(2, RANK)),
         u=Param(None),
     )
@@ -427,117 +353,76 @@ def test_bcast_data(cupy, comms, name, order):
     assert not model.params["h"].data.any()
 
 
-def same(cupy, actual, expected):
+def same(actual, expected):
     assert isinstance(actual, cupy.ndarray)
-    assert actual.device.id == RANK % cupy.DEVICES
+    assert actual.device.id == cupy.cuda.Device().id
     assert actual.dtype == expected.dtype
     np.testing.assert_array_equal(actual.get(), expected, strict=True)
 
 
-@given(
-    name=st.sampled_from(["naive", "pure_nccl"]),
-    shape=st.lists(st.integers(0, 4), max_size=3).map(tuple),
-    dtype=st.sampled_from(["i1", "u2", "i4", "f2", "f4", "f8", "c8"]),
-    layout=st.sampled_from(["c", "fortran", "strided"]),
-)
-def test_collectives(cupy, comms, name, shape, dtype, layout):
-    comm = comms[name]
-
-    def of(rank):
-        return np.asarray(np.random.RandomState(rank).randint(0, 30, shape), dtype)
-
-    mine = on_device(cupy, of(RANK), layout)
-    root = SIZE - 1
-    received = comm.bcast(mine if root == RANK else None, root=root)
-    same(cupy, received, of(root))
-    total = np.asarray(sum(of(rank) for rank in range(SIZE)), dtype)
-    same(cupy, comm.allreduce(mine), total)
-    product = np.asarray(np.prod([of(rank) for rank in range(SIZE)], axis=0), dtype)
-    if np.dtype(dtype).itemsize > 2:  # the products overflow it
-        same(cupy, comm.allreduce(mine, op="prod"), product)
-        reduced = comm.reduce(mine, op="prod", root=root)
-        if root == RANK:
-            same(cupy, reduced, product)
-    same(cupy, comm.reduce_scatter(on_device(cupy, np.stack([of(RANK)] * SIZE), layout)), total[None])
-    same(cupy, mine, of(RANK))
-    for rank, other in enumerate(comm.allgather(mine)):
-        same(cupy, other, of(rank))
-    for rank, other in enumerate(comm.gather(mine, root=root) or ()):
-        same(cupy, other, of(rank))
-    for rank, other in enumerate(comm.alltoall([mine] * SIZE)):
-        same(cupy, other, of(rank))
-    same(cupy, comm.scatter([mine] * SIZE if root == RANK else None, root=root), of(root))
-    whole = on_device(cupy, np.stack([of(rank) for rank in range(SIZE)]), layout)
-    same(cupy, comm.scatter(whole if root == RANK else None, root=root), of(RANK))
-
-
 @several
-def test_each_array_arrives_where_it_was(cupy, comms):
+def test_each_array_arrives_where_it_was(comms):
     comm = comms["naive"]
-    mine = on_device(cupy, np.full(2, RANK)) if RANK == 0 else np.full(2, RANK)
+    mine = on_device(np.full(2, RANK)) if RANK == 0 else np.full(2, RANK)
     gathered = comm.allgather(mine)
-    same(cupy, gathered[0], np.full(2, 0))
+    same(gathered[0], np.full(2, 0))
     assert all(type(other) is np.ndarray for other in gathered[1:])
     if RANK == 0:
-        comm.send((on_device(cupy, np.arange(3.0)), np.arange(2)), dest=1)
-        comm.send(on_device(cupy, np.float32(4)), dest=1, tag=2)
+        comm.send((on_device(np.arange(3.0)), np.arange(2)), dest=1)
+        comm.send(on_device(np.float32(4)), dest=1, tag=2)
     if RANK == 1:
         on, off = comm.recv(source=0)
-        same(cupy, on, np.arange(3.0))
+        same(on, np.arange(3.0))
         assert type(off) is np.ndarray
-        same(cupy, comm.recv(source=0, tag=2), np.asarray(4, "f4"))
+        same(comm.recv(source=0, tag=2), np.asarray(4, "f4"))
 
 
-def test_nccl_does_what_it_can(cupy, make):
-    import sys
-
-    calls = sys.modules["nccl"].core.calls
+def test_nccl_does_what_it_can(make, trace):
     comm = make("naive")
-    comm.allreduce(on_device(cupy, np.ones(3, "f4")))
-    del calls[:]
-    comm.allreduce(on_device(cupy, np.ones(3, "f2")))
-    comm.bcast(on_device(cupy, np.ones(3, "u2")))
-    comm.allreduce(on_device(cupy, np.ones(3, "u2")))  # NCCL cannot add these up
-    assert calls == (["allreduce", "broadcast"] if SIZE > 1 else [])
+    comm.allreduce(on_device(np.ones(3, "f4")))
+    with trace as traced:
+        comm.allreduce(on_device(np.ones(3, "f2")))
+        comm.bcast(on_device(np.ones(3, "u2")))
+        comm.allreduce(on_device(np.ones(3, "u2")))  # NCCL cannot add these up
+    assert traced.names("nccl") == (["allreduce", "broadcast"] if SIZE > 1 else [])
 
 
-def test_communicators_go_with_the_mpi_communicator(cupy):
-    import sys
-
-    from mn_comm.device import nccl
-
-    calls = sys.modules["nccl"].core.calls
+def test_communicators_go_with_the_mpi_communicator(devices, trace):
     own = WORLD.Dup()
     comm = create_communicator("pure_nccl", own)
-    comm.multi_node_mean_grad(Model(a=Param(None, on_device(cupy, np.ones(3, "f4")))))
+    comm.multi_node_mean_grad(Model(a=Param(None, on_device(np.ones(3, "f4")))))
     before = len(nccl._alive)
-    del calls[:]
-    own.Free()
-    assert calls == (["destroy"] if SIZE > 1 else [])
+    with trace as traced:
+        own.Free()
+    assert traced.names("nccl") == (["destroy"] if SIZE > 1 else [])
     assert len(nccl._alive) == before - (SIZE > 1)
 
 
-def test_host_memory_is_pinned_for_as_long_as_it_is_used(cupy, make):
+def test_host_memory_is_pinned_for_as_long_as_it_is_used(make):
     gc.collect()
-    before = len(cupy.registered)
+    before = set(staging._users)
     comm = make("non_cuda_aware")
-    model = Model(a=Param(None, on_device(cupy, np.ones(3, "f4"))))
+    model = Model(a=Param(None, on_device(np.ones(3, "f4"))))
     comm.multi_node_mean_grad(model)
-    assert len(cupy.registered) == before + (SIZE > 1)
+    added = set(staging._users) - before
+    assert len(added) == (SIZE > 1)
+    kind = cupy.cuda.runtime.pointerGetAttributes
+    assert all(kind(address).type == cupy.cuda.runtime.memoryTypeHost for address in added)
     del model
     gc.collect()
-    assert len(cupy.registered) == before
+    assert set(staging._users) == before
+    assert all(kind(address).type == 0 for address in added)
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_apart(cupy, make, name):
+def test_apart(make, name):
     """In a thread of the caller, in the arrays' own dtype, while this thread averages as well."""
     comm = make(name)
     apart = comm.gradient_reducer(apart=True, own_dtype=True)
     worker = Worker()
     device = cupy.cuda.Device()
-    model = Model(p=Param(None, on_device(cupy, np.full(3, RANK + 1 / 3, "f4"))))
-    beside = Model(p=Param(None, on_device(cupy, np.full(3, 10 * RANK, "f4"))))
+    model = Model(p=Param(None, on_device(np.full(3, RANK + 1 / 3, "f4"))))
+    beside = Model(p=Param(None, on_device(np.full(3, 10 * RANK, "f4"))))
 
     def average():
         device.use()
@@ -549,3 +434,63 @@ def test_apart(cupy, make, name):
     worker.close()
     np.testing.assert_allclose(model.params["p"].grad.get(), MEAN + 1 / 3, rtol=1e-6)
     np.testing.assert_allclose(beside.params["p"].grad.get(), 10 * MEAN)
+
+
+@pytest.mark.parametrize("name", [*NAMES, "dummy"])
+def test_arrays_that_one_rank_owns(comms, make, name):
+    comm = comms.get(name) or make(name)
+    owners = [i % SIZE for i in range(4)]
+    for step in range(3):
+        named = [
+            (str(i), on_device(np.full((3, i), step + i if owner == RANK else -1, "f4")))
+            for i, owner in enumerate(owners)
+        ]
+        named[1] = ("1", np.full(5, step if owners[1] == RANK else -1, "f8"))
+        comm.all_gather_owned(named, owners)
+        for i, (_, array) in enumerate(named):
+            value = array if i == 1 else array.get()
+            np.testing.assert_array_equal(value, np.full(value.shape, step if i == 1 else step + i))
+    array = on_device(np.full(3, RANK))
+    failure = ZeroDivisionError("that was zero") if RANK == SIZE - 1 else None
+    with pytest.raises(ZeroDivisionError, match="that was zero"):
+        comm.all_gather_owned([("a", array)], [SIZE - 1], failure)
+    assert (array == SIZE - 1).all()
+    if SIZE > 1:
+        with pytest.raises(ValueError, match=r"a of shape .* on a device"):
+            array = on_device(np.zeros(3)) if RANK == 0 else np.zeros(3)
+            comm.all_gather_owned([("a", array)], [0])
+
+
+@several
+@pytest.mark.parametrize("name", ["pure_nccl", "hierarchical", "two_dimensional"])
+def test_a_thread_of_the_program_does_not_call_nccl(make, trace, name):
+    """If the program's main thread also calls it, ranks may call it in different orders, and wait forever."""
+    apart = make(name).gradient_reducer(apart=True)
+    model = Model(p=Param(None, on_device(np.full(3, RANK, "f4"))))
+    worker, device = Worker(), cupy.cuda.Device()
+
+    def average():
+        device.use()
+        apart.average(model)
+
+    with trace as traced:
+        Future(average, worker).wait()
+    worker.close()
+    assert traced.names("nccl") == []
+    assert traced.names("copy").count("to host") == 1
+    np.testing.assert_allclose(model.params["p"].grad.get(), MEAN)
+
+
+@several
+@pytest.mark.parametrize("name", ["pure_nccl", "hierarchical", "two_dimensional"])
+def test_two_reductions_use_one_stream_beside_the_program_s(make, trace, name):
+    """Compression keeps arrays from one to the next."""
+    reducer = make(name).gradient_reducer(background=True, sets=2)
+    models = [Model(a=Param(None, on_device(np.full(3, RANK + i, "f4")))) for i in range(2)]
+    with trace as traced:
+        reductions = [in_background(reducer, model) for model in models]
+        for reduction in reductions:
+            reduction.wait()
+    assert len({each.stream for each in traced.operations if each.kind == "nccl"}) == 1
+    for i, model in enumerate(models):
+        np.testing.assert_allclose(model.params["a"].grad.get(), MEAN + i)

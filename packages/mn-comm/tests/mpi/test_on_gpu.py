@@ -6,16 +6,19 @@ that variable, tests that need NCCL are skipped there.
 
 import importlib.util
 import threading
+import time
 
 import numpy as np
 import pytest
 from fake_model import Model, Param
 from mpi4py import MPI
-from on_gpu import SHARING, average, random, slow
+from on_gpu import SHARING, average, is_emulated, random, slow
 
 from mn_comm import create_communicator
 from mn_comm.device import nccl
 from mn_comm.device.nccl_ranks import nccl_ranks_of
+
+cupy = pytest.importorskip("cupy")
 
 pytestmark = [
     pytest.mark.gpu,
@@ -29,6 +32,16 @@ NAMES = ["naive", "flat", "hierarchical", "two_dimensional", "single_node", "non
 WIRES = [None, "f2", "f4", "f8", *(["bfloat16"] if importlib.util.find_spec("ml_dtypes") else [])]
 several = pytest.mark.skipif(SIZE < 2, reason="needs two ranks")
 SHAPES = {"a": (7, 3), "b": (1,), "c": (), "d": (0,), "e": (100_003,), "f": (64, 3, 7, 7)}
+LAYOUTS = ["c", "fortran", "strided"]
+
+
+def on_device(array, layout):
+    """Return a copy of an array on the device, in some memory layout."""
+    if layout == "strided" and array.ndim:
+        wide = cupy.zeros((*array.shape[:-1], array.shape[-1] * 2), array.dtype)
+        wide[..., ::2] = cupy.asarray(array)
+        return wide[..., ::2]
+    return cupy.asarray(np.asarray(array, order="F" if layout == "fortran" else "C"))
 
 
 def check(model, grads, wire=None):
@@ -45,16 +58,14 @@ def check(model, grads, wire=None):
 @pytest.mark.parametrize("wire", WIRES)
 @pytest.mark.parametrize("name", NAMES)
 def test_every_strategy_computes_the_mean(make, name, wire, batched):
-    import cupy
-
     comm = make(name, allreduce_grad_dtype=wire, batched_copy=batched)
-    for step in range(3):
+    for step, layout in enumerate(LAYOUTS):
         grads = {
             key + dtype: [random(shape, dtype, rank, step) for rank in range(SIZE)]
             for key, shape in SHAPES.items()
             for dtype in ("f2", "f4", "f8")
         }
-        model = Model(**{key: Param(None, cupy.asarray(each[RANK])) for key, each in grads.items()})
+        model = Model(**{key: Param(None, on_device(each[RANK], layout)) for key, each in grads.items()})
         comm.multi_node_mean_grad(model)
         check(model, grads, wire)
 
@@ -65,8 +76,6 @@ def test_every_strategy_computes_the_mean(make, name, wire, batched):
 @pytest.mark.parametrize("wire", [None, "f2", "f8"])
 @pytest.mark.parametrize("name", NAMES)
 def test_two_nodes(on_nodes, devices, name, wire, in_turns, in_background):
-    import cupy
-
     if name == "single_node" or (name == "pure_nccl" and devices < SIZE and not SHARING):
         pytest.skip("needs one node, or a device for each rank")
     options = {"in_turns": in_turns, "background": in_background, "allreduce_grad_dtype": wire}
@@ -80,10 +89,23 @@ def test_two_nodes(on_nodes, devices, name, wire, in_turns, in_background):
     comm.finalize()
 
 
+@pytest.mark.skipif(SIZE < 4, reason="needs a node of several ranks, and two others")
+@pytest.mark.parametrize("in_background", [False, True])
+@pytest.mark.parametrize("name", ["flat", "hierarchical", "two_dimensional", "non_cuda_aware", "pure_nccl"])
+def test_three_nodes_of_different_sizes(on_nodes, devices, name, in_background):
+    comm = on_nodes(name, 3, background=in_background)
+    assert comm.inter_size == 3
+    reducer = comm.gradient_reducer(background=in_background)
+    for step in range(3):
+        grads = {key: [random(shape, "f4", rank, step) for rank in range(SIZE)] for key, shape in SHAPES.items()}
+        model = Model(**{key: Param(None, cupy.asarray(each[RANK])) for key, each in grads.items()})
+        average(reducer, model, in_background)
+        check(model, grads)
+    comm.finalize()
+
+
 @pytest.mark.parametrize("name", NAMES)
 def test_on_another_stream_and_in_the_background(make, name):
-    import cupy
-
     comm = make(name)
     reducer = comm.gradient_reducer(background=True, bucket_bytes=1 << 16, sets=2)
     model = Model(**{key: Param(None) for key in SHAPES})
@@ -99,8 +121,6 @@ def test_on_another_stream_and_in_the_background(make, name):
 @pytest.mark.parametrize("sizes", [[1000, 300_000, 600_000], [600_000, 300_000, 1000]])
 @pytest.mark.parametrize("name", NAMES)
 def test_buckets_of_different_sizes(make, name, sizes):
-    import cupy
-
     comm = make(name)
     dtypes = ["f2", "f4", "f8"] if name != "pure_nccl" else ["f4"]
     grads = {
@@ -117,8 +137,6 @@ def test_buckets_of_different_sizes(make, name, sizes):
 @pytest.mark.parametrize("in_background", [False, True])
 @pytest.mark.parametrize("name", NAMES)
 def test_a_model_on_a_device_that_is_not_the_current_one(make, devices, name, in_background):
-    import cupy
-
     if devices <= SIZE:
         pytest.skip("needs a device more than there are ranks")
     cupy.cuda.Device(0).use()
@@ -137,12 +155,7 @@ def test_a_model_on_a_device_that_is_not_the_current_one(make, devices, name, in
 
 
 @pytest.mark.parametrize("name", ["naive", "flat"])
-def test_cuda_aware_mpi_in_the_background(make, name, monkeypatch):
-    import cupy
-
-    if b"emulated" not in cupy.cuda.runtime.getDeviceProperties(0)["name"].lower():
-        pytest.skip("this MPI library may not be CUDA-aware")
-    monkeypatch.setenv("MN_COMM_CUDA_AWARE_MPI", "1")  # memory of an emulated device is memory of the host
+def test_cuda_aware_mpi_in_the_background(cuda_aware, make, name):
     reducer = make(name).gradient_reducer(background=True, bucket_bytes=1 << 12, sets=2)
     for step in range(10):
         model = Model(**{f"p{i}": Param(None, cupy.full(1000 + i, float(RANK + step), "f4")) for i in range(6)})
@@ -154,12 +167,11 @@ def test_cuda_aware_mpi_in_the_background(make, name, monkeypatch):
 @several
 @pytest.mark.parametrize("name", ["flat", "pure_nccl"])
 def test_the_memory_of_what_a_hook_returns_is_not_reused_too_early(make, name):
-    import cupy
+    def staged(bucket):
+        bucket.submit(lambda: time.sleep(0.1))  # then the mean before is given back while it is still to be unpacked
+        return bucket.average(bucket.flat * 2)
 
-    hook = {
-        "flat": lambda bucket: bucket.average(bucket.flat * 2),
-        "pure_nccl": lambda bucket: bucket.average().then(lambda mean: mean * 2),
-    }[name]
+    hook = {"flat": staged, "pure_nccl": lambda bucket: bucket.average().then(lambda mean: mean * 2)}[name]
     reducer = make(name).gradient_reducer(background=True, sets=2, comm_hook=hook)
     for step in range(3):  # the kernels are compiled in the first one
         models = [Model(a=Param(None, cupy.full(100_000, RANK + 10.0 * i + step, "f4"))) for i in range(2)]
@@ -167,9 +179,9 @@ def test_the_memory_of_what_a_hook_returns_is_not_reused_too_early(make, name):
         reductions[0].ready_all()
         reductions.append(reducer.start(models[1], zero_fill=False))
         reductions[1].ready_all()
-        slow(cupy.cuda.get_current_stream())
-        for reduction in reductions:
-            reduction.wait()
+        slow(cupy.cuda.get_current_stream(), 0.5)
+        while reductions:
+            reductions.pop(0).wait()
         for i, model in enumerate(models):
             expected = 2 * (np.mean(range(SIZE)) + 10 * i + step)
             np.testing.assert_allclose(model.params["a"].grad.get(), expected, rtol=1e-6)
@@ -177,8 +189,6 @@ def test_the_memory_of_what_a_hook_returns_is_not_reused_too_early(make, name):
 
 @pytest.mark.skipif(SIZE < 4, reason="needs two nodes of two ranks")
 def test_a_future_and_what_follows_from_it_may_both_be_waited_for(on_nodes, devices):
-    import cupy
-
     if devices < SIZE and not SHARING:
         pytest.skip("needs a device for each rank")
 
@@ -197,8 +207,6 @@ def test_a_future_and_what_follows_from_it_may_both_be_waited_for(on_nodes, devi
 
 @several
 def test_two_communicators_in_two_threads(devices):
-    import cupy
-
     of_mpi = [WORLD.Dup() for _ in range(2)]
     comms = [create_communicator(name, each) for name, each in zip(("flat", "non_cuda_aware"), of_mpi, strict=True)]
     found, device = {}, cupy.cuda.Device().id
@@ -228,8 +236,6 @@ def test_two_communicators_in_two_threads(devices):
 @several
 @pytest.mark.parametrize("name", NAMES)
 def test_an_exception_between_two_buckets(make, name):
-    import cupy
-
     reducer = make(name).gradient_reducer(background=True, bucket_bytes=4000, sets=2)
     model = Model(**{f"p{i}": Param(None, cupy.full(1000, float(RANK), "f4")) for i in range(4)})
     for step in range(4):
@@ -259,8 +265,6 @@ def own(devices):
 
 @several
 def test_an_error_of_nccl_ends_the_operation_and_is_raised(own, monkeypatch):
-    import cupy
-
     comm = own
     model = Model(a=Param(None, cupy.full(1000, float(RANK), "f4")))
     comm.multi_node_mean_grad(model)
@@ -274,9 +278,33 @@ def test_an_error_of_nccl_ends_the_operation_and_is_raised(own, monkeypatch):
 
 
 @several
-def test_abort_ends_what_a_peer_has_not_begun(devices):
-    import cupy
+def test_a_peer_that_has_aborted_is_named_where_others_wait(own):
+    """NCCL itself reports it; what a real one reports, and when, is up to it."""
+    if not is_emulated():
+        pytest.skip("the error comes from an emulated NCCL")
+    ranks = nccl_ranks_of(own._contexts.foreground.ranks)
+    communicator, array = ranks.connect(), cupy.zeros(10, "f4")
+    communicator.all_reduce(array)
+    cupy.cuda.Device().synchronize()
+    WORLD.Barrier()
+    if RANK == 0:
+        communicator.abort()
+    WORLD.Barrier()
+    if RANK:
+        slow(cupy.cuda.get_current_stream())
+        communicator.all_reduce(array)
+        ranks.launched(communicator, "all_reduce of gradients")
+        for _ in range(2):
+            with pytest.raises(
+                RuntimeError, match=f"^all_reduce of gradients: NCCL has failed on rank {RANK}, .*Remote"
+            ):
+                ranks.raise_failure()
+        assert communicator not in nccl._alive  # it was aborted, too
+    cupy.cuda.Device().synchronize()
 
+
+@several
+def test_abort_ends_what_a_peer_has_not_begun(devices):
     if devices < SIZE and not SHARING:
         pytest.skip("needs a device for each rank")
     communicator = nccl.NcclCommunicator(SIZE, WORLD.bcast(nccl.get_unique_id()), RANK)
@@ -292,8 +320,6 @@ def test_abort_ends_what_a_peer_has_not_begun(devices):
 
 @several
 def test_communicators_that_were_destroyed_are_not_asked(own):
-    import cupy
-
     comm = own
     comm.multi_node_mean_grad(Model(a=Param(None, cupy.ones(10, "f4"))))
     ranks = nccl_ranks_of(comm._contexts.foreground.ranks)
@@ -304,37 +330,47 @@ def test_communicators_that_were_destroyed_are_not_asked(own):
     ranks.raise_failure()
 
 
-@pytest.mark.skipif(SIZE < 2, reason="needs two ranks")
-def test_ranks_that_share_a_device_are_told(devices, monkeypatch):
-    import cupy
-
-    monkeypatch.delenv("NCCL_MULTI_RANK_GPU_ENABLE", raising=False)
-    with cupy.cuda.Device(0):
-        comm = create_communicator("pure_nccl")
-        model = Model(a=Param(None, cupy.zeros(3, "f4")))
-        with pytest.raises(ValueError, match=r"got ranks 0 and 1 both on .*NCCL_MULTI_RANK_GPU_ENABLE=1"):
-            comm.multi_node_mean_grad(model)
-        comm.finalize()
+def integers(shape, dtype, rank):
+    return np.asarray(np.random.RandomState(rank).randint(0, 30, shape), dtype)
 
 
+def same(actual, expected):
+    assert isinstance(actual, cupy.ndarray)
+    assert actual.device == cupy.cuda.Device()
+    np.testing.assert_array_equal(actual.get(), expected, strict=True)
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("name", ["naive", "pure_nccl"])
-@pytest.mark.parametrize("dtype", ["i4", "f2", "f4", "f8", "c8"])
-@pytest.mark.parametrize("shape", [(), (0,), (1000, 3)])
-def test_collectives(make, name, dtype, shape):
-    import cupy
+@pytest.mark.parametrize("dtype", ["i1", "u2", "i4", "f2", "f4", "f8", "c8"])
+@pytest.mark.parametrize("shape", [(), (0,), (2, 0, 3), (1000, 3)])
+def test_reductions(make, name, dtype, shape, layout):
+    comm, root = make(name), SIZE - 1
+    each = [integers(shape, dtype, rank) for rank in range(SIZE)]
+    mine, total = on_device(each[RANK], layout), np.asarray(sum(each), dtype)
+    same(comm.allreduce(mine), total)
+    if np.dtype(dtype).itemsize > 2:  # the products overflow it
+        product = np.asarray(np.prod(each, axis=0), dtype)
+        same(comm.allreduce(mine, op="prod"), product)
+        reduced = comm.reduce(mine, op="prod", root=root)
+        if root == RANK:
+            same(reduced, product)
+    same(comm.reduce_scatter(on_device(np.stack([each[RANK]] * SIZE), layout)), total[None])
+    same(mine, each[RANK])
 
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("name", ["naive", "pure_nccl"])
+@pytest.mark.parametrize("dtype", ["i1", "u2", "i4", "f2", "f4", "f8", "c8"])
+@pytest.mark.parametrize("shape", [(), (0,), (2, 0, 3), (1000, 3)])
+def test_collectives(make, name, dtype, shape, layout):
     comm = make(name)
 
     def of(rank):
-        return np.asarray(np.random.RandomState(rank).randint(0, 30, shape), dtype)
+        return integers(shape, dtype, rank)
 
-    def same(actual, expected):
-        assert isinstance(actual, cupy.ndarray)
-        np.testing.assert_array_equal(actual.get(), expected, strict=True)
-
-    mine, root = cupy.asarray(of(RANK)), SIZE - 1
+    mine, root = on_device(of(RANK), layout), SIZE - 1
     same(comm.bcast(mine if root == RANK else None, root=root), of(root))
-    same(comm.allreduce(mine), np.asarray(sum(of(rank) for rank in range(SIZE)), dtype))
     for rank, other in enumerate(comm.allgather(mine)):
         same(other, of(rank))
     for rank, other in enumerate(comm.gather(mine, root=root) or ()):
@@ -342,17 +378,9 @@ def test_collectives(make, name, dtype, shape):
     for rank, other in enumerate(comm.alltoall([mine] * SIZE)):
         same(other, of(rank))
     same(comm.scatter([mine] * SIZE if root == RANK else None, root=root), of(root))
+    whole = on_device(np.stack([of(rank) for rank in range(SIZE)]), layout)
+    same(comm.scatter(whole if root == RANK else None, root=root), of(RANK))
     if RANK == 0 and SIZE > 1:
         comm.send(mine, dest=1)
     if RANK == 1:
         same(comm.recv(source=0), of(0))
-
-
-@pytest.mark.parametrize("name", ["naive", "pure_nccl"])
-def test_bcast_data(make, name):
-    import cupy
-
-    arrays = {"a": cupy.full((2, 3), RANK, "f4"), "n": cupy.asarray(RANK), "t": cupy.full((4, 3), RANK).T[:, ::2]}
-    make(name).bcast_data(Model(**{key: Param(array) for key, array in arrays.items()}))
-    for array in arrays.values():
-        assert not array.get().any()

@@ -182,26 +182,3 @@ def test_communicators_that_cannot():
     Other.__abstractmethods__ = frozenset()
     with pytest.raises(NotImplementedError, match="Other cannot gather arrays that some ranks own"):
         Other().all_gather_owned([], [])
-
-
-@pytest.mark.parametrize("name", [*NAMES, "pure_nccl"])
-def test_devices(fake_cupy, name):
-    fake_cupy.cuda.Device(RANK % fake_cupy.DEVICES).use()
-    comm = create_communicator(name)
-    owners = [i % SIZE for i in range(4)]
-    for step in range(3):
-        named = [
-            (str(i), fake_cupy.asarray(np.full((3, i), step + i if owner == RANK else -1, "f4")))
-            for i, owner in enumerate(owners)
-        ]
-        named[1] = ("1", np.full(5, step if owners[1] == RANK else -1, "f8"))
-        comm.all_gather_owned(named, owners)
-        for i, (_, array) in enumerate(named):
-            value = array if i == 1 else array.get()
-            np.testing.assert_array_equal(value, np.full(value.shape, step if i == 1 else step + i))
-    failed(comm)
-    if SIZE > 1:
-        with pytest.raises(ValueError, match=r"a of shape .* on a device"):
-            array = fake_cupy.asarray(np.zeros(3)) if RANK == 0 else np.zeros(3)
-            comm.all_gather_owned([("a", array)], [0])
-    comm.finalize()

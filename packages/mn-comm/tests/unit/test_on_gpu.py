@@ -9,7 +9,14 @@ from fake_model import Model, Param
 from on_gpu import slow
 
 from mn_comm import create_communicator
+from mn_comm.basis import placement
+from mn_comm.basis.config import Config
+from mn_comm.device import kernels, nccl, staging
+from mn_comm.device.bucket import DeviceBucket
+from mn_comm.device.strategies import Alone
 from mn_comm.gradients.filling import fill_buckets
+
+cupy = pytest.importorskip("cupy")
 
 pytestmark = pytest.mark.gpu
 
@@ -27,8 +34,6 @@ def dtype_of(name):
 
 def laid_out(array, which):
     if which == "fortran" and array.ndim > 1:
-        import cupy
-
         return cupy.asfortranarray(array)
     return array[::-1].copy()[::-1] if which == "reversed" and array.ndim else array
 
@@ -37,12 +42,6 @@ def laid_out(array, which):
 @pytest.mark.parametrize("batched", [True, False])
 @pytest.mark.parametrize(("grad", "wire"), list(itertools.product(FLOATS, FLOATS)))
 def test_packing_and_unpacking(grad, wire, batched, layout):
-    import cupy
-
-    from mn_comm.basis.config import Config
-    from mn_comm.device.bucket import DeviceBucket
-    from mn_comm.device.strategies import Alone
-
     grad, wire = dtype_of(grad), dtype_of(wire)
     random = np.random.RandomState(0)
     values = [np.asarray(random.uniform(-1, 1, shape)).astype(grad) for shape in SHAPES]
@@ -61,12 +60,6 @@ def test_packing_and_unpacking(grad, wire, batched, layout):
 
 
 def test_a_stream_that_comes_later_waits_for_the_one_before():
-    import cupy
-
-    from mn_comm.basis.config import Config
-    from mn_comm.device.bucket import DeviceBucket
-    from mn_comm.device.strategies import Alone
-
     specs = [(str(i), (1000,), np.dtype("f4")) for i in range(3)]
     (parts,) = fill_buckets(specs, range(3), None, whole=True)
     whole = cupy.empty(parts[-1].end, "f4")
@@ -86,9 +79,22 @@ def test_a_stream_that_comes_later_waits_for_the_one_before():
             np.testing.assert_array_equal(array.get(), 100 + 10 * step + i)
 
 
-def test_on_another_stream():
-    import cupy
+def test_a_table_that_changes_before_it_was_copied():
+    """The host continues while the copy of the first table waits in the stream."""
+    first, second = cupy.arange(10, dtype="f4"), cupy.arange(100, 110, dtype="f4")
+    table, packed, dtype = kernels.Table([0], 10), cupy.empty(10, "f4"), np.dtype("f4")
+    kernels.pack(table, [first], dtype, packed)  # compiles the kernel
+    kernels.pack(table, [second], dtype, packed)
+    cupy.cuda.Device().synchronize()
+    slow(cupy.cuda.get_current_stream())
+    kernels.pack(table, [first], dtype, packed)
+    seen = packed.copy()
+    kernels.pack(table, [second], dtype, packed)
+    np.testing.assert_array_equal(seen.get(), np.arange(10))
+    np.testing.assert_array_equal(packed.get(), np.arange(100, 110))
 
+
+def test_on_another_stream():
     comm = create_communicator("non_cuda_aware")
     with cupy.cuda.Stream(non_blocking=True):
         model = Model(a=Param(None, cupy.arange(1000, dtype="f4")))
@@ -101,10 +107,6 @@ def test_on_another_stream():
 @pytest.mark.parametrize("dtype", ["i1", "u2", "f2", "f8", "c8", "?"])
 @pytest.mark.parametrize("shape", [(), (0,), (3, 5)])
 def test_staging(shape, dtype):
-    import cupy
-
-    from mn_comm.basis import placement
-
     array = cupy.asarray(np.arange(int(np.prod(shape))).reshape(shape).astype(dtype))
     host = placement.to_host(array.T)
     np.testing.assert_array_equal(host, array.get().T, strict=True)
@@ -114,10 +116,6 @@ def test_staging(shape, dtype):
 
 
 def test_memory_that_is_pinned_where_it_is():
-    import cupy
-
-    from mn_comm.device import staging
-
     array = np.zeros(1 << 20, "f4")
     address = array.ctypes.data
     staging.register(array, array)
@@ -127,10 +125,6 @@ def test_memory_that_is_pinned_where_it_is():
 
 
 def test_arrays_that_overlap_in_pinned_memory():
-    import cupy
-
-    from mn_comm.device import staging
-
     memory = np.zeros(1 << 20, np.uint8)
     small, large = memory[:400].view("f4"), memory.view("f4")
     staging.register(small, memory)
@@ -144,20 +138,33 @@ def test_arrays_that_overlap_in_pinned_memory():
     assert of_memory(address).type == 0
 
 
+def test_only_cupy_s_arrays_are_on_a_device():
+    assert placement.is_device_array(cupy.asarray([1, 2]))
+    assert not any(placement.is_device_array(x) for x in (np.zeros(1), None, [1], np.float32(1), "x"))
+
+
 def test_nccl_of_one_rank():
-    import cupy
-
-    from mn_comm.device import nccl
-
     assert nccl.get_version() >= 23000
+    nccl.require()
     communicator = nccl.NcclCommunicator(1, nccl.get_unique_id(), 0)
     array = cupy.arange(10, dtype="f4")
     with nccl.group():
         communicator.all_reduce(array)
         communicator.broadcast(array, 0)
     communicator.all_gather(array)
+    communicator.reduce(array, 0)
+    np.testing.assert_array_equal(array.get(), np.arange(10))
     np.testing.assert_array_equal(communicator.reduce_scatter(array).get(), np.arange(10))
+    with pytest.raises(ValueError, match=r"expected a C-contiguous array, got strides \(8,\) for shape \(5,\)"):
+        communicator.all_reduce(array[::2])
     communicator.destroy()
-    left = nccl.NcclCommunicator(1, nccl.get_unique_id(), 0)
-    left.all_reduce(array)
-    nccl._abort_all()
+
+
+def test_what_is_alive_at_the_end_is_aborted(trace):
+    communicator = nccl.NcclCommunicator(1, nccl.get_unique_id(), 0)
+    communicator.all_reduce(cupy.arange(10, dtype="f4"))
+    with trace as traced:
+        nccl._abort_all()
+        nccl._abort_all()
+    assert traced.names("nccl") == ["abort"]
+    assert communicator not in nccl._alive

@@ -7,6 +7,8 @@ from chainer import functions
 from comparing import Case, compare
 from function_cases import CASES
 
+pytest.importorskip("cupy")
+
 pytestmark = pytest.mark.gpu
 
 LISTS = {name: [some] if isinstance(some, Case) else some for name, some in CASES.items()}

@@ -8,6 +8,8 @@ import pytest
 from chainer import functions as F
 from chainer import links as L
 
+pytest.importorskip("cupy")
+
 pytestmark = pytest.mark.gpu
 
 

@@ -13,6 +13,8 @@ from chainer import links as L
 from chainer.backends import cuda
 from chainer.training import extensions, updaters
 
+pytest.importorskip("cupy")
+
 pytestmark = pytest.mark.gpu
 
 STEPS = 4

@@ -1,14 +1,17 @@
-"""Where arrays from a GPU are put, with the stand-in for CuPy: on the current GPU."""
+"""Where arrays from a GPU are put: on the current GPU."""
 
 import types
 
 import chainer
 import numpy as np
 import pytest
-from chainer.backends import cuda
 
 import mn_modelpar.functions as MF
 from mn_comm import create_communicator
+
+cupy = pytest.importorskip("cupy")
+
+pytestmark = pytest.mark.gpu
 
 COMM = create_communicator("naive")
 RANK, SIZE = COMM.rank, COMM.size
@@ -16,36 +19,25 @@ RANK, SIZE = COMM.rank, COMM.size
 needs_two = pytest.mark.skipif(SIZE < 2, reason="needs two ranks")
 
 
-@pytest.fixture
-def cupy(fake_cupy, monkeypatch):
-    """The stand-in, which Chainer takes for CuPy, with another current device on each rank."""
-    monkeypatch.setattr(cuda, "available", True)
-    monkeypatch.setattr(cuda, "check_cuda_available", lambda: None)
-    monkeypatch.setattr(cuda, "cupy", fake_cupy)
-    monkeypatch.setattr(cuda, "ndarray", fake_cupy.ndarray)
-    monkeypatch.setattr(cuda, "Device", fake_cupy.Device)
-    monkeypatch.setattr(cuda, "Stream", types.SimpleNamespace(null=fake_cupy.Stream(null=True)))
-    monkeypatch.setattr(chainer, "_array_types", (*chainer.get_array_types(), fake_cupy.ndarray))
-
-    def module_of(*arrays):
-        return fake_cupy if any(isinstance(array, fake_cupy.ndarray) for array in arrays) else np
-
-    monkeypatch.setattr(fake_cupy, "get_array_module", module_of, raising=False)
-    monkeypatch.setattr(fake_cupy.Device, "__eq__", lambda self, other: self.id == other.id)
-    fake_cupy.cuda.Device(1 + RANK % 3).use()
-    yield fake_cupy
-    fake_cupy.cuda.Device(0).use()
+@pytest.fixture(autouse=True)
+def device(devices):
+    """Another current device on each rank, and not the first."""
+    before = cupy.cuda.Device()
+    chosen = cupy.cuda.Device((1 + RANK) % devices)
+    chosen.use()
+    yield chosen
+    before.use()
 
 
-def check(received, expected, cupy):
+def check(received, expected, device):
     assert type(received.array) is cupy.ndarray
-    assert received.array.device.id == 1 + RANK % 3
+    assert received.array.device == device
     np.testing.assert_array_equal(received.array.get(), expected)
 
 
 @needs_two
 @pytest.mark.parametrize("tuples", [False, True])
-def test_recv_without_a_delegate(cupy, tuples):
+def test_recv_without_a_delegate(device, tuples):
     with chainer.no_backprop_mode():
         if RANK == 0:
             x = cupy.asarray(np.arange(3.0))
@@ -54,11 +46,11 @@ def test_recv_without_a_delegate(cupy, tuples):
             received = MF.recv(COMM, 0, force_tuple=True)
             assert len(received) == 1 + tuples
             for each in received:
-                check(each, np.arange(3.0), cupy)
+                check(each, np.arange(3.0), device)
 
 
 @needs_two
-def test_recv_with_a_delegate_in_host_memory(cupy):
+def test_recv_with_a_delegate_in_host_memory(device):
     with chainer.no_backprop_mode():
         if RANK == 0:
             MF.send(cupy.asarray(np.arange(3.0)), COMM, 1)
@@ -67,25 +59,25 @@ def test_recv_with_a_delegate_in_host_memory(cupy):
             assert type(received.array) is np.ndarray
 
 
-def test_bcast_of_nothing(cupy):
+def test_bcast_of_nothing(device):
     with chainer.no_backprop_mode():
         received = MF.bcast(COMM, cupy.asarray(np.arange(3.0)) if RANK == 0 else None)
-        check(received, np.arange(3.0), cupy)
+        check(received, np.arange(3.0), device)
 
 
-def test_scatter_of_nothing(cupy):
+def test_scatter_of_nothing(device):
     with chainer.no_backprop_mode():
         parts = [cupy.asarray(np.full(2, float(i))) for i in range(SIZE)] if RANK == 0 else None
-        check(MF.scatter(COMM, parts), np.full(2, float(RANK)), cupy)
+        check(MF.scatter(COMM, parts), np.full(2, float(RANK)), device)
 
 
 @needs_two
-def test_the_backward_pass_of_what_came_from_a_gpu(cupy):
+def test_the_backward_pass_of_what_came_from_a_gpu(device):
     if RANK == 0:
         x = chainer.Variable(cupy.asarray(np.ones(2)))
         delegate = MF.send(x, COMM, 1)
         delegate.backward()
-        check(types.SimpleNamespace(array=x.grad), [5, 5], cupy)
+        check(types.SimpleNamespace(array=x.grad), [5, 5], device)
     elif RANK == 1:
         received = MF.recv(COMM, 0)
         received.grad = cupy.asarray(np.full(2, 5.0))

@@ -1,14 +1,12 @@
 """The benchmark, run in this job."""
 
 import json
-import sys
 
 import pytest
 from mpi4py import MPI
 
 from mn_comm import create_communicator
-from mn_tools.bench import command, contestants, main, measure
-from mn_tools.bench.contestants import use_device
+from mn_tools.bench import command, contestants
 
 pytestmark = pytest.mark.sizes(1, 4)
 
@@ -19,25 +17,9 @@ several = pytest.mark.skipif(SIZE < 2, reason="there is nothing to measure on on
 SHORT = ["--rounds", "1", "--sizes", "8,1M"]
 
 
-@pytest.fixture
-def run(capfd, monkeypatch):
-    """Return a function that runs the benchmark, and returns the status and the output of rank 0."""
-    # If there are more ranks than cores, each of these takes a time slice.
-    for module, name in [(command, "_LATENCY_ROUNDS"), (command, "_LATENCY_TOGETHER"), (measure, "_MOST_TOGETHER")]:
-        monkeypatch.setattr(module, name, 2)
-
-    def run(*argv):
-        status = main(list(argv))
-        written = WORLD.bcast(capfd.readouterr())
-        assert set(WORLD.allgather(status)) == {status}
-        return status, *written
-
-    return run
-
-
 @several
-def test_all_communicators_are_measured(run):
-    status, table, errors = run(*SHORT)
+def test_all_communicators_are_measured(run_bench):
+    status, table, errors = run_bench(*SHORT)
     assert (status, errors) == (0, "")
     for size in ("8 B", "1 MiB"):
         assert sum(line.startswith(f"{size} ") for line in table.splitlines()) == 1
@@ -49,8 +31,8 @@ def test_all_communicators_are_measured(run):
 
 
 @several
-def test_json_takes_the_place_of_the_table(run):
-    status, text, _ = run(*SHORT, "--strategies", "flat", "--arrays", "2", "--json")
+def test_json_takes_the_place_of_the_table(run_bench):
+    status, text, _ = run_bench(*SHORT, "--strategies", "flat", "--arrays", "2", "--json")
     figures = json.loads(text)
     assert (status, figures["recommended"], figures["machines"]["ranks"]) == (0, "flat", SIZE)
     assert [(row["strategy"], row["bytes"]) for row in figures["rows"]] == [
@@ -60,12 +42,12 @@ def test_json_takes_the_place_of_the_table(run):
 
 
 @several
-def test_on_several_nodes_one_communicator_refuses(run, monkeypatch):
+def test_on_several_nodes_one_communicator_refuses(run_bench, monkeypatch):
     monkeypatch.setattr(MPI, "Get_processor_name", lambda: f"node{RANK % 2}")
     fresh = WORLD.Dup()  # it was determined before where the ranks of the other one run
     for module in (command, contestants):
         monkeypatch.setattr(module, "create_communicator", lambda name, _: create_communicator(name, fresh))
-    status, table, _ = run(*SHORT, "--strategies", "single_node,hierarchical")
+    status, table, _ = run_bench(*SHORT, "--strategies", "single_node,hierarchical")
     fresh.Free()
     assert status == 0
     assert "on 2 nodes: node0" in table
@@ -73,59 +55,37 @@ def test_on_several_nodes_one_communicator_refuses(run, monkeypatch):
 
 
 @several
-def test_a_wrong_result_is_the_exit_status(run, monkeypatch):
+def test_a_wrong_result_is_the_exit_status(run_bench, monkeypatch):
     monkeypatch.setattr("mn_comm.communicators.FlatCommunicator.multi_node_mean_grad", lambda self, model: None)
-    status, table, _ = run(*SHORT, "--strategies", "flat,hierarchical")
+    status, table, _ = run_bench(*SHORT, "--strategies", "flat,hierarchical")
     assert status == 1
     assert "WRONG RESULT: flat, 8 B" in table
     assert "choose hierarchical" in table
 
 
-@several
-def test_arrays_on_devices(run, fake_cupy, monkeypatch):
-    monkeypatch.setattr(fake_cupy.cuda.runtime, "getDeviceCount", lambda: 4, raising=False)
-    status, table, _ = run(*SHORT, "--device")
-    assert status == 0, table
-    assert "gradients of float32 in GPU memory" in table
-    for name in ("pure_nccl", "hierarchical", "non_cuda_aware"):
-        assert sum(line.startswith(f"{name} ") for line in table.splitlines()) == 2
-
-
-def test_one_rank_without_cupy(run, fake_cupy, monkeypatch):
-    monkeypatch.setattr(fake_cupy.cuda.runtime, "getDeviceCount", lambda: 4, raising=False)
-    if RANK == SIZE - 1:
-        monkeypatch.setitem(sys.modules, "cupy", None)
-    with pytest.raises(RuntimeError, match="--device needs CuPy"):
-        use_device(WORLD, 0)
-    if SIZE > 1:
-        status, table, errors = run(*SHORT, "--device")
-        assert (status, table) == (2, "")
-        assert errors.count("--device needs CuPy") == 1
-
-
 @pytest.mark.parametrize("argv", [["--sizes", "7"], ["--strategies", "ring"], ["--nonsense"]])
-def test_wrong_arguments_are_one_message(run, argv):
-    status, table, errors = run(*argv)
+def test_wrong_arguments_are_one_message(run_bench, argv):
+    status, table, errors = run_bench(*argv)
     assert (status, table) == (2, "")
     assert errors.count("error:") == 1
 
 
-def test_help_is_no_error(run):
-    status, text, _ = run("--help")
+def test_help_is_no_error(run_bench):
+    status, text, _ = run_bench("--help")
     assert status == 0
     assert "--max-bytes" in text
 
 
 @pytest.mark.skipif(SIZE > 1, reason="about one rank")
-def test_alone_it_says_how_it_is_started(run):
-    status, _, errors = run()
+def test_alone_it_says_how_it_is_started(run_bench):
+    status, _, errors = run_bench()
     assert status == 2
     assert "mpiexec -n 4 python -m mn_comm bench" in errors
 
 
 @several
-def test_ranks_are_started_once(run):
-    status, _, errors = run("--ranks", "2")
+def test_ranks_are_started_once(run_bench):
+    status, _, errors = run_bench("--ranks", "2")
     assert status == 2
     assert "--ranks starts mpiexec" in errors
 

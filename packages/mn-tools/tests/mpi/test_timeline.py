@@ -106,27 +106,6 @@ def test_otherwise_nothing_of_it_is_touched(monkeypatch, name):
     current.wait()
 
 
-def test_arrays_on_devices_are_recorded(recorder, fake_cupy):
-    fake_cupy.cuda.Device(RANK % fake_cupy.DEVICES).use()
-    comm = create_communicator("pure_nccl")
-    model = make_model(10, 20)
-    for param in model.params.values():
-        param.data = param.grad = fake_cupy.asarray(param.data)
-    comm.multi_node_mean_grad(model)
-    current = comm.gradient_reducer(background=True, bucket_bytes=40).start(model)
-    current.ready_all()
-    current.wait()
-    names = [event[0] for event in recorder.events]
-    assert names[:3] == ["agree", "communicate", "multi_node_mean_grad"]
-    assert [name for name in names[3:] if name != "gradient_reducer"] == [
-        *["pack", "launch"] * 2,
-        "wait",
-        "wait",
-        "unpack",
-        "unpack",
-    ]
-
-
 def test_an_averaging_is_recorded(recorder, name):
     comm = create_communicator(name)
     model = make_model(10, 100_000)

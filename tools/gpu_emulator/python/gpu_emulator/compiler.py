@@ -59,7 +59,9 @@ def install() -> None:
         names = {expression: f"fkne{i}" for i, expression in enumerate(expressions)}
         return b"GPU_EMULATOR:" + str(library).encode() + b"\0", names or None
 
-    compiler._compile_using_nvrtc_no_warning = compile_for_host  # noqa: SLF001
+    # The second name is that of CuPy 13.
+    names_of_compiler = ("_compile_using_nvrtc_no_warning", "compile_using_nvrtc")
+    setattr(compiler, next(name for name in names_of_compiler if hasattr(compiler, name)), compile_for_host)
     # By its output, CuPy's cache tells versions of NVRTC apart.
     compiler._preprocess = lambda *_, **__: "emulated"  # noqa: SLF001
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import sys
+from collections.abc import Generator
 from typing import Any
 
 import pytest
@@ -11,11 +12,27 @@ from gpu_emulator import faults
 
 
 @pytest.hookimpl(wrapper=True)
-def pytest_runtest_call(item: pytest.Item) -> Iterator[None]:
-    """Fail the test, with the lines that made the faults."""
-    faults.take()
+def pytest_runtest_setup() -> Generator[None, Any, Any]:
+    """Fail the test if making its fixtures has made a fault."""
+    return (yield from _without_faults())
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_call() -> Generator[None, Any, Any]:
+    """Fail the test if it has made a fault."""
+    return (yield from _without_faults())
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_teardown() -> Generator[None, Any, Any]:
+    """Fail the test if the end of its fixtures has made a fault."""
+    return (yield from _without_faults())
+
+
+def _without_faults() -> Generator[None, Any, Any]:
+    """Fail, with the lines that made the faults."""
     try:
-        yield
+        return (yield)
     finally:
         _synchronize()
         found = faults.take()
@@ -24,8 +41,8 @@ def pytest_runtest_call(item: pytest.Item) -> Iterator[None]:
 
 
 def _synchronize() -> None:
-    import sys
-
     cupy: Any = sys.modules.get("cupy")
     if cupy is not None:
-        cupy.cuda.Device().synchronize()
+        for device in range(cupy.cuda.runtime.getDeviceCount()):
+            with cupy.cuda.Device(device):
+                cupy.cuda.runtime.deviceSynchronize()

@@ -1,7 +1,7 @@
 """Arrays on a device (CuPy's): copied to MPI through pinned host memory, or averaged on the device by NCCL.
 
-Nothing here is imported before the first such array is seen. None of it has run on a GPU yet. It is tested with a
-stand-in for CuPy and NCCL, and its kernels are compiled; tests marked ``gpu`` have not been run.
+Nothing here is imported before the first such array is seen. None of it has run on a GPU yet. The tests marked ``gpu``
+run on an emulated one, and NVIDIA's compiler compiles the kernels.
 
 Gradients go through the same steps as in :mod:`mn_comm.gradients`. Read :mod:`~mn_comm.device.bucket` for packing and
 unpacking, :mod:`~mn_comm.device.kernels` for the kernels, :mod:`~mn_comm.device.strategies` for the ways to average,

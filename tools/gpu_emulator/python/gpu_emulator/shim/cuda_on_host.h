@@ -69,6 +69,7 @@ inline unsigned short __half_as_ushort(__half h) { return h.d; }
 inline __half __ushort_as_half(unsigned short u) { __half h; h.d = u; return h; }
 inline float __half2float(__half h) { return h; }
 inline __half __float2half(float f) { return __half(f); }
+inline __half __float2half_rn(float f) { return __half(f); }
 struct __nv_bfloat16_raw { unsigned short x; };
 struct __nv_bfloat16 { unsigned short d;
   static unsigned short f2b(float f) { unsigned u = __float_as_uint(f); if (f != f) return 0x7fff; u += 0x7fff + ((u >> 16) & 1); return u >> 16; }
