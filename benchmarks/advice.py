@@ -38,10 +38,9 @@ ROUNDS = 15
 TURN_SECONDS = 0.2
 # The local steps between two meetings are alike: these stand for more of them.
 LOCAL_STEPS = 4
-# A choice of a large model that is slower than this in its first turns is not measured again.
+# A choice that is slower than this in its first turns is not measured again.
 HOPELESS = 2.5
-MANY_BYTES = 80e6
-# One that is slower than this after three turns is not, either.
+# One that is slower than this after two turns is not, either.
 CLOSE = 1.35
 
 
@@ -99,14 +98,15 @@ class Trainee:
         self.optimizer.update(self.net)
         return (local * (self.steps - 1) + time.perf_counter() - begin) / self.steps
 
-    def begin(self) -> float:
-        """Create buckets, and learn the order of gradients; return the seconds of a step after that."""
-        if not self.steps:
-            self.optimizer.update(self.net)
-            self.optimizer.update(self.net)
-        if self.is_late:
-            self.optimizer._stepper.scheme.restart(self.net)  # noqa: SLF001
-        seconds = min(self.turn(counts=False), self.turn(counts=False))
+    def begin(self, limit: float) -> float:
+        """Create buckets, and learn the order of gradients; return the seconds of a step.
+
+        Args:
+            limit: After a first step that takes longer than this, no other one is taken.
+        """
+        seconds: float = 0.0 if self.steps else WORLD.allreduce(self.step(), op=max)
+        if seconds <= limit or self.is_late:
+            seconds = self.turn(counts=False)
         self.together = max(1, int(TURN_SECONDS / seconds))
         return seconds
 
@@ -168,9 +168,11 @@ def job(args: argparse.Namespace) -> None:
     for each in sorted(advice.estimates, key=lambda each: each.seconds):
         name = f"{each.choice.strategy}, {each.choice}"
         trainees[name] = Trainee(each.choice, comms[each.choice.strategy], replica, work)
-        seconds[name] = trainees[name].begin()
-        if advice.arrays.nbytes > MANY_BYTES:  # or all of them do not fit into memory
-            trainees = {name: each for name, each in trainees.items() if not is_hopeless(name, seconds, exact)}
+        rivals = [s for other, s in seconds.items() if exact[other] or not each.choice.is_exact]
+        limit = HOPELESS * min(rivals, default=float("inf"))
+        seconds[name] = trainees[name].begin(limit)
+        # The buckets of all choices would not fit into memory.
+        trainees = {name: each for name, each in trainees.items() if not is_hopeless(name, seconds, exact)}
     compare(trainees, seconds, exact, args.limit)
     if WORLD.rank == 0:
         figures = advice_to_json(advice)
@@ -191,7 +193,7 @@ def compare(
         for trainee in close.values():
             trainee.turn()
         seconds.update({name: statistics.median(each.seconds) for name, each in close.items()})
-        if round_ >= 2:
+        if round_ >= 1:
             close = {name: each for name, each in close.items() if not is_hopeless(name, seconds, exact, CLOSE)}
         if WORLD.bcast(time.perf_counter() > end):
             break
@@ -239,16 +241,17 @@ def table(file: str) -> None:
     for line in Path(file).read_text().splitlines():
         figures = json.loads(line)
         cases[figures["case"], figures["model"]] = figures
+    print("# Recommended, and measured")
     for key, title in (("same_training", "the same training"), ("any", "of all choices")):
-        print(f"\n| {title} | recommended | expected, ms | measured, ms | fastest | measured, ms | ratio |")
-        print("|---|---|---|---|---|---|---|")
+        print(f"\n| {title} | recommended | expected, ms | measured, ms | fastest | measured, ms | ratio | load |")
+        print("|---|---|---|---|---|---|---|---|")
         for (case, model), figures in cases.items():
             rows = outcome(figures["advice"], figures["seconds"], figures["exact"])
             row = next(row for row in rows if row["among"] == key)
             times = [f"{row[each] * 1e3:,.0f}" for each in ("expected", "measured", "its")]
             names = [short(row[each]) for each in ("recommended", "fastest")]
             cells = [f"{case}, {model}", names[0], *times[:2], names[1], times[2], f"{row['ratio']:.2f}"]
-            print(f"| {' | '.join(cells)} |")
+            print(f"| {' | '.join(cells)} | {figures['load']:.0f} |")
 
 
 def short(name: str) -> str:

@@ -89,6 +89,17 @@ def test_a_function_as_model_and_one_that_computes(run, script):
 
 
 @several
+def test_a_communicator_that_cannot_compress(run, script):
+    status, text, errors = run("--model", "a_script:model", "--compute", "1ms", "--strategies", "naive,dummy,pure_nccl")
+    assert (status, errors) == (0, "")
+    assert "cannot run here: pure_nccl" in text
+    assert "Nothing that changes the training is clearly faster." in text
+    status, text, errors = run("--model", "a_script:model", "--compute", "1ms", "--strategies", "dummy")
+    assert (status, text) == (2, "")
+    assert "no communicator to recommend: got dummy" in errors
+
+
+@several
 def test_ranks_with_different_models(run, script):
     script.model = lambda: Model((RANK + 1, 2))
     status, text, errors = run("--model", "a_script:model", "--compute", "1ms")

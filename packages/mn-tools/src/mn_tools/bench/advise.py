@@ -76,16 +76,17 @@ def advise(world: MPI.Intracomm, options: Options, work: Work | None = None) -> 
     entrants = Entrants(world, _candidates(machines, options.strategies))
     comms = entrants.communicators
     if not comms:
-        raise RuntimeError(f"no communicator can run here: {entrants.refusals}")
+        refused = "".join(f"; {name}: {reason}" for name, reason in entrants.refusals.items())
+        raise RuntimeError(f"no communicator to recommend: got {','.join(options.strategies)}{refused}")
     first = next(iter(comms.values()))
     arrays, model = shapes_of(first, options.model or "")
     work = work or Work(world)
     compute = _compute_seconds(world, first, options.compute, model)
     sample = thin(arrays, _share(world, first, arrays, compute, options.seconds, work))
     replica = Replica(sample, work, compute * sample.share)
-    compressing = [name for name in comms if name in ("hierarchical", "two_dimensional")] or [
-        name for name in comms if name != "naive"
-    ]
+    # Others would be compressed in the same way, among more ranks; and naive refuses it.
+    compressing = [name for name in comms if name in ("hierarchical", "two_dimensional")]
+    compressing = compressing or [name for name in comms if name != "naive"]
     choices = menu(list(comms), compressing)
     parts = _measure_parts(world, comms, compressing, replica, begin + options.seconds / 2)
     estimates = [Estimate(choice, expected(choice, parts)) for choice in choices]

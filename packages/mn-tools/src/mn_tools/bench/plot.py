@@ -74,7 +74,7 @@ def draw_advice(advice: Advice, file: str) -> None:
     from matplotlib.figure import Figure
 
     groups = {exact: shown(advice, exact) for exact in GROUPS}
-    heights = [len(group) for group in groups.values()]
+    heights = [max(1, len(group)) for group in groups.values()]
     figure = Figure(figsize=(9, 1.2 + 0.27 * sum(heights)), layout="constrained")
     FigureCanvasAgg(figure)
     named = recommendations(advice)
