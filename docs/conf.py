@@ -36,6 +36,7 @@ html_show_copyright = False
 html_static_path = ["_static"]
 html_css_files = ["site.css"]
 html_copy_source = False
+html_search_scorer = str(Path(__file__).with_name("scorer.js"))
 
 myst_heading_anchors = 3
 myst_enable_extensions = ["colon_fence", "deflist"]
