@@ -6,7 +6,8 @@
     python benchmarks/simulate.py run        # 1,000 and 10,000 ranks, simulated
     python benchmarks/simulate.py report     # the tables and the chart
 
-Each adds lines to benchmarks/results/simulated.jsonl, in place of its earlier ones. The last three need SimGrid's SMPI.
+The first four add lines to benchmarks/results/simulated.jsonl, in place of earlier ones of the same cases. ``validate``
+and ``run`` need SimGrid's SMPI.
 """
 
 from __future__ import annotations
