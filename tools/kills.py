@@ -32,7 +32,7 @@ from mn_comm import building_blocks
 
 STRATEGIES = [name for name, kind in building_blocks.STRATEGIES.items() if kind.on_host and kind.communicates]
 WHEN = ["AfterBackward", "AfterBackward", "DuringBackward", "OneStepLate"]
-PHASES = ["update", "update", "first", "evaluator", "checkpoint"]
+PHASES = ["update", "update", "first", "evaluator", "checkpoint", "end"]
 ITERATIONS = 18
 
 
@@ -127,9 +127,10 @@ def run(job: Plan, patience: float) -> tuple[str, list[dict[str, object]]]:
             try:
                 status = process.wait(patience)
             except subprocess.TimeoutExpired:
+                return f"hung for {patience:.0f} s\n{log.read_text()}", []
+            finally:
                 process.terminate()
                 process.wait()
-                return f"hung for {patience:.0f} s\n{log.read_text()}", []
         notes = [json.loads(line) for file in Path(folder).glob("rank-*") for line in file.read_text().splitlines()]
         problem = check(job, notes)
         if status:
@@ -277,6 +278,7 @@ def train(job: Plan, folder: Path) -> None:
         keeper.keep(state, iteration + 1)
     comm.barrier()
     checkpointer.finalize()
+    killer.arm("end", ITERATIONS)
 
 
 class State:

@@ -61,7 +61,7 @@ def parse(arguments: list[str], prog: str, description: str) -> Options:
     )
     parser.add_argument("-n", type=int, required=True, metavar="RANKS", help="how many ranks to start")
     parser.add_argument("--hosts", help="the hosts: a:2,b:2 for two ranks on each; default: this host")
-    parser.add_argument("--min", type=int, default=1, help="the minimum number of ranks; default %(default)s")
+    parser.add_argument("--min", type=int, default=1, help="the minimum number of ranks to start; default %(default)s")
     parser.add_argument(
         "--spares",
         type=int,
