@@ -115,6 +115,7 @@ class ElasticCommunicator(Communicator):
         self._pool: Pool | None = None
         self._waits = False
         self._is_over = False
+        self._has_failed = False
         self._renew(Family(mpi_comm))
         if n_spares:
             self._progress.no_steps = (
@@ -130,8 +131,8 @@ class ElasticCommunicator(Communicator):
 
     @property
     def has_lost(self) -> bool:
-        """Whether a rank was lost, as far as this rank knows."""
-        return self._generation > 0 or self._family.has_dead_ranks
+        """Whether a rank was lost or ends by a failure, as far as this rank knows."""
+        return self._generation > 0 or self._has_failed or self._family.has_dead_ranks
 
     @property
     def mpi_comm(self) -> MPI.Intracomm:
@@ -431,7 +432,7 @@ class ElasticCommunicator(Communicator):
         if self._is_over or self._waits:
             # If the job has failed, its other processes have its exit status, and nobody may report success.
             return self._is_over and not (self._pool is not None and self._pool.has_failed)
-        is_over = all_leave(self._family, at_once=at_once)
+        is_over, self._has_failed = all_leave(self._family, at_once=at_once)
         if is_over and self._pool is not None:
             self._pool.dismiss(failed=at_once)
         return is_over

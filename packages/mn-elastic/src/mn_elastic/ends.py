@@ -49,7 +49,7 @@ class Party(Protocol):
 
     @property
     def has_lost(self) -> bool:
-        """Whether a rank was lost, also one that this rank has noticed only while it was leaving."""
+        """Whether a rank was lost or has failed, also one that this rank has noticed only while it was leaving."""
         ...
 
     def take_leave(self, *, at_once: bool) -> bool:

@@ -59,8 +59,8 @@ def attempt(family: Family, build: Callable[[Family], _T]) -> tuple[_T] | None:
     return (built,)
 
 
-def all_leave(family: Family, *, at_once: bool) -> bool:
-    """Leave the other ranks, which then recover; return whether no rank continues.
+def all_leave(family: Family, *, at_once: bool) -> tuple[bool, bool]:
+    """Leave the other ranks, which then recover; return whether no rank continues, and whether a rank has failed.
 
     This rank takes part in their next vote, and waits for it.
 
@@ -72,7 +72,8 @@ def all_leave(family: Family, *, at_once: bool) -> bool:
         family.revoke()
     with contextlib.suppress(Overruled):
         family.vote(approve=False)
-    return shrink(family).all_leave(leaving=True)
+    family = shrink(family)
+    return family.all_leave(leaving=True, failed=at_once), family.has_failed
 
 
 def agree_to_leave(family: Family, *, failed: bool) -> None:

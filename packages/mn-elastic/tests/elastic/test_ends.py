@@ -119,7 +119,7 @@ def test_a_rank_that_has_ended_interrupts_nobody_who_does_not_wait_for_it(job, m
 
 
 AT_THE_END = """
-import os, signal, time
+import os, signal, sys, time
 from mn_comm import create_communicator
 from mn_elastic import ends
 from mn_guard.exit_sequence import Step, at_exit
@@ -127,13 +127,16 @@ comm = create_communicator("naive", elastic=True)
 comm.barrier()
 if comm.rank == 1:
     time.sleep(0.2)  # the others have reached the end
+    if "fails" in sys.argv:
+        raise ValueError("at the end")
     os.kill(os.getpid(), signal.SIGKILL)
 at_exit(Step.FINISHED, lambda: print("without MPI_Finalize" if ends._very_end.state else "MPI_Finalize"))
 """
 
 
-def test_mpi_is_not_finalized_if_a_rank_dies_while_the_others_end(job):
-    assert job(3, AT_THE_END) == ["without MPI_Finalize"] * 2
+@pytest.mark.parametrize(("how", "status"), [("dies", 0), ("fails", 1)])
+def test_mpi_is_not_finalized_if_a_rank_does_not_come_while_the_others_end(job, how, status):
+    assert job(3, AT_THE_END, how, status=status) == ["without MPI_Finalize"] * 2
 
 
 ALL = """
