@@ -13,7 +13,7 @@ import numpy as np
 from mpi4py import MPI
 
 import mn_comm
-from mn_comm.gradients import strategies
+from mn_comm import collectives
 from mn_comm.gradients import bucket
 
 sys.path.insert(0, sys.argv[1])
@@ -33,8 +33,8 @@ def counted(function, of):
     return call
 
 
-strategies.add_up = counted(strategies.add_up, lambda summands, total: sum(each.nbytes for each in summands))
-strategies.mean_in_place = counted(strategies.mean_in_place, lambda ranks, share: share.nbytes)
+bucket.add_up = counted(bucket.add_up, lambda summands, total: sum(each.nbytes for each in summands))
+collectives.mean_in_place = counted(collectives.mean_in_place, lambda ranks, share: share.nbytes)
 bucket.divide = counted(bucket.divide, lambda array, divisor, out: array.nbytes)
 
 comm = mn_comm.create_communicator(sys.argv[2])
