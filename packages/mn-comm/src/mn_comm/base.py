@@ -549,8 +549,9 @@ class CommunicatorBase(ABC):
                 raises.
 
         Raises:
-            ValueError: The ranks' arrays or owners differ (on every rank); then nothing was gathered. Or an array is
-                read-only on some rank (on every rank).
+            TypeError: Something is no array, or its dtype holds Python objects, on some rank (on every rank).
+            ValueError: The ranks' arrays or owners differ, or there is no such owner (on every rank); then nothing was
+                gathered. Or an array is read-only on some rank (on every rank).
             Exception: ``failure``, and on the other ranks one of the same built-in type.
             NotImplementedError: This kind of communicator cannot do it.
         """

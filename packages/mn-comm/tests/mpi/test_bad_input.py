@@ -2,7 +2,9 @@
 
 import numpy as np
 import pytest
+from mpi4py import MPI
 
+import mn_comm
 from mn_comm import create_communicator
 from mn_comm.device import nccl
 
@@ -90,6 +92,14 @@ MASKED = np.ma.masked_equal([1.0, 2.0, 3.0], 2.0)
 def test_all_ranks_raise(call, error, message):
     with pytest.raises(error, match=message):
         call()
+
+
+@pytest.mark.parametrize("wrong", [None, "flat", MPI.COMM_NULL])
+def test_no_communicator(wrong):
+    with pytest.raises(TypeError, match="expected a communicator, got"):
+        mn_comm.expect_same(wrong, "number of classes", 10)
+    with pytest.raises(TypeError, match="expected a communicator, got"), mn_comm.raise_on_all(wrong):
+        pass
 
 
 DIFFERENT_ROOTS = rf"expected the same root on every rank, got 0 on rank 0 and 1 on rank {LAST}"

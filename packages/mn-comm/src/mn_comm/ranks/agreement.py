@@ -78,8 +78,12 @@ def group_of(communicator: Communicating | MPI.Intracomm | Group) -> Group:
         return found.ranks  # type: ignore[no-any-return]
     if hasattr(found, "allgather_obj"):
         return _ByMethods(found)
+    from mpi4py import MPI
+
     from mn_comm.ranks.intracomm import Ranks
 
+    if not isinstance(found, MPI.Intracomm):  # of None, mpi4py would make MPI.COMM_NULL
+        raise TypeError(f"expected a communicator, got {type(found).__name__}: {found!r:.80}")
     return Ranks(found)
 
 
