@@ -162,7 +162,7 @@ class CommunicatorBase(ABC):
 
         Raises:
             TypeError: On some rank ``color`` or ``key`` is not an integer.
-            ValueError: On some rank ``color`` is negative.
+            ValueError: On some rank ``color`` is negative, or one of the two does not fit into 32 bits.
 
         Example:
             >>> alone = comm.split(color=comm.rank, key=0)

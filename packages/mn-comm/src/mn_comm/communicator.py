@@ -180,6 +180,8 @@ class Communicator(CommunicatorBase):
             key = wire.as_index(key, "key")
             if color < 0:
                 raise ValueError(f"expected a color of at least 0, got {color}")
+            if color >= 2**31 or not -(2**31) <= key < 2**31:
+                raise ValueError(f"expected color and key to fit into 32 bits, got {color} and {key}")
         part = type(self)(mpi_comm=self._contexts.split(color, key))
         with part.config_scope():
             for name, value in self._configs.items():

@@ -85,6 +85,8 @@ MASKED = np.ma.masked_equal([1.0, 2.0, 3.0], 2.0)
         (lambda: COMM.split(on_last(0, "a"), 0), TypeError, "expected an integer for color, got str: 'a'"),
         (lambda: COMM.split(0, on_last(0, 1.5)), TypeError, "expected an integer for key, got float: 1.5"),
         (lambda: COMM.split(on_last(0, -2), 0), ValueError, "expected a color of at least 0, got -2"),
+        (lambda: COMM.split(on_last(0, 2**70), 0), ValueError, "expected color and key to fit into 32 bits, got 118"),
+        (lambda: COMM.split(0, on_last(0, 2**31)), ValueError, "expected color and key to fit into 32 bits, got 0 "),
         (lambda: COMM.set_config("nonsense", 1), ValueError, "got 'nonsense'"),
         (lambda: COMM.get_config("nonsense"), ValueError, "got 'nonsense'"),
     ],
