@@ -21,8 +21,10 @@ from mn_comm.collectives.p2p import recv, send
 from mn_comm.collectives.reduce import reduce
 from mn_comm.collectives.reduce_scatter import reduce_scatter
 from mn_comm.collectives.scatter import scatter
+from mn_comm.collectives.transport import Transport
 
 __all__ = [
+    "Transport",
     "allgather",
     "allgather_obj",
     "allreduce",

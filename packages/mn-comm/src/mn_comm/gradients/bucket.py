@@ -161,6 +161,7 @@ class Bucket:
         self._specs = specs
         self._arrays: Arrays | None = None
         self._context = strategy.context
+        self._across = strategy.context.across if shares_memory else strategy.context.ranks
         rank = strategy.context.topology.rank
         self._kept_parts = [part for part in parts if ranges.are_kept(part.begin, rank)]
 
@@ -188,12 +189,7 @@ class Bucket:
         Returns:
             A future of ``flat``: it then holds the means, and other ranks may still be reading it.
         """
-
-        def average() -> _Array:
-            self.mean()
-            return self.flat
-
-        return self.submit(average)
+        return self.submit(self.mean)
 
     def average(self, array: Any = None) -> Future[Any]:
         """Start to average an array over all ranks; collective. For a communication hook.
@@ -213,17 +209,20 @@ class Bucket:
             return self.submit(lambda: self.strategy.mean_of(array))
 
         def average() -> _Array:
-            self.mean()
+            mean = self.mean()
             if self.shares_memory:
                 self._context.within.Barrier()  # no rank reads another rank's memory for it any more
-            return self.flat
+            return mean
 
         return self.submit(average)
 
-    def mean(self) -> None:
+    def mean(self) -> _Array:
         """Overwrite the bucket, or the gradients that it holds, with their mean over all ranks; collective.
 
         If gradients have owners, this applies to the elements that this rank owns.
+
+        Returns:
+            The memory of the bucket.
         """
         size = self.strategy.size
         at_end = size if self._arrays is not None and not self.is_half else 1  # division, on the way to the gradients
@@ -234,9 +233,10 @@ class Bucket:
         else:
             groups = self._context.topology.inter_size if self.shares_memory else size
             # The mean over the groups follows, so each sum is first divided by the number of ranks per group.
-            self._add_up_within(size / groups if self.strategy.communicates else 1)
+            self._add_up_within(size / groups)
             self._average_across()
             self._store_within(self.kept)
+        return self.flat
 
     def _add_up_within(self, divisor: float, at_end: int | None = None) -> None:
         """Add up, over this node, the share of the bucket that belongs to this rank; collective within the node.
@@ -268,12 +268,12 @@ class Bucket:
 
     def _average_across(self) -> None:
         """Average this rank's share over nodes or, without nodes, the whole bucket over all ranks; collective."""
-        if self.shares_memory or self.strategy.communicates:
-            ranks = self._context.across if self.shares_memory else self._context.ranks
-            if not self.ranges.owners:
-                self.strategy.mean_across(ranks, self.share, self.exchanged)
-            elif self.share.size:
-                self.strategy.reduce_scatter(ranks, self.share, self.ranges.destinations)
+        if not self.strategy.communicates:
+            return
+        if not self.ranges.owners:
+            self.strategy.mean_across(self._across, self.share, self.exchanged)
+        elif self.share.size:
+            self.strategy.reduce_scatter(self._across, self.share, self.ranges.destinations)
 
     def _store_within(self, blocks: Sequence[Block], divisor: int = 1) -> None:
         """Write blocks of which all shares are final to the gradients; collective within the node.

@@ -198,9 +198,7 @@ class Strategy:
         if self.compressor is None:
             self.mean(ranks, share)
         else:
-            from mn_comm.collectives.transport import Transport
-
-            self.compressor.average(Transport(ranks), share, what)
+            self.compressor.average(collectives.Transport(ranks), share, what)
 
     def mean_of(self, array: _Array) -> _Array:
         """Return the mean over all ranks of an array that is in no bucket; collective.
