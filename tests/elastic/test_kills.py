@@ -27,7 +27,7 @@ def test_the_seeds_reach_every_strategy_and_phase():
     assert {job.strategy for job in jobs} == set(kills.STRATEGIES)
     assert {job.when for job in jobs} == set(kills.WHEN)
     phases = {victim.phase for job in jobs for victim in job.victims.values()}
-    assert phases == {"update", "first", "evaluator", "checkpoint", "recovery"}
+    assert phases == {"update", "first", "evaluator", "checkpoint", "recovery", "end"}
 
 
 @pytest.mark.parametrize("seed", SEEDS)
