@@ -97,7 +97,8 @@ options = {"wrong shape": {"classes": 3}, "wrong dtype": {"dtype": "f8"}, "anoth
 model = Model(**options.get(mistake, {}) if at_fault else {})
 optimizer = chainermn.create_multi_node_optimizer(chainer.optimizers.SGD(), comm).setup(model)
 if mistake == "dead worker":
-    iterator = chainer.iterators.MultiprocessIterator(Data(), 5, n_processes=2)
+    # In order: Chainer fetches the first batch in the process of the rank, which must not be the one with the mistake.
+    iterator = chainer.iterators.MultiprocessIterator(Data(), 5, n_processes=2, shuffle=False)
 else:
     iterator = chainer.iterators.SerialIterator(Data(), 5)
 updater = chainer.training.StandardUpdater(iterator, optimizer, loss_func=model)
