@@ -1,5 +1,6 @@
 // Streams and events. Each stream is a thread that executes its operations in order, each after a random delay, so that
 // an operation that does not wait for another one is soon seen to come too early.
+#include <algorithm>
 #include <chrono>
 #include <condition_variable>
 #include <deque>
@@ -29,7 +30,9 @@ struct Stream {
   std::deque<Operation> queue;
   Ticket enqueued = 0, done = 0;
   std::vector<Dependency> waiting;  // for the next operation
-  bool started = false;
+  bool started = false, destroyed = false;
+  // Its own: with a common one, every operation would wake the threads of all streams.
+  std::condition_variable_any has_more{}, has_ended{};
 };
 
 struct Event {
@@ -43,14 +46,14 @@ namespace {
 
 // Never destroyed: threads use them until the process ends.
 std::recursive_mutex& mutex = *new std::recursive_mutex;
-std::condition_variable_any& changed = *new std::condition_variable_any;
 std::map<int, Stream*>& null_streams = *new std::map<int, Stream*>;
 std::vector<Stream*>& streams = *new std::vector<Stream*>;
 using Lock = std::unique_lock<std::recursive_mutex>;
 
 Stream* make(bool blocking, bool is_null, unsigned flags) {
   Lock lock(mutex);
-  auto made = new Stream{current_device(), blocking, is_null, flags, (unsigned)streams.size()};
+  static unsigned count = 0;
+  auto made = new Stream{current_device(), blocking, is_null, flags, count++};
   streams.push_back(made);
   return made;
 }
@@ -67,23 +70,35 @@ void delay(const Stream* stream, bool was_idle, std::mt19937& random) {
   if (fixed + added) std::this_thread::sleep_for(std::chrono::microseconds(fixed + added));
 }
 
+bool is_destroyed(const Stream* stream) {
+  Lock lock(mutex);
+  return stream->destroyed;
+}
+
+void forget(Stream* stream) { streams.erase(std::find(streams.begin(), streams.end(), stream)); }
+
+void wait_until(Lock& lock, Stream* stream, Ticket ticket) {
+  stream->has_ended.wait(lock, [=] { return stream->done >= ticket; });
+}
+
 void work(Stream* stream) {
   set_current_device(stream->device);
   std::mt19937 random(setting("GPU_EMULATOR_SEED", 1) + 1000 * stream->number);
   Lock lock(mutex);
   for (;;) {
     const bool was_idle = stream->queue.empty();
-    changed.wait(lock, [&] { return !stream->queue.empty(); });
+    stream->has_more.wait(lock, [=] { return !stream->queue.empty() || stream->destroyed; });
+    if (stream->queue.empty()) return forget(stream);
     Operation operation = std::move(stream->queue.front());
     stream->queue.pop_front();
-    for (auto& [other, ticket] : operation.dependencies) changed.wait(lock, [&] { return other->done >= ticket; });
+    for (auto& [other, ticket] : operation.dependencies) wait_until(lock, other, ticket);
     lock.unlock();
     delay(stream, was_idle, random);
     operation.run();
     operation.run = nullptr;
     lock.lock();
     stream->done++;
-    changed.notify_all();
+    stream->has_ended.notify_all();
   }
 }
 
@@ -123,6 +138,7 @@ void* handle_of(const Stream* stream) { return stream->is_null ? nullptr : (void
 
 Ticket enqueue(Stream* stream, std::function<void()> operation) {
   static const bool at_once = setting("GPU_EMULATOR_SYNC", 0);
+  if (is_destroyed(stream)) fault("a stream is used after it was destroyed");
   Lock lock(mutex);
   std::vector<Dependency> dependencies = std::exchange(stream->waiting, {});
   if (stream->is_null) {
@@ -139,11 +155,12 @@ Ticket enqueue(Stream* stream, std::function<void()> operation) {
     set_current_device(before);
     lock.lock();
     stream->done = ticket;
+    stream->has_ended.notify_all();
   } else {
     stream->queue.push_back({std::move(operation), std::move(dependencies)});
     if (!std::exchange(stream->started, true)) std::thread(work, stream).detach();
+    stream->has_more.notify_one();
   }
-  changed.notify_all();
   return ticket;
 }
 
@@ -154,7 +171,7 @@ void let_wait(Stream* stream, Stream* other, Ticket ticket) {
 
 void wait_for(Stream* stream, Ticket ticket) {
   Lock lock(mutex);
-  changed.wait(lock, [&] { return stream->done >= ticket; });
+  wait_until(lock, stream, ticket);
 }
 
 void synchronize(Stream* stream) {
@@ -203,8 +220,15 @@ int cudaStreamGetPriority(void*, int* priority) {
   *priority = 0;
   return kSuccess;
 }
-// Its thread stays: operations may still be in the queue.
-int cudaStreamDestroy(void*) { return kSuccess; }
+// Its thread ends after the operations that are still in the queue. Others may wait for these, so it is not freed.
+int cudaStreamDestroy(void* handle) {
+  Lock lock(mutex);
+  auto stream = (Stream*)handle;
+  stream->destroyed = true;
+  if (stream->started) stream->has_more.notify_one();
+  else forget(stream);
+  return kSuccess;
+}
 int cudaStreamSynchronize(void* stream) {
   trace("wait", "for a stream", 0, stream_of(stream));
   synchronize(stream_of(stream));

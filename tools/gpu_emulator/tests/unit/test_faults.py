@@ -115,6 +115,19 @@ def test_memory_that_is_used_after_it_was_freed():
     assert "memory is used after it was freed" in found()
 
 
+def test_a_stream_that_is_used_after_it_was_destroyed():
+    runtime = cupy.cuda.runtime
+    stream = runtime.streamCreate()
+    ended = []
+    runtime.launchHostFunc(stream, ended.append, True)
+    runtime.streamDestroy(stream)
+    cupy.cuda.Device().synchronize()
+    assert found() == ""
+    assert ended == [True]  # what was enqueued before is executed
+    runtime.launchHostFunc(stream, ended.append, True)
+    assert "a stream is used after it was destroyed" in found()
+
+
 def test_an_event_of_another_device():
     with cupy.cuda.Device(1):
         event = cupy.cuda.Event()
