@@ -4,6 +4,7 @@ For two ranks on one GPU: ``NCCL_MULTI_RANK_GPU_ENABLE=1 mpiexec -n 2 python -m 
 that variable, tests that need NCCL are skipped there.
 """
 
+import gc
 import importlib.util
 import threading
 import time
@@ -16,6 +17,7 @@ from on_gpu import SHARING, average, is_emulated, random, slow
 
 from mn_comm import create_communicator
 from mn_comm.device import nccl
+from mn_comm.device.kernels import Table, pack
 from mn_comm.device.nccl_ranks import nccl_ranks_of
 
 cupy = pytest.importorskip("cupy")
@@ -185,6 +187,39 @@ def test_the_memory_of_what_a_hook_returns_is_not_reused_too_early(make, name):
         for i, model in enumerate(models):
             expected = 2 * (np.mean(range(SIZE)) + 10 * i + step)
             np.testing.assert_allclose(model.params["a"].grad.get(), expected, rtol=1e-6)
+
+
+@several
+def test_a_mean_that_nobody_waits_for_does_not_overwrite_other_arrays(make):
+    """The optimizer of one training is dropped with the last mean under way; the next training takes its memory."""
+    comm = make("pure_nccl")
+    reducer = comm.gradient_reducer(background=True)
+    model = Model(a=Param(None, cupy.full(100_000, 1, "f4")))
+    average(reducer, model, in_background=True)  # the kernels are compiled
+    cupy.cuda.Device().synchronize()
+    if RANK:  # the others wait for it
+        slow(cupy.cuda.get_current_stream(), 0.3)
+    reduction = reducer.start(model, zero_fill=False)
+    reduction.ready_all()
+    del reducer, reduction
+    gc.collect()
+    others = [cupy.full(100_000, 3, "f4") for _ in range(20)]
+    cupy.cuda.Device().synchronize()
+    for other in others:
+        np.testing.assert_array_equal(other.get(), 3)
+
+
+def test_addresses_are_not_overwritten_before_they_are_uploaded(devices):
+    """A table is dropped while its addresses are still to be copied, and the next one takes its pinned memory."""
+    gradients = [cupy.full(1000, 3, "f4") for _ in range(5)]
+    packed = cupy.zeros(5000, "f4")
+    for seconds in (0, 0.2):  # the kernel is compiled in the first one
+        packed[...] = 0
+        slow(cupy.cuda.get_current_stream(), seconds)
+        pack(Table(range(0, 5000, 1000), 5000), gradients, np.dtype("f4"), packed)
+        tables = [Table(range(0, 5000, 1000), 5000) for _ in range(10)]
+        np.testing.assert_array_equal(packed.get(), 3)
+        del tables
 
 
 @pytest.mark.skipif(SIZE < 4, reason="needs two nodes of two ranks")

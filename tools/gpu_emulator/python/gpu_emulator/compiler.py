@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import functools
 import hashlib
 import importlib.util
@@ -76,31 +77,36 @@ def _build(source: str, options: Sequence[str], expressions: Sequence[str]) -> P
     if library.exists():
         return library
     _CACHE.mkdir(parents=True, exist_ok=True)
-    own = _CACHE / f"{key}.{_own_number()}.cpp"
-    own.write_text(_translate(source, expressions))
-    built = own.with_suffix(".so")
-    link = ["-shared", str(own), "-o", str(built), f"-L{_LIBRARIES}", "-lgpu_emulator"]
+    # All ranks need the same kernels at the same time: one compiles, the others wait for it.
+    with library.with_suffix(".lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        try:
+            if not library.exists():
+                _compile(_translate(source, expressions), defines, library)
+        finally:
+            fcntl.flock(lock, fcntl.LOCK_UN)  # a process that was forked meanwhile keeps the file open
+    return library
+
+
+def _compile(text: str, defines: Sequence[str], library: Path) -> None:
+    source, built = library.with_suffix(".cpp"), library.with_suffix(".part")
+    source.write_text(text)
+    link = ["-shared", str(source), "-o", str(built), f"-L{_LIBRARIES}", "-lgpu_emulator"]
     done = subprocess.run([*_COMPILER, *defines, *_includes(), *link], capture_output=True, text=True)
     if done.returncode:
         errors = [line for line in done.stderr.splitlines() if "error" in line]
-        raise RuntimeError(f"g++ cannot compile {own}: " + "\n".join(errors)[:1500])
+        raise RuntimeError(f"g++ cannot compile {source}: " + "\n".join(errors)[:1500])
     built.rename(library)
-    own.unlink()
-    return library
+    source.unlink()
 
 
 def _collect(folder: Path, kernel: str, kept: dict[str, Any]) -> None:
     file = folder / f"{_digest(kernel)}.json"
     if not file.exists():
         folder.mkdir(parents=True, exist_ok=True)
-        own = file.with_suffix(f".{_own_number()}")
+        own = file.with_suffix(f".{os.getpid()}-{threading.get_ident()}")  # other ranks may write the same
         own.write_text(json.dumps(kept))
         own.rename(file)
-
-
-def _own_number() -> str:
-    """Return what no other rank or thread has, which may compile the same kernel."""
-    return f"{os.getpid()}-{threading.get_ident()}"
 
 
 def _includes() -> list[str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import ctypes
 import sys
 import traceback
@@ -16,15 +17,35 @@ _OWN = ("/cupy/", "/cupy_backends/", "/cupyx/", "site-packages/gpu_emulator/", "
 @ctypes.CFUNCTYPE(None, ctypes.POINTER(ctypes.c_char), ctypes.c_int, ctypes.c_int)
 def _locate(buffer: ctypes.Array[ctypes.c_char], size: int, whole: int) -> None:
     """Write where the calling thread is: the innermost line outside CuPy, or all lines."""
-    frames = [each for each in traceback.extract_stack() if not any(part in each.filename for part in _OWN)]
-    lines = [f'  File "{each.filename}", line {each.lineno}, in {each.name}: {each.line}' for each in frames]
-    text = "\n".join(lines[-8:] if whole else lines[-1:]).encode()[-(size - 2) :]
+    text = (_all_lines() if whole else _innermost()).encode()[-(size - 2) :]
     ctypes.memmove(buffer, text + b"\n\0", len(text) + 2)
 
 
+def _all_lines() -> str:
+    frames = [each for each in traceback.extract_stack() if _is_outside(each.filename)]
+    return "\n".join(f"{_place(each.filename, each.lineno, each.name)}: {each.line}" for each in frames[-8:])
+
+
+def _innermost() -> str:
+    """Return a line without its source, because the emulator asks for it at every call of NCCL."""
+    frames = (frame for frame, _ in traceback.walk_stack(None) if _is_outside(frame.f_code.co_filename))
+    return next((_place(each.f_code.co_filename, each.f_lineno, each.f_code.co_name) for each in frames), "")
+
+
+def _is_outside(file: str) -> bool:
+    return not any(part in file for part in _OWN)
+
+
+def _place(file: str, line: int | None, function: str) -> str:
+    return f'  File "{file}", line {line}, in {function}'
+
+
 def install() -> None:
-    """Let the library ask for lines of Python."""
-    ctypes.CDLL(_LIBRARY).gpu_emulator_locate_by(_locate)
+    """Let the library ask for lines of Python, until Python ends."""
+    library = ctypes.CDLL(_LIBRARY)
+    library.gpu_emulator_locate_by(_locate)
+    # The threads of streams may make faults afterwards.
+    atexit.register(library.gpu_emulator_locate_by, None)
 
 
 def take() -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from typing import Any, Protocol
@@ -68,6 +69,13 @@ class DeviceBucket:
         side: Any,
         layout: int,
     ) -> None:
+        import cupy
+
+        self._side = side
+        # The one beside, and the one that has used its memory last.
+        self._streams = [side, None]
+        allocated_on = cupy.cuda.get_current_stream()
+        weakref.finalize(self, _let_wait, allocated_on, self._streams, whole.device).atexit = False
         self.index = index
         self.exchanged = Exchanged(layout, parts, specs, 0)
         self.whole = whole
@@ -83,8 +91,6 @@ class DeviceBucket:
         self._dtype = specs[parts[0].member][2]
         self.needs_agreement = strategy.uses_nccl
         self._strategy = strategy
-        self._side = side
-        self._stream: Any = None  # the one that has used its memory last
         self._mean_of = mean_of
         groups = [parts] if config.batched_copy else [[part] for part in parts]
         self._tables = [(group, Table([p.begin - group[0].begin for p in group], _length(group))) for group in groups]
@@ -186,9 +192,8 @@ class DeviceBucket:
         import cupy
 
         current = cupy.cuda.get_current_stream()
-        if self._stream is not None and current.ptr != self._stream.ptr:
-            current.wait_event(self._stream.record())
-        self._stream = current
+        _let_wait(current, self._streams[1:], self.flat.device)
+        self._streams[1] = current
 
     def _contiguous(self, grad: Any) -> Any:
         import cupy
@@ -226,6 +231,18 @@ class _OnDevice:
             return result
 
         return _OnDevice(self._future.then(call), self._on_side)
+
+
+def _let_wait(stream: Any, others: Sequence[Any], device: Any) -> None:
+    """Let a stream wait for others.
+
+    Also when a bucket is gone, maybe with a mean that nobody has waited for: CuPy gives memory that was freed to the
+    next operation on the stream on which it was allocated. Not in ``__del__``: the streams could be gone earlier.
+    """
+    with device:
+        for other in others:
+            if other is not None and other.ptr != stream.ptr:
+                stream.wait_event(other.record())
 
 
 def _length(parts: Sequence[Part]) -> int:

@@ -118,6 +118,7 @@ class Table:
             self._host[: self.members] = addresses
             self._device.set(self._host)
             self._uploaded = cupy.cuda.get_current_stream().record()
+            staging.keep_until(self._uploaded, self._host)  # this object may be gone earlier
         return self._device
 
 

@@ -1,24 +1,28 @@
 """Pinned host memory, through which device arrays are copied to and from a library that cannot access devices.
 
-Every function here returns only when its copy is complete: the memory comes from CuPy's pool, which may reuse it as
-soon as it is no longer referenced here.
+Functions that copy return only when the copy is complete: the memory comes from CuPy's pool, which may reuse it as soon
+as it is no longer referenced here.
 """
 
 from __future__ import annotations
 
 import logging
+import threading
 import weakref
-from collections import Counter
+from collections import Counter, deque
 from typing import Any
 
 import numpy as np
 
-__all__ = ["empty_pinned", "register", "to_device", "to_host"]
+__all__ = ["empty_pinned", "keep_until", "register", "to_device", "to_host"]
 
 _Array = np.ndarray[Any, Any]
 _logger = logging.getLogger(__name__)
 # By the address of pinned memory: how many arrays need it to be pinned.
 _users: Counter[int] = Counter()
+# What may still be copied, each with the event after its copy.
+_kept: deque[tuple[Any, _Array]] = deque()
+_lock = threading.Lock()
 
 
 def empty_pinned(shape: tuple[int, ...], dtype: np.dtype[Any]) -> _Array:
@@ -29,6 +33,14 @@ def empty_pinned(shape: tuple[int, ...], dtype: np.dtype[Any]) -> _Array:
     memory = cupy.cuda.alloc_pinned_memory(max(1, count * dtype.itemsize))
     pinned: _Array = np.frombuffer(memory, np.uint8, count * dtype.itemsize).view(dtype).reshape(shape)
     return pinned
+
+
+def keep_until(event: Any, pinned: _Array) -> None:
+    """Keep pinned memory from being reused before an event; return immediately."""
+    with _lock:
+        while _kept and _kept[0][0].done:
+            _kept.popleft()
+        _kept.append((event, pinned))
 
 
 def to_host(array: Any) -> _Array:
