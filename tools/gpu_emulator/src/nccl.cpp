@@ -3,7 +3,9 @@
 // Every rank tells the others what it calls, so that different calls, and calls in different orders, are found.
 #include <fcntl.h>
 #include <immintrin.h>
+#include <linux/futex.h>
 #include <sys/mman.h>
+#include <sys/syscall.h>
 #include <time.h>
 #include <unistd.h>
 
@@ -67,8 +69,12 @@ struct Communicator {
 
 using Clock = std::chrono::steady_clock;
 
-// Sleeps shortly, while waiting for other ranks; false if there is no use in waiting.
-bool nap(Communicator* own, Clock::time_point since, const std::string& what) {
+long futex(std::atomic<int>* word, int operation, int value, const timespec* limit) {
+  return syscall(SYS_futex, word, operation, value, limit, nullptr, 0);
+}
+
+// False, and a fault, if there is no use in waiting for other ranks any longer.
+bool may_wait(Communicator* own, Clock::time_point since, const std::string& what) {
   static const int most = setting("GPU_EMULATOR_NCCL_SECONDS", 40);
   if (own->shared->aborted || own->error) return false;
   if (Clock::now() - since > std::chrono::seconds(most)) {
@@ -77,9 +83,14 @@ bool nap(Communicator* own, Clock::time_point since, const std::string& what) {
     own->error = kRemoteError;
     return false;
   }
+  return true;
+}
+
+// Sleeps shortly, while waiting for other ranks; false if there is no use in waiting.
+bool nap(Communicator* own, Clock::time_point since, const std::string& what) {
   const timespec moment = {0, 20000};
   nanosleep(&moment, nullptr);
-  return true;
+  return may_wait(own, since, what);
 }
 
 bool meet(Communicator* own, const std::string& what) {
@@ -88,11 +99,15 @@ bool meet(Communicator* own, const std::string& what) {
   if (shared->arrived.fetch_add(1) + 1 == own->size) {
     shared->arrived = 0;
     shared->generation++;
+    futex(&shared->generation, FUTEX_WAKE, own->size, nullptr);
     return true;
   }
   const auto since = Clock::now();
-  while (shared->generation == generation)
-    if (!nap(own, since, what)) return false;
+  const timespec limit = {0, 10'000'000};  // an abort wakes nobody
+  while (shared->generation == generation) {
+    if (!may_wait(own, since, what)) return false;
+    futex(&shared->generation, FUTEX_WAIT, generation, &limit);
+  }
   return true;
 }
 

@@ -211,15 +211,16 @@ def test_a_mean_that_nobody_waits_for_does_not_overwrite_other_arrays(make):
 
 def test_addresses_are_not_overwritten_before_they_are_uploaded(devices):
     """A table is dropped while its addresses are still to be copied, and the next one takes its pinned memory."""
-    gradients = [cupy.full(1000, 3, "f4") for _ in range(5)]
+    gradients, others = ([cupy.full(1000, value, "f4") for _ in range(5)] for value in (3, 4))
     packed = cupy.zeros(5000, "f4")
     for seconds in (0, 0.2):  # the kernel is compiled in the first one
         packed[...] = 0
         slow(cupy.cuda.get_current_stream(), seconds)
         pack(Table(range(0, 5000, 1000), 5000), gradients, np.dtype("f4"), packed)
         tables = [Table(range(0, 5000, 1000), 5000) for _ in range(10)]
+        for table in tables:
+            table.on_device([other.data.ptr for other in others])
         np.testing.assert_array_equal(packed.get(), 3)
-        del tables
 
 
 @pytest.mark.skipif(SIZE < 4, reason="needs two nodes of two ranks")

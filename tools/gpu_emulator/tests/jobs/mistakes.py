@@ -50,9 +50,21 @@ MISTAKES = {
     ),
     "a stream does not wait for the one that was used before": Mistake(
         "device/bucket.py",
-        "            current.wait_event(self._stream.record())\n",
-        "            pass\n",
+        "        _let_wait(current, self._streams[1:], self.flat.device)\n",
+        "        pass\n",
         f"{_UNIT}::test_a_stream_that_comes_later_waits_for_the_one_before",
+    ),
+    "memory is reused before the end of a mean that nobody waits for": Mistake(
+        "device/bucket.py",
+        "        weakref.finalize(self, _let_wait, allocated_on, self._streams, whole.device).atexit = False\n",
+        "        pass\n",
+        f"{_RANKS}::test_a_mean_that_nobody_waits_for_does_not_overwrite_other_arrays",
+    ),
+    "the pinned memory of addresses is reused before their copy": Mistake(
+        "device/kernels.py",
+        "            staging.keep_until(self._uploaded, self._host)  # this object may be gone earlier\n",
+        "            pass\n",
+        f"{_RANKS}::test_addresses_are_not_overwritten_before_they_are_uploaded",
     ),
     "a table of addresses is overwritten before its copy": Mistake(
         "device/kernels.py",

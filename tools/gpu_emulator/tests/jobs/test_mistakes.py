@@ -26,7 +26,9 @@ def test_it_is_found(tmp_path, name):
     installed = Path(importlib.util.find_spec("mn_comm").origin).parent
     shutil.copytree(installed, tmp_path / "mn_comm", ignore=shutil.ignore_patterns("__pycache__"))
     file = tmp_path / "mn_comm" / mistake.file
-    file.write_text(file.read_text().replace(mistake.right, mistake.wrong))
+    source = file.read_text()
+    assert source.count(mistake.right) == 1
+    file.write_text(source.replace(mistake.right, mistake.wrong))
     ranks = ["-m", "mpi4py"] if "/mpi/" in mistake.test else []
     launcher = [Path(sys.executable).with_name("mpiexec"), "-n", "2"] if ranks else []
     options = ["-c", ROOT / "pyproject.toml", "-p", "no:cacheprovider", "-x", "-q"]
