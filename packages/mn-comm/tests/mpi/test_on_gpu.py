@@ -192,21 +192,24 @@ def test_the_memory_of_what_a_hook_returns_is_not_reused_too_early(make, name):
 @several
 def test_a_mean_that_nobody_waits_for_does_not_overwrite_other_arrays(make):
     """The optimizer of one training is dropped with the last mean under way; the next training takes its memory."""
-    comm = make("pure_nccl")
-    reducer = comm.gradient_reducer(background=True)
+
+    def late(bucket):
+        with bucket.on_side_stream()() as stream:
+            slow(stream, 0.3)
+        return bucket.average()
+
+    reducer = make("pure_nccl").gradient_reducer(background=True, comm_hook=late)
     model = Model(a=Param(None, cupy.full(100_000, 1, "f4")))
     average(reducer, model, in_background=True)  # the kernels are compiled
     cupy.cuda.Device().synchronize()
-    if RANK:  # the others wait for it
-        slow(cupy.cuda.get_current_stream(), 0.3)
     reduction = reducer.start(model, zero_fill=False)
     reduction.ready_all()
     del reducer, reduction
     gc.collect()
-    others = [cupy.full(100_000, 3, "f4") for _ in range(20)]
+    others = [cupy.full(100_000, RANK, "f4") for _ in range(20)]  # a mean of them would be seen
     cupy.cuda.Device().synchronize()
     for other in others:
-        np.testing.assert_array_equal(other.get(), 3)
+        np.testing.assert_array_equal(other.get(), RANK)
 
 
 def test_addresses_are_not_overwritten_before_they_are_uploaded(devices):
