@@ -8,6 +8,7 @@ import gc
 import importlib.util
 import threading
 import time
+import weakref
 
 import numpy as np
 import pytest
@@ -193,7 +194,10 @@ def test_the_memory_of_what_a_hook_returns_is_not_reused_too_early(make, name):
 def test_a_mean_that_nobody_waits_for_does_not_overwrite_other_arrays(make):
     """The optimizer of one training is dropped with the last mean under way; the next training takes its memory."""
 
+    buckets = []
+
     def late(bucket):
+        buckets.append(weakref.ref(bucket))
         with bucket.on_side_stream()() as stream:
             slow(stream, 0.3)
         return bucket.average()
@@ -205,7 +209,8 @@ def test_a_mean_that_nobody_waits_for_does_not_overwrite_other_arrays(make):
     reduction = reducer.start(model, zero_fill=False)
     reduction.ready_all()
     del reducer, reduction
-    gc.collect()
+    while buckets[-1]() is not None:  # a thread may still have it
+        gc.collect()
     others = [cupy.full(100_000, RANK, "f4") for _ in range(20)]  # a mean of them would be seen
     cupy.cuda.Device().synchronize()
     for other in others:
