@@ -1,0 +1,88 @@
+"""The thread that communicates in the background."""
+
+import os
+import threading
+import weakref
+
+import pytest
+
+from mn_comm.ranks.background import Future, Worker, close_all
+
+
+@pytest.fixture(autouse=True)
+def without_idle_threads():
+    close_all()
+    yield
+    close_all()
+
+
+def thread_of(worker):
+    return Future(threading.get_ident, worker).wait()
+
+
+def threads():
+    return [thread for thread in threading.enumerate() if thread.name == "mn_comm"]
+
+
+def test_one_thread_works_for_one_worker_after_the_other():
+    """MPICH keeps memory for every thread that has called it."""
+    found = set()
+    for _ in range(20):
+        worker = Worker()
+        found.add(thread_of(worker))
+        worker.close()
+    assert len(found) == 1
+
+
+def test_workers_at_the_same_time_have_a_thread_each_of_which_one_is_kept():
+    workers = [Worker() for _ in range(5)]
+    assert len({thread_of(worker) for worker in workers}) == 5
+    for worker in workers:
+        worker.close()
+    kept = threads()
+    while len(kept) > 1:  # the others are about to end
+        kept[-1].join(1)
+        kept = threads()
+    assert len(kept) == 1
+    close_all()
+    assert not threads()
+
+
+def test_a_closed_worker_can_be_used_again():
+    worker = Worker()
+    for expected in range(3):
+        assert Future(lambda expected=expected: expected, worker).wait() == expected
+        worker.close()
+
+
+@pytest.mark.parametrize("wait", [True, False])
+def test_tasks_are_finished_before_the_thread_is_given_back(wait):
+    worker, done = Worker(), []
+    for number in range(100):
+        worker.put(lambda number=number: done.append(number))
+    worker.close(wait)
+    close_all()
+    assert done == list(range(100))
+
+
+def test_the_idle_thread_does_not_hold_its_last_worker():
+    worker = Worker()
+    thread_of(worker)
+    worker.close()
+    gone = threading.Event()
+    weakref.finalize(worker, gone.set)
+    del worker
+    assert gone.wait(10)
+
+
+def test_no_thread_runs_during_a_fork():
+    worker = Worker()
+    thread_of(worker)
+    child = os.fork()
+    if not child:
+        os._exit(len(threads()))
+    assert os.waitpid(child, 0)[1] == 0
+    assert not threads()
+    thread_of(worker)  # it takes a new one
+    assert len(threads()) == 1
+    worker.close()
