@@ -194,24 +194,31 @@ def test_the_memory_of_what_a_hook_returns_is_not_reused_too_early(make, name):
 def test_a_mean_that_nobody_waits_for_does_not_overwrite_other_arrays(make):
     """The optimizer of one training is dropped with the last mean under way; the next training takes its memory."""
 
-    buckets = []
+    buckets, may_go_on = [], threading.Event()
+    may_go_on.set()
 
     def late(bucket):
         buckets.append(weakref.ref(bucket))
         with bucket.on_side_stream()() as stream:
-            slow(stream, 0.3)
+            stream.launch_host_func(lambda _: may_go_on.wait(20), None)
         return bucket.average()
 
     reducer = make("pure_nccl").gradient_reducer(background=True, comm_hook=late)
     model = Model(a=Param(None, cupy.full(100_000, 1, "f4")))
     average(reducer, model, in_background=True)  # the kernels are compiled
     cupy.cuda.Device().synchronize()
+    may_go_on.clear()
     reduction = reducer.start(model, zero_fill=False)
     reduction.ready_all()
     del reducer, reduction
     while buckets[-1]() is not None:  # a thread may still have it
         gc.collect()
     others = [cupy.full(100_000, RANK, "f4") for _ in range(20)]  # a mean of them would be seen
+    filled = cupy.cuda.get_current_stream().record()
+    until = time.monotonic() + 1
+    while not filled.done and time.monotonic() < until:  # it must not be done before the mean
+        time.sleep(0.01)
+    may_go_on.set()
     cupy.cuda.Device().synchronize()
     for other in others:
         np.testing.assert_array_equal(other.get(), RANK)
@@ -221,14 +228,17 @@ def test_addresses_are_not_overwritten_before_they_are_uploaded(devices):
     """A table is dropped while its addresses are still to be copied, and the next one takes its pinned memory."""
     gradients, others = ([cupy.full(1000, value, "f4") for _ in range(5)] for value in (3, 4))
     packed = cupy.zeros(5000, "f4")
-    for seconds in (0, 0.2):  # the kernel is compiled in the first one
-        packed[...] = 0
-        slow(cupy.cuda.get_current_stream(), seconds)
-        pack(Table(range(0, 5000, 1000), 5000), gradients, np.dtype("f4"), packed)
-        tables = [Table(range(0, 5000, 1000), 5000) for _ in range(10)]
-        for table in tables:
-            table.on_device([other.data.ptr for other in others])
-        np.testing.assert_array_equal(packed.get(), 3)
+    pack(Table(range(0, 5000, 1000), 5000), gradients, np.dtype("f4"), packed)  # the kernel is compiled
+    cupy.cuda.Device().synchronize()
+    packed[...] = 0
+    may_go_on = threading.Event()
+    cupy.cuda.get_current_stream().launch_host_func(lambda _: may_go_on.wait(20), None)
+    pack(Table(range(0, 5000, 1000), 5000), gradients, np.dtype("f4"), packed)
+    tables = [Table(range(0, 5000, 1000), 5000) for _ in range(10)]
+    for table in tables:
+        table.on_device([other.data.ptr for other in others])
+    may_go_on.set()
+    np.testing.assert_array_equal(packed.get(), 3)
 
 
 @pytest.mark.skipif(SIZE < 4, reason="needs two nodes of two ranks")
