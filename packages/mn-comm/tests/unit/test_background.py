@@ -10,7 +10,7 @@ from mn_comm.ranks.background import Future, Worker, close_all
 
 
 @pytest.fixture(autouse=True)
-def without_idle_threads():
+def without_threads():
     close_all()
     yield
     close_all()
@@ -24,27 +24,11 @@ def threads():
     return [thread for thread in threading.enumerate() if thread.name == "mn_comm"]
 
 
-def test_one_thread_works_for_one_worker_after_the_other():
-    """MPICH keeps memory for every thread that has called it."""
-    found = set()
-    for _ in range(20):
-        worker = Worker()
-        found.add(thread_of(worker))
-        worker.close()
-    assert len(found) == 1
-
-
-def test_workers_at_the_same_time_have_a_thread_each_of_which_one_is_kept():
+def test_each_worker_has_a_thread_until_it_is_closed():
     workers = [Worker() for _ in range(5)]
     assert len({thread_of(worker) for worker in workers}) == 5
     for worker in workers:
         worker.close()
-    kept = threads()
-    while len(kept) > 1:  # the others are about to end
-        kept[-1].join(1)
-        kept = threads()
-    assert len(kept) == 1
-    close_all()
     assert not threads()
 
 
@@ -56,7 +40,7 @@ def test_a_closed_worker_can_be_used_again():
 
 
 @pytest.mark.parametrize("wait", [True, False])
-def test_tasks_are_finished_before_the_thread_is_given_back(wait):
+def test_tasks_are_finished_before_the_thread_ends(wait):
     worker, done = Worker(), []
     for number in range(100):
         worker.put(lambda number=number: done.append(number))
@@ -65,7 +49,7 @@ def test_tasks_are_finished_before_the_thread_is_given_back(wait):
     assert done == list(range(100))
 
 
-def test_the_idle_thread_does_not_hold_its_last_worker():
+def test_a_closed_worker_is_held_by_nothing():
     worker = Worker()
     thread_of(worker)
     worker.close()

@@ -77,15 +77,15 @@ class Future(Generic[_T]):
 
 
 class Worker:
-    """Runs tasks in a thread, in the order in which they were put; it takes a thread for the first task.
+    """A thread that runs tasks in the order in which they were put; it starts with the first task.
 
-    Before a fork of the process, idle threads end, because no threads must run during a fork; the next task starts a
+    Before a fork of the process, an idle thread ends, because no threads must run during a fork; the next task starts a
     new one.
     """
 
     def __init__(self) -> None:
         self._tasks: SimpleQueue[_Task | None] = SimpleQueue()
-        self._has_ended: threading.Event | None = None
+        self._thread: threading.Thread | None = None
         self._unfinished = 0
         self._lock = threading.RLock()  # a finalizer may close one worker while another one is working
         _workers.add(self)
@@ -95,28 +95,29 @@ class Worker:
         """Add a task, to be run after all earlier ones."""
         with self._lock:
             self._unfinished += 1
-            if self._has_ended is None:
-                self._has_ended = _call_in_thread(self._run)
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._run, name="mn_comm", daemon=True)
+                self._thread.start()
         self._tasks.put(task)
 
     def close(self, wait: bool = True) -> None:
-        """Finish all tasks, and give the thread back.
+        """Finish all tasks, and end the thread.
 
         Args:
-            wait: Whether to wait until then. If not, nothing may be put any more.
+            wait: Whether to wait until it has ended. If not, nothing may be put any more.
         """
         with self._lock:
-            has_ended, self._has_ended = self._has_ended, None
-        if has_ended is None:
+            thread, self._thread = self._thread, None
+        if thread is None:
             return
         self._tasks.put(None)
         if wait:
-            has_ended.wait()
+            thread.join()
         else:
-            _ending.add(has_ended)
+            _ending.add(thread)
 
     def rest(self) -> None:
-        """Give the thread back if it has nothing to do."""
+        """End the thread if it has nothing to do."""
         if not self._unfinished:
             self.close()
 
@@ -132,83 +133,21 @@ class Worker:
                 self._unfinished -= 1
 
 
-class _Thread:
-    """A thread that works for one worker after the other.
-
-    It is used again because MPICH 5.0 keeps about 750 bytes for every thread that has called it, also when that thread
-    has ended.
-    """
-
-    def __init__(self) -> None:
-        self._work: SimpleQueue[tuple[_Task, threading.Event] | None] = SimpleQueue()
-        self._thread = threading.Thread(target=self._run, name="mn_comm", daemon=True)
-        self._thread.start()
-
-    def call(self, function: _Task) -> threading.Event:
-        """Call a function in the thread; the event is set when it has returned."""
-        has_ended = threading.Event()
-        self._work.put((function, has_ended))
-        return has_ended
-
-    def end(self) -> None:
-        """End the thread, which must be idle."""
-        self._work.put(None)
-        self._thread.join()
-
-    def _run(self) -> None:
-        is_kept = True
-        while is_kept and (work := self._work.get()) is not None:
-            function, has_ended = work
-            try:
-                function()
-                is_kept = _keep(self)
-            finally:
-                has_ended.set()
-            del work, function, has_ended  # the function holds its worker
-
-
 _workers: weakref.WeakSet[Worker] = weakref.WeakSet()
-_ending: weakref.WeakSet[threading.Event] = weakref.WeakSet()  # a thread holds its event while it works
-_idle: list[_Thread] = []  # one at most
-_lock = threading.Lock()
-
-
-def _call_in_thread(function: _Task) -> threading.Event:
-    """Call a function in the idle thread, or in a new one; the event is set when it has returned."""
-    with _lock:
-        thread = _idle.pop() if _idle else None
-    return (thread or _Thread()).call(function)
-
-
-def _keep(thread: _Thread) -> bool:
-    """Keep a thread for the next worker, unless another one is idle already; return whether."""
-    with _lock:
-        if not _idle:
-            _idle.append(thread)
-        return _idle[0] is thread
-
-
-def _end_idle() -> None:
-    with _lock:
-        ending = _idle.copy()
-        _idle.clear()
-    for thread in ending:
-        thread.end()
+_ending: weakref.WeakSet[threading.Thread] = weakref.WeakSet()  # Python itself keeps running threads alive
 
 
 def _rest_all() -> None:
     for worker in list(_workers):
         worker.rest()
-    _end_idle()
 
 
 def close_all() -> None:
     """Finish the tasks of all workers, and end their threads."""
     for worker in list(_workers):
         worker.close()
-    for has_ended in list(_ending):
-        has_ended.wait()
-    _end_idle()
+    for thread in list(_ending):
+        thread.join()
 
 
 @functools.cache
