@@ -1,5 +1,6 @@
 """For tests with real devices: this rank's device, communicators, and arrays of random numbers."""
 
+import importlib.util
 import os
 import time
 
@@ -54,6 +55,13 @@ def is_emulated():
     import cupy
 
     return b"emulated" in cupy.cuda.runtime.getDeviceProperties(0)["name"].lower()
+
+
+def has_bfloat16():
+    """CuPy 14 and newer compute with the bfloat16 of ml_dtypes."""
+    import cupy
+
+    return importlib.util.find_spec("ml_dtypes") is not None and int(cupy.__version__.split(".")[0]) >= 14
 
 
 def random(shape, dtype, rank, seed):

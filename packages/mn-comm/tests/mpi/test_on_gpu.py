@@ -5,7 +5,6 @@ that variable, tests that need NCCL are skipped there.
 """
 
 import gc
-import importlib.util
 import threading
 import time
 import weakref
@@ -14,7 +13,7 @@ import numpy as np
 import pytest
 from fake_model import Model, Param
 from mpi4py import MPI
-from on_gpu import SHARING, average, is_emulated, random, slow
+from on_gpu import SHARING, average, has_bfloat16, is_emulated, random, slow
 
 from mn_comm import create_communicator
 from mn_comm.device import nccl
@@ -32,7 +31,7 @@ pytestmark = [
 WORLD = MPI.COMM_WORLD
 RANK, SIZE = WORLD.rank, WORLD.size
 NAMES = ["naive", "flat", "hierarchical", "two_dimensional", "single_node", "non_cuda_aware", "pure_nccl"]
-WIRES = [None, "f2", "f4", "f8", *(["bfloat16"] if importlib.util.find_spec("ml_dtypes") else [])]
+WIRES = [None, "f2", "f4", "f8", *(["bfloat16"] if has_bfloat16() else [])]
 several = pytest.mark.skipif(SIZE < 2, reason="needs two ranks")
 SHAPES = {"a": (7, 3), "b": (1,), "c": (), "d": (0,), "e": (100_003,), "f": (64, 3, 7, 7)}
 LAYOUTS = ["c", "fortran", "strided"]

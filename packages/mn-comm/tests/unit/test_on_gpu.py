@@ -1,12 +1,11 @@
 """One process on a real device: packing, staging and NCCL among one rank."""
 
-import importlib.util
 import itertools
 
 import numpy as np
 import pytest
 from fake_model import Model, Param
-from on_gpu import slow
+from on_gpu import has_bfloat16, slow
 
 from mn_comm import create_communicator
 from mn_comm.basis import placement
@@ -20,7 +19,7 @@ cupy = pytest.importorskip("cupy")
 
 pytestmark = pytest.mark.gpu
 
-FLOATS = ["f2", "f4", "f8", *(["bfloat16"] if importlib.util.find_spec("ml_dtypes") else [])]
+FLOATS = ["f2", "f4", "f8", *(["bfloat16"] if has_bfloat16() else [])]
 SHAPES = [(3,), (), (0,), (129, 17), (1,), (64, 3, 7, 7), (5000,)]
 
 
