@@ -72,7 +72,7 @@ class DeviceBucket:
         import cupy
 
         self._side = side
-        # The one beside, and the one that has used its memory last.
+        # All that use its memory: the one beside, and the one on which the program has used it last.
         self._streams = [side, None]
         allocated_on = cupy.cuda.get_current_stream()
         weakref.finalize(self, _let_wait, allocated_on, self._streams, whole.device).atexit = False
@@ -239,9 +239,9 @@ def _let_wait(stream: Any, others: Sequence[Any], device: Any) -> None:
     Also when a bucket is gone, maybe with a mean that nobody has waited for: CuPy gives memory that was freed to the
     next operation on the stream on which it was allocated. Not in ``__del__``: the streams could be gone earlier.
     """
-    with device:
-        for other in others:
-            if other is not None and other.ptr != stream.ptr:
+    for other in others:
+        if other is not None and other.ptr != stream.ptr:
+            with device:
                 stream.wait_event(other.record())
 
 
