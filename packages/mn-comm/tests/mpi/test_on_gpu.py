@@ -192,7 +192,6 @@ def test_the_memory_of_what_a_hook_returns_is_not_reused_too_early(make, name):
 @several
 def test_a_mean_that_nobody_waits_for_does_not_overwrite_other_arrays(make):
     """The optimizer of one training is dropped with the last mean under way; the next training takes its memory."""
-
     buckets, may_go_on = [], threading.Event()
     may_go_on.set()
 
