@@ -16,7 +16,7 @@ from chainer.serializers import npz
 from chainer.training import Extension
 
 from mn_comm import Change, CommunicatorBase, is_elastic, raise_on_all, transact
-from mn_extensions.checkpoint.arrays import read_arrays
+from mn_extensions.checkpoint.arrays import read_snapshot
 from mn_extensions.checkpoint.replicas import assume_synchronized, consolidate, own_parts, synchronize
 from mn_extensions.checkpoint.state import load_state
 
@@ -166,10 +166,11 @@ class MultiNodeSnapshot(Extension):  # type: ignore[misc]  # Chainer has no type
 
     def _load(self, target: Any, folder: Path) -> None:
         for name in self._candidates(folder):
-            state, problem = self._read(folder / f"{name}.{self.comm.rank}") if self.is_master else (None, None)
+            found = read_snapshot(folder / f"{name}.{self.comm.rank}") if self.is_master else None
+            problem = found if isinstance(found, str) else None
             problems = [each for each in self.comm.allgather_obj(problem) if each is not None]
-            if not problems:
-                self._spread(state, target)
+            if not problems and not isinstance(found, str):
+                self._spread(found, target)
                 return
             self._warn(f"{'; '.join(problems)}: trying the previous snapshot")
 
@@ -190,12 +191,6 @@ class MultiNodeSnapshot(Extension):  # type: ignore[misc]  # Chainer has no type
         if any(lists) and not common:
             self._warn(f"{folder}: expected a snapshot of which each group has its file, got none: nothing is loaded")
         return common
-
-    def _read(self, path: Path) -> tuple[State | None, str | None]:
-        try:
-            return read_arrays(path), None
-        except (OSError, ValueError) as error:
-            return None, f"{path} cannot be read: {error}"
 
     def _spread(self, state: State | None, target: Any) -> None:
         """Load a group's state on all of its ranks; collective."""

@@ -266,6 +266,28 @@ def test_a_harmed_generation_is_passed_over(folder, how, owner):
     assert (model.W.data == 5).all()
 
 
+@pytest.mark.parametrize("owner", [0, SIZE - 1, "manifest"])
+@pytest.mark.parametrize("what", [os.mkfifo, lambda path: path.symlink_to("/dev/zero")], ids=["pipe", "device"])
+def test_a_pipe_or_device_in_place_of_a_file_is_not_read(folder, what, owner):
+    model = L.Linear(2, 3)
+    saver = create_multi_node_checkpointer("run", COMM, path=folder)
+    for iteration in (1, 2):
+        saver.save(model, iteration)
+    COMM.mpi_comm.Barrier()
+    if RANK == 0:
+        (folder / f"run.{owner}.2").unlink()
+        what(folder / f"run.{owner}.2")
+    COMM.mpi_comm.Barrier()
+    checkpointer = create_multi_node_checkpointer("run", COMM, path=folder)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        assert checkpointer.maybe_load(model) == 1
+    assert ["not a regular file" in str(each.message) for each in caught] == [True] * (RANK == 0)
+    if owner != "manifest":
+        with pytest.raises(FileExistsError, match=rf"run\.{owner}\.2"):
+            checkpointer.save(model, 2)
+
+
 def test_a_harmed_generation_is_collected_first(folder):
     model = L.Linear(2, 3)
     saver = create_multi_node_checkpointer("run", COMM, path=folder)

@@ -242,12 +242,17 @@ def test_all_ranks_start_from_the_newest_that_every_set_has(folder):
         assert len(trainer.get_extension("LogReport").log) == 2
 
 
-def test_a_harmed_snapshot_is_passed_over(folder):
+@pytest.mark.parametrize("how", ["cut", "pipe"])
+def test_a_harmed_snapshot_is_passed_over(folder, how):
     save_two(folder)
     COMM.mpi_comm.Barrier()
     if RANK == 0:
         content = (folder / "snap_2.0").read_bytes()
-        (folder / "snap_2.0").write_bytes(content[: len(content) // 2])
+        if how == "cut":
+            (folder / "snap_2.0").write_bytes(content[: len(content) // 2])
+        else:
+            (folder / "snap_2.0").unlink()
+            os.mkfifo(folder / "snap_2.0")
         now = time.time()
         os.utime(folder / "snap_2.0", (now + 5, now + 5))
     COMM.mpi_comm.Barrier()

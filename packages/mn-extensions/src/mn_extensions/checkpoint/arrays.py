@@ -18,7 +18,9 @@ from typing import IO, Any
 import numpy as np
 from numpy.lib import format as npy
 
-__all__ = ["is_marked", "read_arrays", "write_arrays"]
+from mn_extensions.checkpoint.files import open_regular
+
+__all__ = ["is_marked", "read_arrays", "read_snapshot", "write_arrays"]
 
 _Arrays = Mapping[str, "np.ndarray[Any, Any]"]
 _SUFFIX = ".npy"
@@ -71,16 +73,25 @@ def read_arrays(file: Any) -> dict[str, np.ndarray[Any, Any]]:
         with zipfile.ZipFile(file) as archive:
             return {name.removesuffix(_SUFFIX): _read_member(archive, name) for name in archive.namelist()}
     except (zipfile.BadZipFile, zlib.error, EOFError, RuntimeError) as error:  # the last one if a bit says "encrypted"
-        raise ValueError(f"expected an .npz file, got {file}: {error}") from error
+        raise ValueError(f"expected an .npz file, got {getattr(file, 'name', file)}: {error}") from error
+
+
+def read_snapshot(path: Path) -> dict[str, np.ndarray[Any, Any]] | str:
+    """Return the arrays in a file by name, or why it cannot be read."""
+    try:
+        with open_regular(path) as file:
+            return read_arrays(file)
+    except (OSError, ValueError) as error:
+        return f"{path} cannot be read: {error}"
 
 
 def is_marked(path: Path) -> bool:
     """Return whether the end of a file shows that it was written by :func:`write_arrays`.
 
     Raises:
-        OSError: It does not exist, or cannot be read.
+        OSError: It does not exist, is not a regular file, or cannot be read.
     """
-    with open(path, "rb") as file:
+    with open_regular(path) as file:
         file.seek(max(0, os.fstat(file.fileno()).st_size - len(_MARK)))
         return file.read() == _MARK
 

@@ -2,14 +2,26 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import os
+import stat
 import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import BinaryIO
 
-__all__ = ["TEMPORARY", "FileRecord", "HashingWriter", "check_writable", "read_record", "sync_folder", "write_file"]
+__all__ = [
+    "TEMPORARY",
+    "FileRecord",
+    "HashingWriter",
+    "check_writable",
+    "open_regular",
+    "read_record",
+    "sync_folder",
+    "write_file",
+]
 
 TEMPORARY = "tmp-"
 _READ_BYTES = 1 << 22
@@ -100,15 +112,26 @@ def sync_folder(folder: Path) -> None:
         os.close(descriptor)
 
 
+def open_regular(path: Path) -> BinaryIO:
+    """Open a file for reading bytes, unless it is a pipe or a device, which might be read without end.
+
+    Raises:
+        OSError: It does not exist, is not a regular file, or cannot be read.
+    """
+    if not stat.S_ISREG(os.stat(path).st_mode):
+        raise OSError(errno.EINVAL, "not a regular file", os.fspath(path))
+    return open(path, "rb")
+
+
 def read_record(folder: Path, name: str) -> FileRecord:
     """Return the current properties of a file.
 
     Raises:
-        OSError: It does not exist, or cannot be read.
+        OSError: It does not exist, is not a regular file, or cannot be read.
     """
     hashed = _new_hash()
     nbytes = 0
-    with open(folder / name, "rb") as file:
+    with open_regular(folder / name) as file:
         while data := file.read(_READ_BYTES):
             hashed.update(data)
             nbytes += len(data)

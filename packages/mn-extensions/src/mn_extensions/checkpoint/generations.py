@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from mn_comm import CommunicatorBase, raise_on_all
-from mn_extensions.checkpoint.arrays import is_marked, read_arrays, write_arrays
+from mn_extensions.checkpoint.arrays import is_marked, read_snapshot, write_arrays
 from mn_extensions.checkpoint.files import FileRecord, read_record, write_file
 from mn_extensions.checkpoint.manifest import (
     Manifest,
@@ -77,8 +77,10 @@ class Generations:
         return self.folder / file_name(self.run, self._written_as.get(iteration, self.comm.rank), iteration)
 
     def is_ours(self, iteration: int) -> bool:
-        """Return whether this rank's file, which must exist, was written by a checkpointer of this package."""
+        """Return whether this rank's file was written by a checkpointer of this package."""
         path = self.path(iteration)
+        if not path.is_file():
+            return False
         if is_marked(path):
             return True
         # A file that is damaged at its end has lost its mark, but a manifest names it. If there is an intact archive of
@@ -167,8 +169,11 @@ class Generations:
         self._written_as.update(dict.fromkeys(iterations - others, rank))
         if rank == 0:
             self.mine |= set(manifests)
-        old = {_Other(each, old_run) for each in iterations_of(names, old_run, str(rank)) if old_run != self.run}
-        old = {each for each in old if not is_marked(self.folder / file_name(old_run, rank, each.iteration))}
+        old = set[_Other]()
+        for iteration in iterations_of(names, old_run, str(rank)) if old_run != self.run else []:
+            path = self.folder / file_name(old_run, rank, iteration)
+            if path.is_file() and not is_marked(path):
+                old.add(_Other(iteration, old_run))
         return old | {_Other(each, self.run) for each in others}
 
     def _first_unharmed(self, manifests: Mapping[int, Manifest | str], common: set[_Other]) -> Found | None:
@@ -178,7 +183,7 @@ class Generations:
         for iteration, has_manifest, run in sorted(candidates, reverse=True):
             path = self.folder / file_name(run, self.comm.rank, iteration)
             with raise_on_all(self.comm):
-                own = self._read_recorded(manifests[iteration]) if has_manifest else _read(path)
+                own = self._read_recorded(manifests[iteration]) if has_manifest else read_snapshot(path)
             problem = own if isinstance(own, str) else None
             problems = [each for each in self.comm.allgather_obj(problem) if each is not None]
             if not isinstance(own, str) and not problems:
@@ -200,7 +205,7 @@ class Generations:
                 f"{self.folder / manifest_name(self.run, manifest.iteration)}; start {len(manifest.files)} ranks, "
                 "or use multi_node_snapshot, which loads into any number of them"
             )
-        return self._problem_of(manifest.files[self.comm.rank]) or _read(self.path(manifest.iteration))
+        return self._problem_of(manifest.files[self.comm.rank]) or read_snapshot(self.path(manifest.iteration))
 
     def _problem_of(self, expected: FileRecord) -> str | None:
         """Return the problem with this rank's file, if there is one."""
@@ -231,14 +236,6 @@ class Generations:
         with raise_on_all(self.comm):  # if warnings are errors, all ranks raise
             if self.comm.rank == 0:
                 warnings.warn(message, RuntimeWarning, stacklevel=7)
-
-
-def _read(path: Path) -> State | str:
-    """Return the state in a file, or why it cannot be read."""
-    try:
-        return read_arrays(path)
-    except (OSError, ValueError) as error:
-        return f"{path} cannot be read: {error}"
 
 
 @contextmanager

@@ -13,7 +13,7 @@ from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from mn_extensions.checkpoint.files import TEMPORARY, FileRecord, HashingWriter, write_file
+from mn_extensions.checkpoint.files import TEMPORARY, FileRecord, HashingWriter, open_regular, write_file
 
 __all__ = [
     "Manifest",
@@ -92,11 +92,13 @@ def read_manifest(folder: Path, run: str, iteration: int) -> Manifest:
 
     Raises:
         ValueError: It is damaged, or was written by a later version.
-        OSError: It cannot be read.
+        OSError: It is not a regular file, or cannot be read.
     """
     path = folder / manifest_name(run, iteration)
+    with open_regular(path) as file:
+        data = file.read()
     try:
-        outer = json.loads(path.read_bytes())
+        outer = json.loads(data)
         content = outer["content"]
         intact = outer["checksum"] == _checksum(content)
         fields = json.loads(content)
