@@ -10,11 +10,11 @@ import time
 
 import chainer
 import chainermn
-from setting import batches, get_device, get_digits, make_model, parse_options
+from setting import batches, draw, get_device, get_digits, make_model, parse_options
 
 
 def train(name, args):
-    """Return the loss and the milliseconds of a step with a communicator, and the last weights."""
+    """Return the losses and the milliseconds of a step with a communicator, and the sum of the last weights."""
     comm = chainermn.create_communicator(name)
     device = get_device(args.device, comm)
     digits, _ = get_digits()
@@ -22,19 +22,25 @@ def train(name, args):
     optimizer = chainermn.create_multi_node_optimizer(chainer.optimizers.MomentumSGD(0.05), comm).setup(model)
     stream = batches(comm, digits, 25, device, args.steps + 1)
     optimizer.update(model, *next(stream))  # distributes the parameters
+    losses = []
     began = time.perf_counter()
     for batch in stream:
         optimizer.update(model, *batch)
+        losses.append(float(model.loss.array))
     elapsed = time.perf_counter() - began
-    return comm.rank, float(model.loss.array), 1000 * elapsed / args.steps, float(abs(model.predictor[0].W.array).sum())
+    return comm.rank, losses, 1000 * elapsed / args.steps, float(abs(model.predictor[0].W.array).sum())
 
 
 def main():
     args = parse_options(__doc__, steps=100)
+    curves = {}
     for name in ("ring", "flat", "hierarchical"):
-        rank, loss, milliseconds, weights = train(name, args)
+        rank, losses, milliseconds, weights = train(name, args)
+        curves[name] = range(args.steps), losses
         if rank == 0:
-            print(f"{name:12} loss {loss:.4f}, sum of the weights {weights:.3f}, {milliseconds:.1f} ms a step")
+            print(f"{name:12} loss {losses[-1]:.4f}, sum of the weights {weights:.3f}, {milliseconds:.1f} ms a step")
+    if rank == 0:
+        draw(f"{args.out}/own_strategy.png", curves, "step", "loss")
 
 
 if __name__ == "__main__":

@@ -11,7 +11,7 @@ import resource
 import chainer
 import chainermn
 from chainermn.optimizers import AfterBackward, MultiNodeOptimizer, Sharded
-from setting import batches, get_device, get_digits, make_model, parse_options
+from setting import batches, draw, get_device, get_digits, make_model, parse_options
 
 
 def used():
@@ -36,18 +36,24 @@ def main():
     optimizer = MultiNodeOptimizer(chainer.optimizers.Adam(), comm, when).setup(model)
     parameters = sum(param.array.nbytes for param in model.params()) / 2**20
 
-    limit(used() + args.room)
+    before, memory = used(), [0.0]
+    limit(before + args.room)
     failure, loss = "", 0.0
     try:
         for batch in batches(comm, digits, 25, device, args.steps):
             optimizer.update(model, *batch)
+            memory.append(used() - before)
         loss = float(model.loss.array)
     except MemoryError:
-        limit(used() + 1000)  # MPI needs some, too
+        memory.append(used() - before)
         failure = "out of memory"
+    limit(used() + 1000)  # MPI and the chart need some, too
     state = sum(array.nbytes for param in model.params() for array in (param.update_rule.state or {}).values()) / 2**20
     print(f"rank {comm.rank}: parameters {parameters:.0f} MB, state {state:.0f} MB, {failure or f'loss {loss:.3f}'}")
     comm.allgather_obj(failure)  # so that no process leaves before the others have said this
+    if comm.rank == 0:
+        curves = {"process 0": (range(len(memory)), memory), "limit": ([0, args.steps], [args.room] * 2)}
+        draw(f"{args.out}/{'whole' if args.whole else 'sharded'}.png", curves, "step", "MB beside the parameters")
 
 
 if __name__ == "__main__":

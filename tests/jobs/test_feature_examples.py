@@ -1,9 +1,11 @@
 """The examples of single features, each with few steps: what they print, and their pictures.
 
-The one that kills a process needs Open MPI: see tests/elastic.
+Those in which a process is lost need Open MPI: see tests/elastic.
 """
 
+import os
 import re
+import subprocess
 import sys
 from pathlib import Path
 
@@ -21,7 +23,7 @@ pytest.importorskip("matplotlib")
 def test_every_script_is_short_and_on_the_page():
     scripts = {path.name for path in FEATURES.glob("*.py")} - {"setting.py"}
     page = (FEATURES / "README.md").read_text()
-    assert set(re.findall(r"^\| `(\S+\.py)` \|.* python examples/features/\1` \|", page, re.M)) == scripts
+    assert set(re.findall(r"^\| `(\S+\.py)` \| `.* examples/features/\1` \|", page, re.M)) == scripts
     assert set(re.findall(r"^`(\S+\.py)` ", page, re.M)) <= scripts
     for script in scripts:
         assert len((FEATURES / script).read_text().splitlines()) < 80, script
@@ -43,12 +45,23 @@ WAY = re.compile(r"^(\w+) +(\d+) kB sent, accuracy (\S+)$", re.M)
 
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="other systems do not limit private memory")
-def test_a_model_fits_only_with_sharded_state(mpiexec):
+def test_a_model_fits_only_with_sharded_state(mpiexec, tmp_path):
     options = "--steps", 2
     sharded = mpiexec(2, FEATURES / "sharded.py", *options)
     assert len(re.findall(r"^rank \d: parameters 60 MB, state 60 MB, loss [\d.]+$", sharded, re.M)) == 2
     whole = mpiexec(2, FEATURES / "sharded.py", *options, "--whole", 1)
     assert len(re.findall(r"^rank \d: .* out of memory$", whole, re.M)) == 2
+    check_picture(tmp_path / "sharded.png")
+    check_picture(tmp_path / "whole.png")
+
+
+def test_a_job_that_is_started_again(tmp_path):
+    command = Path(sys.executable).with_name("chainermn"), "elastic", "-n", "2", FEATURES / "restart.py"
+    environ = {**os.environ, "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(command, cwd=tmp_path, env=environ, capture_output=True, text=True, timeout=70)
+    assert done.returncode == 0, done.stderr
+    assert "killed after step 60, continued after step 50: 120 steps, loss" in done.stdout
+    check_picture(tmp_path / "restart.png")
 
 
 def test_every_process_uses_all_of_its_samples(mpiexec, tmp_path):
@@ -87,6 +100,7 @@ def test_a_strategy_in_a_package(mpiexec, tmp_path):
     module = "ring_of_processes.py"
     (package / module).write_text((FEATURES / "ring" / module).read_text())
     printed = mpiexec(3, FEATURES / "own_strategy.py", "--steps", 10, PYTHONPATH=str(package))
+    check_picture(tmp_path / "own_strategy.png")
     losses = re.findall(r"^\w+ +loss (\S+), sum of the weights (\S+), \S+ ms a step$", printed, re.M)
     assert len(losses) == 3
     for loss, weights in losses[1:]:
