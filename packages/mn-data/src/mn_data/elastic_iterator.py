@@ -102,7 +102,9 @@ class ElasticIterator(Iterator):  # type: ignore[misc]  # Chainer has no types
         self._before = 0
         self._has_begun = False
         if is_elastic(comm):
-            _register(weakref.ref(self), comm)
+            # The communicator, which may last longer, does not keep the iterator.
+            comm.on_change(weakref.WeakMethod(self.take_over))  # type: ignore[attr-defined]
+            comm.on_commit(weakref.WeakMethod(self.commit))  # type: ignore[attr-defined]
 
     def __next__(self) -> list[Any]:
         """Return this rank's part of the next global mini-batch."""
@@ -205,18 +207,3 @@ def _check(length: int, batch_size: int, least: int) -> None:
         raise ValueError("expected a dataset with samples, got an empty one")
     if batch_size < least:
         raise ValueError(f"expected batch_size of at least {least}, a sample for each rank; got {batch_size}")
-
-
-def _register(reference: weakref.ref[ElasticIterator], comm: Any) -> None:
-    def take_over(change: Change) -> None:
-        iterator = reference()
-        if iterator is not None:
-            iterator.take_over(change)
-
-    def commit() -> None:
-        iterator = reference()
-        if iterator is not None:
-            iterator.commit()
-
-    comm.on_change(take_over)
-    comm.on_commit(commit)

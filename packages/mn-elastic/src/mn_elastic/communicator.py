@@ -15,6 +15,7 @@ from mn_comm.basis.mpi import MPI
 from mn_comm.communicator import Communicator
 from mn_comm.ranks import agreement, spans
 from mn_elastic import ends
+from mn_elastic.callbacks import Callbacks
 from mn_elastic.support import SPARES, is_minority, problem_of
 from mn_elastic.support import n_spares as read_n_spares
 
@@ -108,9 +109,10 @@ class ElasticCommunicator(Communicator):
         self.strategy = strategy
         self._generation = -1
         self._progress = _Progress()
-        self._on_change: list[Callable[[Change], object]] = []
-        self._on_commit: list[Callable[[], object]] = []
-        self._handed_out: list[tuple[weakref.ref[GradientReducer], bool]] = []
+        self._on_change = Callbacks()
+        self._on_commit = Callbacks()
+        # Whether each communicates in the background.
+        self._handed_out: weakref.WeakKeyDictionary[GradientReducer, bool] = weakref.WeakKeyDictionary()
         self._places = ranks.size - n_spares if n_spares else 0
         self._pool: Pool | None = None
         self._waits = False
@@ -148,24 +150,25 @@ class ElasticCommunicator(Communicator):
 
         Args:
             callback: Called with the change, on every rank, in the order in which callbacks were registered. It may
-                adapt values that depend on the number of ranks, such as a learning rate; it must not communicate.
+                adapt values that depend on the number of ranks, such as a learning rate; it must not communicate. A
+                ``weakref.WeakMethod`` does not keep its object alive, and is called as long as that exists.
 
         Returns:
             The function, so that this can be used as a decorator.
         """
-        self._on_change.append(callback)
+        self._on_change.add(callback)
         return callback
 
     def on_commit(self, callback: Callable[[], _T]) -> Callable[[], _T]:
         """Register a function to be called after each step of an optimizer that all ranks have completed.
 
         Args:
-            callback: Called on every rank; it must not communicate.
+            callback: Called on every rank; it must not communicate. It may be a ``weakref.WeakMethod``, too.
 
         Returns:
             The function, so that this can be used as a decorator.
         """
-        self._on_commit.append(callback)
+        self._on_commit.add(callback)
         return callback
 
     def transact(
@@ -236,8 +239,7 @@ class ElasticCommunicator(Communicator):
     def _has_come_through(self, is_step: bool) -> None:
         self._progress.alarms = 0
         if is_step:
-            for callback in self._on_commit:
-                callback()
+            self._on_commit()
         if ends.asked_to_leave.is_set():
             ends.leave_as_asked()
 
@@ -282,8 +284,7 @@ class ElasticCommunicator(Communicator):
             _log(change)
         before, self._progress.nothing = self._progress.nothing, "expected a function of on_change not to communicate"
         try:
-            for callback in self._on_change:
-                callback(change)
+            self._on_change(change)
         finally:
             self._progress.nothing = before
 
@@ -444,7 +445,7 @@ class ElasticCommunicator(Communicator):
 
     def _abandon(self) -> None:
         """End all work in the background: it fails, because the communicators are revoked."""
-        for reducer, _ in self._reducers_handed_out():
+        for reducer in list(self._handed_out):
             reducer.drain()
         self._contexts.abandon()
 
@@ -458,7 +459,7 @@ class ElasticCommunicator(Communicator):
         self._family, (contexts, strategy) = family, built
         self._generation += 1
         self._use(self._family.base, contexts, strategy)
-        for reducer, is_background in self._reducers_handed_out():
+        for reducer, is_background in list(self._handed_out.items()):
             if is_background:
                 context, worker = contexts.background
                 reducer.use(self._strategy_on(context), worker)
@@ -475,7 +476,7 @@ class ElasticCommunicator(Communicator):
             spans.start(ranks)
         # This must not depend on objects of this rank alone: ranks do not drop their last reference to a reducer at the
         # same time.
-        if ranks.any(any(is_background for _, is_background in self._reducers_handed_out())):
+        if ranks.any(any(self._handed_out.values())):
             contexts.background  # noqa: B018 - created on first access
         return contexts, self._strategy_on(contexts.foreground)
 
@@ -483,10 +484,6 @@ class ElasticCommunicator(Communicator):
         from mn_comm.gradients.strategies import STRATEGIES
 
         return STRATEGIES[self.strategy](context)
-
-    def _reducers_handed_out(self) -> list[tuple[GradientReducer, bool]]:
-        found = [(reference(), is_background) for reference, is_background in self._handed_out]
-        return [(reducer, is_background) for reducer, is_background in found if reducer is not None]
 
     def gradient_reducer(self, **options: Any) -> GradientReducer:
         """Do what :meth:`CommunicatorBase.gradient_reducer` does.
@@ -499,7 +496,7 @@ class ElasticCommunicator(Communicator):
                 raise ValueError(f"expected {name} without elastic=True, got both: what it keeps is lost with a rank")
         # A weak reference to a bound method of super() would die immediately.
         reducer = self.transact(lambda: super(ElasticCommunicator, self).gradient_reducer(**options))
-        self._handed_out.append((weakref.ref(reducer), bool(options.get("background"))))
+        self._handed_out[reducer] = bool(options.get("background"))
         return reducer
 
     def bcast_data(self, model: Model) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import warnings
+import weakref
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from functools import partial
@@ -99,7 +100,7 @@ class MultiNodeSnapshot(Extension):  # type: ignore[misc]  # Chainer has no type
         self._filename = snapshot.filename
         self._name_file()
         if is_elastic(comm):
-            comm.on_change(self._renumber)  # type: ignore[attr-defined]
+            comm.on_change(weakref.WeakMethod(self._renumber))  # type: ignore[attr-defined]
 
     def _name_file(self) -> None:
         filename, comm = self._filename, self.comm

@@ -6,16 +6,15 @@ forward pass changes as a side effect is restored before the pass is repeated.
 
 from __future__ import annotations
 
-import weakref
 from collections.abc import Callable
 from typing import Any, Protocol
 
 import chainer
 import numpy as np
 
-from mn_comm import Change, CommunicatorBase, RankLost, is_elastic
+from mn_comm import CommunicatorBase, RankLost, is_elastic
 
-__all__ = ["Defer", "Forward", "commit", "refuse_elastic", "restart_after_losses"]
+__all__ = ["Defer", "Forward", "commit", "refuse_elastic"]
 
 Forward = Callable[[], chainer.Variable]
 """Computes the loss."""
@@ -94,25 +93,6 @@ def refuse_elastic(communicator: CommunicatorBase, what: str) -> None:
             f"expected {what} with a communicator made by create_communicator(…, elastic=False), got an elastic one: "
             "ranks whose parameters differ, or that have parts of a state, cannot stand in for one that is lost"
         )
-
-
-def restart_after_losses(communicator: CommunicatorBase, scheme: Any) -> None:
-    """Let a scheme discard pending averages whenever a rank is lost, in a step or between two steps.
-
-    Args:
-        communicator: The communicator; nothing is done if it is not elastic.
-        scheme: The scheme. No reference to it is kept.
-    """
-    if not is_elastic(communicator):
-        return
-    reference = weakref.ref(scheme)
-
-    def restart(change: Change) -> None:
-        found = reference()
-        if found is not None:
-            found.restart(None)
-
-    communicator.on_change(restart)  # type: ignore[attr-defined]
 
 
 class _Before:

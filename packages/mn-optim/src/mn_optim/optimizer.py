@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+import weakref
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
@@ -13,7 +14,7 @@ import chainer
 from mn_comm import CommunicatorBase, is_elastic, span
 from mn_comm.building_blocks import CompressionReport, Model, register_synchronizer
 from mn_optim.backward import backward as overlapping_backward
-from mn_optim.commit import Defer, Forward, commit, restart_after_losses
+from mn_optim.commit import Defer, Forward, commit
 from mn_optim.join import JoinParticipant
 from mn_optim.schemes import Backward, Scheme
 from mn_optim.schemes.shared import share_out
@@ -115,11 +116,12 @@ class MultiNodeOptimizer:
         scheme = expect_when(communicator, when).start(communicator, actual_optimizer)
         if scheme.may_diverge:
             synchronize_at_the_end(MultiNodeOptimizer)
-        restart_after_losses(communicator, scheme)
         self._stepper = _Stepper(actual_optimizer, communicator, scheme)
         self._participant: JoinParticipant | None = None
         self._accumulates = False
         self._commits = is_elastic(communicator)
+        if self._commits:
+            communicator.on_change(weakref.WeakMethod(scheme.restart_after_loss))  # type: ignore[attr-defined]
 
     @property
     def zero_fill(self) -> bool:

@@ -7,6 +7,7 @@ from typing import Any, Protocol
 
 import chainer
 
+from mn_comm import Change
 from mn_comm.building_blocks import CompressionReport
 from mn_optim.join_state import JoinState
 from mn_optim.sharding import Shards
@@ -111,6 +112,10 @@ class Scheme:
 
     def restart(self, model: chainer.Link) -> None:
         """Discard pending averages, before the parameters of rank 0 are distributed; collective."""
+
+    def restart_after_loss(self, change: Change) -> None:
+        """Discard pending averages, because a rank was lost, in a step or between two steps."""
+        self.restart(None)
 
     def synchronize(self, model: chainer.Link, is_shared: bool) -> bool:
         """Make all ranks' parameters equal; collective.

@@ -1,0 +1,37 @@
+"""Functions that others have asked to be called."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+__all__ = ["Callbacks"]
+
+
+class Callbacks:
+    """Functions to be called on an event, in the order in which they were added.
+
+    A ``weakref.WeakMethod`` is forgotten together with its object.
+    """
+
+    def __init__(self) -> None:
+        self._callbacks: list[Callable[..., object]] = []
+
+    def add(self, callback: Callable[..., object]) -> None:
+        """Add a function, or a weak reference to a method."""
+        self._callbacks = [each for each in self._callbacks if _function(each) is not None]
+        self._callbacks.append(callback)
+
+    def __call__(self, *args: Any) -> None:
+        """Call all functions with these arguments."""
+        for function in map(_function, self._callbacks):
+            if function is not None:
+                function(*args)
+
+    def __len__(self) -> int:
+        return len(self._callbacks)
+
+
+def _function(callback: Callable[..., object]) -> Callable[..., object] | None:
+    return callback() if isinstance(callback, weakref.WeakMethod) else callback
