@@ -25,9 +25,9 @@ import sys
 import tempfile
 import time
 import warnings
+from array import array
 from collections import defaultdict
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -335,12 +335,13 @@ def create_elastic() -> Any:
         return None
 
 
-@dataclass(frozen=True)
-class Sample:
-    """What this process has at a moment: the seconds since the start, and numbers by name."""
+# Numbers by name, one for each round. In lists, they would be a part of what grows.
+Numbers = defaultdict[str, "array[float]"]
 
-    seconds: float
-    numbers: dict[str, float]
+
+def numbers() -> Numbers:
+    """Return no numbers."""
+    return defaultdict(lambda: array("d"))
 
 
 def count() -> dict[str, float]:
@@ -378,7 +379,7 @@ def private_memory() -> float:
     return float((int(fields[1]) - int(fields[2])) * resource.getpagesize())
 
 
-def soak(tasks: dict[str, Callable[[], object]], seconds: float) -> tuple[list[Sample], dict[str, list[float]]]:
+def soak(tasks: dict[str, Callable[[], object]], seconds: float) -> tuple[Numbers, Numbers]:
     """Run all tasks, round after round, on all ranks for the same number of rounds; collective.
 
     Args:
@@ -386,41 +387,48 @@ def soak(tasks: dict[str, Callable[[], object]], seconds: float) -> tuple[list[S
         seconds: For how long.
 
     Returns:
-        A sample after each round, and for each task how much memory grew during it, by round.
+        What the process had after each round, with the seconds since the start; and by task, how much memory grew.
     """
     began = time.monotonic()
-    found: list[Sample] = []
-    growth: dict[str, list[float]] = defaultdict(list)
-    while not found or WORLD.bcast(found[-1].seconds < seconds):
+    found, growth = numbers(), numbers()
+    while WORLD.bcast(time.monotonic() - began < seconds):
         before = private_memory()
         for name, task in tasks.items():
             task()
             after = private_memory()
             growth[name].append(after - before)
             before = after
-        found.append(Sample(time.monotonic() - began, count()))
+        for name, number in count().items():
+            found[name].append(number)
+        found["seconds"].append(time.monotonic() - began)
     return found, growth
 
 
-def judge(samples_: list[Sample], settled: float, growth: float = MEMORY_MAY_GROW) -> dict[str, tuple[float, float]]:
+def judge(found: Numbers, settled: float, growth: float = MEMORY_MAY_GROW) -> dict[str, tuple[float, float]]:
     """Return what grew, by name: its value after some seconds, and its value at the end.
 
     Memory is judged by medians of fifths of the rounds, as single rounds vary.
 
     Args:
-        samples_: The samples, in order.
+        found: What the process had, in order.
         settled: The seconds after which nothing may grow.
         growth: The share by which memory may grow nevertheless.
     """
-    later = [each.numbers for each in samples_ if each.seconds >= settled]
-    part = max(1, len(later) // 5)
+    late = first_after(found, settled)
+    part = max(1, (len(found["seconds"]) - late) // 5)
     grown = {}
     for name in (*MEMORY, *COUNTED):
         middle = statistics.median if name in MEMORY else max
-        first, last = (middle([each[name] for each in some]) for some in (later[:part], later[-part:]))
+        later = found[name][late:]
+        first, last = middle(later[:part]), middle(later[-part:])
         if last > first * (1 + (growth if name in MEMORY else 0)):
             grown[name] = (first, last)
     return grown
+
+
+def first_after(found: Numbers, seconds: float) -> int:
+    """Return the number of the first round that ended after these seconds, or else the last one."""
+    return next((i for i, each in enumerate(found["seconds"]) if each >= seconds), len(found["seconds"]) - 1)
 
 
 def main() -> int:
@@ -430,7 +438,7 @@ def main() -> int:
     parser.add_argument("--growth", type=float, default=MEMORY_MAY_GROW, help="the share by which memory may grow")
     parser.add_argument("--only", default="", help="the tasks whose name contains this")
     parser.add_argument("--leak", choices=("memory", "descriptors", "communicators"), help=argparse.SUPPRESS)
-    parser.add_argument("--json", default="", help="a file for all samples of all ranks")
+    parser.add_argument("--json", default="", help="a file for all numbers of all ranks, by round")
     args = parser.parse_args()
     warnings.simplefilter("ignore")
     folder = Path(WORLD.bcast(tempfile.mkdtemp() if WORLD.rank == 0 else ""))
@@ -439,14 +447,14 @@ def main() -> int:
         tasks["a leak"] = leak(args.leak)
     seconds = 60 * args.minutes
     settled = 60.0 if seconds >= 180 else seconds / 3
-    samples_, growth = soak(tasks, seconds)
-    grown = judge(samples_, settled, args.growth)
-    reports = WORLD.gather((samples_, growth, grown))
+    found, growth = soak(tasks, seconds)
+    grown = judge(found, settled, args.growth)
+    reports = WORLD.gather(({**found}, {**growth}, grown))
     if WORLD.rank == 0:
         shutil.rmtree(folder)
         if args.json:
-            lines = [[{"seconds": s.seconds, **s.numbers} for s in found] for found, _, _ in reports]
-            Path(args.json).write_text(json.dumps(lines) + "\n")
+            ranks = [{name: each.tolist() for name, each in found.items()} for found, _, _ in reports]
+            Path(args.json).write_text(json.dumps(ranks) + "\n")
         for rank, report in enumerate(reports):
             show(rank, len(tasks), settled, *report)
     return int(any(WORLD.allgather(bool(grown))))
@@ -456,15 +464,15 @@ def show(
     rank: int,
     n_tasks: int,
     settled: float,
-    found: list[Sample],
-    growth: dict[str, list[float]],
+    found: Numbers,
+    growth: Numbers,
     grown: dict[str, tuple[float, float]],
 ) -> None:
     """Print the figures of a rank."""
-    print(f"rank {rank}: {len(found)} rounds of {n_tasks} tasks in {found[-1].seconds:.0f} s")
-    late = next((i for i, each in enumerate(found) if each.seconds >= settled), 0)
-    for name, last in found[-1].numbers.items():
-        first = found[late].numbers[name]
+    print(f"rank {rank}: {len(found['seconds'])} rounds of {n_tasks} tasks in {found['seconds'][-1]:.0f} s")
+    late = first_after(found, settled)
+    for name in (*MEMORY, *COUNTED):
+        first, last = found[name][late], found[name][-1]
         unit, scale = (" MB", 1e6) if name in MEMORY else ("", 1)
         verdict = "GREW" if name in grown else "flat"
         print(
