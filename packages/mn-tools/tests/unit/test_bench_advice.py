@@ -243,7 +243,7 @@ def test_the_report():
         "when=AfterBackward())",
         "Or this, 3.0 times as fast (100.0 ms a step)",
         "when=AfterBackward(send=Int8()))",
-        "But it adds a little rounding noise to every step. Read docs/network.md",
+        "But it adds a little rounding noise to every step. Read docs/compression.md",
     ):
         assert part in text
     rows = [line.split() for line in lines if line.startswith(("  hier", "  flat", "  two"))]
@@ -272,6 +272,6 @@ def test_the_recommendation_as_json():
         "step_seconds": 0.1,
         "from": "whole steps",
         "caveat": "adds a little rounding noise to every step",
-        "page": "docs/network.md",
+        "page": "docs/compression.md",
     }
     assert [each["from"] for each in figures["choices"]] == ["whole steps", "parts", "whole steps", "parts"]

@@ -28,15 +28,15 @@ _AS_FAST = 1.1
 # What is expected to take longer than this many times the fastest is not rehearsed.
 _LEADING = 1.6
 
-# What changes the training least comes first; see the measured accuracies in docs/network.md and docs/local-steps.md.
+# What changes the training least comes first, by the accuracies in docs/compression.md and docs/local-steps.md.
 _CAVEATS: dict[str, tuple[str, str]] = {
-    "Int8()": ("adds a little rounding noise to every step", "docs/network.md"),
+    "Int8()": ("adds a little rounding noise to every step", "docs/compression.md"),
     LATE: ("applies each gradient one step late; the learning rate may have to be lower", "docs/performance.md"),
-    "PowerSGD()": ("applies part of each gradient later; the first 1,000 steps are exact", "docs/network.md"),
+    "PowerSGD()": ("applies part of each gradient later; the first 1,000 steps are exact", "docs/compression.md"),
     "LocalSGD(4)": ("lets the processes' parameters differ for 4 steps", "docs/local-steps.md"),
-    "OneBit()": ("applies part of each gradient later; try exact steps at the beginning", "docs/network.md"),
+    "OneBit()": ("applies part of each gradient later; try exact steps at the beginning", "docs/compression.md"),
     "LocalSGD(16)": ("lets the processes' parameters differ for 16 steps", "docs/local-steps.md"),
-    "TopK(0.01)": ("applies most of each gradient about 100 steps later", "docs/network.md"),
+    "TopK(0.01)": ("applies most of each gradient about 100 steps later", "docs/compression.md"),
     "DiLoCo(32)": (
         "lets the processes' parameters differ for 32 steps, and has a second optimizer",
         "docs/local-steps.md",
