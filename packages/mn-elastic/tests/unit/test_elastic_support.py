@@ -36,6 +36,7 @@ def test_a_change_tells_who_is_who():
     grown = Change(1, (), (0, 1), 1, 0.1, newcomers=("process 3 (a)",))
     assert (grown.size, grown.old_size, grown.old_rank) == (3, 2, 1)
     assert str(grown) == "process 3 (a) joined 2 ranks, 3 continue"
+    assert str(Change(1, (), (0,), 1, 0.1, newcomers=("b",))) == "b joined 1 rank, 2 continue"
 
 
 def test_at_least_one_trains():

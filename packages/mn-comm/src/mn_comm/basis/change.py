@@ -48,7 +48,8 @@ class Change:
     def __str__(self) -> str:
         if self.newcomers:
             lost = f"lost {_named(self.lost)}, " if self.lost else ""
-            return f"{lost}{', '.join(self.newcomers)} joined {len(self.survivors)} ranks, {self.size} continue"
+            others = "rank" if len(self.survivors) == 1 else "ranks"
+            return f"{lost}{', '.join(self.newcomers)} joined {len(self.survivors)} {others}, {self.size} continue"
         if self.set_aside:
             lost = f"lost {_named(self.lost)}, " if self.lost else ""
             return f"{lost}{_named(self.set_aside)} of {self.old_size} set aside as spares, {self.size} continue"
