@@ -209,8 +209,7 @@ class MultiNodeCheckpointer(Extension):  # type: ignore[misc]  # Chainer has no 
         # on_error is not called for a KeyboardInterrupt, but finalize is, while that is on its way.
         has_failed = self._has_failed or sys.exc_info()[0] is not None
         if self._ending is not None and self._ending.is_well_on_all_ranks(not has_failed):
-            generations = self._use_generations()
-            generations.remove(set(generations.mine))
+            self._use_generations().clear()
 
     def _expect_ending(self) -> None:
         """Prepare for the end of training; collective the first time."""

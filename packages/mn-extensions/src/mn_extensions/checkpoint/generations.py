@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 import os
 import warnings
+import weakref
 import zipfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -17,7 +18,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from mn_comm import CommunicatorBase, raise_on_all
+from mn_comm import Change, CommunicatorBase, is_elastic, raise_on_all
 from mn_extensions.checkpoint.arrays import is_marked, read_snapshot, write_arrays
 from mn_extensions.checkpoint.files import FileRecord, read_record, write_file
 from mn_extensions.checkpoint.manifest import (
@@ -69,12 +70,28 @@ class Generations:
         self.run = run
         self.mine: set[int] = set()
         self.complete: set[int] = set()
-        self._written_as: dict[int, int] = {}
+        # By iteration: under which number each of the current ranks has written its file; None for one that has none.
+        self._writers: dict[int, list[int | None]] = {}
+        self._of_lost: set[tuple[int, int]] = set()  # the iterations and numbers of files whose ranks were lost
+        self._lost: set[int] = set()  # the numbers of lost ranks
         self._recorded: dict[int, FileRecord] = {}  # the manifests' records of this rank's files
+
+        if is_elastic(comm):
+            comm.on_change(weakref.WeakMethod(self._renumber))  # type: ignore[attr-defined]
+
+    def _renumber(self, change: Change) -> None:
+        gone = (*change.lost, *change.set_aside)
+        self._lost.update(gone)
+        for iteration, writers in self._writers.items():
+            numbers = [*writers, *[None] * change.old_size]  # spares that have joined since have none
+            self._of_lost |= {(iteration, number) for old in gone if (number := numbers[old]) is not None}
+            writers[:] = [numbers[old] for old in change.survivors]
 
     def path(self, iteration: int) -> Path:
         """Return the path of this rank's file; it may have been written under another number before ranks were lost."""
-        return self.folder / file_name(self.run, self._written_as.get(iteration, self.comm.rank), iteration)
+        rank, writers = self.comm.rank, self._writers.get(iteration, [])
+        number = writers[rank] if rank < len(writers) else None
+        return self.folder / file_name(self.run, rank if number is None else number, iteration)
 
     def is_ours(self, iteration: int) -> bool:
         """Return whether this rank's file was written by a checkpointer of this package."""
@@ -99,7 +116,12 @@ class Generations:
     def write(self, state: State, iteration: int) -> FileRecord | str:
         """Write this rank's file, and return its record, or why it could not be written."""
         self.mine.add(iteration)
-        self._written_as[iteration] = self.comm.rank
+        # Those of removed files are needed until all ranks have removed them.
+        self._writers = {each: numbers for each, numbers in self._writers.items() if each in self.mine}
+        # If ranks were lost while it was saved, it is saved again, under the present numbers.
+        self._of_lost |= {(iteration, each) for each in self._writers.get(iteration, []) if each is not None}
+        self._writers[iteration] = list(range(self.comm.size))
+        self._of_lost -= {(iteration, each) for each in self._writers[iteration]}
         path = self.path(iteration)
         try:
             return write_file(self.folder, path.name, lambda file: write_arrays(file, state))
@@ -107,7 +129,7 @@ class Generations:
             return f"rank {self.comm.rank} cannot write {path}: {error}"
 
     def remove(self, iterations: set[int]) -> None:
-        """Remove this rank's files, and at rank 0 the manifests, of some generations."""
+        """Remove this rank's files, and at rank 0 the manifests and the files of lost ranks, of some generations."""
         if self.comm.rank == 0:
             self.remove_manifests(iterations)
         for iteration in iterations:
@@ -115,6 +137,22 @@ class Generations:
                 if self.is_ours(iteration):
                     self.path(iteration).unlink()
         self.mine -= iterations
+        # Some may be of an earlier removal, which their ranks did not live to see.
+        left = {(iteration, number) for iteration, number in self._of_lost if iteration not in self.mine}
+        for path in [self.folder / file_name(self.run, number, iteration) for iteration, number in left]:
+            with _in_nobodys_way(path):
+                if self.comm.rank == 0 and path.is_file() and is_marked(path):
+                    path.unlink()
+        self._of_lost -= left
+
+    def clear(self) -> None:
+        """Remove all files, and at rank 0 those that a lost rank was writing; when no rank writes any more."""
+        self.remove(set(self.mine))
+        if self.comm.rank == 0:
+            names = os.listdir(self.folder) if self._lost else []
+            for name in [name for number in self._lost for name in temporaries_of(names, self.run, str(number))]:
+                with _in_nobodys_way(self.folder / name):
+                    (self.folder / name).unlink()
 
     def remove_manifests(self, iterations: set[int]) -> None:
         """Remove the manifests of some generations."""
@@ -166,7 +204,7 @@ class Generations:
         iterations = {each for each in iterations_of(names, self.run, str(rank)) if self.path(each).is_file()}
         others = {each for each in iterations if not self.is_ours(each)}
         self.mine |= iterations - others
-        self._written_as.update(dict.fromkeys(iterations - others, rank))
+        self._writers.update({each: list(range(self.comm.size)) for each in iterations - others})
         if rank == 0:
             self.mine |= set(manifests)
         old = set[_Other]()
