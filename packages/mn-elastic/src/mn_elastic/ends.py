@@ -135,7 +135,7 @@ def _leave_or_exit(process: int, status: int) -> NoReturn:
 def _leave(reason: str, status: int) -> NoReturn:
     """End this process or, if no rank continues, the job."""
     where = f"rank {MPI.COMM_WORLD.rank} ({socket.gethostname()})"
-    _explain(f"{reason} on {where}: it ends, the others continue", reason, status)
+    _explain(f"{reason} on {where}: this rank ends", reason, status)
     talk = threading.Thread(target=_end_job_if_all_leave, args=(status,), name="chainermn-leave", daemon=True)
     talk.start()
     talk.join(_PATIENCE_SECONDS)

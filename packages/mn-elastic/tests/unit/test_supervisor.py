@@ -6,9 +6,11 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
+from mn_elastic.supervision.supervisor import _lack_of_shared_memory as lack_of_shared_memory
 from mn_guard.node_process import SILENCE_SECONDS
 
 GREETING = """
@@ -243,6 +245,16 @@ def test_ranks_that_do_not_come_together_are_ended(tmp_path, joined, n_joined):
     assert supervisor.returncode == 1
     expected = f"{n_joined} of 2 ranks have made a communicator within 3 s (--start-limit)"
     assert expected in errors
+
+
+@pytest.mark.parametrize(("blocks", "said"), [(256, ["/there has only 1.0 MiB left"]), (1 << 20, [])])
+def test_little_shared_memory_is_named(monkeypatch, blocks, said):
+    monkeypatch.setattr(os, "statvfs", lambda folder: SimpleNamespace(f_bavail=blocks, f_frsize=4096))
+    assert lack_of_shared_memory("/there") == said
+
+
+def test_a_system_without_a_folder_for_shared_memory():
+    assert lack_of_shared_memory("/is/not/there") == []
 
 
 # The keeper outlives the launcher, which fails; it writes the longest time in which it has heard nothing.

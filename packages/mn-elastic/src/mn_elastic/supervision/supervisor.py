@@ -34,6 +34,7 @@ _END_SECONDS = 2.0  # between asking mpiexec to end and killing it
 _END_SECONDS_WITHOUT_A_HOST = 0.5  # Open MPI's mpiexec then waits for that host
 _PAUSE_SECONDS = 0.02  # between two looks at what is about to end
 _LATE_SECONDS = 20.0  # after this time, it is said that ranks have not come together
+_LITTLE_SHARED_MEMORY = 16 << 20  # bytes; MPICH needs about one for each rank
 _LONGEST_LINE = 1 << 16  # bytes: more than a keeper ever sends
 _LONGEST_GREETING = 4096
 _NO_MESSAGE = (ValueError, KeyError, TypeError, AttributeError, RecursionError)
@@ -127,7 +128,7 @@ class Supervisor:
                 _say(f"the training is complete{_after(number - 1)}")
                 return 0
             in_vain = 1 if self._newest > before else in_vain + 1
-            _say(f"attempt {number} has failed: {'; '.join([*self._lost, attempt.reason])}")
+            _say(f"attempt {number} has failed: {'; '.join([*self._lost, attempt.reason, *_lack_of_shared_memory()])}")
             self._heed()
             hosts = self._ask_hosts(attempt)
             self._heed()
@@ -329,6 +330,16 @@ def _find_launcher(options: Options) -> Launcher:
                 f"cannot continue after a rank has died; omit {name}, and the job is restarted after a failure"
             )
     return found
+
+
+def _lack_of_shared_memory(folder: str = "/dev/shm") -> list[str]:
+    """Say that this host has little shared memory left, if so: MPI libraries then end ranks without naming a reason."""
+    try:
+        found = os.statvfs(folder)
+    except OSError:  # not on every system
+        return []
+    free = found.f_bavail * found.f_frsize
+    return [f"{folder} has only {free / 2**20:.1f} MiB left"] if free < _LITTLE_SHARED_MEMORY else []
 
 
 def _after(restarts: int) -> str:
