@@ -4,9 +4,11 @@
 
 Each round creates what it uses, takes a few real steps with it, and drops it: communicators and their parts, every
 strategy, ways to communicate, compressions, scattered datasets, iterators, evaluators, checkpoints and snapshots. After
-each round every rank counts its private memory, shared memory, open files, threads and MPI communicators. After the
-first minute (in a run of less than three minutes: after its first third) memory may grow by 1 %, and the others not at
-all. The script ends with status 1 if something grew, and names it, with the tasks during which it grew.
+each round every rank counts the bytes that malloc has handed out, the blocks of Python's own allocator, its private
+and shared memory, open files, threads and MPI communicators. After the first minute (in a run of less than three
+minutes: after its first third) memory may grow by 1 %, and the others not at all. Private memory may grow by 2 MiB as
+well: allocators take it in large pieces, Python's in pieces of 1 MiB, and not all of a piece is used. The script ends
+with status 1 if something grew, and names it, with the tasks during which it grew.
 
 With Open MPI, started by ``mpiexec --with-ft ulfm``, steps of elastic communicators are among the tasks.
 """
@@ -15,6 +17,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import ctypes
 import gc
 import json
 import os
@@ -59,7 +62,9 @@ WORLD = MPI.COMM_WORLD
 STEPS = 4
 MEMORY_MAY_GROW = 0.01
 COUNTED = ("descriptors", "threads", "communicators")
-MEMORY = ("memory", "shared memory")
+BYTES = ("malloc", "private memory", "shared memory")
+MEMORY = (*BYTES, "Python's blocks")
+PIECES = 2 << 20
 WHEN = {
     "after backward": AfterBackward(),
     "during backward": DuringBackward(),
@@ -352,12 +357,34 @@ def count() -> dict[str, float]:
     }
     status = dict(line.split(":", 1) for line in Path("/proc/self/status").read_text().splitlines() if ":" in line)
     return {
-        "memory": 1024.0 * (int(sizes["Private_Clean"]) + int(sizes["Private_Dirty"])),
+        "malloc": allocated(),
+        "Python's blocks": float(sys.getallocatedblocks()),
+        "private memory": 1024.0 * (int(sizes["Private_Clean"]) + int(sizes["Private_Dirty"])),
         "shared memory": 1024.0 * int(status["RssShmem"].split()[0]),
         "descriptors": float(len(os.listdir("/proc/self/fd"))),
         "threads": float(status["Threads"]),
         "communicators": number_of_communicators(),
     }
+
+
+class Malloc(ctypes.Structure):
+    """What glibc's mallinfo2() returns: numbers of bytes, unless their names say otherwise."""
+
+    _fields_ = tuple(
+        (name, ctypes.c_size_t)
+        for name in "arena n_free n_fast n_mapped mapped unused fast_free used free releasable".split()
+    )
+
+
+def allocated() -> float:
+    """Return how many bytes malloc has handed out; 0 if the C library does not tell."""
+    try:
+        mallinfo2 = ctypes.CDLL(None).mallinfo2
+    except AttributeError:
+        return 0.0
+    mallinfo2.restype = Malloc
+    found = mallinfo2()
+    return float(found.used + found.mapped)
 
 
 def number_of_communicators() -> float:
@@ -421,7 +448,8 @@ def judge(found: Numbers, settled: float, growth: float = MEMORY_MAY_GROW) -> di
         middle = statistics.median if name in MEMORY else max
         later = found[name][late:]
         first, last = middle(later[:part]), middle(later[-part:])
-        if last > first * (1 + (growth if name in MEMORY else 0)):
+        more = growth * first if name in MEMORY else 0
+        if last > first + more + (PIECES if name == "private memory" else 0):
             grown[name] = (first, last)
     return grown
 
@@ -437,7 +465,7 @@ def main() -> int:
     parser.add_argument("--minutes", type=float, default=20.0, help="for how long")
     parser.add_argument("--growth", type=float, default=MEMORY_MAY_GROW, help="the share by which memory may grow")
     parser.add_argument("--only", default="", help="the tasks whose name contains this")
-    parser.add_argument("--leak", choices=("memory", "descriptors", "communicators"), help=argparse.SUPPRESS)
+    parser.add_argument("--leak", choices=("memory", "objects", "descriptors", "communicators"), help=argparse.SUPPRESS)
     parser.add_argument("--json", default="", help="a file for all numbers of all ranks, by round")
     args = parser.parse_args()
     warnings.simplefilter("ignore")
@@ -473,12 +501,11 @@ def show(
     late = first_after(found, settled)
     for name in (*MEMORY, *COUNTED):
         first, last = found[name][late], found[name][-1]
-        unit, scale = (" MB", 1e6) if name in MEMORY else ("", 1)
+        unit, scale, digits = (" MB", 1e6, 2) if name in BYTES else ("", 1, 0)
         verdict = "GREW" if name in grown else "flat"
-        print(
-            f"  {name:16}{first / scale:10.2f}{unit} after {settled:.0f} s, {last / scale:10.2f}{unit} now: {verdict}"
-        )
-    if "memory" in grown:
+        then, now = (f"{number / scale:12,.{digits}f}{unit}" for number in (first, last))
+        print(f"  {name:16}{then} after {settled:.0f} s, {now} now: {verdict}")
+    if grown.keys() & set(MEMORY):
         most = sorted(growth, key=lambda name: -sum(growth[name][late:]))[:5]
         print("  most during: " + ", ".join(f"{name} ({sum(growth[name][late:]) / 1e6:+.2f} MB)" for name in most))
 
@@ -488,6 +515,7 @@ def leak(kind: str) -> Callable[[], object]:
     kept: list[Any] = []
     return {
         "memory": lambda: kept.append(bytearray(os.urandom(1_000_000))),
+        "objects": lambda: kept.append([object() for _ in range(20_000)]),
         "descriptors": lambda: kept.append(os.dup(0)),
         "communicators": lambda: kept.append(WORLD.Dup()),
     }[kind]

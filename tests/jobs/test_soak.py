@@ -32,7 +32,9 @@ def test_nothing_is_left_behind():
     assert "GREW" not in job.stdout
 
 
-@pytest.mark.parametrize(("leak", "grown"), [("descriptors", "descriptors"), ("memory", "memory")])
+@pytest.mark.parametrize(
+    ("leak", "grown"), [("descriptors", "descriptors"), ("memory", "malloc"), ("objects", "Python's blocks")]
+)
 def test_what_grows_is_named(leak, grown):
     job = soak("--minutes", "0.05", "--only", "split", "--leak", leak)
     assert job.returncode == 1, job.stdout + job.stderr
