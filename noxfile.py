@@ -463,6 +463,10 @@ for python in PYTHONS:
 # These sessions run beside the tests.
 QUICK_CHECKS = ["lint", "layers"]
 OTHER_CHECKS = ["docs", "release-check"]
+# On four ranks, its files would take the longest of all, and they run no line and no branch of the source there that
+# other sizes, or tests of other packages, do not run: this was measured by coverage. Files whose mark lists 4 run.
+SIZES = {"mn-optim": [1, 2, 3]}
+ALL_SIZES = [1, 2, 3, 4]
 # The package that communicates; the others use MPI through it.
 QUICK_OPENMPI = ["mn-comm"]
 LEFT_OUT = """
@@ -487,7 +491,7 @@ def quick_suites() -> list[dict[str, object]]:
 
 def other_suites() -> list[dict[str, object]]:
     """Return the entries in a plan for what `-s test` leaves out."""
-    suites = [describe(suite, "mpich", share="rest") for suite in SUITES]
+    suites = [describe(suite, "mpich", share="rest", ranks=SIZES.get(suite, ALL_SIZES)) for suite in SUITES]
     for suite in filter(has_openmpi, SUITES):
         suites.append(describe(suite, "openmpi", parts=["elastic"], share="rest"))
         share = "rest" if suite in QUICK_OPENMPI else "all"
@@ -497,7 +501,8 @@ def other_suites() -> list[dict[str, object]]:
 
 def all_suites() -> list[dict[str, object]]:
     """Return the entries in a plan for all tests."""
-    suites = [describe(suite, "mpich") for suite in SUITES]
+    suites = [describe(suite, "mpich", ranks=SIZES.get(suite, ALL_SIZES)) for suite in SUITES]
+    suites += [describe(suite, "mpich", parts=["mpi"], ranks=[4], share="quick") for suite in SIZES]
     suites += [describe(suite, "openmpi", parts=["mpi", "elastic"], ranks=[2]) for suite in filter(has_openmpi, SUITES)]
     return [*suites, *unit_suites()]
 
