@@ -12,10 +12,10 @@ import numpy as np
 
 from mn_comm import Communicator, CommunicatorBase, create_communicator, expect_same, raise_on_all, transact
 from mn_comm.building_blocks import MPI
+from mn_data.columns import ArrayLayout, assemble, can_take, columns_of, layout_of, leaves
 from mn_data.lost_parts import place_of, places, tell_of_lost_parts
 from mn_data.plan import part
 from mn_data.progress import progress
-from mn_data.take import ArrayLayout, assemble, can_take, columns_of, layout_of, leaves
 from mn_data.transfer import recv_array, recv_objects, send_array, send_objects
 
 __all__ = ["DataSizeError", "scatter_dataset", "scatter_index"]

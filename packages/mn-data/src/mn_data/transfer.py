@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from mn_comm import raise_on_all
-from mn_data.take import ArrayLayout, Column
+from mn_data.columns import ArrayLayout, Column
 
 if TYPE_CHECKING:
     from mn_comm.building_blocks import Ranks

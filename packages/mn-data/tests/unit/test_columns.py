@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 import mn_data  # noqa: F401 - before Chainer
 from mn_data import create_empty_dataset
-from mn_data.take import can_take, take
+from mn_data.columns import can_take, take
 
 X = np.arange(20.0).reshape(10, 2)
 T = list("abcdefghij")
