@@ -1,4 +1,6 @@
+import copy
 import os
+import pickle
 
 import numpy as np
 import pytest
@@ -135,3 +137,12 @@ def test_a_wrong_word_about_cuda_on_one_rank_raises_on_all(world, monkeypatch):
     monkeypatch.setenv("MN_COMM_CUDA_AWARE_MPI", "yes" if world.rank == 0 else "0")
     with pytest.raises(ValueError, match="expected 0 or 1 in MN_COMM_CUDA_AWARE_MPI, got 'yes'"):
         is_cuda_aware(Ranks(world))
+
+
+@pytest.mark.parametrize("copy_", [pickle.dumps, copy.deepcopy])
+def test_it_is_not_pickled_or_copied_deeply(world, name, copy_):
+    comm = create_communicator(name)
+    with pytest.raises(TypeError, match="expected no communicator in an object that is pickled or deep-copied"):
+        copy_({"trainer": comm})
+    assert copy.copy(comm).size == comm.size
+    comm.finalize()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, NoReturn, SupportsIndex, cast
 
 import numpy as np
 from mpi4py import MPI
@@ -38,6 +38,12 @@ class Ranks(MPI.Intracomm):
 
     on_devices: Any = None
     """What NCCL can do among these ranks; see :mod:`mn_comm.device.nccl_ranks`."""
+
+    def __reduce_ex__(self, protocol: SupportsIndex) -> NoReturn:
+        raise TypeError(
+            "expected no communicator in an object that is pickled or deep-copied: its processes belong to this job; "
+            "pickle or copy the model, and save an optimizer by chainer.serializers"
+        )
 
     def wait_for(self, call: Callable[..., Any], *args: Any) -> Any:
         """Call a function that waits for these ranks by other means than the methods below, and return its result."""
