@@ -6,9 +6,9 @@ Each round creates what it uses, takes a few real steps with it, and drops it: c
 strategy, ways to communicate, compressions, scattered datasets, iterators, evaluators, checkpoints and snapshots. After
 each round every rank counts the bytes that malloc has handed out, the blocks of Python's own allocator, its private
 and shared memory, open files, threads and MPI communicators. After the first minute (in a run of less than three
-minutes: after its first third) memory may grow by 1 %, and the others not at all. Private memory may grow by 2 MiB as
-well: allocators take it in large pieces, Python's in pieces of 1 MiB, and not all of a piece is used. The script ends
-with status 1 if something grew, and names it, with the tasks during which it grew.
+minutes: after its first third) memory may grow by 1 %, and the others not at all. The script ends with status 1 if
+something grew, and names it, with the tasks during which it grew. If only private memory grew, nothing has leaked:
+allocators take it in large pieces, Python's in pieces of 1 MiB, and not all of a piece is used.
 
 With Open MPI, started by ``mpiexec --with-ft ulfm``, steps of elastic communicators are among the tasks.
 """
@@ -31,6 +31,7 @@ import warnings
 from array import array
 from collections import defaultdict
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -64,7 +65,6 @@ MEMORY_MAY_GROW = 0.01
 COUNTED = ("descriptors", "threads", "communicators")
 BYTES = ("malloc", "private memory", "shared memory")
 MEMORY = (*BYTES, "Python's blocks")
-PIECES = 2 << 20
 WHEN = {
     "after backward": AfterBackward(),
     "during backward": DuringBackward(),
@@ -345,8 +345,8 @@ Numbers = defaultdict[str, "array[float]"]
 
 
 def numbers() -> Numbers:
-    """Return no numbers."""
-    return defaultdict(lambda: array("d"))
+    """Return no numbers; an object that can be sent."""
+    return defaultdict(partial(array, "d"))
 
 
 def count() -> dict[str, float]:
@@ -448,8 +448,7 @@ def judge(found: Numbers, settled: float, growth: float = MEMORY_MAY_GROW) -> di
         middle = statistics.median if name in MEMORY else max
         later = found[name][late:]
         first, last = middle(later[:part]), middle(later[-part:])
-        more = growth * first if name in MEMORY else 0
-        if last > first + more + (PIECES if name == "private memory" else 0):
+        if last > first * (1 + (growth if name in MEMORY else 0)):
             grown[name] = (first, last)
     return grown
 
@@ -477,7 +476,7 @@ def main() -> int:
     settled = 60.0 if seconds >= 180 else seconds / 3
     found, growth = soak(tasks, seconds)
     grown = judge(found, settled, args.growth)
-    reports = WORLD.gather(({**found}, {**growth}, grown))
+    reports = WORLD.gather((found, growth, grown))
     if WORLD.rank == 0:
         shutil.rmtree(folder)
         if args.json:
