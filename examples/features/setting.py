@@ -1,10 +1,13 @@
-"""What the scripts in this folder share: the options, the digits in scikit-learn, a perceptron, and a chart."""
+"""What the scripts in this folder share: options, scikit-learn's digits, a perceptron, its trainer, and a chart."""
 
 import argparse
+import os
+import signal
 
 import chainer
 import chainer.functions as F
 import chainer.links as L
+import chainermn
 import numpy as np
 from sklearn.datasets import load_digits
 
@@ -53,6 +56,24 @@ class Perceptron(chainer.Sequential):
     def __init__(self, *widths):
         layers = [L.Linear(before, after) for before, after in zip((64, *widths), (*widths, 10), strict=True)]
         super().__init__(layers[0], *(part for layer in layers[1:] for part in (F.relu, layer)))
+
+
+def make_trainer(comm, device, steps, out):
+    """Return a trainer of the digits; the processes that there are deal the samples among themselves."""
+    (images, labels), _ = get_digits()
+    data = chainer.datasets.TupleDataset(images, labels)
+    iterator = chainermn.iterators.ElasticIterator(data, 60, comm, seed=0, global_batch=True)
+    model = make_model(100, device=device)
+    optimizer = chainermn.create_multi_node_optimizer(chainer.optimizers.MomentumSGD(0.05), comm).setup(model)
+    updater = chainer.training.StandardUpdater(iterator, optimizer, device=device)
+    trainer = chainer.training.Trainer(updater, (steps, "iteration"), out)
+    trainer.extend(chainer.training.extensions.LogReport(trigger=(1, "iteration"), filename=None))
+    return trainer
+
+
+def kill(trainer):
+    """End this process; an extension of a trainer."""
+    os.kill(os.getpid(), signal.SIGKILL)
 
 
 def make_model(*widths, device, seed=0):

@@ -5,35 +5,20 @@
 Two processes train. ``--victim 0`` kills the one that prints.
 """
 
-import os
-import signal
-
 import chainer
 import chainermn
-from chainer.training import PRIORITY_WRITER, StandardUpdater, Trainer
-from chainer.training.extensions import LogReport
-from setting import draw, get_device, get_digits, make_model, parse_options
-
-
-def kill(trainer):
-    """End this process."""
-    os.kill(os.getpid(), signal.SIGKILL)
+from chainer.training import PRIORITY_WRITER
+from setting import draw, get_device, kill, make_trainer, parse_options
 
 
 def main():
     args = parse_options(__doc__, steps=120, victim=1)
     comm = chainermn.create_communicator("two_dimensional", elastic=True)
     device = get_device(args.device, comm)
-    (images, labels), _ = get_digits()
-    data = chainer.datasets.TupleDataset(images, labels)
-    iterator = chainermn.iterators.ElasticIterator(data, 60, comm, seed=0, global_batch=True)
-    model = make_model(100, device=device)
-    optimizer = chainermn.create_multi_node_optimizer(chainer.optimizers.MomentumSGD(0.05), comm).setup(model)
-    trainer = Trainer(StandardUpdater(iterator, optimizer, device=device), (args.steps, "iteration"), args.out)
-    trainer.extend(LogReport(trigger=(1, "iteration"), filename=None))
-
+    trainer = make_trainer(comm, device, args.steps, args.out)
     trainer.extend(lambda _: chainer.report({"processes": comm.size}), "size", (1, "iteration"), PRIORITY_WRITER)
-    # It is how a spare receives the state of the training.
+
+    # A spare receives the state of the training from this extension.
     keeper = chainermn.extensions.create_memory_keeper(comm)
     trainer.extend(keeper, trigger=(50, "iteration"))
     # The spare waits in this call, until it is needed or the training is over.
