@@ -463,17 +463,16 @@ for python in PYTHONS:
 # These sessions run beside the tests.
 QUICK_CHECKS = ["lint", "layers"]
 OTHER_CHECKS = ["docs", "release-check"]
-# On four ranks, its files would take the longest of all, and they run no line and no branch of the source there that
+# The files of mn-optim would take the longest on four ranks, where they run no line and no branch of the source that
 # other sizes, or tests of other packages, do not run: this was measured by coverage. Files whose mark lists 4 run.
-SIZES = {"mn-optim": [1, 2, 3]}
-ALL_SIZES = [1, 2, 3, 4]
+SIZES = {suite: [1, 2, 3] if suite == "mn-optim" else [1, 2, 3, 4] for suite in SUITES}
 # The package that communicates; the others use MPI through it.
 QUICK_OPENMPI = ["mn-comm"]
 LEFT_OUT = """
-Left out: the scripts in the documentation, all examples but one, many losses, jobs on pretended hosts, and other files
-with the mark `rest`; 1, 3 and 4 ranks, except for the files that need them; Open MPI, except for mn-comm and for lost
-ranks; other Pythons; the emulated GPU; the site of the documentation; building a release. To run what was left out, or
-everything:
+Left out: the scripts in the documentation, all examples but one, many losses, jobs on pretended hosts, and other
+files with the mark `rest`; 1, 3 and 4 ranks (of mn-optim, 1 and 3), except for the files that need them; Open MPI,
+except for mn-comm and for lost ranks; other Pythons; the emulated GPU; the site of the documentation; building a
+release. To run what was left out, or everything:
 
   python3 tools/bootstrap.py -s rest
   python3 tools/bootstrap.py -s full
@@ -491,7 +490,7 @@ def quick_suites() -> list[dict[str, object]]:
 
 def other_suites() -> list[dict[str, object]]:
     """Return the entries in a plan for what `-s test` leaves out."""
-    suites = [describe(suite, "mpich", share="rest", ranks=SIZES.get(suite, ALL_SIZES)) for suite in SUITES]
+    suites = [describe(suite, "mpich", share="rest", ranks=SIZES[suite]) for suite in SUITES]
     for suite in filter(has_openmpi, SUITES):
         suites.append(describe(suite, "openmpi", parts=["elastic"], share="rest"))
         share = "rest" if suite in QUICK_OPENMPI else "all"
@@ -501,8 +500,9 @@ def other_suites() -> list[dict[str, object]]:
 
 def all_suites() -> list[dict[str, object]]:
     """Return the entries in a plan for all tests."""
-    suites = [describe(suite, "mpich", ranks=SIZES.get(suite, ALL_SIZES)) for suite in SUITES]
-    suites += [describe(suite, "mpich", parts=["mpi"], ranks=[4], share="quick") for suite in SIZES]
+    suites = [describe(suite, "mpich", ranks=SIZES[suite]) for suite in SUITES]
+    few = [suite for suite in SUITES if 4 not in SIZES[suite]]
+    suites += [describe(suite, "mpich", parts=["mpi"], ranks=[4], share="quick") for suite in few]
     suites += [describe(suite, "openmpi", parts=["mpi", "elastic"], ranks=[2]) for suite in filter(has_openmpi, SUITES)]
     return [*suites, *unit_suites()]
 

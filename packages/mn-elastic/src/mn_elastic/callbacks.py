@@ -29,9 +29,6 @@ class Callbacks:
             if function is not None:
                 function(*args)
 
-    def __len__(self) -> int:
-        return len(self._callbacks)
-
 
 def _function(callback: Callable[..., object]) -> Callable[..., object] | None:
     return callback() if isinstance(callback, weakref.WeakMethod) else callback

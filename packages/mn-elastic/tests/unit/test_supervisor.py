@@ -247,9 +247,9 @@ def test_ranks_that_do_not_come_together_are_ended(tmp_path, joined, n_joined):
     assert expected in errors
 
 
-@pytest.mark.parametrize(("blocks", "said"), [(256, ["/there has only 1.0 MiB left"]), (1 << 20, [])])
-def test_little_shared_memory_is_named(monkeypatch, blocks, said):
-    monkeypatch.setattr(os, "statvfs", lambda folder: SimpleNamespace(f_bavail=blocks, f_frsize=4096))
+@pytest.mark.parametrize(("free", "said"), [(1 << 20, ["/there has only 1.0 MiB left"]), (1 << 32, [])])
+def test_little_shared_memory_is_named(monkeypatch, free, said):
+    monkeypatch.setattr("shutil.disk_usage", lambda folder: SimpleNamespace(free=free))
     assert lack_of_shared_memory("/there") == said
 
 

@@ -7,6 +7,7 @@ import json
 import os
 import secrets
 import selectors
+import shutil
 import signal
 import socket
 import subprocess
@@ -335,10 +336,9 @@ def _find_launcher(options: Options) -> Launcher:
 def _lack_of_shared_memory(folder: str = "/dev/shm") -> list[str]:
     """Say that this host has little shared memory left, if so: MPI libraries then end ranks without naming a reason."""
     try:
-        found = os.statvfs(folder)
+        free = shutil.disk_usage(folder).free
     except OSError:  # not on every system
         return []
-    free = found.f_bavail * found.f_frsize
     return [f"{folder} has only {free / 2**20:.1f} MiB left"] if free < _LITTLE_SHARED_MEMORY else []
 
 

@@ -72,7 +72,8 @@ class Generations:
         self.complete: set[int] = set()
         # By iteration: under which number each of the current ranks has written its file; None for one that has none.
         self._writers: dict[int, list[int | None]] = {}
-        self._of_lost: set[tuple[int, int]] = set()  # the iterations and numbers of files whose ranks were lost
+        # The iterations and numbers of files of which no rank takes care any more.
+        self._orphans: set[tuple[int, int]] = set()
         self._lost: set[int] = set()  # the numbers of lost ranks
         self._recorded: dict[int, FileRecord] = {}  # the manifests' records of this rank's files
 
@@ -84,7 +85,7 @@ class Generations:
         self._lost.update(gone)
         for iteration, writers in self._writers.items():
             numbers = [*writers, *[None] * change.old_size]  # spares that have joined since have none
-            self._of_lost |= {(iteration, number) for old in gone if (number := numbers[old]) is not None}
+            self._orphans |= {(iteration, number) for old in gone if (number := numbers[old]) is not None}
             writers[:] = [numbers[old] for old in change.survivors]
 
     def path(self, iteration: int) -> Path:
@@ -119,9 +120,9 @@ class Generations:
         # Those of removed files are needed until all ranks have removed them.
         self._writers = {each: numbers for each, numbers in self._writers.items() if each in self.mine}
         # If ranks were lost while it was saved, it is saved again, under the present numbers.
-        self._of_lost |= {(iteration, each) for each in self._writers.get(iteration, []) if each is not None}
+        self._orphans |= {(iteration, each) for each in self._writers.get(iteration, []) if each is not None}
         self._writers[iteration] = list(range(self.comm.size))
-        self._of_lost -= {(iteration, each) for each in self._writers[iteration]}
+        self._orphans -= {(iteration, each) for each in self._writers[iteration]}
         path = self.path(iteration)
         try:
             return write_file(self.folder, path.name, lambda file: write_arrays(file, state))
@@ -138,12 +139,12 @@ class Generations:
                     self.path(iteration).unlink()
         self.mine -= iterations
         # Some may be of an earlier removal, which their ranks did not live to see.
-        left = {(iteration, number) for iteration, number in self._of_lost if iteration not in self.mine}
+        left = {(iteration, number) for iteration, number in self._orphans if iteration not in self.mine}
         for path in [self.folder / file_name(self.run, number, iteration) for iteration, number in left]:
             with _in_nobodys_way(path):
                 if self.comm.rank == 0 and path.is_file() and is_marked(path):
                     path.unlink()
-        self._of_lost -= left
+        self._orphans -= left
 
     def clear(self) -> None:
         """Remove all files, and at rank 0 those that a lost rank was writing; when no rank writes any more."""
@@ -197,21 +198,18 @@ class Generations:
         for iteration, manifest in manifests.items():
             if isinstance(manifest, Manifest) and rank < len(manifest.files):
                 self._recorded[iteration] = manifest.files[rank]
-        names = os.listdir(self.folder)
+        names = [entry.name for entry in os.scandir(self.folder) if entry.is_file()]
         for owner in [str(rank), "manifest"] if rank == 0 else [str(rank)]:
             for name in temporaries_of(names, self.run, owner):
                 (self.folder / name).unlink(missing_ok=True)
-        iterations = {each for each in iterations_of(names, self.run, str(rank)) if self.path(each).is_file()}
+        iterations = set(iterations_of(names, self.run, str(rank)))
         others = {each for each in iterations if not self.is_ours(each)}
         self.mine |= iterations - others
         self._writers.update({each: list(range(self.comm.size)) for each in iterations - others})
         if rank == 0:
             self.mine |= set(manifests)
-        old = set[_Other]()
-        for iteration in iterations_of(names, old_run, str(rank)) if old_run != self.run else []:
-            path = self.folder / file_name(old_run, rank, iteration)
-            if path.is_file() and not is_marked(path):
-                old.add(_Other(iteration, old_run))
+        old = {_Other(each, old_run) for each in iterations_of(names, old_run, str(rank)) if old_run != self.run}
+        old = {each for each in old if not is_marked(self.folder / file_name(old_run, rank, each.iteration))}
         return old | {_Other(each, self.run) for each in others}
 
     def _first_unharmed(self, manifests: Mapping[int, Manifest | str], common: set[_Other]) -> Found | None:
