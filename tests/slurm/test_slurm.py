@@ -122,6 +122,7 @@ def test_a_training_that_reaches_its_time_limit_is_queued_again_and_resumes(slur
     job = slurm.submit(*options, "again.sbatch", "--epoch", "1000000")
     job.wait_for("stopped at iteration")
     stopped = int(job.log.split("stopped at iteration ")[1].split()[0])
+    job.wait_for("\nqueued again: there are checkpoints in result/train.*")
     job.wait_for(f"resumed at iteration {stopped}")
     slurm.call("scancel", job.number)
     assert job.wait() == "CANCELLED", job.log
