@@ -10,6 +10,9 @@ minutes: after its first third) memory may grow by 1 %, and the others not at al
 something grew, and names it, with the tasks during which it grew. If only private memory grew, nothing has leaked:
 allocators take it in large pieces, Python's in pieces of 1 MiB, and not all of a piece is used.
 
+UCX, which MPICH's wheel contains, keeps 150 bytes each time that memory is returned to the system, forever. The script
+switches this off, by ``UCX_MEM_EVENTS=n``; see docs/troubleshooting/system.md.
+
 With Open MPI, started by ``mpiexec --with-ft ulfm``, steps of elastic communicators are among the tasks.
 """
 
@@ -34,6 +37,8 @@ from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
+
+os.environ.setdefault("UCX_MEM_EVENTS", "n")  # before MPI is started
 
 import chainer
 import chainer.functions as F
@@ -352,19 +357,25 @@ def numbers() -> Numbers:
 def count() -> dict[str, float]:
     """Return what this process uses now; collective."""
     gc.collect()
-    sizes = {
-        line.split(":")[0]: line.split()[1] for line in Path("/proc/self/smaps_rollup").read_text().splitlines()[1:]
-    }
     status = dict(line.split(":", 1) for line in Path("/proc/self/status").read_text().splitlines() if ":" in line)
     return {
         "malloc": allocated(),
         "Python's blocks": float(sys.getallocatedblocks()),
-        "private memory": 1024.0 * (int(sizes["Private_Clean"]) + int(sizes["Private_Dirty"])),
+        "private memory": private_dirty(),
         "shared memory": 1024.0 * int(status["RssShmem"].split()[0]),
         "descriptors": float(len(os.listdir("/proc/self/fd"))),
         "threads": float(status["Threads"]),
         "communicators": number_of_communicators(),
     }
+
+
+def private_dirty() -> float:
+    """Return the private bytes of this process that it has written.
+
+    Others, of files, are private or not depending on which other programs run.
+    """
+    rollup = Path("/proc/self/smaps_rollup").read_text()
+    return 1024.0 * next(int(line.split()[1]) for line in rollup.splitlines() if line.startswith("Private_Dirty:"))
 
 
 class Malloc(ctypes.Structure):
@@ -404,6 +415,27 @@ def private_memory() -> float:
     gc.collect()
     fields = Path("/proc/self/statm").read_text().split()
     return float((int(fields[1]) - int(fields[2])) * resource.getpagesize())
+
+
+def fill_buffers_of_early_messages(messages: int = 256) -> None:
+    """Let MPI create its buffers for messages that nobody receives yet; collective.
+
+    MPICH keeps such messages in pieces of 1 MiB, and creates another piece, which it never frees, whenever more of them
+    wait than ever before. When this happens depends on the timing of the ranks, so it must not happen after the first
+    minute.
+
+    Args:
+        messages: How many wait at the same time: more than in any task.
+    """
+    right, left = (WORLD.rank + 1) % WORLD.size, (WORLD.rank - 1) % WORLD.size
+    for size in (8, 1 << 10, 1 << 13):
+        message = np.zeros(size, "u1")
+        requests = [WORLD.Isend(message, right) for _ in range(messages)]
+        WORLD.Barrier()
+        WORLD.Iprobe(left)
+        for _ in range(messages):
+            WORLD.Recv(np.empty_like(message), left)
+        MPI.Request.Waitall(requests)
 
 
 def soak(tasks: dict[str, Callable[[], object]], seconds: float) -> tuple[Numbers, Numbers]:
@@ -472,6 +504,7 @@ def main() -> int:
     tasks = {name: task for name, task in Tasks(folder).all().items() if args.only in name}
     if args.leak:
         tasks["a leak"] = leak(args.leak)
+    fill_buffers_of_early_messages()
     seconds = 60 * args.minutes
     settled = 60.0 if seconds >= 180 else seconds / 3
     found, growth = soak(tasks, seconds)
