@@ -7,6 +7,7 @@ imports ``MPI`` from this one.
 
 from __future__ import annotations
 
+import os
 import sys
 import types
 from typing import TYPE_CHECKING, Any
@@ -29,6 +30,7 @@ else:
         if module is None:
             from mn_comm.basis.guard import guard
 
+            _let_ucx_forget()
             with guard().initializing():
                 from mpi4py import MPI as module
         return module
@@ -42,3 +44,14 @@ def has_been_finalized() -> bool:
     """Return whether MPI has been finalised, so that no other rank waits for this one; this does not load MPI."""
     module = sys.modules.get("mpi4py.MPI")
     return module is not None and bool(module.Is_finalized())
+
+
+def _let_ucx_forget() -> None:
+    """In a job on one host that MPICH's mpiexec has started, let UCX not record what is returned to the system.
+
+    UCX, which MPICH's wheel contains, records 150 bytes for each range of memory, in case a network card uses it, and
+    forgets them only when it registers memory with a network card, so never in such a job.
+    """
+    on_this_host = os.environ.get("MPI_LOCALNRANKS")
+    if on_this_host is not None and on_this_host == os.environ.get("PMI_SIZE"):
+        os.environ.setdefault("UCX_MEM_EVENTS", "n")
