@@ -438,24 +438,27 @@ def fill_buffers_of_early_messages(messages: int = 256) -> None:
         MPI.Request.Waitall(requests)
 
 
-def soak(tasks: dict[str, Callable[[], object]], seconds: float) -> tuple[Numbers, Numbers]:
+def soak(tasks: dict[str, Callable[[], object]], seconds: float, settled: float) -> tuple[Numbers, dict[str, float]]:
     """Run all tasks, round after round, on all ranks for the same number of rounds; collective.
 
     Args:
         tasks: The tasks by name.
         seconds: For how long.
+        settled: The seconds after which nothing may grow.
 
     Returns:
-        What the process had after each round, with the seconds since the start; and by task, how much memory grew.
+        What the process had after each round, with the seconds since the start; and by task, how much memory grew from
+        then on.
     """
     began = time.monotonic()
-    found, growth = numbers(), numbers()
+    found = numbers()
+    growth = dict.fromkeys(tasks, 0.0)
     while WORLD.bcast(time.monotonic() - began < seconds):
         before = private_memory()
         for name, task in tasks.items():
             task()
             after = private_memory()
-            growth[name].append(after - before)
+            growth[name] += after - before if time.monotonic() - began > settled else 0.0
             before = after
         for name, number in count().items():
             found[name].append(number)
@@ -507,7 +510,7 @@ def main() -> int:
     fill_buffers_of_early_messages()
     seconds = 60 * args.minutes
     settled = 60.0 if seconds >= 180 else seconds / 3
-    found, growth = soak(tasks, seconds)
+    found, growth = soak(tasks, seconds, settled)
     grown = judge(found, settled, args.growth)
     reports = WORLD.gather((found, growth, grown))
     if WORLD.rank == 0:
@@ -525,7 +528,7 @@ def show(
     n_tasks: int,
     settled: float,
     found: Numbers,
-    growth: Numbers,
+    growth: dict[str, float],
     grown: dict[str, tuple[float, float]],
 ) -> None:
     """Print the figures of a rank."""
@@ -538,8 +541,8 @@ def show(
         then, now = (f"{number / scale:12,.{digits}f}{unit}" for number in (first, last))
         print(f"  {name:16}{then} after {settled:.0f} s, {now} now: {verdict}")
     if grown.keys() & set(MEMORY):
-        most = sorted(growth, key=lambda name: -sum(growth[name][late:]))[:5]
-        print("  most during: " + ", ".join(f"{name} ({sum(growth[name][late:]) / 1e6:+.2f} MB)" for name in most))
+        most = sorted(growth, key=lambda name: -growth[name])[:5]
+        print("  most during: " + ", ".join(f"{name} ({growth[name] / 1e6:+.2f} MB)" for name in most))
 
 
 def leak(kind: str) -> Callable[[], object]:
