@@ -16,43 +16,39 @@ from collections.abc import Iterator
 from typing import Any
 
 from chainermn_meta import chainer_probe
-from mn_tools.doctor import Catalogue, Check, Options, Status, main, ok, run_python
+from mn_tools.doctor import Catalogue, Check, Options, main, ok, run_python
 
 __all__ = ["check", "problem", "run"]
 
 GROUP = "Chainer"
 USAGE = "usage: chainermn {doctor,bench,timeline,elastic} [OPTIONS]\n"
 
-_W, _F = Status.WARNING, Status.FAILURE
 _CONSTRAINT = "pip install --build-constraint constraints.txt, with the line setuptools<81 in that file"
 
 problem = Catalogue(
-    {
-        "chainer-missing": (_F, f"install it: {_CONSTRAINT}, chainer"),
-        "chainer-unsupported": (_F, f"install Chainer 7.8.1: {_CONSTRAINT}, chainer==7.8.1"),
-        "chainer-import-fails": (_F, "{hint}"),
-        "chainer-without-gpu": (_W, "look at the message: Chainer needs CuPy with its CUDA libraries"),
-        "mn-compat-missing": (_F, "install it: {python} -m pip install mn-compat"),
+    failures={
+        "chainer-missing": f"install it: {_CONSTRAINT}, chainer",
+        "chainer-unsupported": f"install Chainer 7.8.1: {_CONSTRAINT}, chainer==7.8.1",
+        "chainer-import-fails": "{hint}",
+        "mn-compat-missing": "install it: {python} -m pip install mn-compat",
         "adapter-not-started": (
-            _F,
             "install mn-compat into the environment (pip install --target and PYTHONPATH run no .pth files), or start "
-            "scripts as: python -m mn_compat script.py",
+            "scripts as: python -m mn_compat script.py"
         ),
-        "adapter-skipped": (_F, "unset MN_COMPAT_SKIP: without its fixes Chainer fails or computes wrong results"),
-        "adapter-setting": (_F, "correct MN_COMPAT_SKIP, or unset it"),
-        "restore-setting": (_F, "correct MN_COMPAT_RESTORE, or unset it"),
-        "fixes-left-out": (_W, "unset MN_COMPAT_SKIP unless you need Chainer's old behaviour there"),
+        "adapter-skipped": "unset MN_COMPAT_SKIP: without its fixes Chainer fails or computes wrong results",
+        "adapter-setting": "correct MN_COMPAT_SKIP, or unset it",
+        "restore-setting": "correct MN_COMPAT_RESTORE, or unset it",
         "numpy-scalars": (
-            _F,
-            "use Chainer with all fixes of mn-compat (the lines above say why they are not active), or NumPy 1.26",
+            "use Chainer with all fixes of mn-compat (the lines above say why they are not active), or NumPy 1.26"
         ),
-        "chainermn-bundled": (
-            _W,
-            "unset CHAINERMN_IMPL to use this package: Chainer's own copy is no longer maintained",
-        ),
-        "chainermn-setting": (_F, "set CHAINERMN_IMPL to ours or bundled, or unset it"),
-        "chainermn-not-ours": (_F, "scripts get Chainer's old copy: see the lines about mn-compat above"),
-    }
+        "chainermn-setting": "set CHAINERMN_IMPL to ours or bundled, or unset it",
+        "chainermn-not-ours": "scripts get Chainer's old copy: see the lines about mn-compat above",
+    },
+    warnings={
+        "chainer-without-gpu": "look at the message: Chainer needs CuPy with its CUDA libraries",
+        "fixes-left-out": "unset MN_COMPAT_SKIP unless you need Chainer's old behaviour there",
+        "chainermn-bundled": "unset CHAINERMN_IMPL to use this package: Chainer's own copy is no longer maintained",
+    },
 )
 
 
@@ -80,11 +76,8 @@ def run(arguments: list[str]) -> int:
 def check(options: Options) -> Iterator[Check]:
     """Check Chainer as a script would find it."""
     outcome = run_python(chainer_probe.__name__, options.seconds)
-    seen: dict[str, Any] = {}
-    for record in outcome.records():
-        seen |= record
-    ending = f"{outcome.ending}\n{outcome.said()}".strip()
-    yield _judge_chainer(seen, ending)
+    seen = outcome.facts()
+    yield _judge_chainer(seen, outcome.described())
     yield from _judge_adapter(seen)
     if "scalars" in seen:
         yield _judge_scalars(seen)
@@ -113,7 +106,7 @@ def _judge_chainer(seen: dict[str, Any], ending: str) -> Check:
 def _judge_adapter(seen: dict[str, Any]) -> Iterator[Check]:
     status, error = seen.get("status"), str(seen.get("status_error", ""))
     if seen.get("adapter_missing"):
-        yield problem("mn-compat-missing", GROUP, "mn-compat", "not installed", python=sys.executable)
+        yield problem("mn-compat-missing", GROUP, "mn-compat", "not installed")
     elif "MN_COMPAT_RESTORE" in error:
         found = f"MN_COMPAT_RESTORE contains unknown names: {error.rpartition(', got ')[2]!r}"
         yield problem("restore-setting", GROUP, "old names", found)

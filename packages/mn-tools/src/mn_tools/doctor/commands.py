@@ -55,6 +55,14 @@ class Outcome:
             kept[lines // 2 : len(kept) - (lines - lines // 2)] = ["..."]
         return "\n".join(kept)
 
+    def described(self, lines: int = 4) -> str:
+        """Return how it ended, and what :meth:`said` returns."""
+        return f"{self.ending}\n{self.said(lines)}".strip()
+
+    def facts(self) -> dict[str, Any]:
+        """Return the content of all records together."""
+        return {key: value for record in self.records() for key, value in record.items()}
+
     def records(self) -> list[dict[str, Any]]:
         """Return the marked JSON objects in its standard output, at any position in a line."""
         decoder = json.JSONDecoder()

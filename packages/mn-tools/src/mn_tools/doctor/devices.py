@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib.util
 import re
-import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -41,12 +40,10 @@ def check(options: Options, driver: Path = DRIVER) -> Iterator[Check]:
         yield _without_cupy(here)
         return
     outcome = commands.python("mn_tools.doctor.device_probe", options.seconds)
-    seen: dict[str, Any] = {}
-    for record in outcome.records():
-        seen |= record
+    seen = outcome.facts()
     if "cupy" not in seen:
-        found = seen.get("cupy_error", f"{outcome.ending}\n{outcome.said()}")
-        yield problem("cupy-broken", GROUP, "CuPy", f"it cannot be imported: {found}", python=sys.executable)
+        found = seen.get("cupy_error", outcome.described())
+        yield problem("cupy-broken", GROUP, "CuPy", f"it cannot be imported: {found}")
         return
     yield ok(GROUP, "CuPy", f"{seen['cupy']} for CUDA {_cuda(seen['runtime'])}")
     yield _judge_devices(seen, here, outcome)
@@ -62,9 +59,7 @@ def cupy_distributions() -> list[str]:
 
 def _without_cupy(driver: str) -> Check:
     if driver:
-        return problem(
-            "gpu-without-cupy", GROUP, "CuPy", f"not installed, but this machine has {driver}", python=sys.executable
-        )
+        return problem("gpu-without-cupy", GROUP, "CuPy", f"not installed, but this machine has {driver}")
     return ok(GROUP, "CuPy", "not installed, and there is no NVIDIA driver: arrays can only be in host memory")
 
 
@@ -77,7 +72,7 @@ def _judge_devices(seen: dict[str, Any], driver: str, outcome: commands.Outcome)
         # CuPy can be imported without a driver, and then calls it too old.
         error = f"the library libcuda.so.1 is missing, although there is {driver}" if driver else "there is no driver"
     if not seen.get("devices"):
-        ended = "" if "devices" in seen else f"{outcome.ending}\n{outcome.said()}"
+        ended = "" if "devices" in seen else outcome.described()
         return problem("cupy-without-device", GROUP, "driver", f"CuPy finds no GPU: {error or ended or 'none visible'}")
     devices = [f"{name} ({architecture})" for name, architecture in seen["devices"]]
     if int(seen["runtime"]) // 1000 >= 13 and any(architecture in _DROPPED for _, architecture in seen["devices"]):
@@ -98,8 +93,8 @@ def _judge_nccl(seen: dict[str, Any], outcome: commands.Outcome) -> Check:
     version = int(seen.get("nccl", 0))
     if version:
         return ok(GROUP, "NCCL", f"{version // 10000}.{version // 100 % 100}.{version % 100}")
-    missing = "libnccl.so.2 is missing" if "nccl" in seen else f"{outcome.ending}\n{outcome.said()}"
-    return problem("nccl-missing", GROUP, "NCCL", str(seen.get("nccl_error", missing)), python=sys.executable)
+    missing = "libnccl.so.2 is missing" if "nccl" in seen else outcome.described()
+    return problem("nccl-missing", GROUP, "NCCL", str(seen.get("nccl_error", missing)))
 
 
 def check_sharing(job: Job) -> Iterator[Check]:

@@ -88,7 +88,7 @@ def reach(host: str, options: Options, command: list[str]) -> list[str]:
 
 
 def _not_reached(group: str, host: str, command: list[str], outcome: commands.Outcome) -> Check:
-    values = {"host": host, "command": shlex.join([*command[:-1], "true"]), "python": sys.executable}
+    values = {"host": host, "command": shlex.join([*command[:-1], "true"])}
     said = outcome.said()
     if outcome.timed_out:
         return problem("ssh-hangs", group, "ssh", f"no answer in time\n{said}".strip(), **values)
@@ -99,13 +99,13 @@ def _not_reached(group: str, host: str, command: list[str], outcome: commands.Ou
     if outcome.status == 255:
         code = next((code for complaint, code in _COMPLAINTS.items() if re.search(complaint, said)), "ssh-unreachable")
         return problem(code, group, "ssh", said or outcome.ending, **values)
-    return problem("host-python-fails", group, "same Python", f"{outcome.ending}\n{said}".strip(), **values)
+    return problem("host-python-fails", group, "same Python", outcome.described(), **values)
 
 
 def _compare_python(group: str, own: Inventory, seen: Inventory) -> Check:
     if seen["python"] != own["python"]:
         found = f"{seen['python']}, here {own['python']}"
-        return problem("host-python-differs", group, "same Python", found, python=sys.executable)
+        return problem("host-python-differs", group, "same Python", found)
     return ok(group, "same Python", f"{seen['python']} at {sys.executable}")
 
 

@@ -53,32 +53,23 @@ class Job:
     outcome: commands.Outcome
     hosts: tuple[str, ...] = ()
 
-    @property
-    def by_process(self) -> list[list[Record]]:
-        """The records of each process, in order."""
-        found: dict[str, list[Record]] = {}
-        for record in self.outcome.records():
-            found.setdefault(str(record["pid"]), []).append(record)
-        return list(found.values())
-
-    @property
-    def hint(self) -> str:
-        """Advice for ranks that cannot reach each other."""
-        return _ON_HOSTS if self.hosts else _ON_ONE_HOST
+    def records(self, step: str, state: str) -> list[Record]:
+        """Return what the ranks have reported about the beginning, the end or the error of a step, in their order."""
+        found = [each for each in self.outcome.records() if (each["step"], each["state"]) == (step, state)]
+        return sorted(found, key=lambda record: int(record["rank"]))
 
     def found(self, step: str) -> Any:
         """Return rank 0's result of a step, or ``None`` if it did not complete the step."""
-        mine = [record for records in self.by_process for record in records if record["rank"] == 0]
-        return next((record["found"] for record in mine if (record["step"], record["state"]) == (step, "end")), None)
+        return next((record["found"] for record in self.records(step, "end") if record["rank"] == 0), None)
 
     def error(self, step: str) -> str:
         """Return the error of some rank in a step, or an empty string."""
-        everything = [record for records in self.by_process for record in records]
-        return next((str(r["found"]) for r in everything if (r["step"], r["state"]) == (step, "error")), "")
+        return next((str(record["found"]) for record in self.records(step, "error")), "")
 
     def problem(self, code: str, name: str, found: str, **values: object) -> Check:
         """Return a problem of this job."""
-        return problem(code, self.group, name, found, command=shlex.join(self.command), hint=self.hint, **values)
+        hint = _ON_HOSTS if self.hosts else _ON_ONE_HOST
+        return problem(code, self.group, name, found, command=shlex.join(self.command), hint=hint, **values)
 
 
 def check(launcher: Launcher, library: Library, options: Options, hosts: Sequence[str] = ()) -> tuple[list[Check], Job]:
@@ -131,13 +122,11 @@ def _judge(job: Job, launcher: Launcher, library: Library) -> Iterator[Check]:
 
 def _judge_start(job: Job, launcher: Launcher, library: Library) -> Iterator[Check]:
     """Check whether the requested number of ranks started, and whether they know of each other."""
-    processes = job.by_process
-    worlds = [record for records in processes for record in records if record.get("size")]
-    worlds.sort(key=lambda record: int(record["rank"]))
-    if not processes:
+    worlds = job.records("init", "end")
+    if not job.outcome.records():
         yield _nothing_started(job)
     elif not worlds:
-        yield _no_world(job, processes)
+        yield _no_world(job)
     elif all(record["size"] == 1 for record in worlds) and len(worlds) == job.ranks > 1:
         found = f"{len(worlds)} processes started, and each believes that it is rank 0 of 1"
         yield job.problem("rank-0-of-1", "start", found, mpiexec=launcher.path, library=library)
@@ -164,16 +153,16 @@ def _nothing_started(job: Job) -> Check:
         match = re.search(pattern, outcome.out + outcome.err)
         if match:
             return job.problem(code, "start", f"mpiexec refuses: {match[0]}")
-    return job.problem("launch-fails", "start", f"no rank started; {outcome.ending}\n{outcome.said()}".strip())
+    return job.problem("launch-fails", "start", f"no rank started; {outcome.described()}")
 
 
-def _no_world(job: Job, processes: list[list[Record]]) -> Check:
-    errors = [record["found"] for records in processes for record in records if record["state"] == "error"]
+def _no_world(job: Job) -> Check:
+    errors = job.records("import", "error")
     if errors:
-        return job.problem("rank-init-fails", "start", f"{len(errors)} ranks cannot load MPI: {errors[0]}")
+        return job.problem("rank-init-fails", "start", f"{len(errors)} ranks cannot load MPI: {errors[0]['found']}")
+    count = len(job.records("import", "begin"))
     how = "stay" if job.outcome.timed_out else "end"
-    said = f"{len(processes)} ranks {how} in MPI_Init; {job.outcome.ending}\n{job.outcome.said(6)}"
-    return job.problem("rank-init-fails", "start", said.strip())
+    return job.problem("rank-init-fails", "start", f"{count} ranks {how} in MPI_Init; {job.outcome.described(6)}")
 
 
 def _judge_exercises(job: Job) -> Iterator[Check]:
@@ -201,11 +190,9 @@ def _judge_direct_copies(job: Job) -> Check:
 
 
 def _judge_exercise(job: Job, step: str) -> Check:
-    records = [record for records in job.by_process for record in records if record["step"] == step]
-    ended = sorted((record for record in records if record["state"] == "end"), key=lambda record: int(record["rank"]))
+    ended, errors = job.records(step, "end"), job.records(step, "error")
     if len(ended) == job.ranks:
         return ok(job.group, step, str(ended[0]["found"]))
-    errors = [record for record in records if record["state"] == "error"]
     if errors:
         code = "shared-memory-missing" if step == "shared memory" else "exercise-fails"
         return job.problem(code, step, f"rank {errors[0]['rank']}: {errors[0]['found']}")
@@ -213,5 +200,4 @@ def _judge_exercise(job: Job, step: str) -> Check:
     names = f"rank{'s' * (len(missing) > 1)} {', '.join(map(str, missing))}"
     if job.outcome.timed_out:
         return job.problem("exercise-hangs", step, f"{names} did not finish in time")
-    said = f"the job ended while {names} had not done it; {job.outcome.ending}\n{job.outcome.said(4)}"
-    return job.problem("rank-dies", step, said.strip())
+    return job.problem("rank-dies", step, f"the job ended while {names} had not done it; {job.outcome.described()}")

@@ -8,6 +8,7 @@ import shutil
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Any
 
 from mn_tools.doctor import commands
 from mn_tools.doctor.options import Options
@@ -89,37 +90,33 @@ def check_library(options: Options) -> tuple[Library | None, list[Check]]:
         The library, if it could be loaded, and the checks.
     """
     outcome = commands.python("mn_tools.doctor.library_probe", options.seconds)
-    records = outcome.records()
-    if not records or "vendor" not in records[0]:
-        return None, [_not_loaded(outcome, records)]
-    first = records[0]
-    library = Library(first["vendor"], first["version"], ", ".join(first["files"]))
-    found = [ok(GROUP, "library", f"{library}, {library.file or 'file unknown'}")]
-    return library, [*found, _start(outcome, records[1:])]
+    seen = outcome.facts()
+    if "vendor" not in seen:
+        return None, [_not_loaded(seen.get("settings", {}), str(seen.get("error", outcome.described())))]
+    library = Library(seen["vendor"], seen["version"], ", ".join(seen["files"]))
+    found = ok(GROUP, "library", f"{library}, {library.file or 'file unknown'}")
+    return library, [found, _start(outcome, seen)]
 
 
-def _not_loaded(outcome: commands.Outcome, records: list[dict[str, object]]) -> Check:
-    error = str(records[0]["error"]) if records else f"{outcome.ending}\n{outcome.said()}"
-    settings = records[0].get("settings") if records else None
-    if isinstance(settings, dict) and settings:
+def _not_loaded(settings: dict[str, str], error: str) -> Check:
+    if settings:
         values = ", ".join(f"{name}={value}" for name, value in settings.items())
         found = f"mpi4py cannot load one, with {values}: {error}"
         library, wanted = settings.get("MPI4PY_LIBMPI", ""), re.search(r"(libmpi\.so\S*): cannot open", error)
         if wanted and os.path.exists(library):  # Debian's MPICH is libmpich.so.12
             return problem("mpi-library-name", GROUP, "library", found, library=library, wanted=wanted[1])
         return problem("mpi-library-setting", GROUP, "library", found, names=" and ".join(settings))
-    found = f"mpi4py cannot load one: {error}"
-    return problem("mpi-library-missing", GROUP, "library", found, python=sys.executable)
+    return problem("mpi-library-missing", GROUP, "library", f"mpi4py cannot load one: {error}")
 
 
-def _start(outcome: commands.Outcome, records: list[dict[str, object]]) -> Check:
-    if records and records[0].get("started"):
-        threads = "threads may communicate" if records[0]["threads"] else "one thread at a time may communicate"
+def _start(outcome: commands.Outcome, seen: dict[str, Any]) -> Check:
+    if seen.get("started"):
+        threads = "threads may communicate" if seen["threads"] else "one thread at a time may communicate"
         return ok(GROUP, "start alone", f"one process starts without mpiexec; {threads}")
     if outcome.timed_out:
         return problem("mpi-init-hangs", GROUP, "start alone", "a single process hangs in MPI_Init")
-    said = str(records[0].get("error", "")) if records else f"{outcome.ending}\n{outcome.said(5)}"
-    return problem("mpi-init-fails", GROUP, "start alone", f"a single process dies in MPI_Init: {said}")
+    error = seen.get("error", outcome.described(5))
+    return problem("mpi-init-fails", GROUP, "start alone", f"a single process dies in MPI_Init: {error}")
 
 
 def find_launcher(options: Options) -> tuple[Launcher | None, Check]:
@@ -131,7 +128,7 @@ def find_launcher(options: Options) -> tuple[Launcher | None, Check]:
     path = shutil.which("mpiexec")
     beside = _beside_python()
     if path is None and beside is None:
-        return None, problem("mpiexec-missing", GROUP, "mpiexec", "there is none on PATH", python=sys.executable)
+        return None, problem("mpiexec-missing", GROUP, "mpiexec", "there is none on PATH")
     launcher = identify(path or str(beside), options.seconds)
     if isinstance(launcher, str):
         return None, problem("mpiexec-fails", GROUP, "mpiexec", f"{path or beside} --version: {launcher}")
@@ -145,9 +142,8 @@ def find_launcher(options: Options) -> tuple[Launcher | None, Check]:
 def _judge(launcher: Launcher, beside: str | None) -> Check:
     found = f"{launcher}, {launcher.path}"
     if not launcher.vendor:
-        return problem(
-            "mpiexec-unknown", GROUP, "mpiexec", f"{launcher.path} does not say which MPI library it belongs to"
-        )
+        found = f"{launcher.path} does not say which MPI library it belongs to"
+        return problem("mpiexec-unknown", GROUP, "mpiexec", found)
     if beside and os.path.realpath(beside) != os.path.realpath(launcher.path):
         found += f"; not the one of this Python's environment, {beside}"
         return problem("mpiexec-elsewhere", GROUP, "mpiexec", found, folder=os.path.dirname(beside))
@@ -158,7 +154,7 @@ def identify(path: str, seconds: float) -> Launcher | str:
     """Return the implementation of a launcher, or its error message if it cannot report its version."""
     outcome = commands.run([path, "--version"], seconds)
     if outcome.status != 0:
-        return f"{outcome.ending}\n{outcome.said()}".strip()
+        return outcome.described()
     for pattern, vendor in _LAUNCHERS:
         match = re.search(pattern, outcome.out + outcome.err, re.DOTALL)
         if match:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import enum
 import json
 import shutil
+import sys
 import textwrap
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -55,16 +56,18 @@ class Catalogue:
     """All problems that have a name; every check that is not OK is created by a catalogue.
 
     Args:
-        problems: By code, the severity and the advice; the advice is a format string.
+        failures: The advice for each failure, by code; a format string.
+        warnings: The same for warnings.
     """
 
-    def __init__(self, problems: Mapping[str, tuple[Status, str]]) -> None:
-        self._problems = dict(problems)
+    def __init__(self, failures: Mapping[str, str], warnings: Mapping[str, str]) -> None:
+        self._failures = dict(failures)
+        self._advice = {**failures, **warnings}
 
     @property
     def codes(self) -> frozenset[str]:
         """The codes of all problems."""
-        return frozenset(self._problems)
+        return frozenset(self._advice)
 
     def __call__(self, code: str, group: str, name: str, found: str, **values: object) -> Check:
         """Return a check that found a problem.
@@ -74,10 +77,11 @@ class Catalogue:
             group: The heading.
             name: What was checked.
             found: The observation.
-            values: The values for the advice.
+            values: The values for the advice, besides ``python``, this interpreter.
         """
-        status, advice = self._problems[code]
-        return Check(group, name, status, found, code, advice.format(**values))
+        status = Status.FAILURE if code in self._failures else Status.WARNING
+        advice = self._advice[code].format(**{"python": sys.executable, **values})
+        return Check(group, name, status, found, code, advice)
 
 
 def worst(checks: Iterable[Check]) -> Status:

@@ -39,15 +39,16 @@ def check_python(version: tuple[int, ...]) -> Check:
 def check_package(name: str, oldest: tuple[int, ...], seconds: float) -> Check:
     """Import a package in a separate process, and check its version."""
     outcome = commands.python("mn_tools.doctor.import_probe", seconds, name)
-    record = next(iter(outcome.records()), {"error": f"{outcome.ending}\n{outcome.said()}".strip()})
+    record = outcome.facts() or {"error": outcome.described()}
     requirement = f"{name}>={'.'.join(map(str, oldest))}"
-    values = {"python": sys.executable, "package": requirement}
     if record.get("missing"):
-        return problem("package-missing", GROUP, name, "not installed", **values)
+        return problem("package-missing", GROUP, name, "not installed", package=requirement)
     if "error" in record:
-        return problem("package-broken", GROUP, name, f"it cannot be imported: {record['error']}", **values)
+        return problem("package-broken", GROUP, name, f"it cannot be imported: {record['error']}", package=requirement)
     if _numbers(record["version"]) < oldest:
-        return problem("package-old", GROUP, name, f"{record['version']}, older than {requirement}", **values)
+        return problem(
+            "package-old", GROUP, name, f"{record['version']}, older than {requirement}", package=requirement
+        )
     return ok(GROUP, name, f"{record['version']}, {os.path.dirname(record['file'])}")
 
 
