@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict
 from typing import Any
 
 from mn_tools.bench.advise import Advice
@@ -66,10 +65,9 @@ def advice_to_lines(advice: Advice) -> Iterator[str]:
 
 def advice_to_json(advice: Advice) -> dict[str, Any]:
     """Return the recommendation as an object for ``json``; times are in seconds."""
-    machines = {"ranks": advice.machines.ranks, **asdict(advice.machines), "warnings": advice.machines.warnings()}
     exact, overall = recommendations(advice)
     return {
-        "machines": machines,
+        "machines": advice.machines.figures(),
         "model": advice.arrays.name,
         "arrays": len(advice.arrays.shapes),
         "bytes": advice.arrays.nbytes,

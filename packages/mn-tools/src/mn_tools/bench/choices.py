@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 from mn_compress import Int8, OneBit, PowerSGD, TopK
 from mn_compress.base import Compression
+from mn_tools.bench.measure import preferred
 
 __all__ = ["AFTER", "DURING", "LATE", "SENDS", "Choice", "Estimate", "Parts", "best", "expected", "finalists", "menu"]
 
@@ -23,8 +24,6 @@ SENDS: dict[str, Compression] = {
 }
 """Compressions, as a script writes them."""
 
-# Slower by less than this may be faster the next time.
-_AS_FAST = 1.1
 # What is expected to take longer than this many times the fastest is not rehearsed.
 _LEADING = 1.6
 
@@ -219,10 +218,8 @@ def best(estimates: Iterable[Estimate], order: Sequence[str], exact: bool) -> Es
         exact: Whether to choose only from what does not change the training.
     """
     group = [each for each in estimates if each.choice.is_exact or not exact]
-    fastest = min(each.seconds for each in group)
-    close = [each for each in group if each.seconds <= fastest * _AS_FAST]
 
     def preference(each: Estimate) -> tuple[int, int, float]:
         return each.choice.harm, order.index(each.choice.strategy), each.seconds
 
-    return min(close, key=preference)
+    return preferred(group, lambda each: each.seconds, preference)

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 import os
 import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Iterable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +23,7 @@ from mn_tools.bench.advise import advise
 from mn_tools.bench.contestants import Entrants, Gradients, use_device
 from mn_tools.bench.machines import look
 from mn_tools.bench.options import Options, parse
+from mn_tools.bench.plot import draw, draw_advice
 from mn_tools.bench.report import GPU, HOST, Report, rows_of, to_json, to_lines
 
 __all__ = ["main"]
@@ -97,17 +100,9 @@ def _start(ranks: int | None, argv: list[str]) -> int:
 
 
 def _without_ranks(argv: list[str]) -> list[str]:
-    kept: list[str] = []
-    skip = False
-    for argument in argv:
-        name, _, value = argument.partition("=")
-        if skip:
-            skip = False
-        elif name == "--ranks":
-            skip = not value
-        else:
-            kept.append(argument)
-    return kept
+    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    parser.add_argument("--ranks")
+    return parser.parse_known_args(argv)[1]
 
 
 def _run(world: MPI.Intracomm, options: Options) -> Report:
@@ -132,43 +127,32 @@ def _run(world: MPI.Intracomm, options: Options) -> Report:
 def _latencies(world: MPI.Intracomm) -> dict[str, float]:
     """Return the times of the shortest operations."""
     last = world.size - 1
-    one_way: dict[str, Callable[[], Any]] = {
-        f"8 bytes between ranks 0 and {last}, one way": _ping_pong(world, last, _bytes_sender(world)),
-        f"a small object between ranks 0 and {last}": _ping_pong(world, last, _object_sender(world)),
-    }
-    found = {"barrier": measure.per_call(world, world.Barrier, _LATENCY_ROUNDS, _LATENCY_TOGETHER)}
-    for name, run in one_way.items():
-        found[name] = measure.per_call(world, run, _LATENCY_ROUNDS, _LATENCY_TOGETHER) / 2
-    return found
-
-
-_Pass = tuple[Callable[[int], object], Callable[[int], object]]
-
-
-def _ping_pong(world: MPI.Intracomm, last: int, how: _Pass) -> Callable[[], None]:
-    """Return a function that sends a message there and back, between the two ranks."""
-    send, receive = how
-
-    def run() -> None:
-        if world.rank == 0:
-            send(last)
-            receive(last)
-        elif world.rank == last:
-            receive(0)
-            send(0)
-
-    return run
-
-
-def _bytes_sender(world: MPI.Intracomm) -> _Pass:
-    buffer: Any = np.zeros(8, np.uint8)
-    return lambda dest: world.Send(buffer, dest), lambda source: world.Recv(buffer, source)
-
-
-def _object_sender(world: MPI.Intracomm) -> _Pass:
     comm = create_communicator("naive", world)
+    buffer: Any = np.zeros(8, np.uint8)
     thing = {"iteration": 1, "loss": 0.5}
-    return lambda dest: comm.send_obj(thing, dest), comm.recv_obj
+    bytes_ = partial(world.Send, buffer), partial(world.Recv, buffer)
+    object_ = partial(comm.send_obj, thing), comm.recv_obj
+
+    def seconds(run: Callable[[], object]) -> float:
+        return measure.per_call(world, run, _LATENCY_ROUNDS, _LATENCY_TOGETHER)
+
+    return {
+        "barrier": seconds(world.Barrier),
+        f"8 bytes between ranks 0 and {last}, one way": seconds(partial(_ping_pong, world, last, *bytes_)) / 2,
+        f"a small object between ranks 0 and {last}": seconds(partial(_ping_pong, world, last, *object_)) / 2,
+    }
+
+
+def _ping_pong(
+    world: MPI.Intracomm, last: int, send: Callable[[int], object], receive: Callable[[int], object]
+) -> None:
+    """Send a message there and back, between rank 0 and the last rank."""
+    if world.rank == 0:
+        send(last)
+        receive(last)
+    elif world.rank == last:
+        receive(0)
+        send(0)
 
 
 def _advise(world: MPI.Intracomm, options: Options) -> int:
@@ -177,26 +161,18 @@ def _advise(world: MPI.Intracomm, options: Options) -> int:
     except (RuntimeError, ValueError) as error:
         raise _CannotRunError(str(error)) from error
     if world.rank == 0:
-        _publish(options, advice_to_json(advice), advice_to_lines(advice))
-        if options.plot is not None:
-            from mn_tools.bench.plot import draw_advice
-
-            draw_advice(advice, options.plot)
+        _publish(options, advice_to_json(advice), advice_to_lines(advice), partial(draw_advice, advice))
     return 0
 
 
 def _time_averages(world: MPI.Intracomm, options: Options) -> int:
     report = _run(world, options)
     if world.rank == 0:
-        _publish(options, to_json(report), to_lines(report))
-        if options.plot is not None:
-            from mn_tools.bench.plot import draw
-
-            draw(report, options.plot)
+        _publish(options, to_json(report), to_lines(report), partial(draw, report))
     return 1 if report.wrong else 0
 
 
-def _publish(options: Options, figures: dict[str, Any], lines: Iterable[str]) -> None:
+def _publish(options: Options, figures: dict[str, Any], lines: Iterable[str], draw_to: Callable[[str], object]) -> None:
     text = json.dumps(figures, indent=1, ensure_ascii=False) + "\n"
     if options.json == "-":
         sys.stdout.write(text)
@@ -205,3 +181,5 @@ def _publish(options: Options, figures: dict[str, Any], lines: Iterable[str]) ->
     if options.json not in (None, "-"):
         Path(options.json).write_text(text, encoding="utf-8")
     sys.stdout.flush()
+    if options.plot is not None:
+        draw_to(options.plot)

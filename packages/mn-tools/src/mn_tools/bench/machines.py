@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
+from typing import Any
 
 from mpi4py import MPI
 
@@ -60,6 +61,10 @@ class Machines:
             for node in self.nodes
             if node.ranks > node.cores
         ]
+
+    def figures(self) -> dict[str, Any]:
+        """Return all of it as an object for ``json``."""
+        return {"ranks": self.ranks, **asdict(self), "warnings": self.warnings()}
 
 
 def look(mpi_comm: MPI.Intracomm) -> Machines:

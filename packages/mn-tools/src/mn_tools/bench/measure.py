@@ -3,22 +3,41 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from statistics import median
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 from mpi4py import MPI
 
-__all__ = ["allowed_rounds", "interleave", "per_call", "repeats", "slowest"]
+__all__ = ["Turn", "allowed_rounds", "interleave", "one_round", "per_call", "preferred", "repeats", "slowest"]
+
+_T = TypeVar("_T")
 
 Contestants = Mapping[str, Callable[[], object]]
 
+_AS_FAST = 1.1  # a contestant that is slower by less than this may be faster the next time
 _SECONDS_PER_SIZE = 10.0
 _LEAST_ROUNDS = 3
 # The resolution of the clock and the end of a barrier take as long as a short operation, so many are timed together.
 _BYTES_TOGETHER = 256 * 1024
 _MOST_TOGETHER = 50
+
+
+@dataclass(frozen=True)
+class Turn:
+    """What is timed: a function, with what has to happen before and after it.
+
+    Attributes:
+        run: The function.
+        before: Called before.
+        after: Called after.
+    """
+
+    run: Callable[[], object]
+    before: Callable[[], object] = lambda: None
+    after: Callable[[], object] = lambda: None
 
 
 def repeats(nbytes: int) -> int:
@@ -38,9 +57,11 @@ def interleave(mpi_comm: MPI.Intracomm, contestants: Contestants, rounds: int, t
     Returns:
         For each contestant, the seconds of one run in each round, on the slowest rank; the same on every rank.
     """
-    warm_up = _one_round(mpi_comm, contestants, together)
+    turns = [Turn(run) for run in contestants.values()]
+    repeated = [together] * len(turns)
+    warm_up = one_round(mpi_comm, turns, repeated)
     longest = mpi_comm.allreduce(sum(warm_up) * together, MPI.MAX)
-    mine = [_one_round(mpi_comm, contestants, together) for _ in range(allowed_rounds(rounds, longest))]
+    mine = [one_round(mpi_comm, turns, repeated) for _ in range(allowed_rounds(rounds, longest))]
     return dict(zip(contestants, slowest(mpi_comm, mine), strict=True))
 
 
@@ -69,12 +90,36 @@ def per_call(mpi_comm: MPI.Intracomm, run: Callable[[], object], rounds: int, to
     return median(interleave(mpi_comm, {"": run}, rounds, together)[""])
 
 
-def _one_round(mpi_comm: MPI.Intracomm, contestants: Contestants, together: int) -> list[float]:
+def one_round(mpi_comm: MPI.Intracomm, turns: Iterable[Turn], together: Iterable[int]) -> list[float]:
+    """Let contestants take a turn each; collective.
+
+    Args:
+        mpi_comm: The ranks.
+        turns: The contestants, in the same order on every rank.
+        together: How many runs of each are timed together.
+
+    Returns:
+        The seconds of one run of each, on this rank.
+    """
     seconds = []
-    for run in contestants.values():
+    for turn, times in zip(turns, together, strict=True):
+        turn.before()
         mpi_comm.Barrier()
         begin = time.perf_counter()
-        for _ in range(together):
-            run()
-        seconds.append((time.perf_counter() - begin) / together)
+        for _ in range(times):
+            turn.run()
+        seconds.append((time.perf_counter() - begin) / times)
+        turn.after()
     return seconds
+
+
+def preferred(contestants: Sequence[_T], seconds: Callable[[_T], float], preference: Callable[[_T], Any]) -> _T:
+    """Return the one to choose among those that are about as fast as the fastest.
+
+    Args:
+        contestants: At least one.
+        seconds: Returns the time of one.
+        preference: A sort key; the smallest one is preferred.
+    """
+    fastest = min(map(seconds, contestants))
+    return min((each for each in contestants if seconds(each) <= fastest * _AS_FAST), key=preference)

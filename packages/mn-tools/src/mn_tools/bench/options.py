@@ -49,9 +49,9 @@ class Options:
     json: str | None
     plot: str | None
     ranks: int | None
-    model: str | None = None
-    compute: float | str = 0.0
-    seconds: float = 45.0
+    model: str | None
+    compute: float | str
+    seconds: float
 
 
 def parse(argv: Sequence[str]) -> Options:
@@ -73,19 +73,9 @@ def parse(argv: Sequence[str]) -> Options:
     for file in (args.json, args.plot):
         if file not in (None, "-") and not os.access(os.path.dirname(file) or ".", os.W_OK):
             parser.error(f"cannot write to {file}: there is no folder {os.path.dirname(file) or '.'} to write to")
-    return Options(
-        sizes=tuple(sizes),
-        strategies=args.strategies,
-        rounds=args.rounds,
-        arrays=args.arrays,
-        device=args.device,
-        json=args.json,
-        plot=args.plot,
-        ranks=args.ranks,
-        model=args.model,
-        compute=0.0 if args.compute is None else args.compute,
-        seconds=args.seconds,
-    )
+    given = {**vars(args), "sizes": tuple(sizes)}
+    del given["max_bytes"]
+    return Options(**given)
 
 
 def to_bytes(text: str) -> int:
@@ -131,7 +121,7 @@ def _check_model(parser: argparse.ArgumentParser, args: argparse.Namespace, argv
         for option in sorted(given & {"--compute", "--seconds"}):
             parser.error(f"{option} needs --model, the model to recommend something for")
         return
-    if args.compute is None:
+    if "--compute" not in given:
         parser.error("--model needs --compute, the time of a forward and a backward pass, such as --compute 180ms")
     if isinstance(args.compute, str) and ":" not in args.model:
         parser.error(f"--compute {args.compute} is called with the model, so --model has to be a function, too")
@@ -178,7 +168,9 @@ def _parser() -> argparse.ArgumentParser:
         "Start it as `mpiexec -n N python -m mn_comm bench`, or alone with --ranks N.",
     )
     parser.add_argument("--model", help=f"recommend how to train {', '.join(MODELS)}, MODULE:FUNCTION, or a FILE")
-    parser.add_argument("--compute", type=_compute, help="its forward and backward pass: 180ms, or MODULE:FUNCTION")
+    parser.add_argument(
+        "--compute", type=_compute, default=0.0, help="its forward and backward pass: 180ms, or MODULE:FUNCTION"
+    )
     parser.add_argument("--seconds", type=to_seconds, default=45.0, help="how long that may take (45s)")
     sizes = parser.add_mutually_exclusive_group()
     sizes.add_argument("--sizes", type=_list_of_bytes, help="bytes of gradients, such as 8,4K,64M")

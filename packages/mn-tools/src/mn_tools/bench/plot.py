@@ -23,11 +23,9 @@ def draw(report: Report, file: str) -> None:
         report: The figures.
         file: The file; its extension determines the format.
     """
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(11, 4.8), layout="constrained")
-    FigureCanvasAgg(figure)
     times, bandwidths = figure.subplots(1, 2)
     names = list(dict.fromkeys(row.strategy for row in report.rows))
     others = [name for name in names if name != MPI_ALLREDUCE]
@@ -70,13 +68,11 @@ def draw_advice(advice: Advice, file: str) -> None:
         advice: The figures.
         file: The file; its extension determines the format.
     """
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
     groups = {exact: shown(advice, exact) for exact in GROUPS}
     heights = [max(1, len(group)) for group in groups.values()]
     figure = Figure(figsize=(9, 1.2 + 0.27 * sum(heights)), layout="constrained")
-    FigureCanvasAgg(figure)
     named = recommendations(advice)
     all_axes = figure.subplots(2, 1, sharex=True, height_ratios=heights)
     for axes, exact in zip(all_axes, GROUPS, strict=True):

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -19,14 +18,13 @@ from mn_comm import Communicator, raise_on_all
 from mn_comm.building_blocks import Reduction
 from mn_tools.bench.choices import AFTER, DURING, LATE, SENDS, Choice
 from mn_tools.bench.contestants import Parameter
-from mn_tools.bench.measure import slowest
+from mn_tools.bench.measure import Turn, one_round, slowest
 from mn_tools.bench.models import Arrays
 
 __all__ = [
     "BUCKET_BYTES",
     "LOCAL_STEPS",
     "Replica",
-    "Turn",
     "Work",
     "local_turn",
     "take_turns",
@@ -135,21 +133,6 @@ class Replica:
         return [name for name, _ in reversed(self._named)]
 
 
-@dataclass(frozen=True)
-class Turn:
-    """What is timed: a function, with what has to happen before and after it.
-
-    Attributes:
-        run: The function.
-        before: Called before.
-        after: Called after.
-    """
-
-    run: Callable[[], object]
-    before: Callable[[], object] = lambda: None
-    after: Callable[[], object] = lambda: None
-
-
 def take_turns(mpi_comm: MPI.Intracomm, turns: Mapping[str, Turn], rounds: int, end: float) -> dict[str, list[float]]:
     """Let contestants take turns, round after round, after one that is not counted; collective.
 
@@ -163,25 +146,12 @@ def take_turns(mpi_comm: MPI.Intracomm, turns: Mapping[str, Turn], rounds: int, 
         For each contestant, the seconds of one run in each round, on the slowest rank; the same on every rank.
     """
     together = [1] * len(turns)
-    first = slowest(mpi_comm, [_round(mpi_comm, turns, together)])
+    first = slowest(mpi_comm, [one_round(mpi_comm, turns.values(), together)])
     together = [max(1, min(_MOST_TOGETHER, int(_TURN_SECONDS / max(each[0], 1e-9)))) for each in first]
     mine: list[list[float]] = []
     while len(mine) < rounds and (len(mine) < 2 or mpi_comm.bcast(time.perf_counter() < end)):
-        mine.append(_round(mpi_comm, turns, together))
+        mine.append(one_round(mpi_comm, turns.values(), together))
     return dict(zip(turns, slowest(mpi_comm, mine), strict=True))
-
-
-def _round(mpi_comm: MPI.Intracomm, turns: Mapping[str, Turn], together: Iterable[int]) -> list[float]:
-    seconds = []
-    for turn, times in zip(turns.values(), together, strict=True):
-        turn.before()
-        mpi_comm.Barrier()
-        begin = time.perf_counter()
-        for _ in range(times):
-            turn.run()
-        seconds.append((time.perf_counter() - begin) / times)
-        turn.after()
-    return seconds
 
 
 def turn_of(choice: Choice, comm: Communicator, replica: Replica, bucket_bytes: int = BUCKET_BYTES) -> Turn:

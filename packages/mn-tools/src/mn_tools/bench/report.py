@@ -10,6 +10,7 @@ from typing import Any
 from mn_comm.building_blocks import STRATEGIES
 from mn_tools.bench.contestants import MPI_ALLREDUCE
 from mn_tools.bench.machines import Machines
+from mn_tools.bench.measure import preferred
 
 __all__ = [
     "GPU",
@@ -26,8 +27,6 @@ __all__ = [
 ]
 
 HOST, GPU = "host memory", "GPU memory"
-
-_AS_FAST = 1.1  # a contestant that is slower by less than this may be faster the next time
 
 
 @dataclass(frozen=True)
@@ -109,17 +108,13 @@ def recommended(report: Report) -> Row | None:
     candidates = [row for row in rows if row.bytes == largest and row.strategy in order]
     if not candidates:
         return None
-    fastest = min(row.seconds for row in candidates)
-    close = [row for row in candidates if row.seconds <= fastest * _AS_FAST]
-    return min(close, key=lambda row: order.index(row.strategy))
+    return preferred(candidates, lambda row: row.seconds, lambda row: order.index(row.strategy))
 
 
 def to_json(report: Report) -> dict[str, Any]:
     """Return the figures as an object for ``json``: seconds, bytes, and bytes per second."""
     best = recommended(report)
-    machines = {"ranks": report.machines.ranks, **asdict(report.machines), "warnings": report.machines.warnings()}
-    figures = {key: value for key, value in asdict(report).items() if key != "machines"}
-    return {"machines": machines, **figures, "recommended": best and best.strategy}
+    return {**asdict(report), "machines": report.machines.figures(), "recommended": best and best.strategy}
 
 
 def to_lines(report: Report) -> Iterator[str]:
