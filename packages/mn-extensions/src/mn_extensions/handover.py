@@ -8,16 +8,11 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from mn_comm import raise_on_all
-from mn_comm.building_blocks import MPI
 from mn_elastic import ElasticCommunicator
 
 __all__ = ["Handover", "Settings", "apply_settings", "hand_over", "settings_of"]
 
-_Array = np.ndarray[Any, Any]
-_State = dict[str, _Array]
-_PIECE_BYTES = 1 << 26  # MPI counts in 32 bits
-_SMALL_BYTES = 1 << 12  # arrays up to this size are sent together, in one message
-_TAG = 0
+_State = dict[str, "np.ndarray[Any, Any]"]
 
 
 class Settings(NamedTuple):
@@ -64,48 +59,14 @@ def hand_over(comm: ElasticCommunicator, take: Any) -> Handover | None:
     has_it = comm.allgather_obj(take is not None)
     if not any(has_it):
         raise RuntimeError("the state of the training is lost: all ranks are, except those that have just joined")
-    giver, takers = has_it.index(True), [rank for rank, has in enumerate(has_it) if not has]
-    mine: Handover | None = None
+    giver = has_it.index(True)
+    handovers: list[Handover | None] = [None] * comm.size
     with raise_on_all(comm):
-        if comm.rank == giver and takers:
+        if comm.rank == giver and not all(has_it):
             mine = take()
-    from mn_comm.building_blocks import Ranks  # not at import, because it starts MPI
-
-    ranks = Ranks(comm.mpi_comm)
-    if mine is not None:
-        for taker in takers:
-            _send(ranks, mine, taker)
-    return None if has_it[comm.rank] else _receive(ranks, giver)
-
-
-def _send(ranks: Any, handover: Handover, dest: int) -> None:
-    large = _largest_first(handover.state)
-    head = [(name, array.dtype, array.shape) for name, array in large]
-    names = {name for name, *_ in head}
-    small = {name: array for name, array in handover.state.items() if name not in names}
-    ranks.send((handover._replace(state=small), head), dest=dest, tag=_TAG)
-    for _, array in large:
-        for piece in _pieces(np.ascontiguousarray(array)):
-            ranks.Send([piece, MPI.BYTE], dest=dest, tag=_TAG)
-
-
-def _receive(ranks: Any, source: int) -> Handover:
-    handover, head = ranks.recv(source=source, tag=_TAG)
-    for name, dtype, shape in head:
-        array = handover.state[name] = np.empty(shape, dtype)
-        for piece in _pieces(array):
-            ranks.Recv([piece, MPI.BYTE], source=source, tag=_TAG)
-    return handover  # type: ignore[no-any-return]
-
-
-def _largest_first(state: Mapping[str, _Array]) -> list[tuple[str, _Array]]:
-    large = [(name, array) for name, array in state.items() if array.nbytes > _SMALL_BYTES]
-    return sorted(large, key=lambda pair: (-pair[1].nbytes, pair[0]))
-
-
-def _pieces(array: _Array) -> Iterable[_Array]:
-    flat = array.reshape(-1).view(np.uint8)
-    return (flat[begin : begin + _PIECE_BYTES] for begin in range(0, flat.size, _PIECE_BYTES))
+            handovers = [None if has else mine for has in has_it]
+    received: Handover | None = comm.scatter_obj(handovers, root=giver)  # which copies no array to send it
+    return received
 
 
 def settings_of(optimizers: Iterable[Any]) -> list[Settings]:

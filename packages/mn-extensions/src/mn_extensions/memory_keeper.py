@@ -11,7 +11,7 @@ import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 from chainer.serializers import npz
@@ -19,6 +19,7 @@ from chainer.training import Extension
 
 from mn_comm import CommunicatorBase, is_elastic, raise_on_all, transact
 from mn_elastic import ElasticCommunicator, NodeMemory
+from mn_extensions.checkpoint.arrays import is_none
 from mn_extensions.checkpoint.replicas import assume_synchronized, optimizers_of, synchronize
 from mn_extensions.checkpoint.state import check_fits, load_state
 from mn_extensions.handover import Handover, Settings, apply_settings, hand_over, settings_of
@@ -74,6 +75,7 @@ class MemoryKeeper(Extension):  # type: ignore[misc]  # Chainer has no types
 
     def __init__(self, comm: CommunicatorBase) -> None:
         self.comm = comm
+        self._elastic: ElasticCommunicator | None = cast("ElasticCommunicator", comm) if is_elastic(comm) else None
         self._training = next(_numbers)
         self._optimizer: Any = None
         self._settings: list[Settings] = []
@@ -108,16 +110,17 @@ class MemoryKeeper(Extension):  # type: ignore[misc]  # Chainer has no types
             target: The object that spares have passed to :meth:`maybe_load`, for example the trainer.
             iteration: The number of the state, the same on every rank.
         """
-        if not (is_elastic(self.comm) and _elastic(self.comm).lacks_ranks):
+        comm = self._elastic
+        if comm is None or not comm.lacks_ranks:
             return
-        _elastic(self.comm).fill_places()
+        comm.fill_places()
 
         def take() -> Handover:
             settings = settings_of(self._optimizers(target))
             return Handover(self._training, iteration, _state_of(target), settings)
 
         synchronize(target)
-        transact(self.comm, lambda: hand_over(_elastic(self.comm), take))
+        transact(comm, lambda: hand_over(comm, take))
 
     def _keep_if_there(self, target: Any, iteration: int) -> None:
         if self._is_there:
@@ -160,24 +163,24 @@ class MemoryKeeper(Extension):  # type: ignore[misc]  # Chainer has no types
         self._optimizer = optimizer
         if self._is_there:
             found = transact(self.comm, partial(self._load, target, optimizer))
-        if not is_elastic(self.comm):
+        comm = self._elastic
+        if comm is None:
             return found
-        comm = _elastic(self.comm)
         has_waited = comm.take_places()
         is_trainer = _is_trainer(target)
         if is_trainer and comm.has_spares:
-            target.extend(_Door(self), name=_Door.name, trigger=lambda _: comm.lacks_ranks)
+            target.extend(_Door(self, comm), name=_Door.name, trigger=lambda _: comm.lacks_ranks)
         if not has_waited:
             return found
-        found = self._catch_up(target, optimizer)
+        found = self._catch_up(comm, target)
         if is_trainer:
             comm.catch_up("maybe_load")
         return found
 
-    def _catch_up(self, target: Any, optimizer: Any) -> int:
+    def _catch_up(self, comm: ElasticCommunicator, target: Any) -> int:
         """Receive the state of another rank, and load it; collective: the other ranks call :meth:`let_in`."""
         began = time.monotonic()
-        handover = transact(self.comm, lambda: hand_over(_elastic(self.comm), None))
+        handover = transact(comm, lambda: hand_over(comm, None))
         assert handover is not None  # this rank has joined, so it receives one
         if handover.training != self._training:
             raise RuntimeError(
@@ -255,18 +258,20 @@ class _Door(Extension):  # type: ignore[misc]  # Chainer has no types
 
     Args:
         keeper: Sends them the state.
+        comm: The ranks.
     """
 
     name = "chainermn_spares"
     priority = float("-inf")
 
-    def __init__(self, keeper: MemoryKeeper) -> None:
+    def __init__(self, keeper: MemoryKeeper, comm: ElasticCommunicator) -> None:
         self._keeper = keeper
+        self._comm = comm
 
     def initialize(self, trainer: Any) -> None:
         """Allow transactions again on a rank that has joined: from here on, it does the same as the other ranks."""
         self._keeper.apply_settings(trainer)
-        _elastic(self._keeper.comm).catch_up("")
+        self._comm.catch_up("")
 
     def __call__(self, trainer: Any) -> None:
         """Let spares join; collective."""
@@ -301,14 +306,10 @@ def _is_known(name: str, state: _State) -> bool:
     return any(key.startswith((f"extensions/{name}/", f"extension_triggers/{name}/")) for key in state)
 
 
-def _elastic(comm: Any) -> ElasticCommunicator:
-    return comm  # type: ignore[no-any-return]
-
-
 def _state_of(target: Any) -> _State:
     """Return a target's state, without Python objects."""
     state = {name: np.asarray(value) for name, value in npz.serialize(target).items()}
-    return {_NONE + name if _is_none(value) else name: _plain(value) for name, value in state.items()}
+    return dict((_NONE + name, np.zeros(0)) if is_none(value) else (name, value) for name, value in state.items())
 
 
 def _loadable(state: Mapping[str, np.ndarray[Any, Any]]) -> _State:
@@ -316,11 +317,3 @@ def _loadable(state: Mapping[str, np.ndarray[Any, Any]]) -> _State:
     return {
         name.removeprefix(_NONE): np.asarray(None) if name.startswith(_NONE) else value for name, value in state.items()
     }
-
-
-def _is_none(value: np.ndarray[Any, Any]) -> bool:
-    return value.dtype.hasobject and value.shape == () and value.item() is None
-
-
-def _plain(value: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-    return np.zeros(0) if _is_none(value) else value

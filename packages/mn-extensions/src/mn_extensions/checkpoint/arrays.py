@@ -20,7 +20,7 @@ from numpy.lib import format as npy
 
 from mn_extensions.checkpoint.files import open_regular
 
-__all__ = ["is_marked", "read_arrays", "read_snapshot", "write_arrays"]
+__all__ = ["is_marked", "is_none", "read_arrays", "read_snapshot", "write_arrays"]
 
 _Arrays = Mapping[str, "np.ndarray[Any, Any]"]
 _SUFFIX = ".npy"
@@ -46,7 +46,7 @@ def write_arrays(file: Any, arrays: _Arrays) -> None:
         TypeError: An array holds Python objects other than ``None``.
     """
     for name, array in arrays.items():
-        if array.dtype.hasobject and not _is_none(array):
+        if array.dtype.hasobject and not is_none(array):
             raise TypeError(f"expected arrays without Python objects in a snapshot, got dtype {array.dtype} in {name}")
     with zipfile.ZipFile(file, "w", zipfile.ZIP_STORED, allowZip64=True) as archive:
         archive.comment = _MARK
@@ -96,6 +96,11 @@ def is_marked(path: Path) -> bool:
         return file.read() == _MARK
 
 
+def is_none(array: np.ndarray[Any, Any]) -> bool:
+    """Return whether an array is what Chainer saves for ``None``."""
+    return bool(array.dtype.hasobject) and array.shape == () and array.item() is None
+
+
 def _read_member(archive: zipfile.ZipFile, name: str) -> np.ndarray[Any, Any]:
     with archive.open(name) as member:
         shape, dtype = _read_header(member)
@@ -125,7 +130,3 @@ def _is_pickled_none(pickled: bytes) -> bool:
     texts = [each.decode("latin1") if isinstance(each, bytes) else each for _, each in opcodes]
     names = {word for text in texts if isinstance(text, str) for word in text.split(" ")}
     return names <= _NAMES and [name for name, _ in opcodes if name not in _BOOKKEEPING][-len(_END) :] == _END
-
-
-def _is_none(array: np.ndarray[Any, Any]) -> bool:
-    return array.shape == () and array.item() is None

@@ -9,6 +9,8 @@ from typing import Any
 import numpy as np
 from chainer.serializers import npz
 
+from mn_extensions.checkpoint.arrays import is_none
+
 __all__ = ["check_fits", "load_state", "state_of"]
 
 State = Mapping[str, "np.ndarray[Any, Any]"]
@@ -58,7 +60,7 @@ def check_fits(state: State, target: Any) -> None:
         found = state.get(name, state.get(_old_name(name)))
         if found is None:
             raise ValueError(f"the checkpoint is of a different model: it has no {name}, which has shape {array.shape}")
-        if found.shape != array.shape and not _is_none(found) and not _is_none(array):
+        if found.shape != array.shape and not is_none(found) and not is_none(array):
             raise ValueError(
                 f"the checkpoint is of a different model: expected shape {array.shape} for {name}, got {found.shape}"
             )
@@ -104,24 +106,12 @@ def _random_state() -> dict[str, np.ndarray[Any, Any]]:
 def _arrays_of(target: Any) -> dict[str, np.ndarray[Any, Any]]:
     # A trainer that does not run yet cannot be serialized, but its updater, which holds the models, can.
     updater = getattr(target, "updater", None)
-    state = npz.serialize(target) if updater is None else _prefixed("updater/", npz.serialize(updater))
-    arrays = {name: np.asarray(value) for name, value in state.items()}
+    prefix, whole = ("", target) if updater is None else ("updater/", updater)
+    arrays = {prefix + name: np.asarray(value) for name, value in npz.serialize(whole).items()}
     checked = (name for name in arrays if not _OF_COMMUNICATION.search(name) and not _OF_A_SHARD.search(name))
-    return {name: arrays[name] for name in checked if arrays[name].ndim or _is_model(name)}
-
-
-def _prefixed(prefix: str, state: State) -> dict[str, np.ndarray[Any, Any]]:
-    return {prefix + name: value for name, value in state.items()}
+    return {name: arrays[name] for name in checked if arrays[name].ndim or _OF_A_MODEL.search(name)}
 
 
 def _old_name(name: str) -> str:
     path, slash, last = name.rpartition("/")
     return path + slash + _OLD_NAMES.get(last, last)
-
-
-def _is_model(name: str) -> bool:
-    return _OF_A_MODEL.search(name) is not None
-
-
-def _is_none(array: np.ndarray[Any, Any]) -> bool:
-    return bool(array.dtype.hasobject) and array.shape == ()
