@@ -67,9 +67,8 @@ def connect(within: Ranks, rank: int, size: int, folders: Callable[[], Sequence[
         if within.rank != lacking[0]:
             introduced = _introduced(address, me | {"group": group})
         _connection = _known(introduced)
-    if not _is_asked and _connection is not None:
-        around_forks(after_in_child=_forget)
-        at_exit(Step.FINISHED, functools.partial(_say, FINISHED))
+        if _connection is not None:
+            at_exit(Step.FINISHED, functools.partial(_say, FINISHED))
     _is_asked = True
     return _connection
 
@@ -168,3 +167,6 @@ def _forget() -> None:
     if _connection is not None:
         _connection.close()
         _connection = None
+
+
+around_forks(after_in_child=_forget)

@@ -7,8 +7,8 @@ functions an exception leaves, without slowing down anything else, and so also w
 from __future__ import annotations
 
 import ctypes
+import functools
 import gc
-import os
 import socket
 import sys
 import threading
@@ -22,7 +22,7 @@ from mn_guard import patience
 from mn_guard.abort import abort_when_read, say
 from mn_guard.exit_sequence import Step, at_exit
 
-__all__ = ["end_by", "share_exit_status"]
+__all__ = ["end_by", "other_end", "share_exit_status"]
 
 _GRACE_SECONDS = patience.EXIT
 _LONGEST_TEXT = 500
@@ -30,35 +30,37 @@ _BITS = 64  # of a C long, with its sign
 _TOOLS = (3, 4)  # numbers that Python's documentation does not assign to any kind of tool
 
 _noted: list[object] = []
-_sharing: list[tuple[int, int]] = []  # this process's rank and number, once its status is shared
 _end: Callable[[str, int], object] | None = None
 
 
+@functools.cache
 def share_exit_status(rank: int) -> None:
     """From now on, let a status other than 0 end all ranks when this process ends with it. A second call does nothing.
 
     Args:
         rank: This process's rank.
     """
-    if _sharing:
-        return
-    _sharing.append((rank, os.getpid()))
     _noted.append(None)
     if sys.version_info >= (3, 12):
         _note_what_leaves_the_outermost_function()
     else:
         _note_what_python_asks_for()
-    at_exit(Step.STATUS, _end_all)
+    at_exit(Step.STATUS, functools.partial(_end_all, rank))
 
 
 def end_by(end: Callable[[str, int], object]) -> None:
-    """Replace the effect of a status other than 0, which is to end all ranks.
+    """Let a status other than 0, or an uncaught exception, end this rank alone; Ctrl-C still ends all ranks.
 
     Args:
-        end: Called with the reason, and the exit status of the process.
+        end: Ends this process; called with the reason, and the exit status.
     """
     global _end
     _end = end
+
+
+def other_end() -> Callable[[str, int], object] | None:
+    """Return what was passed to :func:`end_by`; ``None`` if all ranks are to end."""
+    return _end
 
 
 def _note_what_leaves_the_outermost_function() -> None:
@@ -107,11 +109,9 @@ def _note_what_python_asks_for() -> None:
     sys.exit = exit
 
 
-def _end_all() -> None:
-    if not _sharing:
-        return
-    (rank, process), status = _sharing[0], _as_number(_noted[-1])
-    if not status or os.getpid() != process or has_been_finalized():
+def _end_all(rank: int) -> None:
+    status = _as_number(_noted[-1])
+    if not status or has_been_finalized():
         return
     if _end is not None:
         _end(f"exit status {status}", status)

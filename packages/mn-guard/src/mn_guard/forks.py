@@ -14,7 +14,6 @@ import os
 import sys
 import threading
 from collections.abc import Callable
-from typing import NamedTuple
 
 __all__ = ["around_forks", "warn_of_children_that_end"]
 
@@ -22,21 +21,16 @@ _one_fork = threading.RLock()
 
 _Function = Callable[[], object]
 
-
-class _Around(NamedTuple):
-    before: _Function
-    after_in_parent: _Function
-    after_in_child: _Function
-
-
-_all: list[_Around] = []
-
-
-def _nothing() -> None: ...
+_before: list[_Function] = []
+_in_parent: list[_Function] = []
+_in_child: list[_Function] = []
 
 
 def around_forks(
-    *, before: _Function = _nothing, after_in_parent: _Function = _nothing, after_in_child: _Function = _nothing
+    *,
+    before: _Function | None = None,
+    after_in_parent: _Function | None = None,
+    after_in_child: _Function | None = None,
 ) -> None:
     """Register functions to be called around each fork, like :func:`os.register_at_fork`, for one fork at a time.
 
@@ -45,7 +39,9 @@ def around_forks(
         after_in_parent: Called after the fork in the parent.
         after_in_child: Called after the fork in the child.
     """
-    _all.append(_Around(before, after_in_parent, after_in_child))
+    for functions, function in ((_before, before), (_in_parent, after_in_parent), (_in_child, after_in_child)):
+        if function is not None:
+            functions.append(function)
 
 
 @functools.cache
@@ -71,26 +67,22 @@ def _warn(name: str, process: int) -> None:
         sys.stderr.flush()
 
 
-def _before() -> None:
+def _begin() -> None:
     _one_fork.acquire()
-    for each in reversed(_all):
-        each.before()
+    for function in reversed(_before):
+        function()
 
 
-def _after_in_parent() -> None:
+def _end(functions: list[_Function]) -> None:
     try:
-        for each in list(_all):
-            each.after_in_parent()
+        for function in list(functions):
+            function()
     finally:
         _one_fork.release()
 
 
-def _after_in_child() -> None:
-    try:
-        for each in list(_all):
-            each.after_in_child()
-    finally:
-        _one_fork.release()
-
-
-os.register_at_fork(before=_before, after_in_parent=_after_in_parent, after_in_child=_after_in_child)
+os.register_at_fork(
+    before=_begin,
+    after_in_parent=functools.partial(_end, _in_parent),
+    after_in_child=functools.partial(_end, _in_child),
+)

@@ -10,14 +10,13 @@ import socket
 import sys
 import time
 import warnings
-from collections.abc import Callable
 from traceback import format_exc, format_exception_only
 from types import TracebackType
 
 from mn_comm.basis.mpi import has_been_finalized
 from mn_guard import patience
 from mn_guard.abort import abort_when_read, flush_until_read, say
-from mn_guard.exit_status import share_exit_status
+from mn_guard.exit_status import end_by, other_end, share_exit_status
 from mn_guard.interrupts import watch_interrupts
 
 __all__ = ["add_hook", "add_hook_by_default", "add_hook_if_enabled", "end_by"]
@@ -27,7 +26,6 @@ _VARIABLES = ("CHAINERMN_FORCE_ABORT_ON_EXCEPTION", "CHAINERMN_FORCE_ABORT_ON_EX
 _LONGEST_SUMMARY = 500
 _PATIENCE_SECONDS = patience.RIGHT_RANK
 _PAUSE_SECONDS = 0.01
-_end: Callable[[str, int], object] | None = None
 _PATIENCE_AFTER_CTRL_C = patience.OTHERS_AFTER_CTRL_C
 
 
@@ -74,16 +72,6 @@ def add_hook_by_default() -> None:
             watch_interrupts(functools.partial(_abort, "interrupted"))
 
 
-def end_by(end: Callable[[str, int], object]) -> None:
-    """Let an uncaught exception end this rank in another way than by ``MPI_Abort``; Ctrl-C still ends all ranks.
-
-    Args:
-        end: Ends this process; called with the reason and an exit status.
-    """
-    global _end
-    _end = end
-
-
 def _setting() -> str:
     return next((os.environ[name] for name in _VARIABLES if name in os.environ), "")
 
@@ -127,10 +115,11 @@ class _AbortAllRanks:
             if issubclass(kind, KeyboardInterrupt):
                 _abort("interrupted")
             else:
-                if _end is not None:
+                end = other_end()
+                if end is not None:
                     say(text)
                     text = ""
-                    _end("uncaught exception", 1)
+                    end("uncaught exception", 1)
                 _abort("uncaught exception", details=_in_a_line(kind, value), text=text)
 
     def _text_of(self, kind: type[BaseException], value: BaseException, traceback: TracebackType | None) -> str:
@@ -189,7 +178,7 @@ def _let_the_right_rank_end(value: BaseException) -> None:
     """Wait if another rank should show an exception and end the job; return if none has."""
     if "raised_on_rank" in value.__dict__:
         time.sleep(_PATIENCE_SECONDS)
-    elif "raised_on_all_ranks" in value.__dict__ and _end is None:
+    elif "raised_on_all_ranks" in value.__dict__ and other_end() is None:
         _let_rank_0_end()
 
 

@@ -9,7 +9,6 @@ It ends before a fork, and starts again after it: see :mod:`mn_guard.forks`.
 from __future__ import annotations
 
 import contextlib
-import functools
 import math
 import os
 import select
@@ -137,7 +136,6 @@ def this_thread() -> GuardThread:
     """Return the thread of this process, which starts with its first duty."""
     if not _threads:
         _threads.append(GuardThread())
-        _see_to_forks()
     return _threads[0]
 
 
@@ -150,11 +148,6 @@ def end() -> None:
     """End the thread of this process, if there is one: it must not be inside MPI when MPI is finalized."""
     for thread in _threads:
         thread.end()
-
-
-@functools.cache
-def _see_to_forks() -> None:
-    around_forks(before=_pause, after_in_parent=_resume, after_in_child=_forget)
 
 
 def _pause() -> None:
@@ -171,3 +164,6 @@ def _forget() -> None:
     """Leave the descriptors to the parent: a child process is not a rank."""
     while _threads:
         _threads.pop().close()
+
+
+around_forks(before=_pause, after_in_parent=_resume, after_in_child=_forget)

@@ -9,7 +9,6 @@ Only rank 0 does so. On other ranks the script decides: rank 0 may be saving its
 
 from __future__ import annotations
 
-import functools
 import math
 import signal
 import threading
@@ -87,15 +86,12 @@ def watch_interrupts(end: Callable[[], object]) -> None:
         return
     _watching = Interrupts(end)
     guard_thread.start(_watching)
-    _see_to_forks()
-
-
-@functools.cache
-def _see_to_forks() -> None:
-    around_forks(after_in_child=_forget)
 
 
 def _forget() -> None:
     """Forget it in a child process, which is not a rank."""
     global _watching
     _watching = None
+
+
+around_forks(after_in_child=_forget)

@@ -337,7 +337,6 @@ def join(ranks: MPI.Intracomm) -> None:
         at_exit(Step.FAREWELL, functools.partial(_end, _monitor))
         # In a forked child, too, where the thread is not this process's: the child also finalises MPI.
         MPI.COMM_SELF.Set_attr(MPI.Comm.Create_keyval(delete_fn=lambda *_: guard_thread.end()), True)
-        around_forks(after_in_child=_forget)
     _monitor.join(ranks)
 
 
@@ -371,6 +370,9 @@ def interrupt_by(interrupt: Callable[[], object]) -> None:
 def _forget() -> None:
     global _monitor
     _monitor = None
+
+
+around_forks(after_in_child=_forget)
 
 
 def _is_set(variable: str) -> bool:

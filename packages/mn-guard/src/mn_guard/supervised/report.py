@@ -6,7 +6,6 @@ import contextlib
 import functools
 import itertools
 import json
-import os
 import sys
 from typing import Any
 
@@ -43,7 +42,7 @@ def join(rank: int, size: int) -> None:
         message = f"the supervisor of this job cannot be reached at {where}: this rank ends"
         _said.append(message)  # to nobody: another attempt to reach the supervisor would only repeat the message
         raise SystemExit(f"[chainermn] rank {rank}: {message}") from None
-    at_exit(Step.REPORT, functools.partial(_end, os.getpid()))
+    at_exit(Step.REPORT, _end)
 
 
 def has_failed(status: int, summary: str) -> None:
@@ -72,8 +71,8 @@ def leave(*, together: bool) -> None:
     _together.append(together)
 
 
-def _end(process: int) -> None:
-    if os.getpid() != process or _said:
+def _end() -> None:
+    if _said:
         return
     if hasattr(sys, "last_type"):  # no code has handled it: Python has printed it
         has_failed(1, "uncaught exception")
