@@ -6,7 +6,6 @@ import contextlib
 import json
 import os
 import socket
-import struct
 import sys
 import threading
 from typing import Any
@@ -61,8 +60,7 @@ def connect(address: str) -> socket.socket | None:
     made = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     with contextlib.suppress(OSError):
         made.connect(address)
-        credentials = made.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
-        if struct.unpack("3i", credentials)[1] == os.getuid():
+        if node_process.peer_of(made)[1] == os.getuid():
             return made
     made.close()
     return None

@@ -7,6 +7,16 @@ the remaining ranks when the supervisor requests it or is silent for too long.
 It imports nothing from this package: it is a script, started as ``python -I -S node_process.py DESCRIPTOR EXPECTED
 [HOST PORT TOKEN]``. The descriptor is of the socket on which it listens. Without a supervisor, it ends with the last of
 the expected ranks.
+
+Processes of the node send it JSON objects through that socket, each of which gets an answer. ``op`` says what is asked:
+
+==============  =======================================================================================================
+``watch``       Report the death of the process: it passes one end of a connection, which ends with it. Through this
+                connection, it writes plain text, which is all that a process that crashes can do.
+``keep``        Hold a file, instead of the previous one.
+``load``        Return the file.
+anything else   Pass the message on to the supervisor; ``start`` and ``join`` also say which rank the process is.
+==============  =======================================================================================================
 """
 
 from __future__ import annotations
@@ -36,6 +46,7 @@ __all__ = [
     "Silence",
     "describe_death",
     "describe_others",
+    "peer_of",
 ]
 
 FINISHED, SPOKEN = b"\1", b"\2"
@@ -64,7 +75,6 @@ class Rank:
     Attributes:
         has_finished: Whether it has reached the end of its program.
         summary: Why it has ended the job, if this is to be printed again.
-        group: The ranks that it belongs to.
     """
 
     def __init__(self, rank: int, size: int, process: int, words: str = "") -> None:
@@ -74,7 +84,6 @@ class Rank:
         self.words = words
         self.has_finished = False
         self.summary = ""
-        self.group: Group | None = None
 
 
 def describe_death(rank: Rank, cause: str, host: str, folders: tuple[str, ...]) -> str:
@@ -302,7 +311,7 @@ class _Node:
         self._kept: tuple[int, int] | None = None  # the ranks' number for their arrays, and the file
         self._clients: dict[socket.socket, _Client] = {}
         self._groups: dict[str, Group] = {}
-        self._gone: list[Rank] = []
+        self._gone: list[tuple[Group, Rank]] = []
         self._selector = selectors.DefaultSelector()
         self._selector.register(listening, selectors.EVENT_READ, self._accept)
         if supervisor is not None:
@@ -318,7 +327,7 @@ class _Node:
         finally:
             self._end(None)
 
-    def _look(self, timeout: float | None) -> list[Rank]:
+    def _look(self, timeout: float | None) -> list[tuple[Group, Rank]]:
         """Wait until something happens, and return the ranks that have ended."""
         if self._supervisor is not None:
             timeout = min(BEAT_SECONDS / 2, timeout or BEAT_SECONDS)
@@ -330,29 +339,57 @@ class _Node:
         gone, self._gone = self._gone, []
         return gone
 
-    def _report(self, gone: list[Rank]) -> None:
+    def _drop(self, connection: socket.socket) -> None:
+        self._selector.unregister(connection)
+        connection.close()
+
+    # Deaths: each rank has a connection that ends with it.
+
+    def _watch(self, message: dict[str, Any], connection: int, *errors: int) -> None:
+        """Report the death of a rank, which is when a connection ends; the first rank of a group says where to."""
+        name, rank = message["group"], Rank(*(message[key] for key in ("rank", "size", "process")))
+        if errors:
+            self._groups[name] = Group(message["expected"], socket.gethostname(), message["folders"], *errors)
+        hear = partial(self._hear, self._groups[name], rank)
+        self._selector.register(socket.socket(fileno=connection), selectors.EVENT_READ, hear)
+        self._expected -= 1
+        if not self._expected and self._supervisor is None:
+            self._drop(self._listening)
+
+    def _hear(self, group: Group, rank: Rank, connection: socket.socket) -> None:
+        try:
+            came = connection.recv(1 << 16)
+        except OSError:
+            came = b""
+        if came:
+            group.hear(rank, came)
+        else:
+            self._drop(connection)
+            self._gone.append((group, rank))
+
+    def _report(self, gone: list[tuple[Group, Rank]]) -> None:
         """Report deaths, and what the ranks that are ended because of them were doing."""
-        dead = {rank.group for rank in gone if rank.group is not None and rank.group.report(rank)}
+        dead = {group for group, rank in gone if group.report(rank)}
         if dead:
             others = self._next_to_go()
             gone += others
             for group in dead:
-                group.write(describe_others([rank for rank in others if rank.group is group], group.folders))
-        for rank in gone:
-            if rank.group is not None:
-                rank.group.remove()
+                group.write(describe_others([rank for other, rank in others if other is group], group.folders))
+        for group, _ in gone:
+            group.remove()
 
-    def _next_to_go(self) -> list[Rank]:
-        others: list[Rank] = []
+    def _next_to_go(self) -> list[tuple[Group, Rank]]:
+        others: list[tuple[Group, Rank]] = []
         deadline = time.monotonic() + _TOGETHER_SECONDS
         while self._selector.get_map() and (left := deadline - time.monotonic()) > 0:
             others += self._look(left)
         return others
 
+    # Requests: a process sends one message after another, and each gets an answer.
+
     def _accept(self, listening: socket.socket) -> None:
         connection, _ = listening.accept()
-        credentials = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
-        process, user, _ = struct.unpack("3i", credentials)
+        process, user = peer_of(connection)
         if user != os.getuid():  # all processes can see the address
             connection.close()
             return
@@ -398,38 +435,14 @@ class _Node:
             self._tell(**message | (client.name or {}))
         return {}, []
 
-    def _watch(self, message: dict[str, Any], connection: int, *errors: int) -> None:
-        """Report the death of a rank, which is when a connection ends; the first rank of a group says where to."""
-        name, rank = message["group"], Rank(*(message[key] for key in ("rank", "size", "process")))
-        if errors:
-            self._groups[name] = Group(message["expected"], socket.gethostname(), message["folders"], *errors)
-        rank.group = self._groups[name]
-        self._selector.register(socket.socket(fileno=connection), selectors.EVENT_READ, partial(self._hear, rank))
-        self._expected -= 1
-        if not self._expected and self._supervisor is None:
-            self._drop(self._listening)
-
-    def _hear(self, rank: Rank, connection: socket.socket) -> None:
-        try:
-            came = connection.recv(1 << 16)
-        except OSError:
-            came = b""
-        if came and rank.group is not None:
-            rank.group.hear(rank, came)
-        else:
-            self._drop(connection)
-            self._gone.append(rank)
-
-    def _drop(self, connection: socket.socket) -> None:
-        self._selector.unregister(connection)
-        connection.close()
-
     def _keep(self, number: int, file: int) -> None:
         """Hold a file instead of the previous one, which is closed only now."""
         before, self._kept = self._kept, (number, file)
         if before is not None:
             os.close(before[1])
         self._tell(op="kept", number=number)
+
+    # The supervisor.
 
     def _obey(self, _: socket.socket) -> None:
         assert self._supervisor is not None
@@ -446,6 +459,13 @@ class _Node:
     def _tell(self, **message: Any) -> None:
         if self._supervisor is not None:
             self._supervisor.tell(**message)
+
+
+def peer_of(connection: socket.socket) -> tuple[int, int]:
+    """Return the process ID and the user at the other end of a connection on this host."""
+    credentials = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
+    process, user, _ = struct.unpack("3i", credentials)
+    return process, user
 
 
 def _connect(host: str, port: str) -> socket.socket:

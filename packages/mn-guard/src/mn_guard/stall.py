@@ -16,25 +16,19 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import inspect
 import os
-import sys
 import threading
 import time
-import traceback
 from collections.abc import Callable
-from typing import Any
-
-import numpy as np
 
 from mn_comm.basis.mpi import MPI
 from mn_comm.ranks.watch import Activity, Call, activities, explanations, polled
 from mn_guard import guard_thread
 from mn_guard.abort import abort_when_read, say
-from mn_guard.crash_output import folders_of_libraries
 from mn_guard.exit_sequence import Step, at_exit
 from mn_guard.forks import around_forks
 from mn_guard.stall_probe import StallProbe
+from mn_guard.stall_report import bind, describe, ranks_of
 
 __all__ = ["Monitor", "finish", "interrupt_by", "join", "leave"]
 
@@ -84,7 +78,7 @@ class Monitor:
         self._write = write
         self._end = end
         self._probe = StallProbe(self._time_to_speak)
-        self._reported: dict[int, tuple[int, float]] = {}
+        self._reported: dict[int, float] = {}  # when each wait was reported, by its start
         self._said: object = None
         self._interrupted: set[int] = set()  # the starts of waits
         self._lock = threading.RLock()  # what interrupts waits also leaves communicators
@@ -109,8 +103,8 @@ class Monitor:
                     look()
             stalled = self._stalled()
             for activity, since in stalled:
-                if self._reported.get(activity.thread, (0, 0.0))[0] != since:
-                    self._reported[activity.thread] = (since, time.monotonic())
+                if since not in self._reported:
+                    self._reported[since] = time.monotonic()
                     self._say("")
                     self._ask_neighbor(activity)
             self._probe.answer(self._tell)
@@ -141,8 +135,7 @@ class Monitor:
 
     def _why_hopeless(self, activity: Activity, since: int) -> str:
         """Return why the job must end, if a wait was reported so long ago that all ranks have answered."""
-        reported_for, reported_at = self._reported.get(activity.thread, (0, 0.0))
-        if reported_for != since or time.monotonic() - reported_at < self._time_to_speak:
+        if time.monotonic() - self._reported[since] < self._time_to_speak:
             return ""
         for needed in _needed(activity):
             gone = (self._probe.finished.keys() | self._probe.leaving) & needed
@@ -163,7 +156,7 @@ class Monitor:
 
     def _ask_neighbor(self, activity: Activity) -> None:
         for call in activity.calls:
-            self._probe.ask(_ranks_of(call))
+            self._probe.ask(ranks_of(call))
         if not activity.calls and activity.wait is not None:
             self._probe.ask(activity.wait[1])
 
@@ -190,24 +183,15 @@ class Monitor:
         if said == self._said:
             return
         self._said = said
-        world = MPI.COMM_WORLD
-        place = f"rank {world.rank} of {world.size} ({MPI.Get_processor_name()}){occasion}"
-        waiting = [activity for activity in doing if activity.wait is not None]
-        lines = [f"{place} {_describe_wait(activity)}" for activity in waiting] or [f"{place} {_describe_idle()}"]
-        for activity in waiting:
-            lines += _other_messages(activity)
-        for explanation in explanations:
-            lines += [f"  {line}" for line in explanation()]
-        if self._stacks:
-            for activity in waiting:
-                lines += ["  its stack:", *_stack(activity.thread)]
+        notes = [note for explanation in explanations for note in explanation()]
+        lines = describe(doing, occasion, notes, stacks=self._stacks)
         self._write("".join(f"[chainermn] {line}\n" for line in lines))
 
 
 def _needed(activity: Activity) -> list[set[int]]:
     """Return groups of ranks, numbered as in ``MPI_COMM_WORLD``; an activity waits for all ranks of each group."""
     waits = [(activity.wait[0], activity.wait[1])] if activity.wait is not None else []
-    waits += [(call.function.__name__, _ranks_of(call)) for call in activity.calls]
+    waits += [(call.function.__name__, ranks_of(call)) for call in activity.calls]
     groups = [set(_in_world(ranks)) for name, ranks in waits if name in _FOR_ALL and ranks is not None]
     # Only in the main thread: the program does not wait for other threads, which may wait until it ends.
     if activity.calls and activity.thread == threading.main_thread().ident:
@@ -217,99 +201,16 @@ def _needed(activity: Activity) -> list[set[int]]:
 
 def _partner(call: Call) -> set[int]:
     """Return the rank that a call sends to or receives from; empty if the call does neither, or names no rank."""
-    ranks = _ranks_of(call)
+    ranks = ranks_of(call)
     if ranks is None or call.function.__name__ not in _WITH_PARTNER:
         return set()
-    bound = inspect.signature(call.function).bind(*call.arguments, **call.keywords).arguments
+    bound = bind(call).arguments
     partner = bound.get("source", bound.get("dest", MPI.ANY_SOURCE))
     return {_in_world(ranks)[partner]} if partner != MPI.ANY_SOURCE else set()
 
 
 def _in_world(ranks: MPI.Intracomm) -> list[int]:
     return ranks.group.Translate_ranks(None, MPI.COMM_WORLD.group)
-
-
-def _ranks_of(call: Call) -> MPI.Intracomm | None:
-    """Return the ranks of the communicator to which an operation belongs."""
-    return getattr(call.arguments[0] if call.arguments else None, "ranks", None)
-
-
-def _describe_wait(activity: Activity) -> str:
-    assert activity.wait is not None
-    what, ranks, since = activity.wait
-    calls = list(activity.calls)
-    purpose = f" for {activity.purpose()}" if activity.purpose else ""
-    seconds = f"has waited for {(time.monotonic_ns() - since) / 1e9:.1f} s"
-    if not calls:
-        return f"{seconds} in {what}{purpose}, {_place(activity.thread)}"
-    group = _ranks_of(calls[-1]) or ranks
-    group_of = (
-        f" as rank {group.rank} of {group.size}" if group is not None and group.size != MPI.COMM_WORLD.size else ""
-    )
-    return f"{seconds} in {_describe_call(calls[0])}{group_of}{purpose}, {_place(activity.thread)}"
-
-
-def _describe_idle() -> str:
-    main = threading.main_thread().ident or 0
-    finished = activities[main].finished if main in activities else ()
-    return f"is not waiting for other ranks; {_place(main)}; it finished last: {', '.join(finished) or 'nothing'}"
-
-
-def _describe_call(call: Call) -> str:
-    bound = inspect.signature(call.function).bind(*call.arguments, **call.keywords)
-    bound.apply_defaults()
-    shown = {name: value for name, value in bound.arguments.items() if name != "self"}
-    return f"{call.function.__name__}({', '.join(f'{name}={_describe(value)}' for name, value in shown.items())})"
-
-
-def _place(thread: int) -> str:
-    """Return the script's line that a thread is executing: for a worker, that of the main thread."""
-    frames = _frames(thread)
-    if not any(map(_is_script, frames)):
-        frames = _frames(threading.main_thread().ident or 0)
-    found = [frame for frame in frames if _is_script(frame)] or frames
-    if not found:
-        return "at an unknown place"
-    frame = found[-1]
-    line = f": {frame.line}" if frame.line else ""  # python -c has no file
-    return f"at {frame.filename}:{frame.lineno} in {frame.name}{line}"
-
-
-def _frames(thread: int) -> list[traceback.FrameSummary]:
-    frame = sys._current_frames().get(thread)  # noqa: SLF001 - the documented way to another thread's stack
-    return list(traceback.extract_stack(frame)) if frame is not None else []
-
-
-def _is_script(frame: traceback.FrameSummary) -> bool:
-    """Return whether a frame belongs neither to these packages nor to Python's library."""
-    is_library = os.path.dirname(frame.filename) == os.path.dirname(threading.__file__)
-    return not is_library and not frame.filename.startswith(("<frozen", *folders_of_libraries()))
-
-
-def _other_messages(activity: Activity) -> list[str]:
-    """Describe messages that have arrived with a different tag than the one that a ``recv`` waits for."""
-    call = activity.calls[-1] if activity.calls else None
-    if call is None or call.function.__name__ != "recv" or MPI.Query_thread() < MPI.THREAD_MULTIPLE:
-        return []
-    bound = inspect.signature(call.function).bind(*call.arguments, **call.keywords)
-    status = MPI.Status()
-    if not call.arguments[0].mpi_comm.Iprobe(bound.arguments["source"], MPI.ANY_TAG, status):
-        return []
-    return [f"  a message from rank {status.source} has arrived, but no receive waits for its tag {status.tag}"]
-
-
-def _stack(thread: int) -> list[str]:
-    return [f"    {entry.filename}:{entry.lineno} in {entry.name}: {entry.line}" for entry in _frames(thread)]
-
-
-def _describe(value: Any) -> str:
-    if isinstance(value, np.ndarray):
-        return f"<{value.dtype} array of shape {value.shape}>"
-    if isinstance(value, (tuple, list)):
-        return f"({', '.join(map(_describe, value[:4]))}{', ...' if len(value) > 4 else ''})"
-    if value is None or isinstance(value, (int, np.integer)):
-        return repr(value)
-    return f"<{type(value).__name__}>"
 
 
 _monitor: Monitor | None = None

@@ -1,0 +1,128 @@
+"""What a rank is doing, in words, for the stall monitor."""
+
+from __future__ import annotations
+
+import inspect
+import os
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from mn_comm.basis.mpi import MPI
+from mn_comm.ranks.watch import Activity, Call
+from mn_guard.crash_output import folders_of_libraries
+
+__all__ = ["bind", "describe", "ranks_of"]
+
+
+def describe(doing: Sequence[Activity], occasion: str, notes: Sequence[str], *, stacks: bool) -> list[str]:
+    """Return lines about what this rank is doing.
+
+    Args:
+        doing: The activities of its threads.
+        occasion: Why it says so, to be added to its name.
+        notes: Further lines.
+        stacks: Whether to add the stacks of threads that wait.
+    """
+    world = MPI.COMM_WORLD
+    place = f"rank {world.rank} of {world.size} ({MPI.Get_processor_name()}){occasion}"
+    waiting = [activity for activity in doing if activity.wait is not None]
+    lines = [f"{place} {_describe_wait(activity)}" for activity in waiting] or [f"{place} {_describe_idle(doing)}"]
+    for activity in waiting:
+        lines += _other_messages(activity)
+    lines += [f"  {note}" for note in notes]
+    for activity in waiting if stacks else ():
+        lines += ["  its stack:", *_stack(activity.thread)]
+    return lines
+
+
+def bind(call: Call) -> inspect.BoundArguments:
+    """Return the arguments of a call by their names."""
+    return inspect.signature(call.function).bind(*call.arguments, **call.keywords)
+
+
+def ranks_of(call: Call) -> MPI.Intracomm | None:
+    """Return the ranks of the communicator to which an operation belongs."""
+    return getattr(call.arguments[0] if call.arguments else None, "ranks", None)
+
+
+def _describe_wait(activity: Activity) -> str:
+    assert activity.wait is not None
+    what, ranks, since = activity.wait
+    calls = list(activity.calls)
+    purpose = f" for {activity.purpose()}" if activity.purpose else ""
+    seconds = f"has waited for {(time.monotonic_ns() - since) / 1e9:.1f} s"
+    if not calls:
+        return f"{seconds} in {what}{purpose}, {_place(activity.thread)}"
+    group = ranks_of(calls[-1]) or ranks
+    group_of = (
+        f" as rank {group.rank} of {group.size}" if group is not None and group.size != MPI.COMM_WORLD.size else ""
+    )
+    return f"{seconds} in {_describe_call(calls[0])}{group_of}{purpose}, {_place(activity.thread)}"
+
+
+def _describe_idle(doing: Sequence[Activity]) -> str:
+    main = threading.main_thread().ident or 0
+    finished = next((activity.finished for activity in doing if activity.thread == main), ())
+    return f"is not waiting for other ranks; {_place(main)}; it finished last: {', '.join(finished) or 'nothing'}"
+
+
+def _describe_call(call: Call) -> str:
+    bound = bind(call)
+    bound.apply_defaults()
+    shown = {name: value for name, value in bound.arguments.items() if name != "self"}
+    return f"{call.function.__name__}({', '.join(f'{name}={_describe(value)}' for name, value in shown.items())})"
+
+
+def _place(thread: int) -> str:
+    """Return the script's line that a thread is executing: for a worker, that of the main thread."""
+    frames = _frames(thread)
+    if not any(map(_is_script, frames)):
+        frames = _frames(threading.main_thread().ident or 0)
+    found = [frame for frame in frames if _is_script(frame)] or frames
+    if not found:
+        return "at an unknown place"
+    frame = found[-1]
+    line = f": {frame.line}" if frame.line else ""  # python -c has no file
+    return f"at {frame.filename}:{frame.lineno} in {frame.name}{line}"
+
+
+def _frames(thread: int) -> list[traceback.FrameSummary]:
+    frame = sys._current_frames().get(thread)  # noqa: SLF001 - the documented way to another thread's stack
+    return list(traceback.extract_stack(frame)) if frame is not None else []
+
+
+def _is_script(frame: traceback.FrameSummary) -> bool:
+    """Return whether a frame belongs neither to these packages nor to Python's library."""
+    is_library = os.path.dirname(frame.filename) == os.path.dirname(threading.__file__)
+    return not is_library and not frame.filename.startswith(("<frozen", *folders_of_libraries()))
+
+
+def _other_messages(activity: Activity) -> list[str]:
+    """Describe messages that have arrived with a different tag than the one that a ``recv`` waits for."""
+    call = activity.calls[-1] if activity.calls else None
+    if call is None or call.function.__name__ != "recv" or MPI.Query_thread() < MPI.THREAD_MULTIPLE:
+        return []
+    status = MPI.Status()
+    if not call.arguments[0].mpi_comm.Iprobe(bind(call).arguments["source"], MPI.ANY_TAG, status):
+        return []
+    return [f"  a message from rank {status.source} has arrived, but no receive waits for its tag {status.tag}"]
+
+
+def _stack(thread: int) -> list[str]:
+    return [f"    {entry.filename}:{entry.lineno} in {entry.name}: {entry.line}" for entry in _frames(thread)]
+
+
+def _describe(value: Any) -> str:
+    if isinstance(value, np.ndarray):
+        return f"<{value.dtype} array of shape {value.shape}>"
+    if isinstance(value, (tuple, list)):
+        return f"({', '.join(map(_describe, value[:4]))}{', ...' if len(value) > 4 else ''})"
+    if value is None or isinstance(value, (int, np.integer)):
+        return repr(value)
+    return f"<{type(value).__name__}>"
