@@ -8,9 +8,8 @@ messages use separate tags and nonblocking sends, so it does not matter when, or
 from __future__ import annotations
 
 import time
-from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 import numpy as np
 
@@ -64,24 +63,8 @@ def gradient_tag(tag: int) -> int:
     return int(limit - tag)
 
 
-class Post(ABC):
-    """Sends words, and the gradients that follow them, to other ranks, and receives them."""
-
-    @abstractmethod
-    def post(self, word: Word, arrays: Sequence[_Array], peer: int, tag: int) -> None:
-        """Send a word and its arrays in host memory, which may be changed afterwards."""
-
-    @abstractmethod
-    def has_word(self, peer: int, tag: int) -> bool:
-        """Return whether a word has arrived."""
-
-    @abstractmethod
-    def recv_gradient(self, source: int, tag: int) -> tuple[Word, list[_Array]]:
-        """Wait for a word, and receive its arrays."""
-
-
-class NonblockingPost(Post):
-    """Uses MPI.
+class NonblockingPost:
+    """Sends words, and the gradients that follow them, to other ranks, and receives them, by MPI.
 
     Args:
         ranks: A private communicator: MPICH ends a job if a message on ``MPI_COMM_WORLD`` has not been received at the
@@ -92,7 +75,10 @@ class NonblockingPost(Post):
         self._ranks = ranks
 
     def post(self, word: Word, arrays: Sequence[_Array], peer: int, tag: int) -> None:
-        """Start sending; return when the message has been sent, or will not be sent without the receiver."""
+        """Start sending a word and its arrays in host memory, which may be changed afterwards.
+
+        Returns when the message has been sent, or will not be sent without the receiver.
+        """
         # Copies: the owner may add to a gradient or average it in place afterwards.
         copies = [np.array(array, order="C") for array in arrays]
         requests = [self._ranks.isend(word, peer, tag)]
@@ -106,12 +92,12 @@ class NonblockingPost(Post):
             pass
 
     def has_word(self, peer: int, tag: int) -> bool:
-        """Ask MPI."""
+        """Return whether a word has arrived."""
         return bool(self._ranks.Iprobe(peer, tag))
 
     @operation
     def recv_gradient(self, source: int, tag: int) -> tuple[Word, list[_Array]]:
-        """Receive."""
+        """Wait for a word, and receive its arrays."""
         word = Word(*self._ranks.recv(source=source, tag=tag))
         arrays = [np.empty(shape, dtype) for shape, dtype in word.specs]
         for array in arrays:
@@ -120,8 +106,8 @@ class NonblockingPost(Post):
         return word, arrays
 
 
-class BlockingPost(Post):
-    """Uses the methods of a foreign communicator: only gradients are sent, and each send waits for the receiver.
+class BlockingPost:
+    """Does the same by the methods of a foreign communicator: it sends only gradients, and waits for the receiver.
 
     Args:
         communicator: The communicator.
@@ -144,6 +130,9 @@ class BlockingPost(Post):
         """Receive a gradient."""
         *arrays, number = self._communicator.recv(source, tag)
         return Word(GRADIENT, int(number), tuple(map(spec_of, arrays))), arrays
+
+
+Post: TypeAlias = NonblockingPost | BlockingPost
 
 
 def post_of(communicator: CommunicatorBase) -> Post:

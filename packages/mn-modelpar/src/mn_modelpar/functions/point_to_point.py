@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import weakref
-from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple, TypeAlias
 
 import chainer
 
@@ -20,35 +19,14 @@ __all__ = ["recv", "send"]
 Arrays = Sequence[Any]
 
 
-class Message(ABC):
-    """How arrays and their gradients are exchanged between this rank and a peer."""
-
-    def __init__(self, communicator: CommunicatorBase, record: MessageRecord) -> None:
-        self.communicator = communicator
-        self.record = record
-
-    @abstractmethod
-    def push(self, arrays: Arrays, node: chainer.FunctionNode) -> None:
-        """Send arrays, which are the inputs of a function, to the peer."""
-
-    @abstractmethod
-    def pull(self) -> Arrays:
-        """Receive arrays from the peer."""
-
-    @abstractmethod
-    def reply(self) -> Message:
-        """Return the message that carries the gradients of the floating-point arrays."""
-
-    @abstractmethod
-    def about_to_reply(self) -> bool:
-        """Record that the backward pass has begun; return whether there is anything to reply."""
-
-
-class Value(Message):
+class Value(NamedTuple):
     """Values in the forward pass: only the arrays, as ``communicator.send`` would send them."""
 
+    communicator: CommunicatorBase
+    record: MessageRecord
+
     def push(self, arrays: Arrays, node: chainer.FunctionNode) -> None:
-        """Send the values."""
+        """Send the values, which are the inputs of a function."""
         record = self.record
         record.node = weakref.ref(node)
         traffic = traffic_of(self.communicator)
@@ -68,7 +46,7 @@ class Value(Message):
             raise ValueError(f"{record}: expected at least one array from rank {record.peer}, got none")
         return arrays
 
-    def reply(self) -> Message:
+    def reply(self) -> Gradient:
         """Return the message that carries the gradients back."""
         return Gradient(self.communicator, self.record)
 
@@ -78,8 +56,11 @@ class Value(Message):
         return self.record.has_gradient
 
 
-class Gradient(Message):
+class Gradient(NamedTuple):
     """Gradients in the backward pass: sent under a separate tag, with the number of their value."""
+
+    communicator: CommunicatorBase
+    record: MessageRecord
 
     def push(self, arrays: Arrays, node: chainer.FunctionNode) -> None:
         """Send the gradients."""
@@ -90,13 +71,17 @@ class Gradient(Message):
         """Receive the gradients."""
         return traffic_of(self.communicator).take_gradient(self.record)
 
-    def reply(self) -> Message:
+    def reply(self) -> Value:
         """Return the message that carries the gradients of these gradients, in a second backward pass."""
         return Value(self.communicator, MessageRecord(self.record.operation, self.record.peer, self.record.tag))
 
     def about_to_reply(self) -> bool:
         """Return ``True``: all gradients are floats, and a second backward pass always needs them."""
         return True
+
+
+Message: TypeAlias = Value | Gradient
+"""How arrays and their gradients are exchanged between this rank and a peer."""
 
 
 class Send(chainer.FunctionNode):  # type: ignore[misc]  # Chainer has no types
