@@ -16,7 +16,7 @@ from mn_data.columns import ArrayLayout, assemble, can_take, columns_of, layout_
 from mn_data.lost_parts import place_of, places, tell_of_lost_parts
 from mn_data.plan import part
 from mn_data.progress import progress
-from mn_data.transfer import recv_array, recv_objects, send_array, send_objects
+from mn_data.transfer import Transfer
 
 __all__ = ["DataSizeError", "scatter_dataset", "scatter_index"]
 
@@ -141,7 +141,6 @@ def _scatter_samples(
 ) -> tuple[chainer.datasets.SubDataset, int]:
     from mn_comm.building_blocks import Ranks  # not at import, because it starts MPI
 
-    mpi_comm = Ranks(communicator.mpi_comm)
     is_root = communicator.rank == root
     layout, length = communicator.bcast_obj((layout_of(dataset), len(dataset)) if is_root else None, root=root)
     parts_of_all = [place_of(communicator, rank) for rank in range(communicator.size)]
@@ -150,20 +149,13 @@ def _scatter_samples(
     columns = list(columns_of(dataset, order)) if is_root else [None] * len(list(leaves(layout)))
     mine: list[Any] = []
     with progress(communicator.rank == 0, None, "scattering the dataset") as advance:
+        transfer = Transfer(Ranks(communicator.mpi_comm), root, max_buf_len, advance)
         for leaf, column in zip(leaves(layout), columns, strict=True):
             parts = [column.select(range(*each)) for each in bounds] if column is not None else []
             if isinstance(leaf, ArrayLayout):
-                mine.append(
-                    send_array(mpi_comm, parts, leaf, max_buf_len, advance)
-                    if is_root
-                    else recv_array(mpi_comm, end - begin, leaf, max_buf_len, root, advance)
-                )
+                mine.append(transfer.send_array(parts, leaf) if is_root else transfer.recv_array(end - begin, leaf))
             else:
-                mine.append(
-                    send_objects(mpi_comm, parts, max_buf_len, advance)
-                    if is_root
-                    else recv_objects(mpi_comm, max_buf_len, root, advance)
-                )
+                mine.append(transfer.send_objects(parts) if is_root else transfer.recv_objects())
     return chainer.datasets.SubDataset(assemble(layout, mine), 0, end - begin), length
 
 

@@ -11,7 +11,7 @@ import pickle
 import time
 from collections.abc import Callable, Iterator, Sequence
 from itertools import chain, zip_longest
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -21,7 +21,7 @@ from mn_data.columns import ArrayLayout, Column
 if TYPE_CHECKING:
     from mn_comm.building_blocks import Ranks
 
-__all__ = ["recv_array", "recv_objects", "send_array", "send_objects"]
+__all__ = ["Transfer"]
 
 _Array = np.ndarray[Any, Any]
 Advance = Callable[[int], object]
@@ -35,123 +35,136 @@ _MOST_AT_ONCE = 1 << 15
 _END, _FAILURE = 0, -1
 
 
-def send_array(
-    ranks: Ranks, parts: Sequence[Column], layout: ArrayLayout, max_buf_len: int, advance: Advance
-) -> _Array:
-    """Send each rank its rows of an array.
+class Transfer(NamedTuple):
+    """Sends columns from the root to all ranks; each method is called on every rank, which gets its own samples.
 
-    Args:
-        ranks: The ranks; this one is the root.
-        parts: Each rank's rows.
-        layout: The dtype and shape of a row.
+    Attributes:
+        ranks: The ranks.
+        root: The rank that has the dataset.
         max_buf_len: The maximum number of bytes passed to MPI at once.
         advance: Called with the number of bytes that were moved.
-
-    Returns:
-        This rank's rows, in a new array.
-    """
-    for dest, part in enumerate(parts):
-        if dest != ranks.rank:
-            for begin, end in _row_pieces(len(part.positions), layout, max_buf_len):
-                rows = np.ascontiguousarray(part.select(range(begin, end)).rows())
-                for piece in _byte_pieces(rows, max_buf_len):
-                    ranks.Send(piece, dest, _TAG)
-                    advance(piece.size)
-    own = parts[ranks.rank].rows()
-    advance(own.nbytes)
-    # Copy a view: otherwise the whole array would stay in memory as long as this part of it.
-    return np.array(own, copy=True) if own.base is not None else own
-
-
-def recv_array(ranks: Ranks, length: int, layout: ArrayLayout, max_buf_len: int, root: int, advance: Advance) -> _Array:
-    """Receive ``length`` rows that the root sends by :func:`send_array`."""
-    received: _Array = np.empty((length, *layout.row_shape), layout.dtype)
-    if received.nbytes:
-        _wait_idly(ranks, root)
-    for begin, end in _row_pieces(length, layout, max_buf_len):
-        for piece in _byte_pieces(received[begin:end], max_buf_len):
-            ranks.Recv(piece, root, _TAG)
-            advance(piece.size)
-    return received
-
-
-def send_objects(ranks: Ranks, parts: Sequence[Column], max_buf_len: int, advance: Advance) -> list[Any]:
-    """Send each rank its objects; collective, with :func:`recv_objects` on the other ranks.
-
-    Args:
-        ranks: The ranks; this one is the root.
-        parts: Each rank's objects.
-        max_buf_len: The maximum number of bytes passed to MPI at once.
-        advance: Called with the number of bytes that were moved.
-
-    Returns:
-        This rank's objects.
-
-    Raises:
-        Exception: What pickling raised (on every rank).
-    """
-    others = [dest for dest in range(ranks.size) if dest != ranks.rank]
-    with raise_on_all(ranks):
-        verdict = _FAILURE
-        try:
-            # The ranks in turn, so that each always has something to unpickle.
-            in_turn = zip_longest(*(_pickled(parts[dest], dest) for dest in others))
-            for dest, pickled in filter(None, chain.from_iterable(in_turn)):
-                _send_pickled(ranks, pickled, dest, max_buf_len)
-                advance(len(pickled))
-            verdict = _END
-        finally:
-            for dest in others:
-                ranks.Send(np.array([verdict], dtype=np.int64), dest, _TAG)
-    return list(parts[ranks.rank].rows())
-
-
-def recv_objects(ranks: Ranks, max_buf_len: int, root: int, advance: Advance) -> list[Any]:
-    """Receive the objects that the root sends by :func:`send_objects`; collective, and raises the same exceptions."""
-    received: list[Any] = []
-    with raise_on_all(ranks):
-        try:
-            for pickled in _recv_pickled(ranks, max_buf_len, root, advance):
-                received.extend(pickle.loads(pickled.data))
-        except Exception:
-            for _ in _recv_pickled(ranks, max_buf_len, root, advance):
-                pass  # the root continues to send
-            raise
-    return received
-
-
-def _send_pickled(ranks: Ranks, pickled: bytes, dest: int, max_buf_len: int) -> None:
-    ranks.Send(np.array([len(pickled)], dtype=np.int64), dest, _TAG)
-    for piece in _byte_pieces(np.frombuffer(pickled, dtype=np.uint8), max_buf_len):
-        ranks.Send(piece, dest, _TAG)
-
-
-def _recv_pickled(ranks: Ranks, max_buf_len: int, root: int, advance: Advance) -> Iterator[_Array]:
-    length = np.empty(1, dtype=np.int64)
-    while True:
-        _wait_idly(ranks, root)
-        ranks.Recv(length, root, _TAG)
-        if length[0] in (_END, _FAILURE):
-            return
-        pickled: _Array = np.empty(int(length[0]), dtype=np.uint8)
-        for piece in _byte_pieces(pickled, max_buf_len):
-            ranks.Recv(piece, root, _TAG)
-            advance(piece.size)
-        yield pickled
-
-
-def _wait_idly(ranks: Ranks, root: int) -> None:
-    """Wait for the root's next message without keeping a core busy, as MPI would.
-
-    The root serves one rank after another. If there are fewer cores than ranks, the waiting ranks slow it down: to a
-    third of its speed on two cores with four ranks.
     """
 
-    def recv() -> None:
-        while not ranks.Iprobe(root, _TAG):
-            time.sleep(_NAP)
+    ranks: Ranks
+    root: int
+    max_buf_len: int
+    advance: Advance
 
-    ranks.wait_for(recv)
+    def send_array(self, parts: Sequence[Column], layout: ArrayLayout) -> _Array:
+        """Send each rank its rows of an array, as the root.
+
+        Args:
+            parts: Each rank's rows.
+            layout: The dtype and shape of a row.
+
+        Returns:
+            This rank's rows, in a new array.
+        """
+        for dest in self._others():
+            for begin, end in self._row_pieces(len(parts[dest].positions), layout):
+                self._send(np.ascontiguousarray(parts[dest].select(range(begin, end)).rows()), dest)
+        own = parts[self.root].rows()
+        self.advance(own.nbytes)
+        # Copy a view: otherwise the whole array would stay in memory as long as this part of it.
+        return np.array(own, copy=True) if own.base is not None else own
+
+    def recv_array(self, length: int, layout: ArrayLayout) -> _Array:
+        """Receive ``length`` rows that the root sends by :meth:`send_array`."""
+        received: _Array = np.empty((length, *layout.row_shape), layout.dtype)
+        if received.nbytes:
+            self._wait_idly()
+        for begin, end in self._row_pieces(length, layout):
+            self._recv(received[begin:end])
+        return received
+
+    def send_objects(self, parts: Sequence[Column]) -> list[Any]:
+        """Send each rank its objects, as the root; collective, with :meth:`recv_objects` on the other ranks.
+
+        Args:
+            parts: Each rank's objects.
+
+        Returns:
+            This rank's objects.
+
+        Raises:
+            Exception: What pickling raised (on every rank).
+        """
+        with raise_on_all(self.ranks):
+            verdict = _FAILURE
+            try:
+                # The ranks in turn, so that each always has something to unpickle.
+                in_turn = zip_longest(*(_pickled(parts[dest], dest) for dest in self._others()))
+                for dest, pickled in filter(None, chain.from_iterable(in_turn)):
+                    self.ranks.Send(np.array([len(pickled)], dtype=np.int64), dest, _TAG)
+                    self._send(np.frombuffer(pickled, dtype=np.uint8), dest)
+                verdict = _END
+            finally:
+                for dest in self._others():
+                    self.ranks.Send(np.array([verdict], dtype=np.int64), dest, _TAG)
+        return list(parts[self.root].rows())
+
+    def recv_objects(self) -> list[Any]:
+        """Receive objects that the root sends by :meth:`send_objects`; collective, and raises the same exceptions."""
+        received: list[Any] = []
+        with raise_on_all(self.ranks):
+            try:
+                for pickled in self._recv_pickled():
+                    received.extend(pickle.loads(pickled.data))
+            except Exception:
+                for _ in self._recv_pickled():
+                    pass  # the root continues to send
+                raise
+        return received
+
+    def _recv_pickled(self) -> Iterator[_Array]:
+        length = np.empty(1, dtype=np.int64)
+        while True:
+            self._wait_idly()
+            self.ranks.Recv(length, self.root, _TAG)
+            if length[0] in (_END, _FAILURE):
+                return
+            pickled: _Array = np.empty(int(length[0]), dtype=np.uint8)
+            self._recv(pickled)
+            yield pickled
+
+    def _others(self) -> list[int]:
+        return [rank for rank in range(self.ranks.size) if rank != self.root]
+
+    def _send(self, array: _Array, dest: int) -> None:
+        for piece in self._byte_pieces(array):
+            self.ranks.Send(piece, dest, _TAG)
+            self.advance(piece.size)
+
+    def _recv(self, array: _Array) -> None:
+        for piece in self._byte_pieces(array):
+            self.ranks.Recv(piece, self.root, _TAG)
+            self.advance(piece.size)
+
+    def _wait_idly(self) -> None:
+        """Wait for the root's next message without keeping a core busy, as MPI would.
+
+        The root serves one rank after another. If there are fewer cores than ranks, the waiting ranks slow it down: to
+        a third of its speed on two cores with four ranks.
+        """
+
+        def recv() -> None:
+            while not self.ranks.Iprobe(self.root, _TAG):
+                time.sleep(_NAP)
+
+        self.ranks.wait_for(recv)
+
+    def _row_pieces(self, length: int, layout: ArrayLayout) -> Iterator[tuple[int, int]]:
+        """Yield the bounds of pieces of ``length`` rows; they must be the same on the root and the receiver."""
+        if layout.row_bytes:
+            step = max(1, min(_GATHER_BYTES, self.max_buf_len) // layout.row_bytes)
+            for begin in range(0, length, step):
+                yield begin, min(begin + step, length)
+
+    def _byte_pieces(self, array: _Array) -> Iterator[_Array]:
+        """Yield the bytes of a C-contiguous array, as views of at most ``max_buf_len`` each."""
+        flat = array.reshape(-1).view(np.uint8)
+        for begin in range(0, flat.size, self.max_buf_len):
+            yield flat[begin : begin + self.max_buf_len]
 
 
 def _pickled(part: Column, dest: int) -> Iterator[tuple[int, bytes]]:
@@ -163,19 +176,3 @@ def _pickled(part: Column, dest: int) -> Iterator[tuple[int, bytes]]:
         yield dest, pickled
         begin += len(objects)
         length = max(1, min(_MOST_AT_ONCE, _PICKLE_BYTES * len(objects) // len(pickled)))
-
-
-def _row_pieces(length: int, layout: ArrayLayout, max_buf_len: int) -> Iterator[tuple[int, int]]:
-    """Yield the bounds of pieces of ``length`` rows; they must be the same on the root and the receiver."""
-    if layout.row_bytes == 0:
-        return
-    step = max(1, min(_GATHER_BYTES, max_buf_len) // layout.row_bytes)
-    for begin in range(0, length, step):
-        yield begin, min(begin + step, length)
-
-
-def _byte_pieces(array: _Array, max_buf_len: int) -> Iterator[_Array]:
-    """Yield the bytes of a C-contiguous array, as views of at most ``max_buf_len`` each."""
-    flat = array.reshape(-1).view(np.uint8)
-    for begin in range(0, flat.size, max_buf_len):
-        yield flat[begin : begin + max_buf_len]
