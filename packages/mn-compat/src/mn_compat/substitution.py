@@ -27,18 +27,19 @@ class Substitution(NamedTuple):
     times: int = 1
 
 
-class Fix(NamedTuple):
+class Fix:
     """The substitutions that fix one bug, with the name by which they can be omitted.
 
-    Attributes:
+    Args:
         name: Short and unique; accepted by ``MN_COMPAT_SKIP``.
         reason: What goes wrong without it, in one sentence.
         substitutions: The table.
     """
 
-    name: str
-    reason: str
-    substitutions: tuple[Substitution, ...]
+    def __init__(self, name: str, reason: str, *substitutions: Substitution) -> None:
+        self.name = name
+        self.reason = reason
+        self.substitutions = substitutions
 
 
 class SubstitutionError(ImportError):

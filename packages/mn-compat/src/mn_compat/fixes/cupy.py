@@ -26,117 +26,99 @@ FIXES = (
     Fix(
         "cudnn_warning",
         "Chainer advised to reinstall CuPy with cuDNN, which CuPy 14 no longer supports; it has its own kernels",
-        (
-            # The flag says whether the advice has been printed; it starts as true, unless it is set otherwise.
-            Substitution(_CUDA, "'_already_warned', False)", "'_already_warned', True)"),
-        ),
+        # The flag says whether the advice has been printed; it starts as true, unless it is set otherwise.
+        Substitution(_CUDA, "'_already_warned', False)", "'_already_warned', True)"),
     ),
     Fix(
         "cudnn_tensor_core",
         "should_use_cudnn_tensor_core raised NameError where there is no cuDNN",
-        (
-            Substitution(_CUDA, "cudnn_enabled = False  #", "cudnn_enabled, cudnn = False, None  #"),
-            Substitution(
-                _CUDA,
-                "cudnn.is_tensor_core_available(dtype)",
-                "cudnn is not None and cudnn.is_tensor_core_available(dtype)",
-            ),
+        Substitution(_CUDA, "cudnn_enabled = False  #", "cudnn_enabled, cudnn = False, None  #"),
+        Substitution(
+            _CUDA,
+            "cudnn.is_tensor_core_available(dtype)",
+            "cudnn is not None and cudnn.is_tensor_core_available(dtype)",
         ),
     ),
     Fix(
         "cudnn_missing",
         "use_cudnn='always' was silently ignored without cuDNN, and 'cudnn_fast' raised an error without a message",
-        (
-            Substitution(
-                _CUDA,
-                "    if _cudnn_version < lowest_version:\n        return False\n",
-                "    if _cudnn_version < lowest_version:\n"
-                "        return __import__('mn_compat.helpers.cudnn').helpers.cudnn.without("
-                "config.use_cudnn, chainer.backends.cuda)\n",
-            ),
-            Substitution(
-                "chainer.links.connection.convolution_2d",
-                "chainer.get_compute_mode() == 'cudnn_fast'",
-                "chainer.get_compute_mode() == 'cudnn_fast' and "
-                "__import__('mn_compat.helpers.cudnn').helpers.cudnn.require(chainer.backends.cuda)",
-            ),
+        Substitution(
+            _CUDA,
+            "    if _cudnn_version < lowest_version:\n        return False\n",
+            "    if _cudnn_version < lowest_version:\n"
+            "        return __import__('mn_compat.helpers.cudnn').helpers.cudnn.without("
+            "config.use_cudnn, chainer.backends.cuda)\n",
+        ),
+        Substitution(
+            "chainer.links.connection.convolution_2d",
+            "chainer.get_compute_mode() == 'cudnn_fast'",
+            "chainer.get_compute_mode() == 'cudnn_fast' and "
+            "__import__('mn_compat.helpers.cudnn').helpers.cudnn.require(chainer.backends.cuda)",
         ),
     ),
     Fix(
         "cupy_loss",
         "Chainer silently fell back to the CPU if CuPy is installed but its CUDA libraries cannot be loaded",
-        (
-            Substitution(
-                _CUDA,
-                "_resolution_error = e\n\n    class ndarray",
-                "_resolution_error = e\n    __import__('mn_compat.helpers.cupy_loss').helpers.cupy_loss.report(e)\n"
-                "    class ndarray",
-            ),
+        Substitution(
+            _CUDA,
+            "_resolution_error = e\n\n    class ndarray",
+            "_resolution_error = e\n    __import__('mn_compat.helpers.cupy_loss').helpers.cupy_loss.report(e)\n"
+            "    class ndarray",
         ),
     ),
     Fix(
         "cuda_available",
         "chainer.cuda.available was True without a driver, where CuPy can be imported now, so to_gpu() failed later",
-        (
-            Substitution(
-                _CUDA,
-                "    available = True\nexcept",
-                "    available = __import__('mn_compat.helpers.cuda_driver').helpers.cuda_driver.require(cuda)\nexcept",
-            ),
+        Substitution(
+            _CUDA,
+            "    available = True\nexcept",
+            "    available = __import__('mn_compat.helpers.cuda_driver').helpers.cuda_driver.require(cuda)\nexcept",
         ),
     ),
     Fix(
         "cuda_copy",
         "chainer.cuda.copy raised without an output array: it entered a device as a context, which Chainer refuses",
-        (
-            Substitution(
-                _CUDA,
-                "with chainer.get_device(out_device):",
-                "with get_device_from_array(out_device) if isinstance(out_device, ndarray)"
-                " else chainer.using_device(out_device):",
-            ),
+        Substitution(
+            _CUDA,
+            "with chainer.get_device(out_device):",
+            "with get_device_from_array(out_device) if isinstance(out_device, ndarray)"
+            " else chainer.using_device(out_device):",
         ),
     ),
     Fix(
         "scatter_add",
         "CuPy deprecates scatter_add, which gradients of get_item, as_strided, sparse_matmul and others call",
-        (
-            Substitution(
-                "chainer.functions.array.get_item",
-                "gx.scatter_add(slices, inputs[0])",
-                "chainer.backends.cuda.cupy.add.at(gx, slices, inputs[0])",
-            ),
-            *(
-                Substitution(module, f"{before}cuda.cupyx.scatter_add{after}", f"{before}cuda.cupy.add.at{after}")
-                for module, before, after in _SCATTERING
-            ),
+        Substitution(
+            "chainer.functions.array.get_item",
+            "gx.scatter_add(slices, inputs[0])",
+            "chainer.backends.cuda.cupy.add.at(gx, slices, inputs[0])",
+        ),
+        *(
+            Substitution(module, f"{before}cuda.cupyx.scatter_add{after}", f"{before}cuda.cupy.add.at{after}")
+            for module, before, after in _SCATTERING
         ),
     ),
     Fix(
         "nvtx_enabled",
         "CuPy deprecates nvtx_enabled, which CUDAProfileHook reads",
-        (
-            Substitution(
-                "chainer.function_hooks.cuda_profile",
-                "if not cuda.cupy.cuda.nvtx_enabled:",
-                "if not getattr(cuda.cupy.cuda.nvtx, 'available', True):",
-            ),
+        Substitution(
+            "chainer.function_hooks.cuda_profile",
+            "if not cuda.cupy.cuda.nvtx_enabled:",
+            "if not getattr(cuda.cupy.cuda.nvtx, 'available', True):",
         ),
     ),
     Fix(
         "half_atomic_add",
         "CuPy 14 does not compile an atomicAdd of a float to a float16",
-        (
-            *(Substitution(_RESIZE_IMAGES, f"], w{corner} * gy);", f"], (T)(w{corner} * gy));") for corner in range(4)),
-            Substitution(_NEGATIVE_SAMPLING, "gi * x[(i / m) * c + j]);", "(T)(gi * x[(i / m) * c + j]));"),
-            Substitution(_HIERARCHICAL_SOFTMAX, "g * w[w_ind]);", "(T)(g * w[w_ind]));"),
-            Substitution(_HIERARCHICAL_SOFTMAX, "g * x[x_ind]);", "(T)(g * x[x_ind]));"),
-        ),
+        *(Substitution(_RESIZE_IMAGES, f"], w{corner} * gy);", f"], (T)(w{corner} * gy));") for corner in range(4)),
+        Substitution(_NEGATIVE_SAMPLING, "gi * x[(i / m) * c + j]);", "(T)(gi * x[(i / m) * c + j]));"),
+        Substitution(_HIERARCHICAL_SOFTMAX, "g * w[w_ind]);", "(T)(g * w[w_ind]));"),
+        Substitution(_HIERARCHICAL_SOFTMAX, "g * x[x_ind]);", "(T)(g * x[x_ind]));"),
     ),
     Fix(
         "half_parameters",
         "CuPy 14 does not define float16 in MultiprocessParallelUpdater's kernels, which have no argument of that type",
-        tuple(
+        *tuple(
             Substitution(_MULTIPROCESS_UPDATER, f"'_memcpy_{name}',\n", f"'_memcpy_{name}', {_INCLUDE_FLOAT16},\n")
             for name in ("gather", "scatter")
         ),

@@ -8,37 +8,33 @@ FIXES = (
     Fix(
         "maxout_shape",
         "NumPy 2.5 deprecates assigning to an array's shape, as Maxout does around a callable initializer",
-        (
-            # The initializer fills a view, so the shape does not have to be restored.
-            Substitution(
-                _MAXOUT,
-                "array.shape = (out_size, pool_size, in_size)",
-                "array = array.reshape(out_size, pool_size, in_size)",
-            ),
-            Substitution(_MAXOUT, "array.shape = (linear_out_size, in_size)", ""),
-            Substitution(_MAXOUT, "array.shape = (out_size, pool_size)", "array = array.reshape(out_size, pool_size)"),
-            Substitution(_MAXOUT, "array.shape = linear_out_size,", ""),
+        # The initializer fills a view, so the shape does not have to be restored.
+        Substitution(
+            _MAXOUT,
+            "array.shape = (out_size, pool_size, in_size)",
+            "array = array.reshape(out_size, pool_size, in_size)",
         ),
+        Substitution(_MAXOUT, "array.shape = (linear_out_size, in_size)", ""),
+        Substitution(_MAXOUT, "array.shape = (out_size, pool_size)", "array = array.reshape(out_size, pool_size)"),
+        Substitution(_MAXOUT, "array.shape = linear_out_size,", ""),
     ),
     Fix(
         "fix",
         "numpy.fix is on its way out; trunc is the same function",
-        (Substitution("chainer.functions.math.fix", "xp.fix(x)", "xp.trunc(x)"),),
+        Substitution("chainer.functions.math.fix", "xp.fix(x)", "xp.trunc(x)"),
     ),
     Fix(
         "convert_out",
         "NumPy deprecates a positional output array for maximum, which concat_examples passes",
-        (
-            Substitution(
-                "chainer.dataset.convert",
-                "numpy.maximum(shape, array.shape, shape)",
-                "numpy.maximum(shape, array.shape, out=shape)",
-            ),
+        Substitution(
+            "chainer.dataset.convert",
+            "numpy.maximum(shape, array.shape, shape)",
+            "numpy.maximum(shape, array.shape, out=shape)",
         ),
     ),
     Fix(
         "set_daemon",
         "Python 3.10 deprecates Thread.setDaemon, which MultiprocessIterator calls",
-        (Substitution("chainer.iterators.multiprocess_iterator", "thread.setDaemon(True)", "thread.daemon = True"),),
+        Substitution("chainer.iterators.multiprocess_iterator", "thread.setDaemon(True)", "thread.daemon = True"),
     ),
 )

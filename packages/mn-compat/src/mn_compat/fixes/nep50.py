@@ -45,113 +45,97 @@ FIXES = (
     Fix(
         "reporter",
         "Summary kept its sums in the precision of the values: 2,000 float16 values of mean 1.2 gave 1.15",
-        (
-            _import("chainer.reporter", "import chainerx", "widened"),
-            Substitution(
-                "chainer.reporter",
-                "value = value.as_grad_stopped()\n\n",
-                "value = value.as_grad_stopped()\n        value, weight = widened(value), widened(weight)\n",
-            ),
+        _import("chainer.reporter", "import chainerx", "widened"),
+        Substitution(
+            "chainer.reporter",
+            "value = value.as_grad_stopped()\n\n",
+            "value = value.as_grad_stopped()\n        value, weight = widened(value), widened(weight)\n",
         ),
     ),
     Fix(
         "micro_average",
         "MicroAverage kept its sums in the precision of the values, as Summary did",
-        (
-            _import(_MICRO_AVERAGE, "from chainer.training import util", "widened"),
-            Substitution(
-                _MICRO_AVERAGE, "observation[self._numerator_key]\n", "widened(observation[self._numerator_key])\n"
-            ),
-            Substitution(
-                _MICRO_AVERAGE,
-                "observation[self._denominator_key]\n",
-                "widened(observation[self._denominator_key])\n",
-            ),
+        _import(_MICRO_AVERAGE, "from chainer.training import util", "widened"),
+        Substitution(
+            _MICRO_AVERAGE, "observation[self._numerator_key]\n", "widened(observation[self._numerator_key])\n"
+        ),
+        Substitution(
+            _MICRO_AVERAGE,
+            "observation[self._denominator_key]\n",
+            "widened(observation[self._denominator_key])\n",
         ),
     ),
     Fix(
         "gradient_norms",
         "GradientClipping and GradientLARS computed norms in float16, where a sum overflows and eps is zero",
-        (
-            _import(_CLIPPING, "from chainer import backend", "double"),
-            Substitution(_CLIPPING, "dots.append(g.dot(g))", "dots.append(double(g.dot(g)))"),
-            _import(_LARS, "from chainer import backend", "double"),
-            Substitution(_LARS, "xp.linalg.norm(p)", "double(xp.linalg.norm(p))"),
-            Substitution(_LARS, "xp.linalg.norm(g)", "double(xp.linalg.norm(g))"),
-        ),
+        _import(_CLIPPING, "from chainer import backend", "double"),
+        Substitution(_CLIPPING, "dots.append(g.dot(g))", "dots.append(double(g.dot(g)))"),
+        _import(_LARS, "from chainer import backend", "double"),
+        Substitution(_LARS, "xp.linalg.norm(p)", "double(xp.linalg.norm(p))"),
+        Substitution(_LARS, "xp.linalg.norm(g)", "double(xp.linalg.norm(g))"),
     ),
     Fix(
         "gumbel_softmax",
         "a NumPy scalar as tau turned the result of gumbel_softmax on an array into float64",
-        (
-            Substitution(
-                "chainer.functions.noise.gumbel_softmax", "(log_pi + g) / tau", "variable.as_variable(log_pi + g) / tau"
-            ),
+        Substitution(
+            "chainer.functions.noise.gumbel_softmax", "(log_pi + g) / tau", "variable.as_variable(log_pi + g) / tau"
         ),
     ),
     Fix(
         "pad_sequence",
         "padding an unsigned array with -1 raised OverflowError",
-        (
-            Substitution(
-                _PAD_SEQUENCE,
-                "y[i, l:] = self.padding",
-                "y[i, l:] = numpy.asarray(self.padding).astype(y.dtype)[()]",
-            ),
-            Substitution(
-                _PAD_SEQUENCE,
-                "lengths, self.padding, base",
-                "lengths, numpy.asarray(self.padding).astype(y.dtype)[()], base",
-            ),
+        Substitution(
+            _PAD_SEQUENCE,
+            "y[i, l:] = self.padding",
+            "y[i, l:] = numpy.asarray(self.padding).astype(y.dtype)[()]",
+        ),
+        Substitution(
+            _PAD_SEQUENCE,
+            "lengths, self.padding, base",
+            "lengths, numpy.asarray(self.padding).astype(y.dtype)[()], base",
         ),
     ),
     Fix(
         "concat_padding",
         "concat_examples raised OverflowError where it pads unsigned arrays with -1",
-        (
-            Substitution(
-                "chainer.dataset.convert",
-                "xp.full(shape, padding, dtype",
-                "xp.full(shape, numpy.asarray(padding).astype(arrays[0].dtype)[()], dtype",
-            ),
+        Substitution(
+            "chainer.dataset.convert",
+            "xp.full(shape, padding, dtype",
+            "xp.full(shape, numpy.asarray(padding).astype(arrays[0].dtype)[()], dtype",
         ),
     ),
     Fix(
         "roi",
         "the ROI functions scaled their coordinates in float32 on the CPU and could pick a neighbouring bin",
-        (
-            *_in_float64("roi_average_align_2d", "spatial_scale", dict.fromkeys(_CORNERS, 2)),
-            *_in_float64("roi_max_align_2d", "spatial_scale", dict.fromkeys(_CORNERS, 2)),
-            *_in_float64("roi_average_pooling_2d", "self.spatial_scale", dict.fromkeys(_EDGES, 2)),
-            *_in_float64("roi_max_pooling_2d", "self.spatial_scale", dict.fromkeys(_EDGES, 1)),
-            *_in_float64("roi_pooling_2d", "self.spatial_scale", dict.fromkeys(_EDGES, 2)),
-        ),
+        *_in_float64("roi_average_align_2d", "spatial_scale", dict.fromkeys(_CORNERS, 2)),
+        *_in_float64("roi_max_align_2d", "spatial_scale", dict.fromkeys(_CORNERS, 2)),
+        *_in_float64("roi_average_pooling_2d", "self.spatial_scale", dict.fromkeys(_EDGES, 2)),
+        *_in_float64("roi_max_pooling_2d", "self.spatial_scale", dict.fromkeys(_EDGES, 1)),
+        *_in_float64("roi_pooling_2d", "self.spatial_scale", dict.fromkeys(_EDGES, 2)),
     ),
     Fix(
         "layer_normalization",
         "a NumPy scalar as eps made the backward pass of layer_normalization fail",
-        _as_float(_LAYER_NORMALIZATION, {"eps": 1}),
+        *_as_float(_LAYER_NORMALIZATION, {"eps": 1}),
     ),
     Fix(
         "local_response_normalization",
         "NumPy scalars as k, alpha or beta made local_response_normalization raise",
-        _as_float(_LOCAL_RESPONSE, {"k": 2, "alpha": 2, "beta": 2}),
+        *_as_float(_LOCAL_RESPONSE, {"k": 2, "alpha": 2, "beta": 2}),
     ),
     Fix(
         "batch_renormalization",
         "NumPy scalars as rmax or dmax made batch_renormalization raise",
-        _as_float(_BATCH_RENORMALIZATION, {"rmax": 1, "dmax": 1}),
+        *_as_float(_BATCH_RENORMALIZATION, {"rmax": 1, "dmax": 1}),
     ),
     Fix(
         "hyperparameter",
         "a NumPy scalar as a hyperparameter turned the state of an optimizer (SMORMS3's) into float64",
-        (
-            _import("chainer.optimizer", "import chainerx", "set_python_scalar"),
-            Substitution(
-                "chainer.optimizer",
-                "self._parent = parent\n\n",
-                "self._parent = parent\n    __setattr__ = set_python_scalar\n",
-            ),
+        _import("chainer.optimizer", "import chainerx", "set_python_scalar"),
+        Substitution(
+            "chainer.optimizer",
+            "self._parent = parent\n\n",
+            "self._parent = parent\n    __setattr__ = set_python_scalar\n",
         ),
     ),
 )

@@ -9,14 +9,12 @@ FIXES = (
     Fix(
         "as_strided",
         "NumPy 2 has no sctypes, which as_strided reads at import and in its backward pass",
-        (
-            Substitution(_AS_STRIDED, "np.sctypes['int']}", "(np.int8, np.int16, np.int32, np.int64)}"),
-            Substitution(_AS_STRIDED, "gy.dtype not in np.sctypes['float']", "gy.dtype.kind != 'f'"),
-        ),
+        Substitution(_AS_STRIDED, "np.sctypes['int']}", "(np.int8, np.int16, np.int32, np.int64)}"),
+        Substitution(_AS_STRIDED, "gy.dtype not in np.sctypes['float']", "gy.dtype.kind != 'f'"),
     ),
     Fix(
         "resize_images",
         "NumPy 1.24 and later have no float, the dtype of resize_images' coordinates",
-        (Substitution(_RESIZE_IMAGES, "dtype=numpy.float)", "dtype=numpy.float64)", times=6),),
+        Substitution(_RESIZE_IMAGES, "dtype=numpy.float)", "dtype=numpy.float64)", times=6),
     ),
 )
