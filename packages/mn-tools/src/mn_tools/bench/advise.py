@@ -6,6 +6,7 @@ import math
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from statistics import mean, median
 from typing import Any
 
@@ -166,13 +167,17 @@ def _measure_parts(
     replica: Replica,
     end: float,
 ) -> Parts:
+    def meet() -> None:
+        replica.update()
+        replica.update()
+
     replica.backward()
     turns = {"forward": Turn(replica.forward), "backward": Turn(replica.backward), "update": Turn(replica.update)}
-    turns["meeting"] = Turn(_twice(replica.update))
-    averages = {(name, ""): Turn(lambda comm=comm: comm.multi_node_mean_grad(replica)) for name, comm in comms.items()}  # type: ignore[misc]
-    seconds = take_turns(world, turns | {f"{name} average": turn for (name, _), turn in averages.items()}, _ROUNDS, end)
-    middle = {name: min(each) for name, each in seconds.items()}
-    found = {key: middle[f"{key[0]} average"] for key in averages}
+    turns["meeting"] = Turn(meet)
+    for name, comm in comms.items():
+        turns[f"{name} average"] = Turn(partial(comm.multi_node_mean_grad, replica))
+    fastest = {name: min(each) for name, each in take_turns(world, turns, _ROUNDS, end).items()}
+    averages = {(name, ""): fastest[f"{name} average"] for name in comms}
     background: dict[tuple[str, str], float] = {}
     hidden: dict[tuple[str, str], float] = {}
     for name in compressing:
@@ -182,27 +187,18 @@ def _measure_parts(
             background[name, send] = alone
             hidden[name, send] = min(1.0, max(0.0, (computing + alone - together) / min(computing, alone)))
             if send:
-                found[name, send] = alone
-    compute = middle["forward"] + middle["backward"] + middle["update"]
+                averages[name, send] = alone
     return Parts(
-        forward=middle["forward"],
-        backward=middle["backward"],
-        update=middle["update"],
-        alone=compute,
-        meeting=middle["meeting"],
-        averages=found,
+        forward=fastest["forward"],
+        backward=fastest["backward"],
+        update=fastest["update"],
+        alone=fastest["forward"] + fastest["backward"] + fastest["update"],
+        meeting=fastest["meeting"],
+        averages=averages,
         background=background,
         hidden=hidden,
         last=replica.last,
     )
-
-
-def _twice(run: Callable[[], None]) -> Callable[[], None]:
-    def both() -> None:
-        run()
-        run()
-
-    return both
 
 
 def _overlap(

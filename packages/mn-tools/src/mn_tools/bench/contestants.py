@@ -5,6 +5,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from itertools import pairwise
 from typing import Any
 
@@ -94,24 +95,18 @@ class Entrants:
         self.wrong: list[tuple[str, int]] = []
         self.notes: list[str] = []
         for name in names:
-            with self._noting():
-                try:
-                    self.communicators[name] = create_communicator(name, mpi_comm)
-                except _REFUSALS as error:
-                    self._refuse(name, error)
+            with self._attempting(name):
+                self.communicators[name] = create_communicator(name, mpi_comm)
 
     def runs(self, gradients: Gradients, nbytes: int) -> dict[str, Callable[[], object]]:
         """Try each communicator once, and return the averaging functions of those that work; collective."""
         runs: dict[str, Callable[[], object]] = {MPI_ALLREDUCE: _raw(self._mpi_comm, nbytes)}
         for name, comm in list(self.communicators.items()):
-            with self._noting():
-                try:
-                    self._try(name, comm, gradients, nbytes)
-                except _REFUSALS as error:
-                    self._refuse(name, error)
-                    self.communicators.pop(name).finalize()
-                else:
-                    runs[name] = lambda comm=comm: gradients.average(comm)  # type: ignore[misc]
+            with self._attempting(name):
+                self._try(name, comm, gradients, nbytes)
+                runs[name] = partial(gradients.average, comm)
+            if name in self.refusals:
+                self.communicators.pop(name).finalize()
         return runs
 
     def close(self) -> None:
@@ -127,14 +122,15 @@ class Entrants:
         if not self._mpi_comm.allreduce(gradients.are(expected), MPI.LAND):
             self.wrong.append((name, nbytes))
 
-    def _refuse(self, name: str, error: Exception) -> None:
-        self.refusals[name] = self._mpi_comm.bcast(str(error).removeprefix(f"{name}: "))
-
     @contextmanager
-    def _noting(self) -> Iterator[None]:
+    def _attempting(self, name: str) -> Iterator[None]:
+        """Note what a communicator warns of, and why it cannot run here."""
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
-            yield
+            try:
+                yield
+            except _REFUSALS as error:
+                self.refusals[name] = self._mpi_comm.bcast(str(error).removeprefix(f"{name}: "))
         mine = [str(warning.message) for warning in caught]
         for note in [note for each in self._mpi_comm.allgather(mine) for note in each]:
             if note not in self.notes:

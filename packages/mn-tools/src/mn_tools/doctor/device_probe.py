@@ -4,32 +4,25 @@ from __future__ import annotations
 
 from typing import Any
 
-from mn_tools.doctor.records import emit, in_short
+from mn_tools.doctor.records import emit, errors_as
 
 __all__: list[str] = []
 
 
 def main() -> None:
     """Write versions and devices; each step is written as soon as it is done, because any step may end the process."""
-    try:
+    with errors_as("cupy_error"):
         import cupy
 
         runtime = cupy.cuda.runtime
         emit(cupy=str(cupy.__version__), runtime=int(runtime.runtimeGetVersion()))
-    except Exception as error:
-        emit(cupy_error=in_short(error))
-        return
-    try:
-        emit(driver=int(runtime.driverGetVersion()))
-        emit(devices=_devices(cupy))
-    except Exception as error:
-        emit(device_error=in_short(error))
-    try:
-        from mn_comm.device import nccl
+        with errors_as("device_error"):
+            emit(driver=int(runtime.driverGetVersion()))
+            emit(devices=_devices(cupy))
+        with errors_as("nccl_error"):
+            from mn_comm.device import nccl
 
-        emit(nccl=nccl.get_version())
-    except Exception as error:
-        emit(nccl_error=in_short(error))
+            emit(nccl=nccl.get_version())
 
 
 def _devices(cupy: Any) -> list[tuple[str, str]]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from mn_tools.doctor.records import emit, in_short
+from mn_tools.doctor.records import emit, errors_as, in_short
 
 __all__: list[str] = []
 
@@ -23,13 +23,10 @@ def main() -> None:
     vendor, numbers = MPI.get_vendor()
     version = ".".join(map(str, numbers))
     emit(vendor=vendor, version=version, files=loaded(), full=MPI.Get_library_version().split("\n")[0])
-    try:
+    with errors_as("error"):
         MPI.Init_thread(MPI.THREAD_MULTIPLE)
-    except Exception as error:
-        emit(error=in_short(error))
-        return
-    emit(started=True, threads=MPI.Query_thread() == MPI.THREAD_MULTIPLE)
-    MPI.Finalize()
+        emit(started=True, threads=MPI.Query_thread() == MPI.THREAD_MULTIPLE)
+        MPI.Finalize()
 
 
 SETTINGS = ("MPI4PY_LIBMPI", "MPI4PY_MPIABI")
