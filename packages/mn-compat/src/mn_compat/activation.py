@@ -26,7 +26,7 @@ def activate() -> ChainerFinder:
     _refuse_if_late()
     wanted = requested()
     # The small finder of the start-up module is no longer needed.
-    sys.meta_path[:] = [finder for finder in sys.meta_path if not _is_gate(finder)]
+    sys.meta_path[:] = [each for each in sys.meta_path if type(each).__module__ != "_mn_compat_startup"]
     sys.meta_path.insert(0, _FINDER)
     restore(*(restoration.name for restoration in wanted))
     return _FINDER
@@ -35,10 +35,6 @@ def activate() -> ChainerFinder:
 def is_active() -> bool:
     """Return whether ``import chainer`` uses, or has used, the finder."""
     return _FINDER in sys.meta_path
-
-
-def _is_gate(finder: object) -> bool:
-    return type(finder).__module__ == "_mn_compat_startup"
 
 
 def _refuse_if_late() -> None:

@@ -8,7 +8,7 @@ from typing import NamedTuple
 from mn_compat.activation import is_active
 from mn_compat.fixes import FIXES, selected
 from mn_compat.ownership import find_chainermn
-from mn_compat.release import SUPPORTED, find_release
+from mn_compat.release import SUPPORTED, Release, find_release
 from mn_compat.restoring import restored
 
 
@@ -50,7 +50,7 @@ def status() -> Status:
     ours = find_chainermn()
     chainermn = ours or PathFinder.find_spec("chainermn")
     kept = {fix.name for fix in selected()}
-    active, reason = _judge(bool(kept))
+    active, reason = _judge(release, bool(kept))
     return Status(
         active=active,
         reason=reason,
@@ -63,8 +63,7 @@ def status() -> Status:
     )
 
 
-def _judge(any_fix: bool) -> tuple[bool, str]:
-    release = find_release()
+def _judge(release: Release | None, any_fix: bool) -> tuple[bool, str]:
     if not is_active():
         return False, "the finder is not in sys.meta_path"
     if release is None:

@@ -55,7 +55,7 @@ def connect(within: Ranks, rank: int, size: int, folders: Callable[[], Sequence[
     me = {"op": "watch", "rank": rank, "size": size, "process": os.getpid()}
     address = group = listening = None
     introduced: tuple[socket.socket, socket.socket] | None = None
-    if within.rank == lacking[0] and _is_wanted():
+    if within.rank == lacking[0] and os.environ.get("CHAINERMN_WITNESS") != "0":
         address, listening = _address()
         group = os.urandom(16).hex()  # not by `secrets`: a script may have such a file
         me |= {"expected": len(lacking), "folders": list(folders())}
@@ -85,11 +85,6 @@ def has_spoken(summary: str) -> None:
 def has_explained() -> None:
     """Tell the process of the node that this rank has printed why it ends, and the others continue."""
     _say(FINISHED)
-
-
-def _is_wanted() -> bool:
-    """Return the setting in the environment of the first rank of the node."""
-    return os.environ.get("CHAINERMN_WITNESS") != "0"
 
 
 def _is_open_mpi() -> bool:

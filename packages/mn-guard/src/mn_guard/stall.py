@@ -43,10 +43,6 @@ _WHY_SILENT = "it is stopped, dead or overloaded, or in C code that keeps the GI
 _SLOWEST_POLL = 1.0
 
 
-def _end_job(why: str) -> None:
-    abort_when_read(summary=why)
-
-
 class Monitor:
     """Monitors the waiting of one process.
 
@@ -68,7 +64,7 @@ class Monitor:
         abort: bool,
         stacks: bool = False,
         write: Callable[[str], object] = say,
-        end: Callable[[str], object] = _end_job,
+        end: Callable[[str], object] = lambda why: abort_when_read(summary=why),
     ) -> None:
         self.limit = limit
         self.abort = abort

@@ -37,7 +37,8 @@ def describe(doing: Sequence[Activity], occasion: str, notes: Sequence[str], *, 
         lines += _other_messages(activity)
     lines += [f"  {note}" for note in notes]
     for activity in waiting if stacks else ():
-        lines += ["  its stack:", *_stack(activity.thread)]
+        stack = [f"    {each.filename}:{each.lineno} in {each.name}: {each.line}" for each in _frames(activity.thread)]
+        lines += ["  its stack:", *stack]
     return lines
 
 
@@ -112,10 +113,6 @@ def _other_messages(activity: Activity) -> list[str]:
     if not call.arguments[0].mpi_comm.Iprobe(bind(call).arguments["source"], MPI.ANY_TAG, status):
         return []
     return [f"  a message from rank {status.source} has arrived, but no receive waits for its tag {status.tag}"]
-
-
-def _stack(thread: int) -> list[str]:
-    return [f"    {entry.filename}:{entry.lineno} in {entry.name}: {entry.line}" for entry in _frames(thread)]
 
 
 def _describe(value: Any) -> str:

@@ -36,16 +36,12 @@ def create_mnbn_model(link: chainer.Link, comm: CommunicatorBase, communication_
     """
     check_backend(communication_backend, comm)
     memo: dict[int, Any] = {id(comm): comm}
+    chainers = chainer.links.BatchNormalization
     for part in link.links():
-        if isinstance(part, chainer.links.BatchNormalization) and _computes_as_chainers(part):
+        if isinstance(part, chainers) and type(part).forward is chainers.forward:
             # deepcopy finds it in the memo, and uses it wherever the original is referred to.
             memo[id(part)] = _over_all_ranks(part, comm)
     return copy.deepcopy(link, memo)
-
-
-def _computes_as_chainers(link: chainer.links.BatchNormalization) -> bool:
-    """Whether a link, maybe of a derived class, has the ``forward`` of Chainer's class."""
-    return bool(type(link).forward is chainer.links.BatchNormalization.forward)
 
 
 def _over_all_ranks(link: chainer.links.BatchNormalization, comm: CommunicatorBase) -> MultiNodeBatchNormalization:

@@ -94,13 +94,17 @@ def advise(world: MPI.Intracomm, options: Options, work: Work | None = None) -> 
     estimates = [Estimate(choice, expected(choice, parts)) for choice in choices]
     estimates = _rehearse(world, comms, replica, estimates, parts, sample.share, begin + options.seconds)
     entrants.close()
+    share = sample.share
     return Advice(
         machines=machines,
         arrays=arrays,
         compute=compute,
-        measured_share=sample.share,
+        measured_share=share,
         order=tuple(comms),
-        estimates=[_scaled(each, sample.share) for each in estimates],
+        estimates=[
+            Estimate(each.choice, each.expected / share, each.rehearsed and each.rehearsed / share)
+            for each in estimates
+        ],
         refusals=entrants.refusals,
         notes=entrants.notes,
         seconds=time.perf_counter() - begin,
@@ -266,8 +270,3 @@ def _agreed(world: MPI.Intracomm, seconds: Sequence[float], combine: Callable[[l
 
 def _key(choice: Choice) -> str:
     return f"{choice.strategy}, {choice}"
-
-
-def _scaled(estimate: Estimate, share: float) -> Estimate:
-    rehearsed = None if estimate.rehearsed is None else estimate.rehearsed / share
-    return replace(estimate, expected=estimate.expected / share, rehearsed=rehearsed)

@@ -105,7 +105,7 @@ def _without_ranks(argv: list[str]) -> list[str]:
     return parser.parse_known_args(argv)[1]
 
 
-def _run(world: MPI.Intracomm, options: Options) -> Report:
+def _time_averages(world: MPI.Intracomm, options: Options) -> int:
     if options.device:
         try:
             use_device(world, create_communicator("naive", world).intra_rank)
@@ -121,7 +121,9 @@ def _run(world: MPI.Intracomm, options: Options) -> Report:
         report.rows += rows_of(nbytes, world.size, seconds)
     report.refusals, report.wrong, report.notes = entrants.refusals, entrants.wrong, entrants.notes
     entrants.close()
-    return report
+    if world.rank == 0:
+        _publish(options, to_json(report), to_lines(report), partial(draw, report))
+    return 1 if report.wrong else 0
 
 
 def _latencies(world: MPI.Intracomm) -> dict[str, float]:
@@ -163,13 +165,6 @@ def _advise(world: MPI.Intracomm, options: Options) -> int:
     if world.rank == 0:
         _publish(options, advice_to_json(advice), advice_to_lines(advice), partial(draw_advice, advice))
     return 0
-
-
-def _time_averages(world: MPI.Intracomm, options: Options) -> int:
-    report = _run(world, options)
-    if world.rank == 0:
-        _publish(options, to_json(report), to_lines(report), partial(draw, report))
-    return 1 if report.wrong else 0
 
 
 def _publish(options: Options, figures: dict[str, Any], lines: Iterable[str], draw_to: Callable[[str], object]) -> None:

@@ -62,7 +62,8 @@ def main(arguments: list[str], program: str = "mn_comm", more: Sequence[Examinat
     Returns:
         0, or 1 if there was a failure, or 2 if it was started as a rank.
     """
-    options = parse(arguments, f"python -m {program} doctor", _summary(program))
+    about = str(__doc__).replace("::\n", "").replace("``", "").replace("-m mn_comm", f"-m {program}").strip()
+    options = parse(arguments, f"python -m {program} doctor", about)
     rank_variable = next((name for name in _RANK_VARIABLES if name in os.environ), None)
     if rank_variable:
         sys.stderr.write(f"the doctor starts ranks by itself: run it without mpiexec ({rank_variable} is set)\n")
@@ -133,8 +134,3 @@ def _write(check: Check, *, new_group: bool) -> None:
     heading = f"\n{check.group}\n" if new_group else ""
     sys.stdout.write(heading + as_text(check))
     sys.stdout.flush()
-
-
-def _summary(program: str) -> str:
-    text = str(__doc__).partition("Nothing is done")[0].replace("::\n", "").replace("``", "").strip()
-    return text.replace("-m mn_comm", f"-m {program}")

@@ -48,9 +48,10 @@ def check(options: Options, launcher: Launcher | None) -> Iterator[Check]:
 
 def check_own_name(name: str, address: str) -> Iterator[Check]:
     """Check the address of this host's own name, which other hosts use to connect to it."""
-    if not address or not _is_loopback(address):
-        return
-    yield problem("own-name-loopback", "Hosts", name, f"this host's own name stands for {address}, on this host alone")
+    if address and ipaddress.ip_address(address.partition("%")[0]).is_loopback:
+        yield problem(
+            "own-name-loopback", "Hosts", name, f"this host's own name stands for {address}, on this host alone"
+        )
 
 
 def _check_host(host: str, options: Options, helper: str, own: Inventory) -> Iterator[Check]:
@@ -126,10 +127,6 @@ def _helper(launcher: Launcher | None) -> str:
     name = _HELPERS.get(launcher.family) if launcher else None
     path = os.path.join(os.path.dirname(launcher.path), name) if launcher and name else ""
     return path if os.path.exists(path) else ""
-
-
-def _is_loopback(address: str) -> bool:
-    return ipaddress.ip_address(address.partition("%")[0]).is_loopback
 
 
 def _is_here(address: str) -> bool:

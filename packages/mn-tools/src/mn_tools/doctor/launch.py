@@ -85,7 +85,10 @@ def check(launcher: Launcher, library: Library, options: Options, hosts: Sequenc
         The checks, and the job.
     """
     job = start(launcher, options, hosts)
-    return list(_judge(job, launcher, library)), job
+    checks = list(_judge_start(job, launcher, library))
+    if worst(checks) is not Status.FAILURE:
+        checks += _judge_exercises(job)
+    return checks, job
 
 
 def start(launcher: Launcher, options: Options, hosts: Sequence[str]) -> Job:
@@ -96,8 +99,9 @@ def start(launcher: Launcher, options: Options, hosts: Sequence[str]) -> Job:
     if hosts:
         flag, per_host = ("--host", -(-ranks // len(hosts))) if launcher.family == "Open MPI" else ("-hosts", 0)
         where = [flag, ",".join(f"{host}:{per_host}" if per_host else host for host in hosts)]
-        if options.ssh != ("ssh",):
-            environ = _agent(shlex.join(options.ssh))
+        if options.ssh != ("ssh",):  # the same for MPICH's and Open MPI's launchers
+            agent = shlex.join(options.ssh)
+            environ = {"HYDRA_LAUNCHER": "ssh", "HYDRA_LAUNCHER_EXEC": agent, "PRTE_MCA_plm_ssh_agent": agent}
     command = (launcher.path, "-n", str(ranks), *where, sys.executable, "-m", "mn_tools.doctor.probe")
     if hosts:
         outcome = commands.run(command, options.seconds, environ=environ)
@@ -106,18 +110,6 @@ def start(launcher: Launcher, options: Options, hosts: Sequence[str]) -> Job:
         outcome = commands.run([*command, folder], options.seconds)
         written = "".join(path.read_text() for path in sorted(Path(folder).iterdir()))
     return Job("Ranks", ranks, command, dataclasses.replace(outcome, out=outcome.out + written))
-
-
-def _agent(command: str) -> dict[str, str]:
-    """Return the variables that make MPICH's and Open MPI's launchers reach hosts by a command other than ssh."""
-    return {"HYDRA_LAUNCHER": "ssh", "HYDRA_LAUNCHER_EXEC": command, "PRTE_MCA_plm_ssh_agent": command}
-
-
-def _judge(job: Job, launcher: Launcher, library: Library) -> Iterator[Check]:
-    started = list(_judge_start(job, launcher, library))
-    yield from started
-    if worst(started) is not Status.FAILURE:
-        yield from _judge_exercises(job)
 
 
 def _judge_start(job: Job, launcher: Launcher, library: Library) -> Iterator[Check]:

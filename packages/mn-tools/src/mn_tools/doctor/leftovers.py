@@ -69,11 +69,11 @@ def _ended_sessions(folder: Path) -> list[Path]:
     # A container may share the folder, but not the numbers of processes: it has another host name.
     host = socket.gethostname().partition(".")[0]
     found = _own_and_old(path for path in folder.glob("*.*") if _SESSION.fullmatch(path.name))
-    return [path for path in found if any(path.glob(f"pmix.{host}*")) and not _is_running(path)]
-
-
-def _is_running(session: Path) -> bool:
-    return Path("/proc", session.name.partition(".")[2]).exists()
+    return [
+        path
+        for path in found
+        if any(path.glob(f"pmix.{host}*")) and not Path("/proc", path.name.partition(".")[2]).exists()
+    ]
 
 
 def _own_and_old(paths: Iterable[Path]) -> list[Path]:

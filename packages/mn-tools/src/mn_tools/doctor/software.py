@@ -45,12 +45,8 @@ def check_package(name: str, oldest: tuple[int, ...], seconds: float) -> Check:
         return problem("package-missing", GROUP, name, "not installed", package=requirement)
     if "error" in record:
         return problem("package-broken", GROUP, name, f"it cannot be imported: {record['error']}", package=requirement)
-    if _numbers(record["version"]) < oldest:
+    if tuple(map(int, re.findall(r"\d+", record["version"])[:2])) < oldest:
         return problem(
             "package-old", GROUP, name, f"{record['version']}, older than {requirement}", package=requirement
         )
     return ok(GROUP, name, f"{record['version']}, {os.path.dirname(record['file'])}")
-
-
-def _numbers(version: str) -> tuple[int, ...]:
-    return tuple(int(number) for number in re.findall(r"\d+", version)[:2])
