@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -44,7 +45,8 @@ class Gradients:
         length = nbytes // ITEM_BYTES
         bounds = [length * i // count for i in range(count + 1)]
         self._device = device
-        self._arrays = [_empty(end - begin, device) for begin, end in pairwise(bounds)]
+        self._xp: Any = importlib.import_module("cupy") if device else np
+        self._arrays = [self._xp.empty(end - begin, np.float32) for begin, end in pairwise(bounds)]
         self._params = [Parameter(array) for array in self._arrays]
         self._named = [(f"/{i:06}", param) for i, param in enumerate(self._params)]
 
@@ -66,7 +68,7 @@ class Gradients:
             param.grad = array
         comm.multi_node_mean_grad(self)
         if self._device:
-            _synchronize()
+            self._xp.cuda.get_current_stream().synchronize()
 
     def are(self, value: float) -> bool:
         """Return whether all elements of the gradients have a value, up to rounding."""
@@ -160,17 +162,3 @@ def _raw(mpi_comm: MPI.Intracomm, nbytes: int) -> Callable[[], object]:
     summand = np.ones(nbytes // ITEM_BYTES, np.float32)
     total = np.empty_like(summand)
     return lambda: mpi_comm.Allreduce(summand, total, MPI.SUM)
-
-
-def _empty(length: int, device: bool) -> Any:
-    if device:
-        import cupy
-
-        return cupy.empty(length, np.float32)
-    return np.empty(length, np.float32)
-
-
-def _synchronize() -> None:
-    import cupy
-
-    cupy.cuda.get_current_stream().synchronize()

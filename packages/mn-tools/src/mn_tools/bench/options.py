@@ -6,8 +6,9 @@ import argparse
 import importlib.util
 import os
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from mn_comm.building_blocks import STRATEGIES
 from mn_tools.bench.models import MODELS
@@ -42,16 +43,16 @@ class Options:
     """
 
     sizes: tuple[int, ...]
-    strategies: tuple[str, ...]
-    rounds: int
-    arrays: int
-    device: bool
-    json: str | None
-    plot: str | None
-    ranks: int | None
-    model: str | None
-    compute: float | str
-    seconds: float
+    strategies: tuple[str, ...] = tuple(STRATEGIES)
+    rounds: int = 20
+    arrays: int = 1
+    device: bool = False
+    json: str | None = None
+    plot: str | None = None
+    ranks: int | None = None
+    model: str | None = None
+    compute: float | str = 0.0
+    seconds: float = 45.0
 
 
 def parse(argv: Sequence[str]) -> Options:
@@ -61,21 +62,21 @@ def parse(argv: Sequence[str]) -> Options:
         SystemExit: They are wrong, with one message on stderr and the code 2; or help was requested, with the code 0.
     """
     parser = _parser()
-    args = parser.parse_args(argv)
-    _check_model(parser, args, argv)
-    sizes = sorted(set(args.sizes)) if args.sizes else _default_sizes(args.max_bytes)
-    if args.arrays * ITEM_BYTES > sizes[0]:
-        parser.error(f"expected sizes of at least one element for each of {args.arrays} arrays, got {sizes[0]} bytes")
-    if args.plot is not None and importlib.util.find_spec("matplotlib") is None:
+    given = vars(parser.parse_args(argv))
+    _check_model(parser, given)
+    largest = given.pop("max_bytes", 64 << 20)
+    options = Options(**{"sizes": _default_sizes(largest), **given})
+    if options.arrays * ITEM_BYTES > options.sizes[0]:
+        smallest = f"{options.sizes[0]} bytes"
+        parser.error(f"expected sizes of at least one element for each of {options.arrays} arrays, got {smallest}")
+    if options.plot is not None and importlib.util.find_spec("matplotlib") is None:
         parser.error("--plot needs the package matplotlib: pip install 'mn-tools[plot]', or pip install matplotlib")
-    if args.plot is not None and not args.plot.endswith(_CHARTS):
-        parser.error(f"expected a file for --plot that ends in {', '.join(_CHARTS)}; got {args.plot}")
-    for file in (args.json, args.plot):
+    if options.plot is not None and not options.plot.endswith(_CHARTS):
+        parser.error(f"expected a file for --plot that ends in {', '.join(_CHARTS)}; got {options.plot}")
+    for file in (options.json, options.plot):
         if file not in (None, "-") and not os.access(os.path.dirname(file) or ".", os.W_OK):
             parser.error(f"cannot write to {file}: there is no folder {os.path.dirname(file) or '.'} to write to")
-    given = {**vars(args), "sizes": tuple(sizes)}
-    del given["max_bytes"]
-    return Options(**given)
+    return options
 
 
 def to_bytes(text: str) -> int:
@@ -114,28 +115,27 @@ def _compute(text: str) -> float | str:
     return text if ":" in text else to_seconds(text)
 
 
-def _check_model(parser: argparse.ArgumentParser, args: argparse.Namespace, argv: Sequence[str]) -> None:
+def _check_model(parser: argparse.ArgumentParser, given: Mapping[str, Any]) -> None:
     """End with a message if an option needs another one, or does not go with it."""
-    given = {each.partition("=")[0] for each in argv}
-    if args.model is None:
-        for option in sorted(given & {"--compute", "--seconds"}):
-            parser.error(f"{option} needs --model, the model to recommend something for")
+    if "model" not in given:
+        for option in sorted(given.keys() & {"compute", "seconds"}):
+            parser.error(f"--{option} needs --model, the model to recommend something for")
         return
-    if "--compute" not in given:
+    if "compute" not in given:
         parser.error("--model needs --compute, the time of a forward and a backward pass, such as --compute 180ms")
-    if isinstance(args.compute, str) and ":" not in args.model:
-        parser.error(f"--compute {args.compute} is called with the model, so --model has to be a function, too")
-    for option in sorted(given & {"--sizes", "--max-bytes", "--arrays", "--rounds", "--device"}):
-        parser.error(f"{option} does not go with --model, which is measured in host memory")
+    if isinstance(given["compute"], str) and ":" not in given["model"]:
+        parser.error(f"--compute {given['compute']} is called with the model, so --model has to be a function, too")
+    for option in sorted(given.keys() & {"sizes", "max_bytes", "arrays", "rounds", "device"}):
+        parser.error(f"--{option.replace('_', '-')} does not go with --model, which is measured in host memory")
 
 
-def _default_sizes(largest: int) -> list[int]:
+def _default_sizes(largest: int) -> tuple[int, ...]:
     sizes = []
     size = _SMALLEST
     while size < largest:
         sizes.append(size)
         size *= _FACTOR
-    return [*sizes, largest]
+    return (*sizes, largest)
 
 
 def _strategies(text: str) -> tuple[str, ...]:
@@ -156,30 +156,27 @@ def _at_least(least: int) -> argparse._ActionType:
     return number
 
 
-def _list_of_bytes(text: str) -> list[int]:
-    return [to_bytes(part) for part in text.split(",")]
+def _sizes(text: str) -> tuple[int, ...]:
+    return tuple(sorted({to_bytes(part) for part in text.split(",")}))
 
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="python -m mn_comm bench",
+        argument_default=argparse.SUPPRESS,  # so that it is known which options were given
         allow_abbrev=False,
         description="Bandwidth and latency of each communicator, compared with MPI_Allreduce, on your machines. "
         "Start it as `mpiexec -n N python -m mn_comm bench`, or alone with --ranks N.",
     )
     parser.add_argument("--model", help=f"recommend how to train {', '.join(MODELS)}, MODULE:FUNCTION, or a FILE")
-    parser.add_argument(
-        "--compute", type=_compute, default=0.0, help="its forward and backward pass: 180ms, or MODULE:FUNCTION"
-    )
-    parser.add_argument("--seconds", type=to_seconds, default=45.0, help="how long that may take (45s)")
+    parser.add_argument("--compute", type=_compute, help="its forward and backward pass: 180ms, or MODULE:FUNCTION")
+    parser.add_argument("--seconds", type=to_seconds, help="how long that may take (45s)")
     sizes = parser.add_mutually_exclusive_group()
-    sizes.add_argument("--sizes", type=_list_of_bytes, help="bytes of gradients, such as 8,4K,64M")
-    sizes.add_argument("--max-bytes", type=to_bytes, default=64 << 20, help="the largest of the default sizes (64M)")
-    parser.add_argument(
-        "--strategies", type=_strategies, default=tuple(STRATEGIES), help=f"some of {','.join(STRATEGIES)} (all)"
-    )
-    parser.add_argument("--rounds", type=_at_least(1), default=20, help="how many rounds at most (20)")
-    parser.add_argument("--arrays", type=_at_least(1), default=1, help="into how many arrays the bytes are divided (1)")
+    sizes.add_argument("--sizes", type=_sizes, help="bytes of gradients, such as 8,4K,64M")
+    sizes.add_argument("--max-bytes", type=to_bytes, help="the largest of the default sizes (64M)")
+    parser.add_argument("--strategies", type=_strategies, help=f"some of {','.join(STRATEGIES)} (all)")
+    parser.add_argument("--rounds", type=_at_least(1), help="how many rounds at most (20)")
+    parser.add_argument("--arrays", type=_at_least(1), help="into how many arrays the bytes are divided (1)")
     parser.add_argument("--device", action="store_true", help="average CuPy arrays")
     parser.add_argument(
         "--json",
