@@ -10,7 +10,7 @@ import warnings
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from chainer.training import Extension
 
@@ -18,7 +18,6 @@ from mn_comm import CommunicatorBase, expect_same, is_elastic, raise_on_all, tra
 from mn_extensions.checkpoint.ending import ElasticEnding, Ending
 from mn_extensions.checkpoint.files import FileRecord, check_writable
 from mn_extensions.checkpoint.generations import Generations
-from mn_extensions.checkpoint.manifest import Manifest, manifest_name, write_manifest
 from mn_extensions.checkpoint.replicas import assume_synchronized, own_parts, synchronize
 from mn_extensions.checkpoint.state import check_fits, load_state, state_of
 from mn_extensions.checkpoint.stats import CheckpointStats
@@ -151,9 +150,9 @@ class MultiNodeCheckpointer(Extension):  # type: ignore[misc]  # Chainer has no 
             generations.expect_free(iteration)
         with raise_on_all(self.comm), own_parts(target):
             report = generations.write(state_of(target), iteration)
-        outcome = self._complete_generation(generations, iteration, self.comm.allgather_obj(report))
-        generations.remove(generations.mine - outcome.kept)
-        return outcome.failure
+        failure, kept = self._complete_generation(generations, iteration, self.comm.allgather_obj(report))
+        generations.remove(generations.mine - kept)
+        return failure
 
     def maybe_load(self, trainer: Any, optimizer: Any = None, path: str | os.PathLike[str] | None = None) -> int | None:
         """Load the newest checkpoint that is intact on every rank, if there is one; collective.
@@ -244,17 +243,19 @@ class MultiNodeCheckpointer(Extension):  # type: ignore[misc]  # Chainer has no 
 
     def _complete_generation(
         self, generations: Generations, iteration: int, reports: Sequence[FileRecord | str]
-    ) -> _Outcome:
-        """Let rank 0 write the manifest, if every rank has written its file; collective."""
+    ) -> tuple[str | None, frozenset[int]]:
+        """Let rank 0 write the manifest, if every rank has written its file; collective.
+
+        Returns:
+            Why the generation is incomplete, or ``None``; and the iterations whose files are to be kept.
+        """
         outcome = None
         if self.comm.rank == 0:
-            files = tuple(report for report in reports if isinstance(report, FileRecord))
-            failures = [report for report in reports if isinstance(report, str)]
-            failure = failures[0] if failures else _write_manifest(generations, Manifest(iteration, files))
-            (generations.complete.add if failure is None else generations.complete.discard)(iteration)
-            outcome = _Outcome(failure, self._kept(generations, iteration, failure is not None))
+            failure = generations.complete_with(reports, iteration)
+            kept = self._kept(generations, iteration, failure is not None)
             # Before any rank removes a file: an incomplete generation must not look complete.
-            generations.remove_manifests(generations.mine - outcome.kept)
+            generations.remove_manifests(generations.mine - kept)
+            outcome = failure, kept
         return self.comm.bcast_obj(outcome)  # type: ignore[no-any-return]
 
     def _kept(self, generations: Generations, iteration: int, has_failed: bool) -> frozenset[int]:
@@ -268,13 +269,6 @@ class MultiNodeCheckpointer(Extension):  # type: ignore[misc]  # Chainer has no 
         return frozenset(generations.complete)
 
 
-class _Outcome(NamedTuple):
-    """The result for a generation: why it is incomplete, or ``None``, and the iterations whose files are to be kept."""
-
-    failure: str | None
-    kept: frozenset[int]
-
-
 def _check_arguments(name: Any, cp_interval: Any, gc_interval: Any) -> None:
     if not isinstance(name, str):
         raise TypeError(f"expected a string for name, got {type(name).__name__}: {name!r:.80}")
@@ -284,12 +278,3 @@ def _check_arguments(name: Any, cp_interval: Any, gc_interval: Any) -> None:
     for number, argument in ((cp_interval, "cp_interval"), (gc_interval, "gc_interval")):
         if operator.index(number) < 1:
             raise ValueError(f"expected {argument} of at least 1, got {number}")
-
-
-def _write_manifest(generations: Generations, manifest: Manifest) -> str | None:
-    """Write a manifest, and return why it could not be written, or ``None``."""
-    try:
-        write_manifest(generations.folder, generations.run, manifest)
-    except OSError as error:
-        return f"rank 0 cannot write {generations.folder / manifest_name(generations.run, manifest.iteration)}: {error}"
-    return None

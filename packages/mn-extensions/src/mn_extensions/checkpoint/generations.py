@@ -28,6 +28,7 @@ from mn_extensions.checkpoint.manifest import (
     manifest_name,
     read_manifest,
     temporaries_of,
+    write_manifest,
 )
 
 __all__ = ["Found", "Generations"]
@@ -128,6 +129,24 @@ class Generations:
             return write_file(self.folder, path.name, lambda file: write_arrays(file, state))
         except OSError as error:
             return f"rank {self.comm.rank} cannot write {path}: {error}"
+
+    def complete_with(self, reports: Sequence[FileRecord | str], iteration: int) -> str | None:
+        """Write the manifest, at rank 0, if every rank has written its file; return why it is not written, or ``None``.
+
+        Args:
+            reports: What :meth:`write` has returned on each rank.
+            iteration: The generation.
+        """
+        self.complete.discard(iteration)
+        files = tuple(report for report in reports if isinstance(report, FileRecord))
+        if len(files) < len(reports):
+            return next(report for report in reports if isinstance(report, str))
+        try:
+            write_manifest(self.folder, self.run, Manifest(iteration, files))
+        except OSError as error:
+            return f"rank 0 cannot write {self.folder / manifest_name(self.run, iteration)}: {error}"
+        self.complete.add(iteration)
+        return None
 
     def remove(self, iterations: set[int]) -> None:
         """Remove this rank's files, and at rank 0 the manifests and the files of lost ranks, of some generations."""
