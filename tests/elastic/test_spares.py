@@ -140,15 +140,15 @@ def test_ranks_are_lost_again_and_again(train):
 ARM = "if me == 0 and iteration == 7: die()\n    if me == 1 and iteration == 8: die_before(*what)"
 
 
-@pytest.mark.parametrize("what", [("send", 0), ("Send", 1), ("Agree", 6)])
+@pytest.mark.parametrize("what", [("scatter", 0), ("Send", 1), ("Agree", 6)])
 def test_the_one_that_sends_dies_and_another_one_sends(train, what):
-    # The state is sent by one `send` with all small arrays, and by a `Send` for each large array.
+    # The state is sent by one `scatter` with the lengths of its arrays, and by a `Send` for each array.
     ends, ranks = train(1, 4, ARM, shape=(50_000, 2), before=f"what = {what}")
     assert len(ends) == 1
     assert len(ranks) == 2
 
 
-@pytest.mark.parametrize("what", [("recv", 0), ("Recv", 1)])
+@pytest.mark.parametrize("what", [("scatter", 0), ("Recv", 1)])
 def test_the_newcomer_dies_while_it_receives(train, what):
     before = f"if me == 3: die_before(*{what})"
     ends, ranks = train(2, 5, "if me == 0 and iteration == 7: die()", shape=(50_000, 2), before=before)
@@ -193,7 +193,7 @@ def test_a_script_without_a_place_for_spares_is_refused(train):
 
 
 def test_nobody_is_left_who_has_the_state(train):
-    before = "if me == 0: die_before('send')"
+    before = "if me == 0: die_before('scatter')"
     train(1, 3, "if me == 1 and iteration == 7: die()", before=before, status=1)
     assert "the state of the training is lost" in train.stderr
 
