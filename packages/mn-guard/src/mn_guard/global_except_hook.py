@@ -128,12 +128,6 @@ class _AbortAllRanks:
             return "".join(format_exception_only(kind, value))
         if self._previous is sys.__excepthook__:
             return _as_python_shows_it(kind, value, traceback)
-        return self._shown_by_previous(kind, value, traceback)
-
-    def _shown_by_previous(
-        self, kind: type[BaseException], value: BaseException, traceback: TracebackType | None
-    ) -> str:
-        """Let the previous hook show an exception; if it fails, return the text that must still be written."""
         try:
             self._previous(kind, value, traceback)  # type: ignore[operator]
         except Exception:  # Python would show both, but only after this hook
