@@ -1,11 +1,14 @@
-"""How Open MPI's launcher was told to treat the death of a rank."""
+"""What launchers say about a job in the environment of its processes."""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Mapping
 
-__all__ = ["ENABLED", "detects", "is_tolerant"]
+__all__ = ["ENABLED", "RANKS", "detects", "is_tolerant"]
+
+RANKS = ("OMPI_COMM_WORLD_RANK", "PMIX_RANK", "PMI_RANK")
+"""Where they say which rank in ``MPI_COMM_WORLD`` a process will be."""
 
 ENABLED = "OMPI_MCA_mpi_ft_enable"
 """What ``mpiexec --with-ft ulfm`` sets to 1 in every process."""

@@ -12,10 +12,11 @@ import shlex
 import socket
 from collections.abc import Iterator, Mapping
 
+from mn_guard.job import RANKS
+
 __all__ = ["watched_start"]
 
 _SIZES = ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE")
-_RANKS = ("OMPI_COMM_WORLD_RANK", "PMI_RANK")
 # Its standard input is a pipe, which ends when MPI_Init has returned, or when the rank has died.
 # A status other than that of `timeout` also means that there is no such command.
 _WAIT = "timeout {seconds} cat >/dev/null 2>&1; [ $? = 124 ] || exit 0; echo {message} >&2"
@@ -52,7 +53,7 @@ def _spawn(command: str, standard_input: int) -> int:
 
 def _command(environ: Mapping[str, str]) -> str:
     """Return the shell command that waits; empty if this process waits for no other, or no message is wanted."""
-    size, rank = (next((environ[name] for name in names if name in environ), "") for names in (_SIZES, _RANKS))
+    size, rank = (next((environ[name] for name in names if name in environ), "") for names in (_SIZES, RANKS))
     seconds = environ.get("CHAINERMN_STALL_SECONDS", "60")
     if size in ("", "1") or not _is_above_zero(seconds):
         return ""

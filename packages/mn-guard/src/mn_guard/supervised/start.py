@@ -10,13 +10,11 @@ from __future__ import annotations
 import os
 import sys
 
+from mn_guard.job import RANKS
 from mn_guard.node import Connection
 from mn_guard.supervised import link
 
 __all__ = ["main"]
-
-_RANKS = ("OMPI_COMM_WORLD_RANK", "PMIX_RANK", "PMI_RANK")
-"""Where launchers say which rank in ``MPI_COMM_WORLD`` a process will be."""
 
 
 def main(arguments: list[str]) -> None:
@@ -26,7 +24,7 @@ def main(arguments: list[str]) -> None:
         arguments: The arguments of Python: the script and its own arguments.
     """
     found = link.supervision()
-    rank = next((os.environ[name] for name in _RANKS if os.environ.get(name, "").isdecimal()), None)
+    rank = next((os.environ[name] for name in RANKS if os.environ.get(name, "").isdecimal()), None)
     if found is not None and rank is not None:
         try:
             connected = _reported(op="start", attempt=found.attempt, rank=int(rank))
