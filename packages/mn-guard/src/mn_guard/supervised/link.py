@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import os
 import socket
@@ -98,13 +99,10 @@ def _inherited(address: str) -> socket.socket | None:
         inherited = socket.socket(fileno=int(descriptor))
     except OSError:  # the script has closed it
         return None
-    try:
-        is_it = inherited.getpeername() == address.encode()
-    except OSError:
-        is_it = False
-    if is_it:
-        inherited.set_inheritable(False)
-        return inherited
+    with contextlib.suppress(OSError):
+        if inherited.getpeername() == address.encode():
+            inherited.set_inheritable(False)
+            return inherited
     inherited.detach()  # the script has closed it, and opened another socket
     return None
 
