@@ -8,7 +8,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from statistics import mean, median
-from typing import Any
+from typing import Any, NamedTuple
 
 from mpi4py import MPI
 
@@ -89,12 +89,10 @@ def advise(world: MPI.Intracomm, options: Options, work: Work | None = None) -> 
     # Others would be compressed in the same way, among more ranks; and naive refuses it.
     compressing = [name for name in comms if name in ("hierarchical", "two_dimensional")]
     compressing = compressing or [name for name in comms if name != "naive"]
-    choices = menu(list(comms), compressing)
-    parts = _measure_parts(world, comms, compressing, replica, begin + options.seconds / 2)
-    estimates = [Estimate(choice, expected(choice, parts)) for choice in choices]
-    estimates = _rehearse(world, comms, replica, estimates, parts, sample.share, begin + options.seconds)
+    share, trial = sample.share, _Trial(world, comms, replica)
+    parts = trial.parts(compressing, begin + options.seconds / 2)
+    estimates = trial.rehearse(menu(list(comms), compressing), parts, share, begin + options.seconds)
     entrants.close()
-    share = sample.share
     return Advice(
         machines=machines,
         arrays=arrays,
@@ -164,96 +162,107 @@ def _share(world: MPI.Intracomm, comm: Communicator, arrays: Arrays, compute: fl
     return max(min(1.0, limit / (_STEPS * step)), min(1.0, _PROBE_BYTES / 2 / arrays.nbytes))
 
 
-def _measure_parts(
-    world: MPI.Intracomm,
-    comms: Mapping[str, Communicator],
-    compressing: Sequence[str],
-    replica: Replica,
-    end: float,
-) -> Parts:
-    def meet() -> None:
-        replica.update()
-        replica.update()
+class _Trial(NamedTuple):
+    """What is measured: the communicators of some ranks, and a copy of a model."""
 
-    replica.backward()
-    turns = {"forward": Turn(replica.forward), "backward": Turn(replica.backward), "update": Turn(replica.update)}
-    turns["meeting"] = Turn(meet)
-    for name, comm in comms.items():
-        turns[f"{name} average"] = Turn(partial(comm.multi_node_mean_grad, replica))
-    fastest = {name: min(each) for name, each in take_turns(world, turns, _ROUNDS, end).items()}
-    averages = {(name, ""): fastest[f"{name} average"] for name in comms}
-    background: dict[tuple[str, str], float] = {}
-    hidden: dict[tuple[str, str], float] = {}
-    for name in compressing:
-        for send in ("", *SENDS):
-            reducer = comms[name].gradient_reducer(background=True, compression=SENDS.get(send))
-            alone, together, computing = _overlap(world, replica, reducer, end)
-            background[name, send] = alone
-            hidden[name, send] = min(1.0, max(0.0, (computing + alone - together) / min(computing, alone)))
-            if send:
-                averages[name, send] = alone
-    return Parts(
-        forward=fastest["forward"],
-        backward=fastest["backward"],
-        update=fastest["update"],
-        alone=fastest["forward"] + fastest["backward"] + fastest["update"],
-        meeting=fastest["meeting"],
-        averages=averages,
-        background=background,
-        hidden=hidden,
-        last=replica.last,
-    )
+    world: MPI.Intracomm
+    comms: Mapping[str, Communicator]
+    replica: Replica
 
+    def parts(self, compressing: Sequence[str], end: float) -> Parts:
+        """Measure the parts of a step; collective.
 
-def _overlap(
-    world: MPI.Intracomm, replica: Replica, reducer: GradientReducer, end: float
-) -> tuple[float, float, float]:
-    """Return the seconds of an average alone, of one that runs during a computation, and of the computation."""
+        Args:
+            compressing: The names of communicators with which averages in the background and compressions are measured.
+            end: When to stop, on rank 0's ``time.perf_counter()``.
+        """
+        replica = self.replica
 
-    def average(meanwhile: Callable[[], object]) -> None:
-        reduction = reducer.start(replica)
-        reduction.ready_all()
-        meanwhile()
-        reduction.wait()
+        def meet() -> None:
+            replica.update()
+            replica.update()
 
-    turns = {
-        "alone": Turn(lambda: average(lambda: None)),
-        "together": Turn(lambda: average(replica.forward)),
-        "computing": Turn(replica.forward),
-    }
-    seconds = take_turns(world, turns, _ROUNDS - 1, end)
-    return min(seconds["alone"]), min(seconds["together"]), min(seconds["computing"])
+        replica.backward()
+        turns = {"forward": Turn(replica.forward), "backward": Turn(replica.backward), "update": Turn(replica.update)}
+        turns["meeting"] = Turn(meet)
+        for name, comm in self.comms.items():
+            turns[f"{name} average"] = Turn(partial(comm.multi_node_mean_grad, replica))
+        fastest = {name: min(each) for name, each in take_turns(self.world, turns, _ROUNDS, end).items()}
+        averages = {(name, ""): fastest[f"{name} average"] for name in self.comms}
+        background: dict[tuple[str, str], float] = {}
+        hidden: dict[tuple[str, str], float] = {}
+        for name in compressing:
+            for send in ("", *SENDS):
+                reducer = self.comms[name].gradient_reducer(background=True, compression=SENDS.get(send))
+                alone, together, computing = self._overlap(reducer, end)
+                background[name, send] = alone
+                hidden[name, send] = min(1.0, max(0.0, (computing + alone - together) / min(computing, alone)))
+                if send:
+                    averages[name, send] = alone
+        return Parts(
+            forward=fastest["forward"],
+            backward=fastest["backward"],
+            update=fastest["update"],
+            alone=fastest["forward"] + fastest["backward"] + fastest["update"],
+            meeting=fastest["meeting"],
+            averages=averages,
+            background=background,
+            hidden=hidden,
+            last=replica.last,
+        )
 
+    def _overlap(self, reducer: GradientReducer, end: float) -> tuple[float, float, float]:
+        """Return the seconds of an average alone, of one that runs during a computation, and of the computation."""
 
-def _rehearse(
-    world: MPI.Intracomm,
-    comms: Mapping[str, Communicator],
-    replica: Replica,
-    estimates: Sequence[Estimate],
-    parts: Parts,
-    share: float,
-    end: float,
-) -> list[Estimate]:
-    """Take whole steps with the leading choices, and with local steps; collective."""
-    in_every_step = [each for each in estimates if not each.choice.steps]
-    leading = finalists(in_every_step, next(iter(comms)), _FINALISTS)  # the same on every rank, as all times are
-    bucket_bytes = max(1, int(BUCKET_BYTES * share))
-    turns = {_key(choice): turn_of(choice, comms[choice.strategy], replica, bucket_bytes) for choice in leading}
-    local = next((each.choice for each in estimates if each.choice.steps), None)
-    clock: list[float] = []
-    if local is not None:
-        turns["local steps"] = local_turn(comms[local.strategy], replica, clock)
-    first = take_turns(world, turns, _FINAL_ROUNDS, (time.perf_counter() + end) / 2)
-    ahead = _ahead(first, {_key(each) for each in leading if each.is_exact})
-    second = take_turns(world, {name: turns[name] for name in ahead}, _FINAL_ROUNDS, end)
-    seconds = {name: median([*each, *second.get(name, [])]) for name, each in first.items()}
-    if local is not None:
-        step, meeting = _agreed(world, clock[0::2][1:], mean), _agreed(world, clock[1::2][1:], max)
-        parts = replace(parts, alone=step, meeting=0.0, averages={(local.strategy, ""): meeting})
-    return [
-        replace(each, rehearsed=expected(each.choice, parts) if each.choice.steps else seconds.get(_key(each.choice)))
-        for each in estimates
-    ]
+        def average(meanwhile: Callable[[], object]) -> None:
+            reduction = reducer.start(self.replica)
+            reduction.ready_all()
+            meanwhile()
+            reduction.wait()
+
+        turns = {
+            "alone": Turn(lambda: average(lambda: None)),
+            "together": Turn(lambda: average(self.replica.forward)),
+            "computing": Turn(self.replica.forward),
+        }
+        seconds = take_turns(self.world, turns, _ROUNDS - 1, end)
+        return min(seconds["alone"]), min(seconds["together"]), min(seconds["computing"])
+
+    def rehearse(self, choices: Sequence[Choice], parts: Parts, share: float, end: float) -> list[Estimate]:
+        """Take whole steps with the leading choices, and with local steps; collective.
+
+        Args:
+            choices: What can be chosen.
+            parts: The measured parts of a step.
+            share: Which part of the model the replica is.
+            end: When to stop, on rank 0's ``time.perf_counter()``.
+
+        Returns:
+            An estimate of each choice.
+        """
+        world, comms, replica = self
+        estimates = [Estimate(choice, expected(choice, parts)) for choice in choices]
+        in_every_step = [each for each in estimates if not each.choice.steps]
+        leading = finalists(in_every_step, next(iter(comms)), _FINALISTS)  # the same on every rank, as all times are
+        bucket_bytes = max(1, int(BUCKET_BYTES * share))
+        turns = {_key(choice): turn_of(choice, comms[choice.strategy], replica, bucket_bytes) for choice in leading}
+        local = next((each.choice for each in estimates if each.choice.steps), None)
+        clock: list[float] = []
+        if local is not None:
+            turns["local steps"] = local_turn(comms[local.strategy], replica, clock)
+        first = take_turns(world, turns, _FINAL_ROUNDS, (time.perf_counter() + end) / 2)
+        ahead = _ahead(first, {_key(each) for each in leading if each.is_exact})
+        second = take_turns(world, {name: turns[name] for name in ahead}, _FINAL_ROUNDS, end)
+        seconds = {name: median([*each, *second.get(name, [])]) for name, each in first.items()}
+        if local is not None:
+            step, meeting = _agreed(world, clock[0::2][1:], mean), _agreed(world, clock[1::2][1:], max)
+            parts = replace(parts, alone=step, meeting=0.0, averages={(local.strategy, ""): meeting})
+        return [
+            replace(
+                each, rehearsed=expected(each.choice, parts) if each.choice.steps else seconds.get(_key(each.choice))
+            )
+            for each in estimates
+        ]
 
 
 def _ahead(seconds: Mapping[str, Sequence[float]], exact: Collection[str]) -> list[str]:
