@@ -296,48 +296,36 @@ class _Supervisor:
 
 
 class _Node:
-    """Listens to the ranks of a node and to the supervisor, until they are gone.
+    """Reports the deaths of the ranks of a node, until all of them have ended.
 
     Args:
         listening: The socket that processes connect to.
-        expected: How many ranks will have their deaths reported; only of importance without a supervisor.
-        supervisor: The supervisor, if there is one.
+        expected: How many ranks will have their deaths reported.
     """
 
-    def __init__(self, listening: socket.socket, expected: int, supervisor: _Supervisor | None) -> None:
+    def __init__(self, listening: socket.socket, expected: int) -> None:
         self._listening = listening
         self._expected = expected
-        self._supervisor = supervisor
-        self._kept: tuple[int, int] | None = None  # the ranks' number for their arrays, and the file
         self._clients: dict[socket.socket, _Client] = {}
         self._groups: dict[str, Group] = {}
         self._gone: list[tuple[Group, Rank]] = []
         self._selector = selectors.DefaultSelector()
         self._selector.register(listening, selectors.EVENT_READ, self._accept)
-        if supervisor is not None:
-            self._selector.register(supervisor.socket, selectors.EVENT_READ, self._obey)
 
     def run(self) -> None:
-        """Listen until the supervisor is gone, and then end the remaining ranks; without one, until the ranks are."""
-        try:
-            while self._selector.get_map():
-                self._report(self._look(None))
-        except (OSError, EOFError):
-            pass  # the supervisor has ended
-        finally:
-            self._end(None)
+        """Listen until all ranks have ended."""
+        while self._selector.get_map():
+            self._report(self._look(None))
 
     def _look(self, timeout: float | None) -> list[tuple[Group, Rank]]:
         """Wait until something happens, and return the ranks that have ended."""
-        if self._supervisor is not None:
-            timeout = min(BEAT_SECONDS / 2, timeout or BEAT_SECONDS)
-        # The supervisor first: if it has ended the connection, the next attempt's ranks must not be answered.
-        for key, _ in sorted(self._selector.select(timeout), key=lambda event: event[0].data != self._obey):
+        for key, _ in self._events(timeout):
             key.data(key.fileobj)
-        if self._supervisor is not None:
-            self._supervisor.beat()
         gone, self._gone = self._gone, []
         return gone
+
+    def _events(self, timeout: float | None) -> list[tuple[selectors.SelectorKey, int]]:
+        return self._selector.select(timeout)
 
     def _drop(self, connection: socket.socket) -> None:
         self._selector.unregister(connection)
@@ -353,7 +341,7 @@ class _Node:
         hear = partial(self._hear, self._groups[name], rank)
         self._selector.register(socket.socket(fileno=connection), selectors.EVENT_READ, hear)
         self._expected -= 1
-        if not self._expected and self._supervisor is None:
+        if not self._expected:
             self._drop(self._listening)
 
     def _hear(self, group: Group, rank: Rank, connection: socket.socket) -> None:
@@ -408,9 +396,7 @@ class _Node:
             came = b""
         if not came:
             self._drop(connection)
-            del self._clients[connection]
-            if client.name is not None:
-                self._tell(op="gone", **client.name)
+            self._disconnected(self._clients.pop(connection))
 
     def _answer_to(self, came: bytes, files: list[int], client: _Client) -> tuple[dict[str, Any], list[int]]:
         """Process what a process has sent; return the answer, and the file that belongs to it."""
@@ -424,7 +410,48 @@ class _Node:
     def _process(self, message: dict[str, Any], files: list[int], client: _Client) -> tuple[dict[str, Any], list[int]]:
         if message["op"] == "watch":
             self._watch(message, *files)
-        elif message["op"] == "keep":
+        return {}, []
+
+    def _disconnected(self, client: _Client) -> None:
+        """Note that a process has ended, or needs no more answers."""
+
+
+class _Keeper(_Node):
+    """Also holds memory for the ranks, and connects them to the supervisor, until it is gone; then ends them.
+
+    Args:
+        listening: The socket that processes connect to.
+        supervisor: The supervisor.
+    """
+
+    def __init__(self, listening: socket.socket, supervisor: _Supervisor) -> None:
+        super().__init__(listening, expected=0)  # ranks of further attempts may come at any time
+        self._supervisor = supervisor
+        self._kept: tuple[int, int] | None = None  # the ranks' number for their arrays, and the file
+        self._selector.register(supervisor.socket, selectors.EVENT_READ, self._obey)
+
+    def run(self) -> None:
+        """Listen until the supervisor is gone, and then end the remaining ranks."""
+        try:
+            super().run()
+        except (OSError, EOFError):
+            pass  # the supervisor has ended
+        finally:
+            self._end(None)
+
+    def _look(self, timeout: float | None) -> list[tuple[Group, Rank]]:
+        gone = super()._look(min(BEAT_SECONDS / 2, timeout or BEAT_SECONDS))
+        self._supervisor.beat()
+        return gone
+
+    def _events(self, timeout: float | None) -> list[tuple[selectors.SelectorKey, int]]:
+        # The supervisor first: if it has ended the connection, the next attempt's ranks must not be answered.
+        return sorted(super()._events(timeout), key=lambda event: event[0].data != self._obey)
+
+    def _process(self, message: dict[str, Any], files: list[int], client: _Client) -> tuple[dict[str, Any], list[int]]:
+        if message["op"] == "watch":
+            return super()._process(message, files, client)
+        if message["op"] == "keep":
             self._keep(message["number"], files[0])
         elif message["op"] == "load":
             if self._kept is not None:
@@ -432,7 +459,7 @@ class _Node:
         else:
             if message["op"] in ("start", "join"):
                 client.name = {key: message[key] for key in ("attempt", "rank")}
-            self._tell(**message | (client.name or {}))
+            self._supervisor.tell(**message | (client.name or {}))
         return {}, []
 
     def _keep(self, number: int, file: int) -> None:
@@ -440,12 +467,13 @@ class _Node:
         before, self._kept = self._kept, (number, file)
         if before is not None:
             os.close(before[1])
-        self._tell(op="kept", number=number)
+        self._supervisor.tell(op="kept", number=number)
 
-    # The supervisor.
+    def _disconnected(self, client: _Client) -> None:
+        if client.name is not None:
+            self._supervisor.tell(op="gone", **client.name)
 
     def _obey(self, _: socket.socket) -> None:
-        assert self._supervisor is not None
         for message in self._supervisor.hear():
             if message["op"] == "end":
                 self._end(message["attempt"])
@@ -455,10 +483,6 @@ class _Node:
         for client in self._clients.values():
             if client.name is not None and attempt in (None, client.name["attempt"]):
                 os.kill(client.process, signal.SIGKILL)
-
-    def _tell(self, **message: Any) -> None:
-        if self._supervisor is not None:
-            self._supervisor.tell(**message)
 
 
 def peer_of(connection: socket.socket) -> tuple[int, int]:
@@ -496,8 +520,11 @@ def _main(descriptor: str, expected: str, *supervisor: str) -> None:
     # First of all, because the rank that has started this waits only until this process detaches itself.
     connected = _connect(*supervisor[:2]) if supervisor else None
     _detach()
-    told = _Supervisor(connected, supervisor[2]) if connected is not None else None
-    _Node(socket.socket(fileno=int(descriptor)), int(expected), told).run()
+    listening = socket.socket(fileno=int(descriptor))
+    if connected is None:
+        _Node(listening, int(expected)).run()
+    else:
+        _Keeper(listening, _Supervisor(connected, supervisor[2])).run()
 
 
 if __name__ == "__main__":
