@@ -140,29 +140,16 @@ class Agreement:
         self._operation = operation
         self._signature: Signature | None = None
         self._digest = 0
-        self._numbers = np.zeros(4, np.int64)
-        self._request: MPI.Request | None = None
-        self._notes: Sequence[int] = ()
-        self._join: JoinMessages | None = None
-        self._loudest = self._quietest = _NO_JOIN
 
-    def start(self, signature: Signature, notes: Sequence[int] = (), join: JoinMessages | None = None) -> None:
-        """Start the check, and return before it has finished; collective.
+    def check(self, signature: Signature, notes: Sequence[int] = (), join: JoinMessages | None = None) -> list[int]:
+        """Raise on every rank if the ranks' signatures differ; collective.
+
+        While a rank has news, all ranks exchange messages, and check once more.
 
         Args:
             signature: This rank's; fastest if it is the same object as before.
             notes: At most five numbers, of which every rank gets the greatest.
             join: The messages to the other ranks, if any.
-        """
-        if signature is not self._signature:
-            self._signature, self._digest = signature, digest((self._operation, signature))
-        self._join, self._notes = join, (*notes, *[0] * (_NOTES - len(notes)))
-        self._send()
-
-    def finish(self) -> list[int]:
-        """Raise on every rank if the ranks' signatures differ; collective.
-
-        While a rank has news, all ranks exchange messages, and check once more.
 
         Returns:
             The greatest notes of all ranks; five numbers.
@@ -173,19 +160,14 @@ class Agreement:
             Exception: An exception like the one that another rank has announced instead of a signature, or the one that
                 receiving messages raised.
         """
-        while True:
-            highest, negative_of_lowest, *notes = self._receive()
-            if not self._receive_messages():
-                break
-            self._send()
+        if signature is not self._signature:
+            self._signature, self._digest = signature, digest((self._operation, signature))
+        has_news = True
+        while has_news:
+            (highest, negative_of_lowest, *greatest), has_news = self._meet(notes, join)
         if highest != -negative_of_lowest:
             raise _explain(self._ranks.allgather((self._operation, self._signature)))
-        return notes
-
-    def check(self, signature: Signature, notes: Sequence[int] = (), join: JoinMessages | None = None) -> None:
-        """Start and finish the check; collective."""
-        self.start(signature, notes, join)
-        self.finish()
+        return greatest
 
     def exchange(self, join: JoinMessages, until_quiet: bool) -> None:
         """Exchange messages at the other ranks' check, without checking anything on this rank; collective.
@@ -194,38 +176,27 @@ class Agreement:
             join: The messages to the other ranks.
             until_quiet: Whether to repeat this until no rank has news, rather than do it once.
         """
-        self._join, self._notes = join, [0] * _NOTES
-        while True:
-            self._send()
-            self._receive()
-            if not self._receive_messages() or not until_quiet:
-                return
+        has_news = True
+        while has_news:
+            has_news = self._meet((), join)[1] and until_quiet
 
-    def _send(self) -> None:
-        news = _NO_JOIN if self._join is None else _NEWS if self._join.has_news else _NO_NEWS
-        self._numbers = np.array([self._digest, -self._digest, *self._notes, news, -news], np.int64)
-        self._request = self._ranks.Iallreduce(MPI.IN_PLACE, self._numbers, MPI.MAX)
-
-    def _receive(self) -> list[int]:
-        assert self._request is not None
-        self._ranks.wait(self._request, "Iallreduce")
-        numbers: list[int] = self._numbers.tolist()
-        self._loudest, self._quietest = numbers[-2], -numbers[-1]
-        return numbers[:-2]
-
-    def _receive_messages(self) -> bool:
-        """Exchange messages if a rank has news; collective. Return whether one had."""
-        if self._loudest > _NO_JOIN and self._quietest == _NO_JOIN:
-            is_within = self._ranks.allgather(self._join is not None)
+    def _meet(self, notes: Sequence[int], join: JoinMessages | None) -> tuple[list[int], bool]:
+        """Return the greatest numbers of all ranks, and whether a rank had news, which all then have; collective."""
+        news = _NO_JOIN if join is None else _NEWS if join.has_news else _NO_NEWS
+        padding = [0] * (_NOTES - len(notes))
+        numbers = np.array([self._digest, -self._digest, *notes, *padding, news, -news], np.int64)
+        self._ranks.wait(self._ranks.Iallreduce(MPI.IN_PLACE, numbers, MPI.MAX), "Iallreduce")
+        *greatest, loudest, negative_of_quietest = numbers.tolist()
+        if loudest > _NO_JOIN and -negative_of_quietest == _NO_JOIN:
+            is_within = self._ranks.allgather(join is not None)
             raise RuntimeError(
                 f"{self._operation}: expected every rank within join(), or none; got rank "
                 f"{is_within.index(True)} within and rank {is_within.index(False)} outside"
             )
-        if self._loudest < _NEWS:
-            return False
-        assert self._join is not None
-        self._join.receive(self._ranks.allgather(self._join.message))
-        return True
+        if loudest == _NEWS:
+            assert join is not None
+            join.receive(self._ranks.allgather(join.message))
+        return greatest, loudest == _NEWS
 
 
 def _explain(found: Sequence[tuple[str, Signature]]) -> Exception:

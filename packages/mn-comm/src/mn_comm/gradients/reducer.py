@@ -39,6 +39,8 @@ if TYPE_CHECKING:
 __all__ = ["GradientReducer"]
 
 _SHAPE, _DTYPE = attrgetter("shape"), attrgetter("dtype")
+# A signature begins with the settings, and the owners of means.
+_N_SETTINGS = len(Config._fields) + 1
 # Scripts may alternate between a few sets of gradients: for example, those of a generator and of a discriminator.
 _MOST_LAYOUTS = 8
 
@@ -93,9 +95,8 @@ class GradientReducer:
         self._agreement = Agreement(strategy.context.ranks, "multi_node_mean_grad")
         self._seen: tuple[object, ...] = ()
         self._signature: Signature = ()
-        self._n_settings = 0
-        self._layouts: dict[tuple[Signature, tuple[str, ...], Config], Layout] = {}
-        self._latest: tuple[Signature, tuple[str, ...], Config, Layout] | None = None
+        self._layouts: dict[tuple[Signature, tuple[str, ...]], Layout] = {}
+        self._latest: tuple[Signature, tuple[str, ...], Layout] | None = None
         self._compressor = strategy.compressor
         self._factor = 1.0
         self._is_used = True
@@ -126,9 +127,9 @@ class GradientReducer:
         layout = self._known_layout(signature, ())
         with span("agree"):
             number, proposal = (layout.number, layout.share_size.proposal) if layout is not None else (0, 0)
-            self._agreement.start(signature, (*self._notes, number, -number, proposal), self.join)
+            notes = (*self._notes, number, -number, proposal)
             try:
-                *slowest, highest, negative_of_lowest, choice = self._agreement.finish()
+                *slowest, highest, negative_of_lowest, choice = self._agreement.check(signature, notes, self.join)
             finally:
                 if failure is not None:
                     raise failure
@@ -141,7 +142,9 @@ class GradientReducer:
         buckets, flattened = layout.buckets()  # before the clock starts: creating them takes long, and is done once
         doing = activity()
         began, waited = time.perf_counter_ns(), doing.waited
-        self._begin()
+        if self._compressor is not None:
+            self._compressor.roll_back()  # what an exception may have left
+            self._use_factor(self.join)
         with span("communicate", bytes=layout.nbytes, strategy=self._strategy.name), np.errstate(all="ignore"):
             targets = Targets(selection.params, selection.grads, layout.specs, flattened if self._hook is None else ())
             for bucket in buckets:
@@ -182,8 +185,7 @@ class GradientReducer:
         while len(self._under_way) >= self._sets or any(not each.has_left for each in self._under_way):
             self._under_way.pop(0).drain()
         selection, signature, failure = self._select(model, zero_fill, owners)
-        check = self._agreement.check if self._compressor is None else self._check_and_scale
-        agreed = Future(functools.partial(check, signature, join=self.join), self._worker)
+        agreed = Future(functools.partial(self._check_and_scale, signature, self.join), self._worker)
         if failure is not None:
             raise failure
         # Not every second one: a reduction that ends before it has begun, because a rank had news, counts on some ranks
@@ -291,16 +293,12 @@ class GradientReducer:
         if compressor is not None and compressor.scale != scale / self._factor:
             Future(lambda: compressor.use_scale(scale / self._factor), self._worker).wait()
 
-    def _begin(self) -> None:
-        if self._compressor is not None:
-            self._compressor.roll_back()  # an exception may have left them
-            self._expect_factor(self.join)
-
     def _check_and_scale(self, signature: Signature, join: JoinMessages | None) -> None:
         self._agreement.check(signature, join=join)
-        self._expect_factor(join)
+        if self._compressor is not None:
+            self._use_factor(join)
 
-    def _expect_factor(self, join: JoinMessages | None) -> None:
+    def _use_factor(self, join: JoinMessages | None) -> None:
         """Let compression know how a join multiplies the next means: what it has omitted has been multiplied already.
 
         Ranks may come and go; what one step omits and another one sends counts as in the step that has omitted it.
@@ -344,31 +342,28 @@ class GradientReducer:
             settings = list(config.get().items())
             settings.append((OWNERS, owners and (digest(sorted(owners.of.items())), owners.note)))
             self._seen, self._signature = seen, (*settings, *gradients)
-            self._n_settings = len(settings)
         return self._signature
 
     def _known_layout(self, signature: Signature, order: tuple[str, ...]) -> Layout | None:
-        config = self._config()
         # Usually nothing has changed, and comparing objects is faster than looking up a long tuple.
-        if self._latest is None or self._latest[0] is not signature or self._latest[1:3] != (order, config):
-            layout = self._layouts.get((signature, order, config))
+        if self._latest is None or self._latest[0] is not signature or self._latest[1] != order:
+            layout = self._layouts.get((signature, order))
             if layout is None:
                 return None
-            self._latest = signature, order, config, layout
+            self._latest = signature, order, layout
         return self._latest[-1]
 
     def _make_layout(
         self, signature: Signature, selection: Selection, order: tuple[str, ...], owners: Owners | None
     ) -> Layout:
         """Create a layout for these gradients; collective."""
-        config = self._config()
         is_foreground = self._hook is None and self._worker is None
         layout = Layout(
             self._strategy,
-            signature[self._n_settings :],
+            signature[_N_SETTINGS:],
             selection.likes,
             order,
-            config,
+            self._config(),
             bucket_bytes=self._bucket_bytes,
             whole=not is_foreground or self._bucket_bytes is not None,
             lasting=not is_foreground,
@@ -380,6 +375,6 @@ class GradientReducer:
                 self._compressor.forget(oldest.number)
         if self._compressor is not None:
             self._compressor.adopt(self._strategy.context.ranks, layout.number, layout.specs, layout.order, layout.form)
-        self._layouts[signature, order, config] = layout
-        self._latest = signature, order, config, layout
+        self._layouts[signature, order] = layout
+        self._latest = signature, order, layout
         return layout
