@@ -22,14 +22,14 @@ def bcast(ranks: Ranks, data: Any, root: int = 0) -> np.ndarray[Any, Any]:
     root = same_root(ranks, root)
     if ranks.rank == root:
         announced, error = header.attempt(lambda: header.describe([wire.check_array(data, "bcast")]))
-        header.bcast(ranks, announced, root)
+        ranks.bcast(announced, root)
         header.raise_failure(announced, root, error)
         if announced.on_device:
             device_backend().bcast(ranks, data, root)
         else:
             pieces.bcast(ranks, np.asarray(data, order="C"), root)
         return data  # type: ignore[no-any-return]
-    announced = header.bcast(ranks, None, root)
+    announced = ranks.bcast(None, root)
     header.raise_failure(announced, root)
     if announced.on_device:
         return device_backend().bcast_new(ranks, announced.shapes[0], announced.dtypes[0], root)  # type: ignore[no-any-return]

@@ -75,7 +75,7 @@ def _deliver(gathered: list[_Array], announced: list[header.Header]) -> tuple[_A
 def _announce(ranks: Ranks, data: Any, operation: str) -> list[header.Header]:
     """Exchange the headers of all ranks; all ranks raise if one has no array, or the dtypes differ."""
     own, error = header.attempt(lambda: header.describe([wire.check_array(data, operation)]))
-    announced = header.allgather(ranks, own)
+    announced: list[header.Header] = ranks.allgather(own)
     if error is not None:
         raise error
     for rank, other in enumerate(announced):

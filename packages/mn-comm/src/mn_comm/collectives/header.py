@@ -1,8 +1,4 @@
-"""The few bytes sent before an array, which tell receivers how much memory to allocate, or what went wrong.
-
-They fit into a frame of fixed length, so that one message of known size announces an array. For the rare header that
-does not (a structured dtype, a long error message), the frame says so, and the header follows in a separate message.
-"""
+"""The few bytes sent before an array, which tell receivers how much memory to allocate, or what went wrong."""
 
 from __future__ import annotations
 
@@ -19,11 +15,9 @@ from mn_comm.ranks import agreement
 if TYPE_CHECKING:
     from mn_comm.ranks.intracomm import Ranks
 
-__all__ = ["Header", "allgather", "attempt", "bcast", "describe", "raise_failure", "recv", "send"]
+__all__ = ["Header", "attempt", "describe", "raise_failure", "recv", "send"]
 
-_FRAME_BYTES = 192
-_PREFIX_BYTES = 8  # the mark, by which a receiver recognizes a header, then the length of the payload
-_MARK = b"mnc1"
+_MARK = b"mnc1"  # by which a receiver recognizes a header
 
 
 class Header(NamedTuple):
@@ -77,33 +71,9 @@ def raise_failure(header: Header, rank: int, own: Exception | None = None) -> No
         raise agreement.remote_error(rank, *header.failure)
 
 
-def bcast(ranks: Ranks, header: Header | None, root: int) -> Header:
-    """Send the root's header to every rank; collective."""
-    payload = b"" if header is None else pickle.dumps(tuple(header))
-    frame = _frame(payload)
-    ranks.Bcast(frame, root)
-    if _fits(frame):
-        return _open(frame)
-    return _loads(ranks.bcast(payload, root))
-
-
-def allgather(ranks: Ranks, header: Header) -> list[Header]:
-    """Send every rank's header to every rank, ordered by rank; collective."""
-    payload = pickle.dumps(tuple(header))
-    frames = np.empty((ranks.size, _FRAME_BYTES), dtype=np.uint8)
-    ranks.Allgather(_frame(payload), frames)
-    if all(_fits(frame) for frame in frames):
-        return [_open(frame) for frame in frames]
-    return [_loads(other) for other in ranks.allgather(payload)]
-
-
 def send(ranks: Ranks, header: Header, dest: int, tag: int) -> None:
     """Send a header to one rank."""
-    payload = pickle.dumps(tuple(header))
-    frame = _frame(payload)
-    ranks.Send(frame, dest, tag)
-    if not _fits(frame):
-        ranks.Send(np.frombuffer(payload, dtype=np.uint8), dest, tag)
+    ranks.Send(np.frombuffer(_MARK + pickle.dumps(tuple(header)), np.uint8), dest, tag)
 
 
 def recv(ranks: Ranks, source: int, tag: int) -> tuple[Header, int, int]:
@@ -117,38 +87,12 @@ def recv(ranks: Ranks, source: int, tag: int) -> tuple[Header, int, int]:
     """
     status = MPI.Status()
     message = ranks.Mprobe(source, tag, status)
-    nbytes = status.Get_count(MPI.BYTE)
-    frame = np.zeros(max(nbytes, _PREFIX_BYTES), dtype=np.uint8)
-    message.Recv([frame, nbytes, MPI.BYTE])
-    source, tag = status.source, status.tag
-    if nbytes != _FRAME_BYTES or frame[: len(_MARK)].tobytes() != _MARK:
+    content = np.empty(status.Get_count(MPI.BYTE), np.uint8)
+    message.Recv([content, MPI.BYTE])
+    received = content.tobytes()
+    if not received.startswith(_MARK):
         raise RuntimeError(
-            f"recv: expected an array sent by send(), got another message of {nbytes} bytes from rank {source} with "
-            f"tag {tag}: objects sent by send_obj() must be received by recv_obj()"
+            f"recv: expected an array sent by send(), got another message of {content.size} bytes from rank "
+            f"{status.source} with tag {status.tag}: objects sent by send_obj() must be received by recv_obj()"
         )
-    if _fits(frame):
-        return _open(frame), source, tag
-    payload = np.empty(_length(frame), dtype=np.uint8)
-    ranks.Recv(payload, source, tag)
-    return _loads(payload.tobytes()), source, tag
-
-
-def _frame(payload: bytes) -> np.ndarray[Any, np.dtype[np.uint8]]:
-    prefix = _MARK + len(payload).to_bytes(_PREFIX_BYTES - len(_MARK), "little")
-    return np.array(bytearray((prefix + payload)[:_FRAME_BYTES].ljust(_FRAME_BYTES, b"\0")), dtype=np.uint8)
-
-
-def _length(frame: np.ndarray[Any, Any]) -> int:
-    return int.from_bytes(frame[len(_MARK) : _PREFIX_BYTES].tobytes(), "little")
-
-
-def _fits(frame: np.ndarray[Any, Any]) -> bool:
-    return _length(frame) <= _FRAME_BYTES - _PREFIX_BYTES
-
-
-def _open(frame: np.ndarray[Any, Any]) -> Header:
-    return _loads(frame[_PREFIX_BYTES : _PREFIX_BYTES + _length(frame)].tobytes())
-
-
-def _loads(payload: bytes) -> Header:
-    return Header(*pickle.loads(payload))
+    return Header(*pickle.loads(received[len(_MARK) :])), status.source, status.tag
