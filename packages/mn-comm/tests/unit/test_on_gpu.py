@@ -14,6 +14,7 @@ from mn_comm.device import kernels, nccl, staging
 from mn_comm.device.bucket import DeviceBucket
 from mn_comm.device.strategies import Alone
 from mn_comm.gradients.filling import fill_buckets
+from mn_comm.gradients.parts import Exchanged
 
 cupy = pytest.importorskip("cupy")
 
@@ -48,7 +49,7 @@ def test_packing_and_unpacking(grad, wire, batched, layout):
     specs = [(str(i), value.shape, grad) for i, value in enumerate(values)]
     (parts,) = fill_buckets(specs, range(len(specs)), None, whole=True)
     whole, config = cupy.empty(parts[-1].end, wire), Config(batched_copy=batched)
-    bucket = DeviceBucket(0, parts, specs, whole, Alone(), config, mean_of=None, host=None, side=None, layout=0)
+    bucket = DeviceBucket(0, Exchanged(0, parts, specs, 0), whole, Alone(None), config)
     bucket.pack([None if i == 3 else array for i, array in enumerate(arrays)])
     bucket.flat *= wire.type(2)
     bucket.unpack(arrays, bucket.flat)
@@ -62,7 +63,7 @@ def test_a_stream_that_comes_later_waits_for_the_one_before():
     specs = [(str(i), (1000,), np.dtype("f4")) for i in range(3)]
     (parts,) = fill_buckets(specs, range(3), None, whole=True)
     whole = cupy.empty(parts[-1].end, "f4")
-    bucket = DeviceBucket(0, parts, specs, whole, Alone(), Config(), mean_of=None, host=None, side=None, layout=0)
+    bucket = DeviceBucket(0, Exchanged(0, parts, specs, 0), whole, Alone(None), Config())
     first, second = ([cupy.full(1000, float(10 * step + i), "f4") for i in range(3)] for step in range(2))
     streams = [cupy.cuda.Stream(non_blocking=True) for _ in range(2)]
     cupy.cuda.Device().synchronize()

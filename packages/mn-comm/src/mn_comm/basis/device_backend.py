@@ -48,7 +48,7 @@ class DeviceBackend(Protocol):
         """Return a new array on the current device with the root's elements; collective."""
         ...
 
-    def lay_out(self, strategy: Any, *args: Any, **options: Any) -> list[Any]:
+    def lay_out(self, layout: Any, filled: Any, likes: Any) -> list[Any]:
         """Create the buckets for gradients on devices; collective."""
         ...
 

@@ -6,26 +6,51 @@ import contextlib
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
-from typing import Any, Protocol
+from typing import Any
+
+import numpy as np
 
 from mn_comm.basis.config import Config
-from mn_comm.device import staging
+from mn_comm.device import nccl, staging
 from mn_comm.device.kernels import Table, pack, unpack
 from mn_comm.gradients.bucket import Bucket, check_floats
-from mn_comm.gradients.parts import Arrays, Exchanged, Part, Spec
+from mn_comm.gradients.parts import Arrays, Exchanged, Part
+from mn_comm.gradients.strategies import Strategy
 from mn_comm.ranks.background import Future
 
-__all__ = ["Averager", "DeviceBucket"]
+__all__ = ["DeviceBucket", "DeviceStrategy"]
 
 
-class Averager(Protocol):
-    """A way to average buckets on devices; see :class:`mn_comm.device.strategies.DeviceStrategy`."""
+class DeviceStrategy:
+    """A way to average buckets on devices; those that there are, are in :mod:`mn_comm.device.strategies`.
 
-    uses_nccl: bool
+    Args:
+        host: The strategy for arrays in host memory.
+
+    Attributes:
+        shares: The number of equal shares of which a bucket's memory must consist.
+        uses_nccl: Whether it calls NCCL, so that all ranks must have agreed on their gradients before.
+        compresses: Whether gradients are compressed on the device.
+    """
+
+    shares = 1
+    uses_nccl = False
+    compresses = False
+
+    def __init__(self, host: Strategy) -> None:
+        self.host = host
+
+    def is_staged(self, dtype: np.dtype[Any]) -> bool:
+        """Return whether a bucket of this dtype needs memory of the host's strategy as well."""
+        return False
+
+    def connect(self) -> nccl.NcclCommunicator | None:
+        """Return NCCL's communicator for the current devices of all ranks, if it is used; collective."""
+        return None
 
     def average(self, bucket: DeviceBucket) -> Any:
-        """Start to average a packed bucket, and return a future of its mean; collective."""
-        ...
+        """Start to average a packed bucket; collective. Return a future of the mean, an array like ``bucket.flat``."""
+        raise NotImplementedError
 
 
 class DeviceBucket:
@@ -33,18 +58,14 @@ class DeviceBucket:
 
     Args:
         index: Its number; buckets are sent in this order.
-        parts: Its parts: whole gradients.
-        specs: The names, shapes and dtypes of all gradients that take part.
+        exchanged: Its parts, whole gradients; all of it is exchanged.
         whole: Its memory on the device, in the dtype in which it is sent, in equal shares.
         strategy: How it is averaged.
         config: The communicator's settings.
-        mean_of: Returns the mean over all ranks of an array in host memory; collective.
         host: The host bucket through which it is copied; ``None`` if it needs none.
         side: The stream that runs beside the current one; ``None`` for the current stream itself.
-        layout: The number of its layout.
 
     Attributes:
-        exchanged: Describes the exchanged part: the whole bucket.
         flat: The memory of the gradients.
         pinned: Pinned memory, if one share of the bucket is copied through host memory.
         nccl: NCCL's communicator, if it is used.
@@ -58,16 +79,13 @@ class DeviceBucket:
     def __init__(
         self,
         index: int,
-        parts: Sequence[Part],
-        specs: Sequence[Spec],
+        exchanged: Exchanged,
         whole: Any,
-        strategy: Averager,
+        strategy: DeviceStrategy,
         config: Config,
         *,
-        mean_of: Callable[[Any], Any],
-        host: Bucket | None,
-        side: Any,
-        layout: int,
+        host: Bucket | None = None,
+        side: Any = None,
     ) -> None:
         import cupy
 
@@ -76,8 +94,9 @@ class DeviceBucket:
         self._streams = [side, None]
         allocated_on = cupy.cuda.get_current_stream()
         weakref.finalize(self, _let_wait, allocated_on, self._streams, whole.device).atexit = False
+        parts, specs = exchanged.parts, exchanged.specs
         self.index = index
-        self.exchanged = Exchanged(layout, parts, specs, 0)
+        self.exchanged = exchanged
         self.whole = whole
         self.flat = whole[: parts[-1].end]
         self.host = host
@@ -87,11 +106,9 @@ class DeviceBucket:
         self.names = [specs[member][0] for member in self.members]
         self.shapes = [specs[member][1] for member in self.members]
         self.submit: Callable[[Callable[[], Any]], Future[Any]] = Future
-        self._parts = parts
         self._dtype = specs[parts[0].member][2]
         self.needs_agreement = strategy.uses_nccl
         self._strategy = strategy
-        self._mean_of = mean_of
         groups = [parts] if config.batched_copy else [[part] for part in parts]
         self._tables = [(group, Table([p.begin - group[0].begin for p in group], _length(group))) for group in groups]
 
@@ -132,7 +149,7 @@ class DeviceBucket:
 
         def average() -> Any:
             with on_side() as stream:
-                mean.set(self._mean_of(staging.to_host(array)))
+                mean.set(self._strategy.host.mean_of(staging.to_host(array)))
                 stream.synchronize()
             return mean
 

@@ -2,51 +2,37 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
 from mn_comm.basis.arithmetic import is_half
-from mn_comm.basis.config import Config
 from mn_comm.device import staging
-from mn_comm.device.bucket import DeviceBucket
-from mn_comm.device.strategies import DeviceStrategy, on_device
-from mn_comm.gradients.bucket import Bucket
-from mn_comm.gradients.parts import Part, Spec
+from mn_comm.device.bucket import DeviceBucket, DeviceStrategy
+from mn_comm.device.strategies import on_device
+from mn_comm.gradients.layout import Layout
+from mn_comm.gradients.parts import Exchanged, Part
 from mn_comm.gradients.strategies import Strategy
 from mn_comm.ranks import agreement
 
 __all__ = ["lay_out"]
 
 
-def lay_out(
-    strategy: Strategy,
-    filled: Sequence[Sequence[Part]],
-    specs: Sequence[Spec],
-    likes: Sequence[Any],
-    config: Config,
-    host_buckets: Callable[[Sequence[Sequence[Part]]], list[Bucket]],
-    layout: int,
-    in_background: bool,
-) -> list[DeviceBucket]:
+def lay_out(layout: Layout, filled: Sequence[Sequence[Part]], likes: Sequence[Any]) -> list[DeviceBucket]:
     """Create the buckets for gradients on devices; collective.
 
     Args:
-        strategy: How they are averaged, on the host.
+        layout: The layout of all gradients.
         filled: The parts of each bucket.
-        specs: The names, shapes and dtypes of all gradients that take part.
         likes: For each gradient on a device an array on the same device.
-        config: The communicator's settings.
-        host_buckets: Returns buckets in host memory for such parts; collective.
-        layout: The number of the layout.
-        in_background: Whether the program continues while they are averaged.
 
     Raises:
         ValueError: Some rank has arrays on several devices (on every rank).
     """
     import cupy
 
+    strategy, config = layout.strategy, layout.config
     devices = {array.device.id: array.device for array in likes}
     with agreement.raise_on_all(strategy.context.ranks):
         if len(devices) > 1:
@@ -55,23 +41,20 @@ def lay_out(
     with next(iter(devices.values())):
         way = _counterpart(strategy)  # chosen here, because only now the devices of the ranks are known
         communicator = way.connect()
-        side = _side_stream(strategy) if in_background else None
-        dtypes = [config.allreduce_grad_dtype or specs[parts[0].member][2] for parts in filled]
+        side = _side_stream(strategy) if layout.lasting else None
+        dtypes = [config.allreduce_grad_dtype or layout.specs[parts[0].member][2] for parts in filled]
         if way.compresses:  # in float32, to which the packing kernel converts
             dtypes = [np.dtype(np.float32) if is_half(dtype) else dtype for dtype in dtypes]
-        staged = iter(
-            host_buckets([parts for parts, dtype in zip(filled, dtypes, strict=True) if way.is_staged(dtype)])
-        )
+        staged = [parts for parts, dtype in zip(filled, dtypes, strict=True) if way.is_staged(dtype)]
+        host_buckets = iter(layout.staging_buckets(staged))
         for index, (parts, dtype) in enumerate(zip(filled, dtypes, strict=True)):
             whole = cupy.empty(-(-parts[-1].end // way.shares) * way.shares, dtype)
             whole[parts[-1].end :] = 0
-            host = next(staged) if way.is_staged(dtype) else None
+            host = next(host_buckets) if way.is_staged(dtype) else None
             if host is not None:
                 staging.register(host.flat, host.memory)
-            mean_of = strategy.mean_of
-            bucket = DeviceBucket(
-                index, parts, specs, whole, way, config, mean_of=mean_of, host=host, side=side, layout=layout
-            )
+            exchanged = Exchanged(layout.number, parts, layout.specs, 0)
+            bucket = DeviceBucket(index, exchanged, whole, way, config, host=host, side=side)
             bucket.nccl = communicator
             buckets.append(bucket)
     return buckets

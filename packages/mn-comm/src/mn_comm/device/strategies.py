@@ -14,7 +14,7 @@ from __future__ import annotations
 import functools
 import warnings
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -22,7 +22,7 @@ from mn_comm.basis.arithmetic import divide, is_half
 from mn_comm.collectives.transport import Transport
 from mn_comm.device import staging
 from mn_comm.device.awareness import is_cuda_aware
-from mn_comm.device.bucket import DeviceBucket
+from mn_comm.device.bucket import DeviceBucket, DeviceStrategy
 from mn_comm.device.nccl_ranks import NcclRanks, nccl_ranks_of
 from mn_comm.device.transports import NcclTransport, StagedTransport
 from mn_comm.gradients.parts import Exchanged, bounds
@@ -33,37 +33,7 @@ if TYPE_CHECKING:
     from mn_comm.device import nccl
     from mn_comm.gradients.compression import Compressor
 
-__all__ = ["Alone", "Compressed", "DeviceStrategy", "Direct", "Nccl", "NodeNccl", "Staged", "on_device"]
-
-
-class DeviceStrategy(Protocol):
-    """A way to average buckets on devices.
-
-    Attributes:
-        shares: The number of equal shares of which a bucket's memory must consist.
-        uses_nccl: Whether it calls NCCL, so that all ranks must have agreed on their gradients before.
-        compresses: Whether gradients are compressed on the device.
-    """
-
-    shares: int
-    uses_nccl: bool
-    compresses: bool
-
-    def is_staged(self, dtype: np.dtype[Any]) -> bool:
-        """Return whether a bucket of this dtype needs memory of the host's strategy as well."""
-        ...
-
-    def connect(self) -> nccl.NcclCommunicator | None:
-        """Return NCCL's communicator for the current devices of all ranks, if it is used; collective."""
-        ...
-
-    def average(self, bucket: DeviceBucket) -> Any:
-        """Start to average a packed bucket; collective.
-
-        Returns:
-            A future of the mean, an array like ``bucket.flat``.
-        """
-        ...
+__all__ = ["Alone", "Compressed", "Direct", "Nccl", "NodeNccl", "Staged", "on_device"]
 
 
 def on_device(strategy: Strategy) -> DeviceStrategy:
@@ -75,18 +45,18 @@ def on_device(strategy: Strategy) -> DeviceStrategy:
     """
     context, way = strategy.context, _way(strategy)
     if way == "alone" or strategy.size == 1:
-        return Alone()
+        return Alone(strategy)
     if strategy.compressor is not None:
         return _compressed(strategy, strategy.compressor)
     if way == "mpi" and is_cuda_aware(context.ranks):
         return Direct(strategy)
     if way == "nccl":
-        return Nccl(nccl_ranks_of(context.ranks).look_again())
+        return Nccl(strategy, nccl_ranks_of(context.ranks).look_again())
     if way == "nodes":
         within = nccl_ranks_of(context.within).look_again()
         obstacle = _obstacle(strategy, within)
         if obstacle is None:
-            return Nccl(within) if context.topology.inter_size == 1 else NodeNccl(strategy, within)
+            return Nccl(strategy, within) if context.topology.inter_size == 1 else NodeNccl(strategy, within)
         _warn(strategy, obstacle)
     return Staged(strategy)
 
@@ -147,41 +117,20 @@ def _warn(strategy: Strategy, obstacle: Exception) -> None:
         warnings.warn(f"gradients on devices are averaged through host memory: {obstacle}", stacklevel=2)
 
 
-class Alone:
+class Alone(DeviceStrategy):
     """Leave the packed bucket as it is."""
-
-    shares, uses_nccl, compresses = 1, False, False
-
-    def is_staged(self, dtype: np.dtype[Any]) -> bool:
-        """Return False."""
-        return False
-
-    def connect(self) -> None:
-        """Do nothing: no communicator is needed."""
 
     def average(self, bucket: DeviceBucket) -> Future[Any]:
         """Do nothing."""
         return Future(lambda: bucket.flat)
 
 
-class Staged:
-    """Average through pinned host memory, by the strategy for host arrays.
-
-    Args:
-        host: The strategy for host arrays.
-    """
-
-    shares, uses_nccl, compresses = 1, False, False
-
-    def __init__(self, host: Strategy) -> None:
-        self._host = host
+class Staged(DeviceStrategy):
+    """Average through pinned host memory, by the strategy for host arrays."""
 
     def is_staged(self, dtype: np.dtype[Any]) -> bool:
         """Return True."""
         return True
-
-    def connect(self) -> None:
-        """Do nothing: no communicator is needed."""
 
     def average(self, bucket: DeviceBucket) -> Future[Any]:
         """Start to average a packed bucket; collective."""
@@ -201,11 +150,7 @@ class Staged:
 
 
 class Direct(Staged):
-    """Pass device memory to a CUDA-aware MPI; half precision, which MPI cannot add up, is staged.
-
-    Args:
-        host: The strategy for host arrays.
-    """
+    """Pass device memory to a CUDA-aware MPI; half precision, which MPI cannot add up, is staged."""
 
     def is_staged(self, dtype: np.dtype[Any]) -> bool:
         """Return whether the dtype has half precision."""
@@ -220,30 +165,28 @@ class Direct(Staged):
         def average() -> Any:
             with on_side() as stream:
                 stream.synchronize()  # MPI is independent of streams: the gradients must be packed
-                self._host.context.ranks.allreduce_blocking(bucket.flat)
-                bucket.flat /= self._host.size
+                self.host.context.ranks.allreduce_blocking(bucket.flat)
+                bucket.flat /= self.host.size
                 stream.synchronize()  # the mean is used on another stream
             return bucket.flat
 
         return bucket.submit(average)
 
 
-class Nccl:
+class Nccl(DeviceStrategy):
     """One NCCL all-reduce over some ranks, in the dtype in which the bucket is sent.
 
     Args:
+        host: The strategy for host arrays.
         ranks: The ranks.
     """
 
-    shares, uses_nccl, compresses = 1, True, False
+    uses_nccl = True
 
-    def __init__(self, ranks: NcclRanks) -> None:
+    def __init__(self, host: Strategy, ranks: NcclRanks) -> None:
+        super().__init__(host)
         ranks.require()
         self._ranks = ranks
-
-    def is_staged(self, dtype: np.dtype[Any]) -> bool:
-        """Return False."""
-        return False
 
     def connect(self) -> nccl.NcclCommunicator:
         """Return the communicator of all devices."""
@@ -258,7 +201,7 @@ class Nccl:
         return _OnStream(bucket, lambda: bucket.flat, done)
 
 
-class Compressed:
+class Compressed(DeviceStrategy):
     """Compression on the device between all ranks, as if each were a node.
 
     Args:
@@ -267,17 +210,14 @@ class Compressed:
         nccl_ranks: All ranks, if codes are sent by NCCL; ``None`` for MPI and pinned memory.
     """
 
-    shares, compresses = 1, True
+    compresses = True
 
     def __init__(self, host: Strategy, compressor: Compressor, nccl_ranks: NcclRanks | None) -> None:
+        super().__init__(host)
         self._ranks = host.context.ranks
         self._compressor = compressor
         self._nccl_ranks = nccl_ranks
         self.uses_nccl = nccl_ranks is not None
-
-    def is_staged(self, dtype: np.dtype[Any]) -> bool:
-        """Return False."""
-        return False
 
     def connect(self) -> nccl.NcclCommunicator | None:
         """Return the communicator of all devices, if NCCL is used."""
@@ -302,7 +242,7 @@ class Compressed:
         return bucket.submit(average)
 
 
-class NodeNccl:
+class NodeNccl(DeviceStrategy):
     """NCCL within each node; across nodes each share is staged for the MPI allreduce, or compressed on the device.
 
     Args:
@@ -314,8 +254,8 @@ class NodeNccl:
     uses_nccl = True
 
     def __init__(self, host: Strategy, within: NcclRanks, across: NcclRanks | None = None) -> None:
+        super().__init__(host)
         within.require()
-        self._host = host
         self._context = host.context
         self._within = within
         self._across = across
@@ -324,10 +264,6 @@ class NodeNccl:
         self._compressor = compressor if compressor is not None and compressor.compression.on_devices else None
         self.compresses = self._compressor is not None
         self.shares = host.n_leaders
-
-    def is_staged(self, dtype: np.dtype[Any]) -> bool:
-        """Return False: only a share of a bucket is staged, in separate memory."""
-        return False
 
     def average(self, bucket: DeviceBucket) -> _OnStream:
         """Start to average a packed bucket; collective."""
@@ -352,7 +288,7 @@ class NodeNccl:
                     pinned = bucket.pinned
                     share.get(out=pinned)
                     divide(pinned, self._weight, pinned)
-                    self._host.mean_across(self._context.across, pinned, self._exchanged(bucket))
+                    self.host.mean_across(self._context.across, pinned, self._exchanged(bucket))
                     share.set(pinned)
                 stream.synchronize()
 

@@ -62,6 +62,9 @@ class Layout:
             ranks need all means. With owners, creating a layout is collective.
 
     Attributes:
+        strategy: As given.
+        config: As given.
+        lasting: As given.
         specs: The gradients' names, shapes and dtypes.
         nbytes: Their size, all together.
         order: The names of parameters in the order in which their gradients are to be sent.
@@ -90,11 +93,11 @@ class Layout:
         self.share_size = ShareSize()
         self.number = next(strategy.context.numbers)
         self.order = order
-        self._strategy = strategy
-        self._config = config
+        self.strategy = strategy
+        self.config = config
         self._bucket_bytes = bucket_bytes
         self._whole = whole or not strategy.packs
-        self._lasting = lasting
+        self.lasting = lasting
         self._made: dict[int, BucketSet] = {}
         position_of = {spec[0]: position for position, spec in enumerate(self.specs)}
         first = [position_of[name] for name in order if name in position_of]
@@ -132,7 +135,7 @@ class Layout:
             if not (dtype.kind == "f" or is_half(dtype)):
                 raise TypeError(f"multi_node_mean_grad: expected gradients of floats, got dtype {dtype} for {name}")
         if self._on_host:
-            self._strategy.check(self.specs[self._on_host[0]])
+            self.strategy.check(self.specs[self._on_host[0]])
 
     def _lay_out_on_host(self) -> list[Bucket]:
         for_all, limit = self._on_host, self._limit()
@@ -148,23 +151,14 @@ class Layout:
     def _lay_out_on_device(self) -> list[Any]:
         if not self._on_device:
             return []
-        limit = 0 if not self._strategy.packs else self._bucket_bytes
+        limit = 0 if not self.strategy.packs else self._bucket_bytes
         filled = list(fill_buckets(self.specs, self._on_device, limit, whole=True))
+        return device_backend().lay_out(self, filled, self._like_on_device)
 
-        def host_buckets(staged: Sequence[Sequence[Part]]) -> list[Bucket]:
-            with_all = [(parts, None) for parts in staged]
-            return self._make_buckets(with_all) or self._make_buckets(with_all) or []
-
-        return device_backend().lay_out(
-            self._strategy,
-            filled,
-            self.specs,
-            self._like_on_device,
-            self._config,
-            host_buckets,
-            layout=self.number,
-            in_background=self._lasting,
-        )
+    def staging_buckets(self, filled: Sequence[Sequence[Part]]) -> list[Bucket]:
+        """Return buckets in host memory, through which buckets of these parts on devices are averaged; collective."""
+        with_all = [(parts, None) for parts in filled]
+        return self._make_buckets(with_all) or self._make_buckets(with_all) or []
 
     def _make_buckets(self, filled: Sequence[tuple[Sequence[Part], Ranges | None]]) -> list[Bucket] | None:
         """Return buckets in host memory, or ``None`` if memory cannot be shared; collective.
@@ -172,12 +166,12 @@ class Layout:
         Args:
             filled: The parts of each bucket, and the ranges for each rank, unless all ranks get all means.
         """
-        strategy, specs = self._strategy, self.specs
+        strategy, specs = self.strategy, self.specs
         shares_memory = strategy.shares_memory
-        dtypes = [self._config.allreduce_grad_dtype or specs[parts[0].member][2] for parts, _ in filled]
+        dtypes = [self.config.allreduce_grad_dtype or specs[parts[0].member][2] for parts, _ in filled]
         nbytes = [parts[-1].end * dtype.itemsize for (parts, _), dtype in zip(filled, dtypes, strict=True)]
-        places = _places(nbytes, len(filled) if self._lasting else _SLOTS if shares_memory else 1)
-        segments = strategy.allocate(max((end for _, end in places), default=0), self._lasting)
+        places = _places(nbytes, len(filled) if self.lasting else _SLOTS if shares_memory else 1)
+        segments = strategy.allocate(max((end for _, end in places), default=0), self.lasting)
         if strategy.shares_memory != shares_memory:
             return None
         mine = strategy.place
@@ -203,13 +197,13 @@ class Layout:
         self, parts: Sequence[Part], ranges: Ranges, segments: Sequence[_Array], mine: int, room: _Array
     ) -> tuple[list[Block], set[int]]:
         """Cut a bucket into the blocks that the node's ranks add up; return also the positions of cut gradients."""
-        length, dtype, rank = segments[0].size, segments[0].dtype, self._strategy.context.topology.rank
+        length, dtype, rank = segments[0].size, segments[0].dtype, self.strategy.context.topology.rank
         adders: Sequence[int] = [0]
         shares: Sequence[int] = [0]
         points = {0, length, *(begin for begin, _ in ranges.owners)}
-        if self._strategy.shares_memory:
+        if self.strategy.shares_memory:
             shares = ranges.shares
-            adders = shares if self._strategy.takes_one_step else self._strategy.adders_of(length, shares)
+            adders = shares if self.strategy.takes_one_step else self.strategy.adders_of(length, shares)
             step = _BLOCK_BYTES // dtype.itemsize
             steps = [point for begin, end in itertools.pairwise(adders) for point in range(begin, end, step)]
             large = [part for part in parts if (part.end - part.begin) * dtype.itemsize >= _LARGE_BYTES]
@@ -218,7 +212,7 @@ class Layout:
         flattened: set[int] = set()
         for begin, end, inside in cut(parts, sorted(points)):
             views = [segment[begin:end] for segment in segments]
-            if self._strategy.shares_memory:
+            if self.strategy.shares_memory:
                 views += [room[:_BLOCK_BYTES].view(dtype), room[_BLOCK_BYTES:].view(sum_dtype(dtype))]
             else:  # no other rank reads its memory
                 views += [views[mine], views[mine]]
@@ -229,7 +223,7 @@ class Layout:
             pieces = pieces if len(inside) > 1 else []
             is_kept = ranges.are_kept(begin, rank)
             # A sum that is written directly to the gradient needs no shared memory.
-            is_private = self._strategy.takes_one_step and ranges.are_shares and not self._lasting
+            is_private = self.strategy.takes_one_step and ranges.are_shares and not self.lasting
             result = memory[owner] if not is_private else total if total.dtype == dtype else scratch
             sources = memory, memory[mine], result
             blocks.append(Block(selector(inside), adder, owner, *sources, scratch, total, pieces, is_kept))
@@ -242,23 +236,23 @@ class Layout:
     @property
     def form(self) -> tuple[Any, ...]:
         """The settings that decide, beside the gradients, which elements this rank exchanges with which ranks."""
-        dtype = self._config.allreduce_grad_dtype
+        dtype = self.config.allreduce_grad_dtype
         limits = (self._limit(), self._bucket_bytes, self._whole, dtype and dtype.name)
         places = (tuple(self._on_host), tuple(self._on_device))
-        return (*limits, *places, *self._strategy.form)
+        return (*limits, *places, *self.strategy.form)
 
     @property
     def _chooses_share_size(self) -> bool:
         """Whether ranks can choose how often to meet: if everything is added up in one step, in shared memory."""
-        is_free = self._bucket_bytes is None and not self._lasting
-        return is_free and self._strategy.packs and self._strategy.takes_one_step
+        is_free = self._bucket_bytes is None and not self.lasting
+        return is_free and self.strategy.packs and self.strategy.takes_one_step
 
     def _limit(self) -> int:
         """Return the maximum size in bytes of a bucket in host memory."""
         if self._chooses_share_size:
-            return self.share_size.share_bytes * self._strategy.context.topology.intra_size
-        if self._bucket_bytes is None or not self._strategy.packs:
-            return self._strategy.bucket_bytes(self._lasting)
+            return self.share_size.share_bytes * self.strategy.context.topology.intra_size
+        if self._bucket_bytes is None or not self.strategy.packs:
+            return self.strategy.bucket_bytes(self.lasting)
         return self._bucket_bytes
 
 
