@@ -74,8 +74,6 @@ class DeviceBucket:
         submit: Starts a function, immediately or in the thread that communicates, and returns a future of its result.
     """
 
-    flattened: Sequence[int] = ()
-
     def __init__(
         self,
         index: int,

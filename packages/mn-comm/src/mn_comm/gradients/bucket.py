@@ -10,7 +10,7 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 
 from mn_comm.basis.arithmetic import add_up, divide, is_half
-from mn_comm.gradients.parts import Arrays, Exchanged, Part, Ranges, Spec
+from mn_comm.gradients.parts import Arrays, Exchanged, Part, Ranges
 from mn_comm.gradients.strategies import Strategy
 from mn_comm.ranks.background import Future
 
@@ -97,27 +97,24 @@ class Bucket:
 
     Args:
         index: Its number; buckets are sent in this order.
-        parts: The parts of gradients that it consists of.
-        specs: The names, shapes and dtypes of all gradients that take part.
+        exchanged: Its parts; all of it.
         flat: This rank's memory for it, one-dimensional, of the dtype in which it is sent.
-        share: The part of ``flat`` that this rank owns.
+        memory: All of this rank's memory of which ``flat`` is a part; other buckets may use the same part.
         blocks: The whole bucket, in blocks.
-        mine: The number of this rank on the node, for the blocks.
-        shares_memory: Whether the ranks of a node can access each other's memory for it.
-        strategy: How it is averaged.
-        exchanged: Describes ``share``, the part that is exchanged with other nodes.
+        flattened: The positions of gradients that must be one-dimensional, because blocks hold only parts of them.
         ranges: The range of it that each rank gets.
+        strategy: How it is averaged.
 
     Attributes:
+        share: The part of ``flat`` that this rank owns, and exchanges with other nodes; ``exchanged`` describes it.
+        shares_memory: Whether the ranks of a node can access each other's memory for it.
         names: The names of the parameters whose gradients it holds completely or partly.
         shapes: The shapes of these gradients or parts.
         own: The blocks that this rank adds up.
         others: The blocks that other ranks of the node add up.
         kept: The blocks whose means this rank needs: all, unless gradients have owners.
-        memory: All of this rank's memory of which ``flat`` is a part; other buckets may use the same part.
         to_come: Those of ``kept`` that other ranks of the node add up.
         are_shares_added_up_together: Whether ranks of the node add up parts of other ranks' shares.
-        flattened: The positions of gradients that must be one-dimensional, because blocks hold only parts of them.
         submit: Starts a function, immediately or in the thread that communicates, and returns a future of its result.
     """
 
@@ -126,44 +123,41 @@ class Bucket:
     def __init__(
         self,
         index: int,
-        parts: Sequence[Part],
-        specs: Sequence[Spec],
-        flat: _Array,
-        share: _Array,
-        blocks: Sequence[Block],
-        mine: int,
-        shares_memory: bool,
-        strategy: Strategy,
         exchanged: Exchanged,
+        flat: _Array,
+        memory: _Array,
+        blocks: Sequence[Block],
+        flattened: set[int],
         ranges: Ranges,
+        strategy: Strategy,
     ) -> None:
+        context, mine, last = strategy.context, strategy.place, len(ranges.shares) - 1
+        begin, end = (ranges.shares[min(place, last)] for place in (mine, mine + 1))
         self.index = index
-        self.parts = parts
-        self.exchanged = exchanged
+        self.exchanged = exchanged._replace(begin=begin)
         self.flat = flat
-        self.share = share
+        self.share = flat[begin:end]
+        self.memory = memory
         self.blocks = blocks
-        self.shares_memory = shares_memory
+        self.flattened = flattened
+        self.ranges = ranges
         self.strategy = strategy
+        self.shares_memory = strategy.shares_memory
         self.own = [block for block in blocks if block.adder == mine]
         self.others = [block for block in blocks if block.adder != mine]
         self.kept = [block for block in blocks if block.is_kept]
         self.to_come = [block for block in self.others if block.is_kept]
-        self.ranges = ranges
         self.are_shares_added_up_together = any(block.adder != block.owner for block in blocks)
-        self.members = [part.member for part in parts]
-        self.names = [specs[member][0] for member in self.members]
-        self.shapes = [specs[member][1] for member in self.members]
+        self.parts = exchanged.parts
+        self.members = [part.member for part in self.parts]
+        self.names = [exchanged.specs[member][0] for member in self.members]
+        self.shapes = [exchanged.specs[member][1] for member in self.members]
         self.is_half = is_half(flat.dtype)
-        self.flattened: set[int] = set()
-        self.memory = flat
         self.submit: Callable[[Callable[[], Any]], Future[Any]] = Future
-        self._specs = specs
         self._arrays: Arrays | None = None
-        self._context = strategy.context
-        self._across = strategy.context.across if shares_memory else strategy.context.ranks
-        rank = strategy.context.topology.rank
-        self._kept_parts = [part for part in parts if ranges.are_kept(part.begin, rank)]
+        self._context = context
+        self._across = context.across if self.shares_memory else context.ranks
+        self._kept_parts = [part for part in self.parts if ranges.are_kept(part.begin, context.topology.rank)]
 
     @property
     def nbytes(self) -> int:
@@ -290,7 +284,7 @@ class Bucket:
         """Copy gradients, of any memory layout, into the bucket; ``None`` counts as zeros."""
         if any(arrays[member] is None for member in self.members):
             found = {member: arrays[member] for member in self.members}
-            arrays = {i: np.zeros(*self._specs[i][1:]) if grad is None else grad for i, grad in found.items()}
+            arrays = {i: np.zeros(*self.exchanged.specs[i][1:]) if grad is None else grad for i, grad in found.items()}
         _concatenate([arrays[part.member][part.within] for part in self.parts], self.flat)
 
     def unpack(self, arrays: Arrays, means: _Array) -> None:

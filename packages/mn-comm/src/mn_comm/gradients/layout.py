@@ -182,14 +182,8 @@ class Layout:
             if ranges is None:
                 ranges = Ranges([], strategy.shares_of(views[mine].size), [])
             blocks, flattened = self._cut_into_blocks(parts, ranges, views, mine, room)
-            shares = ranges.shares
-            share = views[mine][shares[mine] : shares[mine + 1]] if mine < len(shares) - 1 else views[mine][:0]
-            exchanged = Exchanged(self.number, parts, specs, shares[min(mine, len(shares) - 1)])
-            bucket = Bucket(
-                len(buckets), parts, specs, views[mine], share, blocks, mine, shares_memory, strategy, exchanged, ranges
-            )
-            bucket.flattened = flattened
-            bucket.memory = segments[mine]
+            exchanged = Exchanged(self.number, parts, specs, 0)
+            bucket = Bucket(len(buckets), exchanged, views[mine], segments[mine], blocks, flattened, ranges, strategy)
             buckets.append(bucket)
         return buckets
 
