@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from mn_comm.collectives.mean import order_of_ranges
-from mn_comm.gradients.parts import Part, Ranges, Spec, count
+from mn_comm.gradients.parts import Part, Ranges, Spec, count, exchange_groups
 from mn_comm.gradients.strategies import Strategy
 
 __all__ = ["Owners", "Ownership", "fill_buckets"]
@@ -142,14 +142,10 @@ class Ownership:
 
     def _groups(self) -> list[list[list[int]]]:
         """Return, for each communicating rank of a node and each node, the ranks whose ranges it exchanges."""
-        if not self._strategy.shares_memory:
-            return [[[rank] for rank in order_of_ranges(len(self._places))]]
-        n_leaders = self._strategy.n_leaders
-        found: dict[tuple[int, int], list[int]] = {}
-        for rank, (node, number) in enumerate(self._places):
-            found.setdefault((number % n_leaders, node), []).append(rank)
-        nodes = order_of_ranges(self._strategy.context.topology.inter_size)
-        return [[found[leader, node] for node in nodes] for leader in range(n_leaders)]
+        shares_memory = self._strategy.shares_memory
+        places = self._places if shares_memory else [(rank, 0) for rank in range(len(self._places))]
+        groups = exchange_groups(places, self._strategy.n_leaders if shares_memory else 1)
+        return [[nodes[node] for node in order_of_ranges(len(nodes))] for nodes in groups]
 
 
 def _by_rank(begins: Sequence[int]) -> list[slice]:

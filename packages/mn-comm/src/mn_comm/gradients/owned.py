@@ -9,16 +9,19 @@ each.
 from __future__ import annotations
 
 import contextlib
+import functools
 import itertools
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from operator import attrgetter
-from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
 from mn_comm.basis import wire
+from mn_comm.basis.mpi import MPI
 from mn_comm.basis.placement import is_device_array
 from mn_comm.collectives.bcast import bcast_in_place
+from mn_comm.gradients.parts import exchange_groups
 from mn_comm.ranks import agreement
 from mn_comm.ranks.spans import span
 
@@ -37,11 +40,8 @@ _Entry = tuple[str, tuple[int, ...], str, int, bool, int]
 _ROUND_BYTES = 8 * 1024 * 1024
 _LEAST_CHUNK_BYTES = 64 * 1024
 _MOST_CHUNK_BYTES = 4 * 1024 * 1024
-_HEAD = np.dtype([("plan", np.int64), ("has_failed", np.int64)])
-_HEAD_BYTES = 64  # a cache line
 # A chunk is overwritten two rounds later: by then, all ranks have met in the round between.
 _SLOTS = 2
-_MOST_PLANS = 8
 _SHAPE, _DTYPE = attrgetter("shape"), attrgetter("dtype")
 
 
@@ -86,7 +86,6 @@ class OwnedArrays:
         self._room: _Room | None = None
         self._seen: tuple[object, ...] = ()
         self._signature: tuple[_Entry, ...] = ()
-        self._plans: dict[tuple[_Entry, ...], _Plan] = {}
         self._plan = _Plan(0, [])
 
     def gather(self, named: Sequence[tuple[str, Any]], owners: Sequence[int], failure: Exception | None) -> None:
@@ -104,58 +103,39 @@ class OwnedArrays:
             failure = failure or _find_read_only(named)
         except (TypeError, ValueError) as error:
             failure = failure or error
-            self._seen, self._signature, self._plan = (), (), _Plan(0, [[[] for _ in range(self._ranks.size)]])
+            self._seen, self._signature, self._plan = (), (), _Plan(0, [])
             named = ()
-        self._gather(self._room, named, owners, failure)
+        digest = self._plan.digest
+        numbers = np.array([digest, -digest, failure is not None], np.int64)
+        self._ranks.Allreduce(MPI.IN_PLACE, numbers, MPI.MAX)
+        highest, negative_of_lowest, has_failed = numbers.tolist()
+        if highest == -negative_of_lowest:
+            self._gather(self._room, named, owners)
+            if not has_failed:
+                return
+        with agreement.raise_on_all(self._ranks):
+            if failure is not None:
+                raise failure
+        raise _explain(self._ranks.allgather(self._signature))
 
-    def _gather(
-        self, room: _Room, named: Sequence[tuple[str, Any]], owners: Sequence[int], failure: Exception | None
-    ) -> None:
-        """Gather, and raise if a rank has failed; collective."""
-        if room.exchanges_messages and self._ranks.differ(self._plan.digest):  # or lengths would differ
-            self._raise(failure)
+    def _gather(self, room: _Room, named: Sequence[tuple[str, Any]], owners: Sequence[int]) -> None:
+        """Gather arrays, of which all ranks have the same; collective."""
         on_device = [i for i, (_, array) in enumerate(named) if is_device_array(array)]
         targets = {i: _Target(named[i][1]) for i in sorted(set(range(len(named))).difference(on_device))}
-        has_failed = False
+        mine = self._ranks.rank
         with span("gather"):
-            for index in range(len(self._plan.rounds)):
-                has_failed = self._do_round(room, index, targets, failure) or has_failed
+            for chunks in self._plan.rounds:
+                memory = room.next_slot()
+                for member, begin, end, at in chunks[mine]:
+                    memory[mine][at : at + end - begin] = targets[member].bytes[begin:end]
+                room.exchange([chunk[-1].at + chunk[-1].end - chunk[-1].begin if chunk else 0 for chunk in chunks])
+                for rank in range(self._ranks.size):
+                    for member, begin, end, at in chunks[rank] if rank != mine else ():
+                        targets[member].bytes[begin:end] = memory[rank][at : at + end - begin]
             for i in on_device:
                 bcast_in_place(self._ranks, named[i][1], owners[i])
             for target in targets.values():
                 target.finish()
-        if has_failed:
-            self._raise(failure)
-
-    def _do_round(self, room: _Room, index: int, targets: Mapping[int, _Target], failure: Exception | None) -> bool:
-        """Gather one chunk of each rank, and return whether, in the first round, a rank has failed; collective."""
-        chunks, memory, mine = self._plan.rounds[index], room.next_slot(), self._ranks.rank
-        if not index:
-            _head(memory[mine])[0] = self._plan.digest, failure is not None
-        for member, begin, end, at in chunks[mine]:
-            memory[mine][at : at + end - begin] = targets[member].bytes[begin:end]
-        room.exchange([_end_of(chunk) for chunk in chunks])
-        has_failed = False
-        if not index:
-            heads = np.concatenate([_head(each) for each in memory])
-            has_failed = bool(heads["has_failed"].any())
-            if (heads["plan"] != self._plan.digest).any():
-                self._raise(failure)
-        for rank in range(self._ranks.size):
-            for member, begin, end, at in chunks[rank] if rank != mine else ():
-                targets[member].bytes[begin:end] = memory[rank][at : at + end - begin]
-        return has_failed
-
-    def _raise(self, failure: Exception | None) -> NoReturn:
-        """Raise on every rank what went wrong on one, or how the ranks differ; collective."""
-        report = None if failure is None else agreement.describe(failure)
-        replies = self._ranks.allgather((report, self._signature))
-        if failure is not None:
-            raise failure
-        for rank, (other, _) in enumerate(replies):
-            if other is not None:
-                raise agreement.remote_error(rank, *other)
-        raise _explain([signature for _, signature in replies])
 
     def _use_plan(self, named: Sequence[tuple[str, Any]], owners: Sequence[int], chunk_bytes: int) -> None:
         # For thousands of arrays, it is faster to compare each attribute for all of them than to create an entry for
@@ -167,12 +147,11 @@ class OwnedArrays:
         if seen and seen == self._seen:
             return
         _check(named, owners, self._ranks.size)
-        signature = _signature_of(named, owners)
-        plan = self._plans.get(signature)
-        if plan is None:
-            while len(self._plans) >= _MOST_PLANS:
-                del self._plans[next(iter(self._plans))]
-            plan = self._plans[signature] = _make_plan(signature, self._ranks.size, chunk_bytes)
+        signature = tuple(
+            (name, array.shape, str(array.dtype), array.nbytes, is_device_array(array), owner)
+            for (name, array), owner in zip(named, owners, strict=True)
+        )
+        plan = _make_plan(signature, self._ranks.size, chunk_bytes)
         self._seen, self._signature, self._plan = seen, signature, plan
 
 
@@ -206,21 +185,20 @@ class _Room:
         strategy: How the communicator averages gradients.
 
     Attributes:
-        chunk_bytes: The maximum length of a chunk, with its header.
-        exchanges_messages: Whether there are ranks that share no memory.
+        chunk_bytes: The maximum length of a chunk.
     """
 
     def __init__(self, strategy: Strategy) -> None:
         self._strategy = strategy
         context = strategy.context
         size = context.topology.size
-        self.chunk_bytes = max(_LEAST_CHUNK_BYTES, min(_MOST_CHUNK_BYTES, _ROUND_BYTES // size)) + _HEAD_BYTES
+        self.chunk_bytes = max(_LEAST_CHUNK_BYTES, min(_MOST_CHUNK_BYTES, _ROUND_BYTES // size))
         places = context.ranks.allgather((context.topology.inter_rank, context.topology.intra_rank))
         while True:
             shares_memory = strategy.shares_memory
             if not shares_memory:
                 places = [(rank, 0) for rank in range(size)]
-            groups = _group(places, context.topology.least_intra_size if shares_memory else 1)
+            groups = exchange_groups(places, context.topology.least_intra_size if shares_memory else 1)
             most = max(sum(map(len, nodes)) for nodes in groups)
             parts = strategy.allocate(_SLOTS * most * self.chunk_bytes, lasting=True)
             if strategy.shares_memory == shares_memory:
@@ -242,7 +220,7 @@ class _Room:
                     self._regions.append(region)
             self._slots.append([chunks[rank] for rank in range(size)])
         self._turn = 0
-        self.exchanges_messages = len(groups[0]) > 1
+        self._exchanges_messages = len(groups[0]) > 1
 
     def next_slot(self) -> list[_Bytes]:
         """Return the memory of all ranks' chunks in the next round."""
@@ -255,7 +233,7 @@ class _Room:
         Args:
             ends: For each rank where its chunk ends.
         """
-        if self.exchanges_messages and self._within is not None:
+        if self._exchanges_messages and self._within is not None:
             self._within.Barrier()
         if self._group:
             ranges, begin = [], 0
@@ -268,28 +246,7 @@ class _Room:
             self._within.Barrier()
 
 
-def _head(chunk: _Bytes) -> _Array:
-    """Return the header that a rank sends in the first round."""
-    return chunk[: _HEAD.itemsize].view(_HEAD)
-
-
-def _end_of(chunk: Sequence[_Piece]) -> int:
-    return chunk[-1].at + chunk[-1].end - chunk[-1].begin if chunk else _HEAD_BYTES
-
-
-def _group(places: Sequence[tuple[int, int]], leaders: int) -> list[list[list[int]]]:
-    """Return, for each leader of a node and each node, the ranks whose chunks it exchanges.
-
-    Args:
-        places: For each rank its node, and its number there.
-        leaders: How many ranks of each node exchange chunks.
-    """
-    groups: list[list[list[int]]] = [[[] for _ in range(max(places)[0] + 1)] for _ in range(leaders)]
-    for rank, (node, number) in enumerate(places):
-        groups[number % leaders][node].append(rank)
-    return groups
-
-
+@functools.lru_cache(maxsize=8)  # scripts may alternate between a few sets of arrays
 def _make_plan(signature: tuple[_Entry, ...], size: int, chunk_bytes: int) -> _Plan:
     """Cut the arrays of each owner into chunks."""
     streams: list[list[list[_Piece]]] = [[] for _ in range(size)]
@@ -299,20 +256,13 @@ def _make_plan(signature: tuple[_Entry, ...], size: int, chunk_bytes: int) -> _P
         while begin < nbytes:
             if ends[owner] == chunk_bytes:
                 streams[owner].append([])
-                ends[owner] = _HEAD_BYTES
+                ends[owner] = 0
             end = min(nbytes, begin + chunk_bytes - ends[owner])
             streams[owner][-1].append(_Piece(member, begin, end, ends[owner]))
             ends[owner] += end - begin
             begin = end
     rounds = [[stream[i] if i < len(stream) else [] for stream in streams] for i in range(max(map(len, streams)))]
-    return _Plan(agreement.digest(signature), rounds or [[[] for _ in range(size)]])
-
-
-def _signature_of(arrays: Sequence[tuple[str, Any]], owners: Sequence[int]) -> tuple[_Entry, ...]:
-    return tuple(
-        (name, array.shape, str(array.dtype), array.nbytes, is_device_array(array), owner)
-        for (name, array), owner in zip(arrays, owners, strict=True)
-    )
+    return _Plan(agreement.digest(signature), rounds)
 
 
 def _explain(signatures: Sequence[tuple[_Entry, ...]]) -> Exception:
