@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import operator
+from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
@@ -12,7 +13,16 @@ from mn_comm.basis.arithmetic import sum_dtype
 from mn_comm.basis.mpi import MPI
 from mn_comm.basis.placement import is_device_array
 
-__all__ = ["as_index", "check_array", "check_intracomm", "check_rank", "check_sum", "check_tag", "has_mpi_datatype"]
+__all__ = [
+    "as_index",
+    "check_array",
+    "check_intracomm",
+    "check_parts",
+    "check_rank",
+    "check_sum",
+    "check_tag",
+    "has_mpi_datatype",
+]
 
 
 def check_array(array: Any, operation: str) -> Any:
@@ -41,6 +51,22 @@ def check_array(array: Any, operation: str) -> Any:
             "use the methods whose names end in _obj for Python objects"
         )
     return array
+
+
+def check_parts(arrays: Iterable[Any], operation: str) -> list[Any]:
+    """Return the arrays for all ranks, in their order, if they can be sent as bytes of the same dtype.
+
+    Raises:
+        TypeError: The dtypes differ, or :func:`check_array` raises it.
+    """
+    checked = [check_array(array, operation) for array in arrays]
+    for rank, array in enumerate(checked):
+        if array.dtype != checked[0].dtype:
+            raise TypeError(
+                f"{operation}: expected the same dtype for every rank, got {checked[0].dtype} for rank 0 and "
+                f"{array.dtype} for rank {rank}"
+            )
+    return checked
 
 
 def check_sum(dtype: np.dtype[Any], operation: str) -> np.dtype[Any]:

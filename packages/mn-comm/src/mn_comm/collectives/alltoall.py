@@ -16,7 +16,6 @@ if TYPE_CHECKING:
 __all__ = ["alltoall"]
 
 _Array = np.ndarray[Any, Any]
-_TAG = 0  # nothing else uses the private communicator
 
 
 def alltoall(ranks: Ranks, xs: Any) -> tuple[_Array, ...]:
@@ -30,9 +29,8 @@ def alltoall(ranks: Ranks, xs: Any) -> tuple[_Array, ...]:
     incoming[rank][...] = outgoing[rank]
     # Start with the next neighbour, so that not all ranks send to rank 0 first.
     others = [(rank + step) % ranks.size for step in range(1, ranks.size)]
-    requests = [r for other in others for r in pieces.irecv(ranks, incoming[other], other, _TAG)]
-    requests += [r for other in others for r in pieces.isend(ranks, outgoing[other], other, _TAG)]
-    ranks.wait_all(requests)
+    sent, received = ({other: [arrays[other]] for other in others} for arrays in (outgoing, incoming))
+    ranks.wait_all(pieces.start(ranks, sent, received))
     return tuple(other.deliver([array])[0] for array, other in zip(incoming, announced, strict=True))
 
 
@@ -41,11 +39,4 @@ def _check(xs: Any, size: int) -> list[_Array]:
         raise TypeError(f"alltoall: expected a tuple of {size} arrays, got {type(xs).__name__}")
     if len(xs) != size:
         raise ValueError(f"alltoall: expected {size} arrays, one for each rank, got {len(xs)}")
-    arrays = [wire.check_array(x, "alltoall") for x in xs]
-    for rank, array in enumerate(arrays):
-        if array.dtype != arrays[0].dtype:
-            raise TypeError(
-                f"alltoall: expected the same dtype for every rank, got {arrays[0].dtype} for rank 0 and "
-                f"{array.dtype} for rank {rank}"
-            )
-    return arrays
+    return wire.check_parts(xs, "alltoall")

@@ -16,7 +16,6 @@ if TYPE_CHECKING:
 __all__ = ["allgather", "gather"]
 
 _Array = np.ndarray[Any, Any]
-_TAG = 0  # nothing else uses the private communicator
 
 
 def gather(ranks: Ranks, data: Any, root: int = 0) -> tuple[_Array, ...] | None:
@@ -25,17 +24,12 @@ def gather(ranks: Ranks, data: Any, root: int = 0) -> tuple[_Array, ...] | None:
     announced = _announce(ranks, data, "gather")
     array = placement.to_host(data)
     if ranks.rank != root:
-        ranks.wait_all(pieces.isend(ranks, array, root, _TAG))
+        ranks.wait_all(pieces.isend(ranks, array, root))
         return None
     gathered = _make_room(announced)
     gathered[root][...] = array
-    requests = [
-        request
-        for source, room in enumerate(gathered)
-        if source != root
-        for request in pieces.irecv(ranks, room, source, _TAG)
-    ]
-    ranks.wait_all(requests)
+    incoming = {source: [room] for source, room in enumerate(gathered) if source != root}
+    ranks.wait_all(pieces.start(ranks, {}, incoming))
     return _deliver(gathered, announced)
 
 

@@ -26,7 +26,6 @@ if TYPE_CHECKING:
 __all__ = ["mean_of_halves", "mean_to_each", "order_of_ranges"]
 
 _Array = np.ndarray[Any, Any]
-_TAG = 0  # nothing else uses a private communicator
 # Data is added up in pieces while more of it arrives.
 _PIECE_BYTES = 1 << 20
 
@@ -191,14 +190,14 @@ def _swap(ranks: Ranks, other: int, given: _Array, kept: _Array) -> Iterator[tup
         given: The elements that the other rank keeps.
         kept: The elements that this rank keeps.
     """
-    sending = pieces.isend(ranks, given, other, _TAG, _PIECE_BYTES)
+    sending = pieces.isend(ranks, given, other, nbytes=_PIECE_BYTES)
     step = min(kept.size, _PIECE_BYTES // kept.itemsize)
     rooms = np.empty((2, step), kept.dtype)
     waiting: list[tuple[slice, _Array, list[MPI.Request]]] = []
     for number, begin in enumerate(range(0, kept.size, step or 1)):
         here = slice(begin, min(begin + step, kept.size))
         room = rooms[number % 2, : here.stop - begin]
-        waiting.append((here, room, pieces.irecv(ranks, room, other, _TAG)))
+        waiting.append((here, room, pieces.irecv(ranks, room, other)))
         if len(waiting) == 2:
             yield _received(ranks, *waiting.pop(0))
     for each in waiting:
@@ -214,7 +213,7 @@ def _received(ranks: Ranks, here: slice, room: _Array, requests: Sequence[MPI.Re
 
 
 def _exchange(ranks: Ranks, other: int, sent: _Array | None, received: _Array | None) -> None:
-    requests = [] if received is None else pieces.irecv(ranks, received, other, _TAG)
-    requests += [] if sent is None else pieces.isend(ranks, sent, other, _TAG)
+    requests = [] if received is None else pieces.irecv(ranks, received, other)
+    requests += [] if sent is None else pieces.isend(ranks, sent, other)
     for request in requests:
         ranks.wait(request, "Sendrecv")

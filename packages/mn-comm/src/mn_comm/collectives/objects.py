@@ -36,7 +36,6 @@ __all__ = [
     "send_obj",
 ]
 
-_TAG = 0  # nothing else uses the private communicator
 _SHORT_BYTES = 1 << 16
 
 _Array = Any  # of uint8; the buffers that pickle and NumPy take have no common type
@@ -180,7 +179,7 @@ def allreduce_obj(ranks: Ranks, obj: Any) -> Any:
         other = ranks.rank + step
         if other < ranks.size:
             try:
-                total = total + recv_obj(ranks, other, _TAG, None)
+                total = total + recv_obj(ranks, other, 0, None)
             except Exception as error:
                 mine = mine or error
         step *= 2
@@ -195,10 +194,10 @@ def allreduce_obj(ranks: Ranks, obj: Any) -> Any:
 def _report(ranks: Ranks, mine: Exception | None, total: Any, dest: int) -> Exception | None:
     """Send a partial sum, or an exception that was raised while computing it; return the exception."""
     if mine is not None:
-        ranks.send(_failed(ranks, mine), dest, _TAG)
+        ranks.send(_failed(ranks, mine), dest)
         return mine
     try:
-        send_obj(ranks, total, dest, _TAG)
+        send_obj(ranks, total, dest)
     except Exception as error:  # it cannot be pickled, and send_obj has informed the other rank
         return error
     return None
@@ -257,7 +256,7 @@ def _send_long(ranks: Ranks, frames: _Frames, dest: int) -> None:
     """Send frames that are not in their parcel."""
     if _are_long(frames):
         for piece in _pieces(frames):
-            ranks.Send(piece, dest, _TAG)
+            ranks.Send(piece, dest)
 
 
 def _from(ranks: Ranks, parcel: _Parcel, source: int, mine: _Frames) -> _Frames:
@@ -267,5 +266,5 @@ def _from(ranks: Ranks, parcel: _Parcel, source: int, mine: _Frames) -> _Frames:
     frames = _begun(parcel)
     if parcel.frames is None:
         for piece in _pieces(frames):
-            ranks.Recv(piece, source, _TAG)
+            ranks.Recv(piece, source, 0)
     return frames

@@ -16,7 +16,6 @@ if TYPE_CHECKING:
 __all__ = ["scatter"]
 
 _Array = np.ndarray[Any, Any]
-_TAG = 0  # nothing else uses the private communicator
 
 
 def scatter(ranks: Ranks, xs: Any, root: int = 0) -> _Array:
@@ -26,18 +25,12 @@ def scatter(ranks: Ranks, xs: Any, root: int = 0) -> _Array:
     headers = [header.describe([part]) for part in parts] if parts else None
     announced: header.Header = ranks.scatter(headers, root)
     if ranks.rank == root:
-        hosts = [placement.to_host(part) for dest, part in enumerate(parts) if dest != root]
-        others = [dest for dest in range(ranks.size) if dest != root]
-        sends = [
-            request
-            for dest, part in zip(others, hosts, strict=True)
-            for request in pieces.isend(ranks, part, dest, _TAG)
-        ]
-        ranks.wait_all(sends)
+        outgoing = {dest: [placement.to_host(part)] for dest, part in enumerate(parts) if dest != root}
+        ranks.wait_all(pieces.start(ranks, outgoing, {}))
         own: _Array = parts[root].copy()
         return own
     (received,) = announced.make_room()
-    ranks.wait_all(pieces.irecv(ranks, received, root, _TAG))
+    ranks.wait_all(pieces.irecv(ranks, received, root))
     return announced.deliver([received])[0]  # type: ignore[no-any-return]
 
 
@@ -64,12 +57,5 @@ def split_parts(xs: Any, size: int) -> list[_Array]:
         raise ValueError(f"scatter: expected {size} parts, one for each rank, got {len(xs)}")
     if is_array:
         xs = [xs[rank, ...] for rank in range(size)]  # with the ellipsis, parts are never scalars
-    checked = [wire.check_array(part, "scatter") for part in xs]
-    parts = [part if placement.is_device_array(part) else np.asarray(part, order="C") for part in checked]
-    for rank, part in enumerate(parts):
-        if part.dtype != parts[0].dtype:
-            raise TypeError(
-                f"scatter: expected the same dtype for every rank, got {parts[0].dtype} for rank 0 and {part.dtype} "
-                f"for rank {rank}"
-            )
-    return parts
+    checked = wire.check_parts(xs, "scatter")
+    return [part if placement.is_device_array(part) else np.asarray(part, order="C") for part in checked]

@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from mn_comm.collectives import pieces
+from mn_comm.collectives.pieces import Messages
 
 if TYPE_CHECKING:
     from mn_comm.ranks.intracomm import Ranks
 
-__all__ = ["TAG", "Messages", "Transport"]
+__all__ = ["TAG", "Transport"]
 
-_Array = Any  # NumPy's, or CuPy's
 TAG = 7
 """The tag of all these messages."""
-Messages = Mapping[int, Sequence[_Array]]
-"""Arrays by the rank that receives or sends them."""
 
 
 class Transport:
@@ -41,18 +38,7 @@ class Transport:
             incoming: For each rank that sends arrays, arrays of the same lengths and dtypes, to be overwritten.
             what: The name of the operation that it is a part of.
         """
-        requests = [
-            request
-            for other, arrays in incoming.items()
-            for array in arrays
-            for request in pieces.irecv(self.ranks, array, other, TAG)
-        ]
-        requests += [
-            request
-            for other, arrays in outgoing.items()
-            for array in arrays
-            for request in pieces.isend(self.ranks, array, other, TAG)
-        ]
+        requests = pieces.start(self.ranks, outgoing, incoming, TAG)
         for request in requests:
             self.ranks.wait_with_pauses(request, what)
         self.count(outgoing)

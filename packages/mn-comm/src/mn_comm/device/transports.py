@@ -6,7 +6,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from mn_comm.collectives.transport import Messages, Transport
+from mn_comm.collectives.pieces import Messages
+from mn_comm.collectives.transport import Transport
 from mn_comm.device import nccl, staging
 
 if TYPE_CHECKING:
