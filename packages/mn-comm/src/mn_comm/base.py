@@ -31,9 +31,10 @@ class CommunicatorBase(ABC):
     """The methods that every communicator has.
 
     Methods without a suffix transfer NumPy or CuPy arrays. If an array was on a device at the sender, it is on the
-    current device at the receiver. Methods whose names end in ``_obj`` transfer any object that can be pickled. A
-    method is collective unless its description says that it is point-to-point: every rank must call it, in the same
-    order. Wrong input on one rank raises an exception on every rank that takes part.
+    current device at the receiver. Methods whose names end in ``_obj`` transfer any object that can be pickled, of any
+    size. A method is collective unless its description says that it is point-to-point: every rank must call it, in the
+    same order. Wrong input on one rank raises an exception on every rank that takes part: a ValueError for a rank, root
+    or tag that is out of range, and for a root that differs between ranks; and what pickling an object raises.
 
     A subclass in a script must define the abstract methods, and those of the properties below that are used. Code that
     takes a communicator uses only these methods, not an MPI communicator that the object may hold, and passes arrays
@@ -188,7 +189,6 @@ class CommunicatorBase(ABC):
 
         Raises:
             TypeError: ``data`` is something else; the receiver raises too.
-            ValueError: ``dest`` or ``tag`` is out of range.
 
         Example:
             >>> if comm.rank == 0:
@@ -209,7 +209,6 @@ class CommunicatorBase(ABC):
             An array, or a tuple of arrays if a tuple or list was sent, with the shapes and dtypes of the sender.
 
         Raises:
-            ValueError: ``source`` or ``tag`` is out of range.
             RuntimeError: The message was not sent by :meth:`send`.
 
         Example:
@@ -236,7 +235,6 @@ class CommunicatorBase(ABC):
 
         Raises:
             TypeError: The root passed something else (on every rank).
-            ValueError: ``root`` is out of range, or differs between ranks (on every rank).
 
         Example:
             >>> comm.bcast(np.arange(3) if comm.rank == 0 else None, root=0)
@@ -256,7 +254,6 @@ class CommunicatorBase(ABC):
 
         Raises:
             TypeError: A rank has no array, or another dtype than the others (on every rank).
-            ValueError: ``root`` is out of range, or differs between ranks (on every rank).
 
         Example:
             >>> parts = comm.gather(np.full(2, comm.rank), root=0)
@@ -297,8 +294,7 @@ class CommunicatorBase(ABC):
         Raises:
             TypeError: ``xs`` at the root contains something other than arrays, or arrays of different dtypes (on every
                 rank).
-            ValueError: There are not ``size`` parts, or ``root`` is out of range or differs between ranks (on every
-                rank).
+            ValueError: There are not ``size`` parts (on every rank).
 
         Example:
             >>> parts = [np.array([0]), np.array([10])] if comm.rank == 0 else None
@@ -357,10 +353,6 @@ class CommunicatorBase(ABC):
             dest: The rank to send to.
             tag: A number by which the receiver can select the message.
 
-        Raises:
-            Exception: What pickling raised; the receiver raises too.
-            ValueError: ``dest`` or ``tag`` is out of range.
-
         Example:
             >>> if comm.rank == 0:
             ...     comm.send_obj({"classes": 10}, dest=1, tag=0)
@@ -383,7 +375,6 @@ class CommunicatorBase(ABC):
             The object.
 
         Raises:
-            ValueError: ``source`` or ``tag`` is out of range.
             RuntimeError: The message was sent by :meth:`send`.
 
         Example:
@@ -406,9 +397,7 @@ class CommunicatorBase(ABC):
             At the root ``obj`` itself, elsewhere a copy.
 
         Raises:
-            Exception: What pickling at the root raised (on every rank).
-            ValueError: ``root`` is out of range or differs between ranks, or ``max_buf_len`` is below 1 (on every
-                rank).
+            ValueError: ``max_buf_len`` is below 1 (on every rank).
 
         Example:
             >>> comm.bcast_obj({"classes": 10} if comm.rank == 0 else None, root=0)
@@ -425,10 +414,6 @@ class CommunicatorBase(ABC):
 
         Returns:
             At the root the objects in the order of ranks, elsewhere ``None``.
-
-        Raises:
-            Exception: What pickling raised on some rank (on every rank).
-            ValueError: ``root`` is out of range, or differs between ranks (on every rank).
 
         Example:
             >>> names = comm.gather_obj(f"rank {comm.rank}", root=0)
@@ -449,7 +434,7 @@ class CommunicatorBase(ABC):
             The sum, equal on every rank.
 
         Raises:
-            Exception: What pickling raised on some rank (on every rank), or what adding raised.
+            Exception: What adding raised.
 
         Example:
             >>> comm.allreduce_obj(comm.rank + 1)
@@ -586,9 +571,6 @@ class CommunicatorBase(ABC):
         Returns:
             The objects in the order of ranks.
 
-        Raises:
-            Exception: What pickling raised on some rank (on every rank).
-
         Example:
             >>> comm.allgather_obj(comm.rank)
             [0, 1]
@@ -606,9 +588,7 @@ class CommunicatorBase(ABC):
             This rank's object.
 
         Raises:
-            Exception: What pickling at the root raised (on every rank).
-            ValueError: There are not ``size`` objects, or ``root`` is out of range or differs between ranks (on every
-                rank).
+            ValueError: There are not ``size`` objects (on every rank).
 
         Example:
             >>> comm.scatter_obj(["first", "second"] if comm.rank == 0 else None) == ["first", "second"][comm.rank]

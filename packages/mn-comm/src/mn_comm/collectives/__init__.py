@@ -3,7 +3,7 @@
 Each takes :class:`~mn_comm.ranks.intracomm.Ranks`.
 """
 
-from mn_comm.collectives.allreduce import allreduce, combine_in_place, mean_in_place, sum_in_place
+from mn_comm.collectives.allreduce import allreduce, combine_in_place, mean_in_place
 from mn_comm.collectives.alltoall import alltoall
 from mn_comm.collectives.bcast import bcast, bcast_in_place
 from mn_comm.collectives.gather import allgather, gather
@@ -47,5 +47,4 @@ __all__ = [
     "scatter_obj",
     "send",
     "send_obj",
-    "sum_in_place",
 ]

@@ -18,7 +18,7 @@ from mn_comm.ranks import agreement
 if TYPE_CHECKING:
     from mn_comm.ranks.intracomm import Ranks
 
-__all__ = ["OPERATIONS", "agree_on", "allreduce", "combine_in_place", "mean_in_place", "sum_in_place", "where_nan"]
+__all__ = ["OPERATIONS", "agree_on", "allreduce", "combine_in_place", "mean_in_place", "where_nan"]
 
 OPERATIONS = {"sum": "SUM", "prod": "PROD", "max": "MAX", "min": "MIN"}
 """The names of MPI's operations."""
@@ -40,20 +40,14 @@ def allreduce(ranks: Ranks, data: Any, op: str = "sum") -> _Array:
 
 
 def agree_on(ranks: Ranks, data: Any, op: str, what: str) -> tuple[Any, np.dtype[Any]]:
-    """Check that all ranks combine arrays of the same shape and dtype in the same way; collective.
-
-    Args:
-        ranks: The ranks.
-        data: This rank's array.
-        op: How they are combined.
-        what: The name of the collective, for messages.
+    """Check the arguments of a collective that combines arrays; collective.
 
     Returns:
         The array, and the dtype in which it is to be combined.
 
     Raises:
         TypeError: A rank has no array, or one of a dtype that this operation cannot combine (on every rank).
-        ValueError: The ranks differ, or there is no such ``op`` (on every rank).
+        ValueError: The ranks differ in shape, dtype or ``op``, or there is no such ``op`` (on every rank).
     """
     with agreement.raise_on_all(ranks):
         if op not in OPERATIONS:
@@ -69,18 +63,10 @@ def agree_on(ranks: Ranks, data: Any, op: str, what: str) -> tuple[Any, np.dtype
 
 
 def where_nan(ranks: Ranks, array: _Array, op: str) -> _Array | None:
-    """Return where any rank has NaN, if the operation may hide it; collective.
+    """Return where any rank has NaN; ``None`` if no rank has, or NaN is the result anyway; collective.
 
     MPI's maximum and minimum compare, in an order that depends on the element and on the ranks: of NaN and a number,
     either may be the result.
-
-    Args:
-        ranks: The ranks.
-        array: This rank's array, of the same shape and dtype on every rank.
-        op: The operation.
-
-    Returns:
-        An array of bools of the same shape; ``None`` if there is no NaN, or NaN is the result anyway.
     """
     if op not in ("max", "min") or array.dtype.kind != "f":
         return None
@@ -91,29 +77,25 @@ def where_nan(ranks: Ranks, array: _Array, op: str) -> _Array | None:
     return found
 
 
-def combine_in_place(ranks: Ranks, flat: _Array, op: str) -> None:
-    """Overwrite an array with the combination of all ranks' arrays; collective; otherwise like :func:`sum_in_place`."""
+def combine_in_place(ranks: Ranks, flat: _Array, op: str = "sum") -> None:
+    """Overwrite an array with the combination of all ranks' arrays; collective.
+
+    Args:
+        ranks: The ranks.
+        flat: One-dimensional and contiguous, of a dtype that MPI can combine; of equal length and dtype on every rank.
+        op: The operation.
+    """
     if ranks.size > 1:
         for piece in pieces.pieces(flat):
             ranks.Allreduce(MPI.IN_PLACE, piece, getattr(MPI, OPERATIONS[op]))
 
 
-def sum_in_place(ranks: Ranks, flat: _Array) -> None:
-    """Overwrite an array with its sum over all ranks; collective.
-
-    Args:
-        ranks: The ranks that hold the summands, of equal length and dtype on all of them.
-        flat: The summand, and then the result: one-dimensional and contiguous, of a dtype that MPI can add up.
-    """
-    combine_in_place(ranks, flat, "sum")
-
-
 def mean_in_place(ranks: Ranks, flat: _Array) -> None:
-    """Overwrite an array of floats with its mean over all ranks; collective; otherwise like :func:`sum_in_place`."""
+    """Overwrite an array of floats with its mean over all ranks; collective; as :func:`combine_in_place`."""
     if arithmetic.is_half(flat.dtype):
         mean_of_halves(ranks, flat)
     else:
-        sum_in_place(ranks, flat)
+        combine_in_place(ranks, flat)
         arithmetic.divide(flat, ranks.size, flat)
 
 

@@ -41,10 +41,7 @@ def bcast(ranks: Ranks, data: Any, root: int = 0) -> np.ndarray[Any, Any]:
 def bcast_in_place(ranks: Ranks, array: Any, root: int = 0) -> None:
     """Overwrite every rank's array with the root's; collective.
 
-    Args:
-        ranks: The ranks.
-        array: Of the same shape and dtype on every rank, of any memory layout; on a device on all ranks or on none.
-        root: The rank that has the values.
+    The arrays have the same shape and dtype, and any memory layout; they are on a device on all ranks or on none.
     """
     if placement.is_device_array(array):
         device_backend().bcast(ranks, array, root)

@@ -31,12 +31,7 @@ _PIECE_BYTES = 1 << 20
 
 
 def mean_of_halves(ranks: Ranks, flat: _Array) -> None:
-    """Overwrite an array with its mean over all ranks; collective.
-
-    Args:
-        ranks: The ranks, with arrays of equal length and dtype.
-        flat: One-dimensional and contiguous, of half precision.
-    """
+    """Overwrite an array of half precision, flat and contiguous, with its mean over all ranks; collective."""
     most = _power_of_two(ranks.size)
     met = _reduce_scatter(ranks, flat, [flat.size * i // most for i in range(most + 1)])
     for meeting in reversed(met):
@@ -96,10 +91,7 @@ class _Meeting(NamedTuple):
 def _meetings(rank: int, size: int, bounds: Sequence[int]) -> Iterator[_Meeting]:
     """Yield the meetings of a rank below the power of two, after which it has the mean of its range.
 
-    Args:
-        rank: The rank.
-        size: How many ranks there are, including those above the power of two.
-        bounds: Where the ranges of the ranks below begin, and where the last one ends.
+    ``bounds`` says where the ranges of the ranks below it begin, and where the last one ends.
     """
     most = len(bounds) - 1
     low, high, distance = 0, most, most
@@ -120,15 +112,8 @@ def _meetings(rank: int, size: int, bounds: Sequence[int]) -> Iterator[_Meeting]
 def _reduce_scatter(ranks: Ranks, flat: _Array, bounds: Sequence[int]) -> list[_Meeting]:
     """Overwrite, on each rank below a power of two, its range of an array with the mean over all ranks; collective.
 
-    Ranks above it send their values to one of these ranks.
-
-    Args:
-        ranks: The ranks.
-        flat: Their arrays. Elements outside this rank's range are lost.
-        bounds: Where the ranges of the ranks below the power of two begin, and where the last one ends.
-
-    Returns:
-        The ranks with which this rank has exchanged data, and which data.
+    Ranks above it send their values to one of these ranks. Elements outside this rank's range are lost. Return with
+    which ranks this one has exchanged data, and which data.
     """
     rank, most = ranks.rank, len(bounds) - 1
     if rank >= most:
@@ -182,14 +167,7 @@ def _merge(mean: _Array, count: int, other: _Array, other_count: int) -> None:
 
 
 def _swap(ranks: Ranks, other: int, given: _Array, kept: _Array) -> Iterator[tuple[slice, _Array]]:
-    """Send elements to another rank, and yield the elements that it sends, in pieces: their positions and values.
-
-    Args:
-        ranks: The ranks.
-        other: The other one.
-        given: The elements that the other rank keeps.
-        kept: The elements that this rank keeps.
-    """
+    """Send elements to another rank, and yield the elements that it sends for ``kept``: their positions and values."""
     sending = pieces.isend(ranks, given, other, nbytes=_PIECE_BYTES)
     step = min(kept.size, _PIECE_BYTES // kept.itemsize)
     rooms = np.empty((2, step), kept.dtype)

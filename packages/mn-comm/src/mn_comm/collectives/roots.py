@@ -18,13 +18,8 @@ def same_root(ranks: Ranks, root: Any, prepare: Callable[[int], object] = lambda
     """Return the root as an int; collective.
 
     Without this check, ranks with different roots would wait forever, or each take its own array for the root's. It is
-    one reduction together with what else has to be checked: a rank that is interrupted while it waits for the others
-    should not have to meet them again.
-
-    Args:
-        ranks: The ranks.
-        root: This rank's root.
-        prepare: Called with the root before the ranks meet; it must not communicate.
+    one reduction together with what else has to be checked, by ``prepare``: a rank that is interrupted while it waits
+    for the others should not have to meet them again. ``prepare`` gets the root, and must not communicate.
 
     Raises:
         TypeError: It is not an integer on some rank (on every rank).

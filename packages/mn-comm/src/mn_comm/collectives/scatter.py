@@ -37,13 +37,6 @@ def scatter(ranks: Ranks, xs: Any, root: int = 0) -> _Array:
 def split_parts(xs: Any, size: int) -> list[_Array]:
     """Return one array for each rank; those in host memory are C-contiguous.
 
-    Args:
-        xs: A tuple or list of ``size`` arrays, or one array whose first axis has length ``size``.
-        size: How many ranks there are.
-
-    Returns:
-        The arrays.
-
     Raises:
         TypeError: They are not arrays, or their dtypes differ.
         ValueError: There are not ``size`` of them.
