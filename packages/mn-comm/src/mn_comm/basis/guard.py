@@ -26,27 +26,21 @@ class Guard(Protocol):
 
     def initializing(self) -> AbstractContextManager[None]:
         """MPI is initialised within this context, which may wait for other ranks."""
-        ...
 
     def started(self) -> None:
         """A communicator is about to be created; MPI runs. Not collective."""
-        ...
 
     def settled(self, within: Any) -> None:
         """The ranks of a node are known; collective within the node, for each MPI communicator of the script."""
-        ...
 
     def watch(self, ranks: Any) -> None:
         """A private communicator was made, on which no other messages are sent; not collective."""
-        ...
 
     def leave(self, ranks: Any) -> None:
         """A private communicator is about to be freed; not collective."""
-        ...
 
     def before_exit(self, function: Callable[[], object]) -> None:
         """Call a function when the process ends, while MPI still runs, unless its exit status ends all ranks."""
-        ...
 
 
 class _Nobody:
@@ -87,9 +81,6 @@ def at_exit(function: Callable[[], object]) -> None:
     """Register a function to be called when the process ends, unless its exit status ends all ranks.
 
     For functions that wait for other ranks: these may be waiting for this rank, so its exit status is checked before.
-
-    Args:
-        function: The function.
     """
     if _found:
         _found[0].before_exit(function)

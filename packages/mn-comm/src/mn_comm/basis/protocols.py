@@ -27,4 +27,3 @@ class Model(Protocol):
 
     def namedparams(self) -> Iterable[tuple[str, Any]]:
         """Yield ``(name, parameter)`` pairs; names are unique within the model."""
-        ...

@@ -20,7 +20,6 @@ class Synchronizer(Protocol):
 
     def synchronize(self) -> None:
         """Make all ranks' parameters equal; collective."""
-        ...
 
 
 # By the parameter's id, because parameters may not be hashable; with the parameter, to check that it is still the same

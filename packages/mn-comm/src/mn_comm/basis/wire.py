@@ -28,13 +28,6 @@ __all__ = [
 def check_array(array: Any, operation: str) -> Any:
     """Return ``array`` if it can be sent as bytes.
 
-    Args:
-        array: An array of any shape and of any dtype without Python objects in it.
-        operation: The name of the operation, for the message.
-
-    Returns:
-        The array itself.
-
     Raises:
         TypeError: It is not a NumPy or CuPy array, it has a mask, or its dtype holds Python objects.
     """
@@ -70,14 +63,7 @@ def check_parts(arrays: Iterable[Any], operation: str) -> list[Any]:
 
 
 def check_sum(dtype: np.dtype[Any], operation: str) -> np.dtype[Any]:
-    """Return the dtype in which values of ``dtype`` are added up, if MPI can add them up.
-
-    Args:
-        dtype: The dtype of the values.
-        operation: The name of the operation, for the message.
-
-    Returns:
-        ``dtype`` itself, or float32 for half precision, for which MPI has no type.
+    """Return the dtype in which values are added up: float32 for half precision, for which MPI has no type.
 
     Raises:
         TypeError: MPI cannot add up such values (bool, strings, dates, structures).
@@ -110,15 +96,7 @@ def check_intracomm(mpi_comm: Any) -> None:
 
 
 def check_rank(rank: Any, size: int, name: str) -> int:
-    """Return ``rank`` as an int if it is one of ``size`` ranks.
-
-    Args:
-        rank: An integer, a NumPy integer included.
-        size: The size of the communicator.
-        name: The name of the argument, for the message.
-
-    Returns:
-        The rank.
+    """Return ``rank``, the value of the argument ``name``, as an int if it is one of ``size`` ranks.
 
     Raises:
         TypeError: It is not an integer.

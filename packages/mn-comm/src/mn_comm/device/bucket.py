@@ -54,7 +54,7 @@ class DeviceStrategy:
 
 
 class DeviceBucket:
-    """Gradients of one dtype, on one device, that are sent together.
+    """Gradients of one dtype, on one device, that are sent together; see :class:`mn_comm.gradients.bucket.AnyBucket`.
 
     Args:
         index: Its number; buckets are sent in this order.
@@ -69,9 +69,6 @@ class DeviceBucket:
         flat: The memory of the gradients.
         pinned: Pinned memory, if one share of the bucket is copied through host memory.
         nccl: NCCL's communicator, if it is used.
-        names: The names of their parameters.
-        shapes: Their shapes.
-        submit: Starts a function, immediately or in the thread that communicates, and returns a future of its result.
     """
 
     def __init__(
@@ -125,15 +122,7 @@ class DeviceBucket:
         return self._strategy.average(self)
 
     def average(self, array: Any = None) -> Any:
-        """Start to average an array over all ranks; collective. For a communication hook.
-
-        Args:
-            array: One-dimensional, of floats, on the same device, of equal length and dtype on every rank; by default
-                ``flat``.
-
-        Returns:
-            A future of the mean: for ``flat``, this is ``flat`` itself, overwritten; otherwise a new array.
-        """
+        """See :meth:`mn_comm.gradients.bucket.AnyBucket.average`."""
         import cupy
 
         if array is None:
@@ -221,12 +210,7 @@ class DeviceBucket:
 
 
 class _OnDevice:
-    """An array that a worker copies to the device.
-
-    Args:
-        future: The array.
-        on_side: Returns a context in which its device and a stream for it are the current ones.
-    """
+    """A future of an array that a worker copies to the device, and the context in which it does so."""
 
     def __init__(self, future: Future[Any], on_side: Callable[[], AbstractContextManager[Any]]) -> None:
         self._future = future
@@ -249,7 +233,7 @@ class _OnDevice:
 
 
 def _let_wait(stream: Any, others: Sequence[Any], device: Any) -> None:
-    """Let a stream wait for others.
+    """Let a stream wait for others, if they are different ones.
 
     Also when a bucket is gone, maybe with a mean that nobody has waited for: CuPy gives memory that was freed to the
     next operation on the stream on which it was allocated. Not in ``__del__``: the streams could be gone earlier.

@@ -17,16 +17,9 @@ __all__ = ["allreduce", "bcast", "bcast_new"]
 
 
 def allreduce(ranks: Ranks, array: Any, total_dtype: np.dtype[Any], op: str = "sum") -> Any:
-    """Combine arrays on devices, of the same shape and dtype on every rank, checked; collective.
+    """Combine arrays on devices, of the same shape and dtype on every rank, which has been checked; collective.
 
-    Args:
-        ranks: The ranks.
-        array: The summand, of any memory layout.
-        total_dtype: The dtype in which they are combined.
-        op: The operation: sums are computed by NCCL, others in host memory.
-
-    Returns:
-        The combination, a new array on the same device, of the same dtype.
+    Sums are computed by NCCL, if it can be used, and all others in host memory. Return a new array on the same device.
     """
     with array.device:
         total = array.astype(total_dtype, order="C", copy=True)

@@ -20,12 +20,7 @@ __all__ = ["lay_out"]
 
 
 def lay_out(layout: Layout, filled: Sequence[Sequence[Part]], likes: Sequence[Any]) -> list[DeviceBucket]:
-    """Create the buckets for gradients on devices; collective.
-
-    Args:
-        layout: The layout of all gradients.
-        filled: The parts of each bucket.
-        likes: For each gradient on a device an array on the same device.
+    """Create the buckets for gradients on devices, given the parts of each, and arrays on the same devices; collective.
 
     Raises:
         ValueError: Some rank has arrays on several devices (on every rank).

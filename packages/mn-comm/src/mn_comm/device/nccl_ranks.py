@@ -25,19 +25,12 @@ _SHARED = "NCCL_MULTI_RANK_GPU_ENABLE"
 
 
 class _Launched(NamedTuple):
-    """An operation that was launched on a device.
+    """An operation that was launched on a device."""
 
-    Attributes:
-        event: Recorded after it.
-        communicator: The NCCL communicator that it uses.
-        what: Its name.
-        since: When it was launched, in nanoseconds of the monotonic clock.
-    """
-
-    event: Any
+    event: Any  # recorded after it
     communicator: nccl.NcclCommunicator
     what: str
-    since: int
+    since: int  # in nanoseconds of the monotonic clock
 
 
 class NcclRanks:

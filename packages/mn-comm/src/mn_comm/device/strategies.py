@@ -174,12 +174,7 @@ class Direct(Staged):
 
 
 class Nccl(DeviceStrategy):
-    """One NCCL all-reduce over some ranks, in the dtype in which the bucket is sent.
-
-    Args:
-        host: The strategy for host arrays.
-        ranks: The ranks.
-    """
+    """One NCCL all-reduce over some ranks, in the dtype in which the bucket is sent."""
 
     uses_nccl = True
 
@@ -202,13 +197,7 @@ class Nccl(DeviceStrategy):
 
 
 class Compressed(DeviceStrategy):
-    """Compression on the device between all ranks, as if each were a node.
-
-    Args:
-        host: The strategy for host arrays.
-        compressor: The compressor.
-        nccl_ranks: All ranks, if codes are sent by NCCL; ``None`` for MPI and pinned memory.
-    """
+    """Compression on the device between all ranks, as if each were a node: by NCCL, or by MPI and pinned memory."""
 
     compresses = True
 

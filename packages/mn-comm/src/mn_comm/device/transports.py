@@ -42,12 +42,7 @@ class StagedTransport(Transport):
 
 
 class NcclTransport(Transport):
-    """Sends arrays from device to device, on the current stream, without waiting for it.
-
-    Args:
-        ranks: The ranks.
-        communicator: NCCL's communicator of the same ranks.
-    """
+    """Sends arrays from device to device, on the current stream, without waiting for it."""
 
     def __init__(self, ranks: Ranks, communicator: nccl.NcclCommunicator) -> None:
         super().__init__(ranks)

@@ -118,7 +118,6 @@ class JoinMessages(Protocol):
     def factor(self) -> float: ...  # noqa: D102
     def receive(self, messages: Sequence[Any]) -> None:
         """Process the messages of all ranks; called on every rank if one has news. May raise, on all ranks alike."""
-        ...
 
 
 # Whether a rank is within a join, and has news for the others; sent with its signature.
@@ -170,12 +169,7 @@ class Agreement:
         return greatest
 
     def exchange(self, join: JoinMessages, until_quiet: bool) -> None:
-        """Exchange messages at the other ranks' check, without checking anything on this rank; collective.
-
-        Args:
-            join: The messages to the other ranks.
-            until_quiet: Whether to repeat this until no rank has news, rather than do it once.
-        """
+        """Exchange messages at the other ranks' check, once or until no rank has news, without checking; collective."""
         has_news = True
         while has_news:
             has_news = self._meet((), join)[1] and until_quiet

@@ -81,12 +81,39 @@ class AnyBucket(Protocol):
     needs_agreement: bool
 
     @property
-    def nbytes(self) -> int: ...  # noqa: D102
-    def pack(self, arrays: Arrays) -> None: ...  # noqa: D102
-    def unpack(self, arrays: Arrays, means: Any) -> None: ...  # noqa: D102
-    def average_in_place(self, arrays: Arrays) -> None: ...  # noqa: D102
-    def launch(self) -> Future[Any]: ...  # noqa: D102
-    def average(self, array: Any = None) -> Future[Any]: ...  # noqa: D102
+    def nbytes(self) -> int:
+        """Its size in bytes."""
+
+    def pack(self, arrays: Arrays) -> None:
+        """Copy gradients, of any memory layout, into the bucket; ``None`` counts as zeros."""
+
+    def unpack(self, arrays: Arrays, means: Any) -> None:
+        """Write the means that this rank needs from the bucket to the gradients."""
+
+    def average_in_place(self, arrays: Arrays) -> None:
+        """Overwrite gradients with their means over all ranks; collective."""
+
+    def launch(self) -> Future[Any]:
+        """Start to average the packed gradients; collective.
+
+        Returns:
+            A future of ``flat``: it then holds the means, and other ranks may still be reading it.
+        """
+
+    def average(self, array: Any = None) -> Future[Any]:
+        """Start to average an array over all ranks; collective. For a communication hook.
+
+        Args:
+            array: One-dimensional, of floats, of equal length and dtype on every rank, on the device of ``flat``; by
+                default ``flat``.
+
+        Returns:
+            A future of the mean: for ``flat``, this is ``flat`` itself, overwritten; otherwise a new array. You may
+            change it.
+
+        Raises:
+            TypeError: The array does not hold floats.
+        """
 
 
 class Bucket:
@@ -108,14 +135,11 @@ class Bucket:
     Attributes:
         share: The part of ``flat`` that this rank owns, and exchanges with other nodes; ``exchanged`` describes it.
         shares_memory: Whether the ranks of a node can access each other's memory for it.
-        names: The names of the parameters whose gradients it holds completely or partly.
-        shapes: The shapes of these gradients or parts.
         own: The blocks that this rank adds up.
         others: The blocks that other ranks of the node add up.
         kept: The blocks whose means this rank needs: all, unless gradients have owners.
         to_come: Those of ``kept`` that other ranks of the node add up.
         are_shares_added_up_together: Whether ranks of the node add up parts of other ranks' shares.
-        submit: Starts a function, immediately or in the thread that communicates, and returns a future of its result.
     """
 
     needs_agreement = False  # the worker that averages it ensures this
@@ -165,12 +189,7 @@ class Bucket:
         return self.flat.nbytes
 
     def average_in_place(self, arrays: Arrays) -> None:
-        """Overwrite gradients with their means over all ranks; collective.
-
-        Args:
-            arrays: For each gradient that takes part, an array to read and write; one-dimensional if a block holds only
-                a part of it.
-        """
+        """Overwrite gradients with their means; they are one-dimensional if a block holds only a part of them."""
         self._arrays = arrays
         try:
             self.mean()
@@ -178,26 +197,11 @@ class Bucket:
             self._arrays = None
 
     def launch(self) -> Future[Any]:
-        """Start to average the packed gradients; collective.
-
-        Returns:
-            A future of ``flat``: it then holds the means, and other ranks may still be reading it.
-        """
+        """See :meth:`AnyBucket.launch`."""
         return self.submit(self.mean)
 
     def average(self, array: Any = None) -> Future[Any]:
-        """Start to average an array over all ranks; collective. For a communication hook.
-
-        Args:
-            array: One-dimensional, of floats, of equal length and dtype on every rank; by default ``flat``.
-
-        Returns:
-            A future of the mean: for ``flat``, this is ``flat`` itself, overwritten; otherwise a new array. You may
-            change it.
-
-        Raises:
-            TypeError: The array does not hold floats.
-        """
+        """See :meth:`AnyBucket.average`."""
         if array is not None:
             check_floats(array)
             return self.submit(lambda: self.strategy.mean_of(array))
@@ -213,10 +217,7 @@ class Bucket:
     def mean(self) -> _Array:
         """Overwrite the bucket, or the gradients that it holds, with their mean over all ranks; collective.
 
-        If gradients have owners, this applies to the elements that this rank owns.
-
-        Returns:
-            The memory of the bucket.
+        If gradients have owners, this applies to the elements that this rank owns. Return the bucket's memory.
         """
         size = self.strategy.size
         at_end = size if self._arrays is not None and not self.is_half else 1  # division, on the way to the gradients
@@ -270,25 +271,20 @@ class Bucket:
             self.strategy.reduce_scatter(self._across, self.share, self.ranges.destinations)
 
     def _store_within(self, blocks: Sequence[Block], divisor: int = 1) -> None:
-        """Write blocks of which all shares are final to the gradients; collective within the node.
-
-        Args:
-            blocks: The blocks.
-            divisor: The divisor by which their elements still have to be divided.
-        """
+        """Write blocks to the gradients, divided once more, when all shares are final; collective within the node."""
         if self.shares_memory:
             self._context.within.Barrier()
         self.store(blocks, divisor)
 
     def pack(self, arrays: Arrays) -> None:
-        """Copy gradients, of any memory layout, into the bucket; ``None`` counts as zeros."""
+        """See :meth:`AnyBucket.pack`."""
         if any(arrays[member] is None for member in self.members):
             found = {member: arrays[member] for member in self.members}
             arrays = {i: np.zeros(*self.exchanged.specs[i][1:]) if grad is None else grad for i, grad in found.items()}
         _concatenate([arrays[part.member][part.within] for part in self.parts], self.flat)
 
     def unpack(self, arrays: Arrays, means: _Array) -> None:
-        """Write the means that this rank needs from the bucket to the gradients."""
+        """See :meth:`AnyBucket.unpack`."""
         for part in self._kept_parts:
             out = arrays[part.member][part.within]
             out[...] = means[part.begin : part.end].reshape(out.shape)
@@ -352,15 +348,7 @@ def selector(parts: Sequence[Part]) -> Callable[[Arrays], Any]:
 
 
 def cut(parts: Sequence[Part], points: Sequence[int]) -> Iterator[tuple[int, int, tuple[Part, ...]]]:
-    """Cut a bucket at given positions.
-
-    Args:
-        parts: The parts of gradients that it consists of.
-        points: The positions, ascending, beginning with 0 and ending with its length.
-
-    Yields:
-        Where each piece begins and ends, and the parts in it.
-    """
+    """Cut a bucket at ascending points, from 0 to its length; yield where each piece begins and ends, and its parts."""
     first = 0
     for begin, end in pairwise(points):
         while first < len(parts) and parts[first].end <= begin:

@@ -48,7 +48,6 @@ class CompressionScheme(Protocol):
 
     def compressor(self) -> Compressor:
         """Return an object that averages the gradients of one reducer."""
-        ...
 
 
 class Compressor(Protocol):
@@ -69,49 +68,35 @@ class Compressor(Protocol):
     def adopt(
         self, ranks: Ranks, number: int, specs: Sequence[Spec], order: Sequence[str], form: tuple[Any, ...]
     ) -> None:
-        """Prepare for the buckets of a new layout; collective.
+        """Prepare for the buckets of a new layout with a number; collective.
 
-        Args:
-            ranks: All ranks.
-            number: The number of the layout.
-            specs: The names, shapes and dtypes of its gradients.
-            order: The names of parameters in the order in which gradients are sent.
-            form: What else decides which elements this rank exchanges with which ranks.
+        ``order`` has the names of parameters in the order in which gradients are sent, and ``form`` what else decides
+        which elements this rank exchanges with which ranks.
         """
-        ...
 
     def forget(self, layout: int) -> None:
         """Discard the data of a layout that is not used any more."""
-        ...
 
     def average(self, transport: Transport, portion: Any, what: Exchanged) -> None:
         """Overwrite a part of a bucket with its mean over some ranks; collective."""
-        ...
 
     def commit(self, layout: int) -> None:
         """Keep the changes of the last step; must be called on all ranks."""
-        ...
 
     def roll_back(self) -> None:
         """Discard the changes of a step that was abandoned."""
-        ...
 
     def use_scale(self, scale: float) -> None:
         """Use another factor for gradients from now on."""
-        ...
 
     def report(self) -> CompressionReport:
         """Return the statistics of the last step on this rank; not collective."""
-        ...
 
     def state(self) -> dict[str, np.ndarray[Any, Any]]:
         """Return a copy of the data that this rank keeps; empty if there is none."""
-        ...
 
     def load(self, state: _State) -> None:
         """Continue with the result of :meth:`state`, discarding all other data."""
-        ...
 
     def loaded_order(self, names: frozenset[str]) -> list[str] | None:
         """Return the order in which gradients of these parameters were sent when the loaded data was saved."""
-        ...

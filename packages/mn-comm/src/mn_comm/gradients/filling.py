@@ -68,11 +68,6 @@ class Ownership:
     A bucket consists of shares, one for each rank of a node that communicates with other nodes. A share consists of
     ranges, one for each node, with elements that the ranks of that node own. Ranks that share no memory count as one
     node each.
-
-    Args:
-        strategy: How buckets are averaged.
-        owners: Which rank owns which gradient.
-        specs: The gradients' names, shapes and dtypes.
     """
 
     def __init__(self, strategy: Strategy, owners: Owners, specs: Sequence[Spec]) -> None:

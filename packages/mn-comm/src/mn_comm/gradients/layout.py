@@ -62,12 +62,8 @@ class Layout:
             ranks need all means. With owners, creating a layout is collective.
 
     Attributes:
-        strategy: As given.
-        config: As given.
-        lasting: As given.
         specs: The gradients' names, shapes and dtypes.
         nbytes: Their size, all together.
-        order: The names of parameters in the order in which their gradients are to be sent.
         share_size: How often ranks meet, if there is a choice.
         number: The same number on all ranks that created the layout together, and different from every other layout's.
 
@@ -110,11 +106,7 @@ class Layout:
         self._check()
 
     def buckets(self, buffer_index: int = 0) -> BucketSet:
-        """Return the buckets; collective when they are created.
-
-        Args:
-            buffer_index: The index of the set of buckets, if buckets keep their memory.
-        """
+        """Return the buckets, of one of several sets if buckets keep their memory; collective when they are created."""
         key = self._key(buffer_index)
         found = self._made.get(key)
         if found is None:
@@ -163,8 +155,7 @@ class Layout:
     def _make_buckets(self, filled: Sequence[tuple[Sequence[Part], Ranges | None]]) -> list[Bucket] | None:
         """Return buckets in host memory, or ``None`` if memory cannot be shared; collective.
 
-        Args:
-            filled: The parts of each bucket, and the ranges for each rank, unless all ranks get all means.
+        ``filled`` has the parts of each, and the ranges for each rank, unless all ranks get all means.
         """
         strategy, specs = self.strategy, self.specs
         shares_memory = strategy.shares_memory

@@ -156,11 +156,7 @@ class OwnedArrays:
 
 
 class _Target:
-    """The bytes of an array, in C order.
-
-    Args:
-        array: The array, in host memory, of any memory layout.
-    """
+    """The bytes, in C order, of an array in host memory of any memory layout."""
 
     def __init__(self, array: _Array) -> None:
         self._array = array
@@ -228,11 +224,7 @@ class _Room:
         return self._slots[self._turn]
 
     def exchange(self, ends: Sequence[int]) -> None:
-        """Wait until the chunks of all ranks are there; collective.
-
-        Args:
-            ends: For each rank where its chunk ends.
-        """
+        """Wait until the chunks of all ranks, which end there, have arrived; collective."""
         if self._exchanges_messages and self._within is not None:
             self._within.Barrier()
         if self._group:

@@ -91,13 +91,9 @@ def bounds(length: int, shares: int) -> list[int]:
 
 
 def even_or(shares: Sequence[int], equal: Sequence[int]) -> Sequence[int]:
-    """Return where each rank's part begins: its share, unless one share is much larger than the others.
+    """Return where each rank's part begins: its share, unless one share is much larger than the others, or too few.
 
     One more barrier takes less time than waiting for that rank.
-
-    Args:
-        shares: Where the shares begin, and where the last one ends; there may be fewer of them than ranks.
-        equal: Where the parts begin if all ranks add up equal parts.
     """
     most = max((end - begin for begin, end in pairwise(shares)), default=0)
     is_even = len(shares) == len(equal) and most * (len(equal) - 1) <= _MOST_UNEVEN * equal[-1] + len(equal)
@@ -107,9 +103,7 @@ def even_or(shares: Sequence[int], equal: Sequence[int]) -> Sequence[int]:
 def exchange_groups(places: Sequence[tuple[int, int]], leaders: int) -> list[list[list[int]]]:
     """Return, for each leader of a node and each node, the ranks whose data it exchanges with other nodes.
 
-    Args:
-        places: For each rank its node, and its number there.
-        leaders: How many ranks of each node communicate with other nodes.
+    ``places`` has the node of each rank, and its number there; ``leaders`` is how many ranks of each node communicate.
     """
     groups: list[list[list[int]]] = [[[] for _ in range(max(places)[0] + 1)] for _ in range(leaders)]
     for rank, (node, number) in enumerate(places):

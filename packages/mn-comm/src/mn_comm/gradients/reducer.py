@@ -84,12 +84,7 @@ class GradientReducer:
         self.use(strategy, worker)
 
     def use(self, strategy: Strategy, worker: Worker | None) -> None:
-        """Continue with other ranks, and discard what was created for the old ones; call it on every rank.
-
-        Args:
-            strategy: How one bucket is averaged.
-            worker: The thread that communicates for :meth:`start`.
-        """
+        """Continue with other ranks, and discard what was created for the old ones; call it on every rank."""
         self._strategy = strategy
         self._worker = worker
         self._agreement = Agreement(strategy.context.ranks, "multi_node_mean_grad")

@@ -33,12 +33,7 @@ def average_exactly(bucket: AnyBucket) -> Future[Any]:
 
 
 def mean_of(bucket: AnyBucket, future: Any, hook: CommunicationHook | None) -> Any:
-    """Wait for the mean of a bucket, and return it.
-
-    Args:
-        bucket: The bucket.
-        future: What the communication hook has returned.
-        hook: The hook.
+    """Wait for the mean of a bucket, for which a communication hook has returned a future, and return it.
 
     Raises:
         TypeError: The hook has returned something other than a future of an array.

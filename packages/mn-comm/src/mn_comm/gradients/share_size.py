@@ -56,11 +56,9 @@ class ShareSize:
         return SHARE_BYTES[self.used]
 
     def record(self, seconds: float, waited: float) -> None:
-        """Record the last average, which used this layout; with the same numbers on all ranks.
+        """Record how long the slowest rank took for the last average, and the longest wait for others of any rank.
 
-        Args:
-            seconds: How long it took the slowest rank.
-            waited: How long the rank that waited longest has waited for others.
+        The average used this layout, and the numbers are the same on all ranks.
         """
         self._count += 1
         self._seconds[self.used].append(seconds)

@@ -118,9 +118,8 @@ class Strategy:
         """Overwrite, on each rank, its range of an array with the mean over ranks; collective among them.
 
         Args:
-            ranks: All ranks; or one rank of each node.
-            flat: One-dimensional and contiguous, of floats, in host memory; of the same length and dtype on every rank.
-                Elements outside this rank's range are lost.
+            ranks: As for :meth:`mean`.
+            flat: As for :meth:`mean`. Elements outside this rank's range are lost.
             ranges: The range of each rank; together, they are the array. In which order they lie is not specified.
         """
         collectives.mean_to_each(ranks, flat, ranges)
@@ -129,8 +128,8 @@ class Strategy:
         """Overwrite, on all ranks, the range of each rank with that rank's elements; collective among them.
 
         Args:
-            ranks: All ranks; or one rank of each node.
-            flat: One-dimensional and contiguous, in host memory; of the same length and dtype on every rank.
+            ranks: As for :meth:`mean`.
+            flat: As for :meth:`mean`, but of any dtype.
             ranges: The range of each rank. They do not overlap, and need not be the whole array.
         """
         itemsize = flat.itemsize
@@ -156,8 +155,7 @@ class Strategy:
     def bucket_bytes(self, is_large: bool) -> int:
         """Return the maximum size in bytes of a bucket in host memory, if the program does not say it.
 
-        Args:
-            is_large: Whether buckets should be large also if all ranks are on one node.
+        With ``is_large``, buckets are large also if all ranks are on one node.
         """
         if not self.packs:
             return 0
@@ -168,12 +166,7 @@ class Strategy:
         return bounds(length, self.n_leaders if self.shares_memory else 1)
 
     def adders_of(self, length: int, shares: Sequence[int]) -> Sequence[int]:
-        """Return where the part begins that each rank of a node adds up, and where the last one ends.
-
-        Args:
-            length: The length of the bucket.
-            shares: Where each share begins, and where the last one ends.
-        """
+        """Return where the part begins that each rank of a node adds up, and where the last one ends, given shares."""
         return even_or(shares, bounds(length, self.context.topology.intra_size)) if self.shares_memory else [0]
 
     def check(self, spec: Spec) -> None:
@@ -186,13 +179,7 @@ class Strategy:
             )
 
     def mean_across(self, ranks: Ranks, share: _Array, what: Exchanged) -> None:
-        """Overwrite a part of a bucket with its mean over ranks on different nodes; collective among them.
-
-        Args:
-            ranks: The ranks.
-            share: The part, in host memory.
-            what: Identifies the part and its bucket.
-        """
+        """Overwrite a part of a bucket with its mean over ranks on different nodes; collective among them."""
         if not share.size:
             return
         if self.compressor is None:
@@ -201,11 +188,7 @@ class Strategy:
             self.compressor.average(collectives.Transport(ranks), share, what)
 
     def mean_of(self, array: _Array) -> _Array:
-        """Return the mean over all ranks of an array that is in no bucket; collective.
-
-        Args:
-            array: One-dimensional, of floats, of the same length and dtype on every rank.
-        """
+        """Return the mean over all ranks of an array that is in no bucket, but like one; collective."""
         mean = np.array(array)
         if self.communicates:
             self.mean(self.context.ranks, mean)
@@ -214,11 +197,8 @@ class Strategy:
     def allocate(self, nbytes: int, lasting: bool) -> list[_Array]:
         """Return memory for buckets: of all ranks of the node if they share it, or of this rank; collective.
 
-        If they cannot share memory, all ranks use messages from then on, and rank 0 warns.
-
-        Args:
-            nbytes: The size in bytes.
-            lasting: Whether it is needed for more than one average.
+        If they cannot share memory, all ranks use messages from then on, and rank 0 warns. Memory that is not needed
+        for more than one average (``lasting``) is the same the next time.
         """
         if self.shares_memory:
             try:

@@ -25,11 +25,7 @@ _is_debug: Callable[[], bool] = bool  # called without arguments, it returns Fal
 
 
 def check_in_debug_mode(is_debug: Callable[[], bool]) -> None:
-    """Check means for values that are not finite.
-
-    Args:
-        is_debug: Returns whether to check now, like ``chainer.is_debug``.
-    """
+    """Check means for values that are not finite, if a function such as ``chainer.is_debug`` returns true."""
     global _is_debug
     _is_debug = is_debug
 

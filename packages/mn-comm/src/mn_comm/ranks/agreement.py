@@ -36,15 +36,12 @@ class Group(Protocol):
 
     def any(self, flag: bool) -> bool:
         """Return whether a flag is set on any rank; collective."""
-        ...
 
     def differ(self, number: int) -> bool:
         """Return whether a number is not the same on all ranks; collective."""
-        ...
 
     def allgather(self, obj: Any) -> list[Any]:
         """Return the objects of all ranks; collective."""
-        ...
 
 
 class Communicating(Protocol):
@@ -52,7 +49,6 @@ class Communicating(Protocol):
 
     def allgather_obj(self, obj: Any) -> list[Any]:
         """Return the objects of all ranks; collective."""
-        ...
 
 
 class _ByMethods:
@@ -221,14 +217,8 @@ def describe(error: Exception) -> tuple[str, str]:
 def remote_error(rank: int, kind: str, message: str) -> Exception:
     """Return the exception to raise here for one that was raised on another rank.
 
-    Args:
-        rank: The rank on which it was raised.
-        kind: The name of its type.
-        message: Its text.
-
-    Returns:
-        An exception of the same type if that is a common built-in one, otherwise a ``RuntimeError`` that names the
-        type. Its attribute ``raised_on_rank`` is the rank.
+    It has the same type if that is a common built-in one; otherwise it is a ``RuntimeError`` that names the type. Its
+    attribute ``raised_on_rank`` is the rank.
     """
     error = (
         _BUILT_IN[kind](f"on rank {rank}: {message}")

@@ -101,11 +101,7 @@ class Worker:
         self._tasks.put(task)
 
     def close(self, wait: bool = True) -> None:
-        """Finish all tasks, and end the thread.
-
-        Args:
-            wait: Whether to wait until it has ended. If not, nothing may be put any more.
-        """
+        """Finish all tasks, and end the thread; without ``wait``, return immediately: nothing may be put any more."""
         with self._lock:
             thread, self._thread = self._thread, None
         if thread is None:

@@ -63,12 +63,7 @@ class Ranks(MPI.Intracomm):
         return within, self.split(topology.intra_rank, topology.inter_rank)
 
     def wait(self, request: MPI.Request, what: str) -> None:
-        """Wait for the end of a nonblocking operation among these ranks.
-
-        Args:
-            request: The operation.
-            what: Its name.
-        """
+        """Wait for the end of a nonblocking operation among these ranks, ``what``."""
         doing = activity()
         doing.wait_for(_poll if doing.polls else MPI.Request.Wait, what, self, (request,))
 

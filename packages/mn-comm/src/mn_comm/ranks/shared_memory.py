@@ -41,14 +41,7 @@ class SharedMemory:
         self._parts: list[_Bytes] = []
 
     def require(self, nbytes: int) -> list[_Bytes]:
-        """Return memory of every rank; collective, and the same memory as before if it is large enough.
-
-        Args:
-            nbytes: How many bytes each rank needs.
-
-        Raises:
-            OSError: See :func:`share`.
-        """
+        """Return memory of every rank, as :func:`share` does; the same as before if it is large enough."""
         if not self._parts or self._parts[0].nbytes < nbytes:
             self._parts = []  # freed first: the new memory may need it
             self._parts = share(self._ranks, nbytes)

@@ -24,7 +24,6 @@ class Recorder(Protocol):
 
     def span(self, name: str, details: dict[str, Any]) -> AbstractContextManager[None]:
         """Return a context whose duration is recorded."""
-        ...
 
 
 class _Nothing:
@@ -63,21 +62,13 @@ def is_recording() -> bool:
 
 
 def record(recorder: Recorder | None) -> None:
-    """Record spans from now on.
-
-    Args:
-        recorder: The recorder; ``None`` to stop recording.
-    """
+    """Record spans from now on; ``None`` to stop."""
     global _recorder
     _recorder = recorder
 
 
 def start(ranks: MPI.Intracomm) -> None:
-    """Record a timeline from now on, if the environment of rank 0 requests it; collective.
-
-    Args:
-        ranks: The ranks of a communicator that is being created.
-    """
+    """Record a timeline from now on, if the environment of rank 0 requests it; collective."""
     # The ranks' own environments may differ: Open MPI's launcher passes a variable only to the ranks of its own host.
     file = ranks.bcast(os.environ.get(VARIABLE) if ranks.rank == 0 else None)
     if not file:

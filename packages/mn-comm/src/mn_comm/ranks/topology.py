@@ -36,27 +36,12 @@ class Topology(NamedTuple):
 
 
 def discover(ranks: MPI.Intracomm) -> Topology:
-    """Find out where each rank runs, by host name; collective: every rank must call.
-
-    Args:
-        ranks: The ranks to place.
-
-    Returns:
-        The topology as seen from the calling rank.
-    """
+    """Return the place of this rank among others, by the names of their hosts; collective."""
     return place(ranks.allgather(MPI.Get_processor_name()), ranks.rank)
 
 
 def place(hosts: Sequence[str], rank: int) -> Topology:
-    """Place ``rank`` given the host name of every rank.
-
-    Args:
-        hosts: The host name of each rank, by rank; hosts may hold different numbers of ranks, in any order.
-        rank: The rank to place.
-
-    Returns:
-        Its topology.
-    """
+    """Return the place of a rank, given the host of every rank, with any number of ranks on each, in any order."""
     nodes = list(dict.fromkeys(hosts))  # in the order of first appearance
     neighbours = [other for other, host in enumerate(hosts) if host == hosts[rank]]
     return Topology(

@@ -37,13 +37,7 @@ _NONE: dict[str, Any] = {}
 
 
 class Call(NamedTuple):
-    """An operation that the script called.
-
-    Attributes:
-        function: The function.
-        arguments: Its positional arguments.
-        keywords: Its keyword arguments.
-    """
+    """An operation that the script called."""
 
     function: Callable[..., Any]
     arguments: tuple[Any, ...]
@@ -80,15 +74,7 @@ class Activity:
     def wait_for(
         self, call: Callable[..., _R], what: str, ranks: MPI.Intracomm | None, args: Any = (), kwargs: Any = _NONE
     ) -> _R:
-        """Call a function that waits for other ranks, and return its result.
-
-        Args:
-            call: The function.
-            what: The name of the MPI operation.
-            ranks: The ranks that it waits for.
-            args: The function's positional arguments.
-            kwargs: The function's keyword arguments.
-        """
+        """Call a function that waits for other ranks in an MPI operation, ``what``, and return its result."""
         began = time.monotonic_ns()
         self.wait = (what, ranks, began)
         try:
