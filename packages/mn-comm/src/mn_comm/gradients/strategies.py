@@ -118,8 +118,8 @@ class Strategy:
         """Overwrite, on each rank, its range of an array with the mean over ranks; collective among them.
 
         Args:
-            ranks: As for :meth:`mean`.
-            flat: As for :meth:`mean`. Elements outside this rank's range are lost.
+            ranks: See :meth:`mean`.
+            flat: See :meth:`mean`. Elements outside this rank's range are lost.
             ranges: The range of each rank; together, they are the array. In which order they lie is not specified.
         """
         collectives.mean_to_each(ranks, flat, ranges)
@@ -128,8 +128,8 @@ class Strategy:
         """Overwrite, on all ranks, the range of each rank with that rank's elements; collective among them.
 
         Args:
-            ranks: As for :meth:`mean`.
-            flat: As for :meth:`mean`, but of any dtype.
+            ranks: See :meth:`mean`.
+            flat: See :meth:`mean`; of any dtype.
             ranges: The range of each rank. They do not overlap, and need not be the whole array.
         """
         itemsize = flat.itemsize
