@@ -13,7 +13,7 @@ import importlib
 import importlib.util
 from collections.abc import Callable
 from contextlib import AbstractContextManager
-from typing import Any, Protocol
+from typing import Any
 
 __all__ = ["Guard", "at_exit", "guard"]
 
@@ -21,11 +21,12 @@ __all__ = ["Guard", "at_exit", "guard"]
 _PACKAGE = "mn_guard"
 
 
-class Guard(Protocol):
-    """What watches over a process."""
+class Guard:
+    """What watches over a process: this one only calls functions at exit, as Python does; mn-guard has another."""
 
     def initializing(self) -> AbstractContextManager[None]:
         """MPI is initialised within this context, which may wait for other ranks."""
+        return contextlib.nullcontext()
 
     def started(self) -> None:
         """A communicator is about to be created; MPI runs. Not collective."""
@@ -41,23 +42,6 @@ class Guard(Protocol):
 
     def before_exit(self, function: Callable[[], object]) -> None:
         """Call a function when the process ends, while MPI still runs, unless its exit status ends all ranks."""
-
-
-class _Nobody:
-    """Does nothing but call functions at exit, as Python does."""
-
-    def initializing(self) -> AbstractContextManager[None]:
-        return contextlib.nullcontext()
-
-    def started(self) -> None: ...
-
-    def settled(self, within: Any) -> None: ...
-
-    def watch(self, ranks: Any) -> None: ...
-
-    def leave(self, ranks: Any) -> None: ...
-
-    def before_exit(self, function: Callable[[], object]) -> None:
         atexit.register(function)
 
 
@@ -70,7 +54,7 @@ def guard() -> Guard:
     """Return what watches over this process; the first call looks for it."""
     if not _found:
         is_installed = importlib.util.find_spec(_PACKAGE) is not None
-        _found.append(importlib.import_module(f"{_PACKAGE}.guard").Guard() if is_installed else _Nobody())
+        _found.append(importlib.import_module(f"{_PACKAGE}.guard").Guard() if is_installed else Guard())
         for function in _early:
             _found[0].before_exit(function)
         _early.clear()

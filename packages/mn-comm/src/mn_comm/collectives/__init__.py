@@ -1,9 +1,8 @@
-"""One file for each collective, for arrays in host memory or on a device.
+"""The collectives, for arrays in host memory or on a device.
 
 Each takes :class:`~mn_comm.ranks.intracomm.Ranks`.
 """
 
-from mn_comm.collectives.allreduce import allreduce, combine_in_place, mean_in_place
 from mn_comm.collectives.alltoall import alltoall
 from mn_comm.collectives.bcast import bcast, bcast_in_place
 from mn_comm.collectives.gather import allgather, gather
@@ -18,8 +17,7 @@ from mn_comm.collectives.objects import (
     send_obj,
 )
 from mn_comm.collectives.p2p import recv, send
-from mn_comm.collectives.reduce import reduce
-from mn_comm.collectives.reduce_scatter import reduce_scatter
+from mn_comm.collectives.reductions import allreduce, combine_in_place, mean_in_place, reduce, reduce_scatter
 from mn_comm.collectives.scatter import scatter
 from mn_comm.collectives.transport import Transport
 

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import os
 import warnings
-from contextlib import AbstractContextManager
-from types import TracebackType
+from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Any, Protocol
 
 if TYPE_CHECKING:
@@ -26,19 +25,7 @@ class Recorder(Protocol):
         """Return a context whose duration is recorded."""
 
 
-class _Nothing:
-    __slots__ = ()
-
-    def __enter__(self) -> None:
-        pass
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        pass
-
-
-_NOTHING = _Nothing()
+_NOTHING = nullcontext()
 _recorder: Recorder | None = None
 
 

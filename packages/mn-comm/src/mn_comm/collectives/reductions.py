@@ -1,4 +1,4 @@
-"""All-reduce: the sum, product, maximum or minimum over all ranks, on every rank."""
+"""The sum, product, maximum or minimum over all ranks: on every rank, on one of them, or one block on each."""
 
 from __future__ import annotations
 
@@ -13,33 +13,69 @@ from mn_comm.basis.device_backend import device_backend
 from mn_comm.basis.mpi import MPI
 from mn_comm.collectives import pieces
 from mn_comm.collectives.mean import mean_of_halves
+from mn_comm.collectives.roots import same_root
 from mn_comm.ranks import agreement
 
 if TYPE_CHECKING:
     from mn_comm.ranks.intracomm import Ranks
 
-__all__ = ["OPERATIONS", "agree_on", "allreduce", "combine_in_place", "mean_in_place", "where_nan"]
-
-OPERATIONS = {"sum": "SUM", "prod": "PROD", "max": "MAX", "min": "MIN"}
-"""The names of MPI's operations."""
+__all__ = ["allreduce", "combine_in_place", "mean_in_place", "reduce", "reduce_scatter"]
 
 _Array = np.ndarray[Any, Any]
+_OPERATIONS = {"sum": "SUM", "prod": "PROD", "max": "MAX", "min": "MIN"}  # the names that MPI has for them
 
 
 def allreduce(ranks: Ranks, data: Any, op: str = "sum") -> _Array:
     """Combine the arrays of all ranks; see :meth:`mn_comm.Communicator.allreduce`."""
-    array, total_dtype = agree_on(ranks, data, op, "allreduce")
+    return _combine(ranks, data, op, "allreduce")
+
+
+def reduce(ranks: Ranks, data: Any, op: str, root: int) -> _Array | None:
+    """Combine the arrays of all ranks on one rank; see :meth:`mn_comm.Communicator.reduce`."""
+    root = same_root(ranks, root)
+    total = _combine(ranks, data, op, "reduce", root)
+    return total if ranks.rank == root else None
+
+
+def _combine(ranks: Ranks, data: Any, op: str, what: str, root: int | None = None) -> _Array:
+    array, total_dtype = _agree_on(ranks, data, op, what)
     if placement.is_device_array(array):
         return device_backend().allreduce(ranks, array, total_dtype, op)  # type: ignore[no-any-return]
     total = array.astype(total_dtype, order="C", copy=True)
-    is_nan = where_nan(ranks, total, op)
-    combine_in_place(ranks, total.reshape(-1), op)
+    is_nan = _where_nan(ranks, total, op)
+    combine_in_place(ranks, total.reshape(-1), op, root)
     if is_nan is not None:
         total[is_nan] = np.nan
     return total.astype(array.dtype, copy=False)  # type: ignore[no-any-return]
 
 
-def agree_on(ranks: Ranks, data: Any, op: str, what: str) -> tuple[Any, np.dtype[Any]]:
+def reduce_scatter(ranks: Ranks, data: Any, op: str) -> _Array:
+    """Combine the arrays of all ranks, one block on each rank; see :meth:`mn_comm.Communicator.reduce_scatter`."""
+    array, total_dtype = _agree_on(ranks, data, op, "reduce_scatter")
+    with agreement.raise_on_all(ranks):
+        if not array.ndim or array.shape[0] % ranks.size:
+            raise ValueError(
+                f"reduce_scatter: expected a first axis whose length is a multiple of {ranks.size}, got {array.shape}"
+            )
+    shape = (array.shape[0] // ranks.size, *array.shape[1:])
+    if placement.is_device_array(array):
+        total = device_backend().allreduce(ranks, array, total_dtype, op)
+        return total[ranks.rank * shape[0] : (ranks.rank + 1) * shape[0]].copy()  # type: ignore[no-any-return]
+    # mpi4py finds no datatype for elements that are not aligned.
+    blocks = np.require(array, total_dtype, ["C", "ALIGNED", "ENSUREARRAY"]).reshape(ranks.size, -1)
+    is_nan = _where_nan(ranks, blocks, op)
+    block = np.empty(blocks.shape[1], total_dtype)
+    begin = 0
+    for piece in pieces.pieces(block, pieces.PIECE_BYTES // ranks.size):
+        summands = np.ascontiguousarray(blocks[:, begin : begin + piece.size])
+        ranks.Reduce_scatter_block(summands, piece, getattr(MPI, _OPERATIONS[op]))
+        begin += piece.size
+    if is_nan is not None:
+        block[is_nan[ranks.rank]] = np.nan
+    return block.reshape(shape).astype(array.dtype, copy=False)
+
+
+def _agree_on(ranks: Ranks, data: Any, op: str, what: str) -> tuple[Any, np.dtype[Any]]:
     """Check the arguments of a collective that combines arrays; collective.
 
     Returns:
@@ -50,8 +86,8 @@ def agree_on(ranks: Ranks, data: Any, op: str, what: str) -> tuple[Any, np.dtype
         ValueError: The ranks differ in shape, dtype or ``op``, or there is no such ``op`` (on every rank).
     """
     with agreement.raise_on_all(ranks):
-        if op not in OPERATIONS:
-            raise ValueError(f"{what}: expected op to be one of {', '.join(OPERATIONS)}; got {op!r}")
+        if op not in _OPERATIONS:
+            raise ValueError(f"{what}: expected op to be one of {', '.join(_OPERATIONS)}; got {op!r}")
         array = wire.check_array(data, what)
         total_dtype = wire.check_sum(array.dtype, what)
         if total_dtype.kind == "c" and op in ("max", "min"):
@@ -62,7 +98,7 @@ def agree_on(ranks: Ranks, data: Any, op: str, what: str) -> tuple[Any, np.dtype
     return array, total_dtype
 
 
-def where_nan(ranks: Ranks, array: _Array, op: str) -> _Array | None:
+def _where_nan(ranks: Ranks, array: _Array, op: str) -> _Array | None:
     """Return where any rank has NaN; ``None`` if no rank has, or NaN is the result anyway; collective.
 
     MPI's maximum and minimum compare, in an order that depends on the element and on the ranks: of NaN and a number,
@@ -77,17 +113,25 @@ def where_nan(ranks: Ranks, array: _Array, op: str) -> _Array | None:
     return found
 
 
-def combine_in_place(ranks: Ranks, flat: _Array, op: str = "sum") -> None:
+def combine_in_place(ranks: Ranks, flat: _Array, op: str = "sum", root: int | None = None) -> None:
     """Overwrite an array with the combination of all ranks' arrays; collective.
 
     Args:
         ranks: The ranks.
         flat: One-dimensional and contiguous, of a dtype that MPI can combine; of equal length and dtype on every rank.
         op: The operation.
+        root: The only rank that needs the result; ``None`` if all do.
     """
-    if ranks.size > 1:
-        for piece in pieces.pieces(flat):
-            ranks.Allreduce(MPI.IN_PLACE, piece, getattr(MPI, OPERATIONS[op]))
+    if ranks.size == 1:
+        return
+    operation = getattr(MPI, _OPERATIONS[op])
+    for piece in pieces.pieces(flat):
+        if root is None:
+            ranks.Allreduce(MPI.IN_PLACE, piece, operation)
+        elif ranks.rank == root:
+            ranks.Reduce(MPI.IN_PLACE, piece, operation, root)
+        else:
+            ranks.Reduce(piece, None, operation, root)
 
 
 def mean_in_place(ranks: Ranks, flat: _Array) -> None:
