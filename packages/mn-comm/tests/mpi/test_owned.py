@@ -30,8 +30,8 @@ def comms():
 
 @pytest.fixture
 def small_chunks(monkeypatch):
-    """Use several rounds even for little data."""
-    monkeypatch.setattr(owned, "_ROUND_BYTES", 0)
+    """Use several buckets even for little data."""
+    monkeypatch.setattr(owned, "_BUCKET_BYTES", 64 * 1024 * SIZE)
 
 
 def arrays(seed, owners, layout=lambda array: array):

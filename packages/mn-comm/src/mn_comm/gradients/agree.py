@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from itertools import zip_longest
-from operator import itemgetter
+from operator import attrgetter, itemgetter
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import numpy as np
@@ -22,10 +22,13 @@ __all__ = [
     "ON_DEVICE",
     "OWNERS",
     "Agreement",
+    "Entry",
     "JoinMessages",
     "Named",
     "Selection",
     "Signature",
+    "first_difference",
+    "outline",
     "select",
     "signature_of",
     "sorted_parameters",
@@ -37,6 +40,8 @@ Entry = tuple[Any, ...]
 device. For a setting its name and value; for an exception that was raised instead, ``FAILURE``, its type and its
 text."""
 Signature = tuple[Entry, ...]
+
+_SHAPE, _DTYPE = attrgetter("shape"), attrgetter("dtype")
 
 ON_DEVICE = "on a device"
 FAILURE = "failure"
@@ -93,6 +98,14 @@ def signature_of(named_arrays: Iterable[tuple[str, Any]]) -> Signature:
             for name, array in named_arrays
         ]
     )
+
+
+def outline(names: list[str], arrays: Sequence[Any]) -> tuple[object, ...]:
+    """Return what the signature of names and arrays depends on.
+
+    For thousands of arrays, it is faster to compare each attribute for all of them than to create an entry for each.
+    """
+    return names, list(map(_SHAPE, arrays)), list(map(_DTYPE, arrays)), list(map(type, arrays))
 
 
 def _entry(name: str, array: Any) -> Entry:

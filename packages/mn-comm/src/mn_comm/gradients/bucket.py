@@ -289,27 +289,37 @@ class Bucket:
             out = arrays[part.member][part.within]
             out[...] = means[part.begin : part.end].reshape(out.shape)
 
+    def spread(self, arrays: Sequence[_Array]) -> None:
+        """Overwrite arrays that have owners with those of their owners, which are not added up; collective."""
+        is_on_one_node = self.shares_memory and self._context.topology.inter_size == 1
+        for block in self.kept:
+            _collect(block, arrays, block.segments[block.owner])
+        if self.shares_memory:
+            self._context.within.Barrier()
+        if self.share.size and not is_on_one_node:
+            self.strategy.all_gather(self._across, self.share, self.ranges.destinations)
+        if self.shares_memory and not is_on_one_node:
+            self._context.within.Barrier()
+        for block in self.blocks:
+            if not block.is_kept:
+                _distribute(block, block.segments[block.owner], 1, arrays)
+
     def put(self, blocks: Sequence[Block]) -> None:
         """Copy the elements of blocks to the bucket's own memory."""
-        if self._arrays is None:
-            return
-        for block in blocks:
-            if block.pieces:
-                _concatenate(block.select(self._arrays), block.mine)
-            else:
-                block.mine[...] = block.select(self._arrays)
+        if self._arrays is not None:
+            for block in blocks:
+                _collect(block, self._arrays, block.mine)
 
     def read(self, block: Block) -> _Array:
         """Return the elements of a block: in place if possible, otherwise in its scratch memory."""
         if self._arrays is None:
             block.room[...] = block.mine
-        elif block.pieces:
-            _concatenate(block.select(self._arrays), block.room)
-        else:
+            return block.room
+        if not block.pieces:
             array: _Array = block.select(self._arrays)
             if array.dtype == block.room.dtype:
                 return array
-            block.room[...] = array
+        _collect(block, self._arrays, block.room)
         return block.room
 
     def store(self, blocks: Sequence[Block], divisor: int) -> None:
@@ -317,12 +327,8 @@ class Bucket:
         for block in blocks:
             if self._arrays is None:
                 divide(block.sum, divisor, block.mine)
-            elif block.pieces:
-                divide(block.sum, divisor, block.room)
-                for array, piece in zip(block.select(self._arrays), block.pieces, strict=True):
-                    array[...] = piece
             else:
-                divide(block.sum, divisor, block.select(self._arrays))
+                _distribute(block, block.sum, divisor, self._arrays)
 
 
 def check_floats(array: Any) -> None:
@@ -335,6 +341,24 @@ def _concatenate(arrays: Sequence[_Array], out: _Array) -> None:
     # This is one call, because thousands of calls take longer than the copying itself. All arrays are floats; for
     # NumPy, converting between bfloat16 and float16 is "unsafe".
     np.concatenate(arrays, axis=None, out=out, casting="unsafe")
+
+
+def _collect(block: Block, arrays: Arrays, memory: _Array) -> None:
+    """Copy the elements of a block to memory."""
+    if block.pieces:
+        _concatenate(block.select(arrays), memory)
+    else:
+        memory[...] = block.select(arrays)
+
+
+def _distribute(block: Block, memory: _Array, divisor: int, arrays: Arrays) -> None:
+    """Divide the elements of a block in memory, and write them to the arrays."""
+    if block.pieces:
+        divide(memory, divisor, block.room)
+        for array, piece in zip(block.select(arrays), block.pieces, strict=True):
+            array[...] = piece
+    else:
+        divide(memory, divisor, block.select(arrays))
 
 
 def selector(parts: Sequence[Part]) -> Callable[[Arrays], Any]:

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from mn_comm.basis.arithmetic import is_half, sum_dtype
+from mn_comm.basis.arithmetic import sum_dtype
 from mn_comm.basis.config import Config
 from mn_comm.basis.device_backend import device_backend
 from mn_comm.gradients.agree import ON_DEVICE, Entry
@@ -66,9 +66,6 @@ class Layout:
         nbytes: Their size, all together.
         share_size: How often ranks meet, if there is a choice.
         number: The same number on all ranks that created the layout together, and different from every other layout's.
-
-    Raises:
-        TypeError: A gradient does not hold floats, or the strategy cannot average its dtype.
     """
 
     def __init__(
@@ -103,7 +100,6 @@ class Layout:
         self._on_host = [position for position in everything if position not in device]
         self._on_device = [position for position in everything if position in device]
         self._like_on_device = [likes[position] for position in self._on_device]
-        self._check()
 
     def buckets(self, buffer_index: int = 0) -> BucketSet:
         """Return the buckets, of one of several sets if buckets keep their memory; collective when they are created."""
@@ -121,13 +117,6 @@ class Layout:
 
     def _key(self, buffer_index: int) -> int:
         return self.share_size.share_bytes if self._chooses_share_size else buffer_index
-
-    def _check(self) -> None:
-        for name, _, dtype in self.specs:
-            if not (dtype.kind == "f" or is_half(dtype)):
-                raise TypeError(f"multi_node_mean_grad: expected gradients of floats, got dtype {dtype} for {name}")
-        if self._on_host:
-            self.strategy.check(self.specs[self._on_host[0]])
 
     def _lay_out_on_host(self) -> list[Bucket]:
         for_all, limit = self._on_host, self._limit()

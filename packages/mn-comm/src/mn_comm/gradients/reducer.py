@@ -5,20 +5,22 @@ from __future__ import annotations
 import functools
 import time
 from collections.abc import Callable, Mapping, Sequence
-from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from mn_comm.basis.arithmetic import is_half
 from mn_comm.basis.config import Config
 from mn_comm.basis.protocols import Model
 from mn_comm.gradients.agree import (
     FAILURE,
+    ON_DEVICE,
     OWNERS,
     Agreement,
     JoinMessages,
     Selection,
     Signature,
+    outline,
     select,
     signature_of,
     sorted_parameters,
@@ -38,7 +40,6 @@ if TYPE_CHECKING:
 
 __all__ = ["GradientReducer"]
 
-_SHAPE, _DTYPE = attrgetter("shape"), attrgetter("dtype")
 # A signature begins with the settings, and the owners of means.
 _N_SETTINGS = len(Config._fields) + 1
 # Scripts may alternate between a few sets of gradients: for example, those of a generator and of a discriminator.
@@ -326,14 +327,11 @@ class GradientReducer:
 
     def _signature_of(self, selection: Selection, owners: Owners | None) -> Signature:
         """Return the signature: settings, then gradients; the same object as before if nothing has changed."""
-        # For thousands of gradients, it is faster to compare each attribute for all of them than to create an entry for
-        # each.
         config = self._config()
         names = [name for name, _ in selection.params]
-        likes = selection.likes
-        seen = (config, owners, names, list(map(_SHAPE, likes)), list(map(_DTYPE, likes)), list(map(type, likes)))
+        seen = (config, owners, outline(names, selection.likes))
         if seen != self._seen:
-            gradients = signature_of(zip(names, likes, strict=True))
+            gradients = signature_of(zip(names, selection.likes, strict=True))
             settings = list(config.get().items())
             settings.append((OWNERS, owners and (digest(sorted(owners.of.items())), owners.note)))
             self._seen, self._signature = seen, (*settings, *gradients)
@@ -348,14 +346,24 @@ class GradientReducer:
             self._latest = signature, order, layout
         return self._latest[-1]
 
+    def _check(self, entries: Signature) -> None:
+        for name, _, dtype, *_ in entries:
+            if not (dtype.kind == "f" or is_half(dtype)):
+                raise TypeError(f"multi_node_mean_grad: expected gradients of floats, got dtype {dtype} for {name}")
+        for name, shape, dtype, *place in entries:
+            if ON_DEVICE not in place:
+                self._strategy.check((name, shape, dtype))
+
     def _make_layout(
         self, signature: Signature, selection: Selection, order: tuple[str, ...], owners: Owners | None
     ) -> Layout:
         """Create a layout for these gradients; collective."""
+        entries = signature[_N_SETTINGS:]
+        self._check(entries)
         is_foreground = self._hook is None and self._worker is None
         layout = Layout(
             self._strategy,
-            signature[_N_SETTINGS:],
+            entries,
             selection.likes,
             order,
             self._config(),
