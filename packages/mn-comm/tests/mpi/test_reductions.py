@@ -338,4 +338,4 @@ def test_a_bucket_holds_whole_gradients_if_its_size_is_asked_for(comm):
     model = model_of()
     reducer.average(model)
     check(model, 0)
-    assert len(reducer._latest[-1].buckets().buckets) == len(model.params)
+    assert len(reducer._layouts._latest[-1].buckets().buckets) == len(model.params)

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from mn_comm.collectives.mean import order_of_ranges
-from mn_comm.gradients.parts import Part, Ranges, Spec, count, exchange_groups
+from mn_comm.gradients.parts import Part, Ranges, Spec, count
 from mn_comm.gradients.strategies import Strategy
 
 __all__ = ["Owners", "Ownership", "fill_buckets"]
@@ -139,7 +139,10 @@ class Ownership:
         """Return, for each communicating rank of a node and each node, the ranks whose ranges it exchanges."""
         shares_memory = self._strategy.shares_memory
         places = self._places if shares_memory else [(rank, 0) for rank in range(len(self._places))]
-        groups = exchange_groups(places, self._strategy.n_leaders if shares_memory else 1)
+        n_leaders = self._strategy.n_leaders if shares_memory else 1
+        groups: list[list[list[int]]] = [[[] for _ in range(max(places)[0] + 1)] for _ in range(n_leaders)]
+        for rank, (node, number) in enumerate(places):
+            groups[number % n_leaders][node].append(rank)
         return [[nodes[node] for node in order_of_ranges(len(nodes))] for nodes in groups]
 
 

@@ -12,14 +12,14 @@ import numpy as np
 from mn_comm.basis.arithmetic import sum_dtype
 from mn_comm.basis.config import Config
 from mn_comm.basis.device_backend import device_backend
-from mn_comm.gradients.agree import ON_DEVICE, Entry
+from mn_comm.gradients.agree import ON_DEVICE, Signature
 from mn_comm.gradients.bucket import AnyBucket, Block, Bucket, cut, selector
 from mn_comm.gradients.filling import Owners, Ownership, fill_buckets
 from mn_comm.gradients.parts import Exchanged, Part, Ranges, Spec, count
 from mn_comm.gradients.share_size import ShareSize
 from mn_comm.gradients.strategies import Strategy
 
-__all__ = ["Layout"]
+__all__ = ["Layout", "Layouts"]
 
 _Array = np.ndarray[Any, Any]
 _Dtype = np.dtype[Any]
@@ -32,6 +32,7 @@ _LARGE_BYTES = 16 * 1024
 # A bucket's memory is used again two buckets later: by then, all ranks have met in the bucket between.
 _SLOTS = 2
 _ALIGNMENT = 64
+_MOST_LAYOUTS = 8
 
 
 class BucketSet(NamedTuple):
@@ -71,7 +72,7 @@ class Layout:
     def __init__(
         self,
         strategy: Strategy,
-        signature: Sequence[Entry],
+        signature: Signature,
         likes: Sequence[Any],
         order: Sequence[str],
         config: Config,
@@ -228,6 +229,31 @@ class Layout:
         if self._bucket_bytes is None or not self.strategy.packs:
             return self.strategy.bucket_bytes(self.lasting)
         return self._bucket_bytes
+
+
+class Layouts:
+    """The layouts of a few sets of gradients, for example those of a generator and of a discriminator."""
+
+    def __init__(self) -> None:
+        self._of: dict[tuple[Signature, tuple[str, ...]], Layout] = {}
+        self._latest: tuple[Signature, tuple[str, ...], Layout] | None = None
+
+    def find(self, signature: Signature, order: tuple[str, ...] = ()) -> Layout | None:
+        """Return the layout of gradients that are sent in this order, if there is one."""
+        # Usually nothing has changed, and comparing objects is faster than looking up a long tuple.
+        if self._latest is None or self._latest[0] is not signature or self._latest[1] != order:
+            layout = self._of.get((signature, order))
+            if layout is None:
+                return None
+            self._latest = signature, order, layout
+        return self._latest[-1]
+
+    def add(self, layout: Layout, signature: Signature, order: tuple[str, ...] = ()) -> list[Layout]:
+        """Keep a new layout; return old ones that are not kept any more."""
+        dropped = [self._of.pop(next(iter(self._of))) for _ in range(len(self._of) - _MOST_LAYOUTS + 1)]
+        self._of[signature, order] = layout
+        self._latest = signature, order, layout
+        return dropped
 
 
 def _places(nbytes: Sequence[int], slots: int) -> list[tuple[int, int]]:

@@ -19,7 +19,7 @@ from mn_comm.basis.placement import is_device_array
 from mn_comm.collectives.bcast import bcast_in_place
 from mn_comm.gradients.agree import Entry, Signature, first_difference, outline, signature_of
 from mn_comm.gradients.filling import Owners
-from mn_comm.gradients.layout import Layout
+from mn_comm.gradients.layout import Layout, Layouts
 from mn_comm.ranks import agreement
 from mn_comm.ranks.spans import span
 
@@ -32,8 +32,6 @@ _Array = np.ndarray[Any, Any]
 
 # Ranks wait for each other in every bucket; larger buckets do not fit the caches.
 _BUCKET_BYTES = 8 * 1024 * 1024
-# Scripts may alternate between a few sets of arrays.
-_MOST_LAYOUTS = 8
 
 
 class OwnedArrays:
@@ -49,8 +47,7 @@ class OwnedArrays:
         self._seen: tuple[object, ...] = ()
         self._signature: Signature = ()
         self._digest = 0
-        self._layouts: dict[Signature, Layout] = {}
-        self._latest: tuple[Signature, Layout] | None = None
+        self._layouts = Layouts()
 
     def gather(self, named: Sequence[tuple[str, Any]], owners: Sequence[int], failure: Exception | None) -> None:
         """Overwrite arrays with the values of their owners; see :meth:`mn_comm.CommunicatorBase.all_gather_owned`."""
@@ -103,24 +100,21 @@ class OwnedArrays:
 
     def _layout(self, owners: Sequence[int], targets: Sequence[_Target]) -> Layout:
         """Return the layout of the arrays in host memory; collective if it is a new one."""
-        if self._latest is None or self._latest[0] is not self._signature:
-            layout = self._layouts.get(self._signature)
-            if layout is None:
-                while len(self._layouts) >= _MOST_LAYOUTS:
-                    del self._layouts[next(iter(self._layouts))]
-                layout = self._layouts[self._signature] = Layout(
-                    self._strategy,
-                    [(str(i), target.bytes.shape, target.bytes.dtype) for i, target in enumerate(targets)],
-                    (),
-                    (),
-                    Config(),
-                    bucket_bytes=_BUCKET_BYTES,
-                    whole=False,
-                    lasting=False,
-                    owners=Owners({str(i): owner for i, owner in enumerate(owners)}),
-                )
-            self._latest = self._signature, layout
-        return self._latest[1]
+        layout = self._layouts.find(self._signature)
+        if layout is None:
+            layout = Layout(
+                self._strategy,
+                tuple((str(i), target.bytes.shape, target.bytes.dtype) for i, target in enumerate(targets)),
+                (),
+                (),
+                Config(),
+                bucket_bytes=_BUCKET_BYTES,
+                whole=False,
+                lasting=False,
+                owners=Owners({str(i): owner for i, owner in enumerate(owners)}),
+            )
+            self._layouts.add(layout, self._signature)
+        return layout
 
 
 class _Target:

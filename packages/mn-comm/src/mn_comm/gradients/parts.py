@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-__all__ = ["Arrays", "Exchanged", "Part", "Ranges", "Spec", "bounds", "count", "even_or", "exchange_groups"]
+__all__ = ["Arrays", "Exchanged", "Part", "Ranges", "Spec", "bounds", "count", "even_or"]
 
 Spec = tuple[str, tuple[int, ...], np.dtype[Any]]
 """The name, shape and dtype of a gradient."""
@@ -98,14 +98,3 @@ def even_or(shares: Sequence[int], equal: Sequence[int]) -> Sequence[int]:
     most = max((end - begin for begin, end in pairwise(shares)), default=0)
     is_even = len(shares) == len(equal) and most * (len(equal) - 1) <= _MOST_UNEVEN * equal[-1] + len(equal)
     return shares if is_even else equal
-
-
-def exchange_groups(places: Sequence[tuple[int, int]], leaders: int) -> list[list[list[int]]]:
-    """Return, for each leader of a node and each node, the ranks whose data it exchanges with other nodes.
-
-    ``places`` has the node of each rank, and its number there; ``leaders`` is how many ranks of each node communicate.
-    """
-    groups: list[list[list[int]]] = [[[] for _ in range(max(places)[0] + 1)] for _ in range(leaders)]
-    for rank, (node, number) in enumerate(places):
-        groups[number % leaders][node].append(rank)
-    return groups

@@ -26,7 +26,7 @@ from mn_comm.gradients.agree import (
     sorted_parameters,
 )
 from mn_comm.gradients.filling import Owners
-from mn_comm.gradients.layout import Layout
+from mn_comm.gradients.layout import Layout, Layouts
 from mn_comm.gradients.reduction import CommunicationHook, Reduction, average_exactly, mean_of
 from mn_comm.gradients.targets import Targets
 from mn_comm.ranks.agreement import describe, digest
@@ -42,8 +42,6 @@ __all__ = ["GradientReducer"]
 
 # A signature begins with the settings, and the owners of means.
 _N_SETTINGS = len(Config._fields) + 1
-# Scripts may alternate between a few sets of gradients: for example, those of a generator and of a discriminator.
-_MOST_LAYOUTS = 8
 
 
 class GradientReducer:
@@ -91,8 +89,7 @@ class GradientReducer:
         self._agreement = Agreement(strategy.context.ranks, "multi_node_mean_grad")
         self._seen: tuple[object, ...] = ()
         self._signature: Signature = ()
-        self._layouts: dict[tuple[Signature, tuple[str, ...]], Layout] = {}
-        self._latest: tuple[Signature, tuple[str, ...], Layout] | None = None
+        self._layouts = Layouts()
         self._compressor = strategy.compressor
         self._factor = 1.0
         self._is_used = True
@@ -120,7 +117,7 @@ class GradientReducer:
             Exception: Receiving the messages of a join raised it.
         """
         selection, signature, failure = self._select(model, zero_fill, owners)
-        layout = self._known_layout(signature, ())
+        layout = self._layouts.find(signature)
         with span("agree"):
             number, proposal = (layout.number, layout.share_size.proposal) if layout is not None else (0, 0)
             notes = (*self._notes, number, -number, proposal)
@@ -188,7 +185,7 @@ class GradientReducer:
         # only.
         in_use = {each.buffer_index for each in self._under_way}
         buffer_index = next(index for index in range(self._sets) if index not in in_use)
-        layout = self._known_layout(signature, tuple(order))
+        layout = self._layouts.find(signature, tuple(order))
         if layout is None or not layout.has_buckets(buffer_index):  # creating them is collective, if all ranks are here
             if not agreed.succeeds():
                 layout = None
@@ -258,8 +255,7 @@ class GradientReducer:
         if self._compressor is not None:
             compressor = self._compressor
             Future(lambda: compressor.load(state), self._worker).wait()
-            self._layouts.clear()
-            self._latest = None
+            self._layouts = Layouts()
 
     def drain(self) -> None:
         """Wait until running reductions have finished or failed, and discard them."""
@@ -337,15 +333,6 @@ class GradientReducer:
             self._seen, self._signature = seen, (*settings, *gradients)
         return self._signature
 
-    def _known_layout(self, signature: Signature, order: tuple[str, ...]) -> Layout | None:
-        # Usually nothing has changed, and comparing objects is faster than looking up a long tuple.
-        if self._latest is None or self._latest[0] is not signature or self._latest[1] != order:
-            layout = self._layouts.get((signature, order))
-            if layout is None:
-                return None
-            self._latest = signature, order, layout
-        return self._latest[-1]
-
     def _check(self, entries: Signature) -> None:
         for name, _, dtype, *_ in entries:
             if not (dtype.kind == "f" or is_half(dtype)):
@@ -372,12 +359,9 @@ class GradientReducer:
             lasting=not is_foreground,
             owners=owners,
         )
-        while len(self._layouts) >= _MOST_LAYOUTS:
-            oldest = self._layouts.pop(next(iter(self._layouts)))
-            if self._compressor is not None:
-                self._compressor.forget(oldest.number)
         if self._compressor is not None:
             self._compressor.adopt(self._strategy.context.ranks, layout.number, layout.specs, layout.order, layout.form)
-        self._layouts[signature, order] = layout
-        self._latest = signature, order, layout
+        for dropped in self._layouts.add(layout, signature, order):
+            if self._compressor is not None:
+                self._compressor.forget(dropped.number)
         return layout
