@@ -248,12 +248,15 @@ class Layouts:
             self._latest = signature, order, layout
         return self._latest[-1]
 
-    def add(self, layout: Layout, signature: Signature, order: tuple[str, ...] = ()) -> list[Layout]:
-        """Keep a new layout; return old ones that are not kept any more."""
-        dropped = [self._of.pop(next(iter(self._of))) for _ in range(len(self._of) - _MOST_LAYOUTS + 1)]
+    def make_room(self) -> list[Layout]:
+        """Drop the oldest layout if there are too many for another one; return what was dropped."""
+        return [self._of.pop(next(iter(self._of))) for _ in range(len(self._of) - _MOST_LAYOUTS + 1)]
+
+    def add(self, layout: Layout, signature: Signature, order: tuple[str, ...] = ()) -> None:
+        """Keep a new layout."""
+        self.make_room()
         self._of[signature, order] = layout
         self._latest = signature, order, layout
-        return dropped
 
 
 def _places(nbytes: Sequence[int], slots: int) -> list[tuple[int, int]]:

@@ -360,8 +360,8 @@ class GradientReducer:
             owners=owners,
         )
         if self._compressor is not None:
-            self._compressor.adopt(self._strategy.context.ranks, layout.number, layout.specs, layout.order, layout.form)
-        for dropped in self._layouts.add(layout, signature, order):
-            if self._compressor is not None:
+            for dropped in self._layouts.make_room():
                 self._compressor.forget(dropped.number)
+            self._compressor.adopt(self._strategy.context.ranks, layout.number, layout.specs, layout.order, layout.form)
+        self._layouts.add(layout, signature, order)
         return layout
