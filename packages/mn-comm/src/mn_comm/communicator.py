@@ -248,17 +248,12 @@ class Communicator(CommunicatorBase):
         """Combine the arrays of all ranks on one rank; collective.
 
         Args:
-            x: An array of the same shape and dtype on every rank: integers, floats or complex numbers.
-            op: ``sum``, ``max``, ``min`` or ``prod``, the same on every rank.
+            x: See :meth:`allreduce`, which raises the same exceptions.
+            op: See :meth:`allreduce`.
             root: The rank that receives.
 
         Returns:
             At the root a new array of the same shape and dtype, elsewhere ``None``.
-
-        Raises:
-            TypeError: A rank has no array, or one of a dtype that ``op`` cannot combine (on every rank).
-            ValueError: The ranks differ in shape, dtype, ``op`` or ``root``, there is no such ``op``, or ``root`` is
-                out of range (on every rank).
 
         Example:
             >>> largest = comm.reduce(np.array([comm.rank]), op="max", root=0)
@@ -272,18 +267,16 @@ class Communicator(CommunicatorBase):
         """Combine the arrays of all ranks, and give each rank its block of the result; collective.
 
         Args:
-            x: An array of the same shape and dtype on every rank, whose first axis has a length that is a multiple of
-                ``size``: integers, floats or complex numbers.
-            op: ``sum``, ``max``, ``min`` or ``prod``, the same on every rank.
+            x: See :meth:`allreduce`, which raises the same exceptions. The length of the first axis is a multiple of
+                ``size``.
+            op: See :meth:`allreduce`.
 
         Returns:
             A new array of the same dtype: of ``size`` blocks of equal length along the first axis, the one at position
             ``rank``.
 
         Raises:
-            TypeError: A rank has no array, or one of a dtype that ``op`` cannot combine (on every rank).
-            ValueError: The ranks differ in shape, dtype or ``op``, there is no such ``op``, or the length of the first
-                axis is not a multiple of ``size`` (on every rank).
+            ValueError: The length of the first axis is not a multiple of ``size`` (on every rank).
 
         Example:
             >>> comm.reduce_scatter(np.ones(4))
@@ -293,11 +286,7 @@ class Communicator(CommunicatorBase):
 
     @operation
     def barrier(self) -> None:
-        """Wait until every rank has called this; collective.
-
-        Example:
-            >>> comm.barrier()
-        """
+        """Wait until every rank has called this; collective."""
         self.ranks.Barrier()
 
     def __repr__(self) -> str:
@@ -338,17 +327,15 @@ class Communicator(CommunicatorBase):
 
     @operation
     def bcast_data(self, model: Model) -> None:
-        named = agree.sorted_parameters(model)
-        arrays = [param.data for _, param in named]
-        signature = agree.signature_of(zip([name for name, _ in named], arrays, strict=True))
-        agree.Agreement(self.ranks, "bcast_data").check(signature)
+        named = [(name, param.data) for name, param in agree.sorted_parameters(model)]
+        agree.Agreement(self.ranks, "bcast_data").check(agree.signature_of(named))
         with agreement.raise_on_all(self.ranks):
-            for (name, _), array in zip(named, arrays, strict=True):
+            for name, array in named:
                 if isinstance(array, np.ndarray) and not array.flags.writeable:
                     raise ValueError(
                         f"bcast_data: expected arrays that can be written to, got a read-only one for {name}"
                     )
-        for array in arrays:
+        for _, array in named:
             if array is not None:
                 collectives.bcast_in_place(self.ranks, array)
 
