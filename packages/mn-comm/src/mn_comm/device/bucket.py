@@ -132,15 +132,12 @@ class DeviceBucket:
             # Allocated here, because the current stream reads it: CuPy gives memory that was allocated on a stream, as
             # soon as it is freed, to the next operation on that stream, without waiting for any other stream.
             mean = cupy.empty(array.shape, array.dtype)
-        on_side = self.on_side_stream()
 
         def average() -> Any:
-            with on_side() as stream:
-                mean.set(self._strategy.host.mean_of(staging.to_host(array)))
-                stream.synchronize()
+            mean.set(self._strategy.host.mean_of(staging.to_host(array)))
             return mean
 
-        return _OnDevice(self.submit(average), self.on_side_stream(after_current=False))
+        return _OnDevice(self.submit_on_side_stream(average), self.on_side_stream(after_current=False))
 
     def pack(self, arrays: Arrays) -> None:
         """Copy gradients, of any memory layout, into the bucket; ``None`` counts as zeros.
@@ -190,6 +187,20 @@ class DeviceBucket:
                     yield stream
 
         return on_side
+
+    def submit_on_side_stream(self, function: Callable[[], Any]) -> Future[Any]:
+        """Submit a function that is called with the side stream as the current one, and waits for its operations."""
+        on_side = self.on_side_stream()
+
+        def call() -> Any:
+            with on_side() as stream:
+                result = function()
+                # Pinned memory is reused, maybe by other ranks, as soon as this has finished, and the result on another
+                # stream.
+                stream.synchronize()
+            return result
+
+        return self.submit(call)
 
     def _follow_stream(self) -> None:
         """Let the current stream wait for the one on which the program has packed or unpacked before."""

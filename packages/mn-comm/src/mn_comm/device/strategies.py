@@ -134,19 +134,15 @@ class Staged(DeviceStrategy):
 
     def average(self, bucket: DeviceBucket) -> Future[Any]:
         """Start to average a packed bucket; collective."""
-        on_side = bucket.on_side_stream()
 
         def average() -> Any:
             assert bucket.host is not None
-            with on_side() as stream:
-                bucket.flat.get(out=bucket.host.flat)
-                bucket.host.mean()
-                bucket.flat.set(bucket.host.flat)
-                # The pinned memory is reused, maybe by other ranks, as soon as this has finished.
-                stream.synchronize()
+            bucket.flat.get(out=bucket.host.flat)
+            bucket.host.mean()
+            bucket.flat.set(bucket.host.flat)
             return bucket.flat
 
-        return bucket.submit(average)
+        return bucket.submit_on_side_stream(average)
 
 
 class Direct(Staged):
@@ -158,19 +154,19 @@ class Direct(Staged):
 
     def average(self, bucket: DeviceBucket) -> Future[Any]:
         """Start to average a packed bucket; collective."""
+        import cupy
+
         if bucket.host is not None:
             return super().average(bucket)
-        on_side = bucket.on_side_stream()
 
         def average() -> Any:
-            with on_side() as stream:
-                stream.synchronize()  # MPI is independent of streams: the gradients must be packed
-                self.host.context.ranks.allreduce_blocking(bucket.flat)
-                bucket.flat /= self.host.size
-                stream.synchronize()  # the mean is used on another stream
+            # MPI is independent of streams: the gradients must be packed.
+            cupy.cuda.get_current_stream().synchronize()
+            self.host.context.ranks.allreduce_blocking(bucket.flat)
+            bucket.flat /= self.host.size
             return bucket.flat
 
-        return bucket.submit(average)
+        return bucket.submit_on_side_stream(average)
 
 
 class Nccl(DeviceStrategy):
@@ -214,21 +210,18 @@ class Compressed(DeviceStrategy):
 
     def average(self, bucket: DeviceBucket) -> Any:
         """Start to average a packed bucket; collective."""
-        on_side = bucket.on_side_stream()
         if self._nccl_ranks is not None:
-            with on_side():
+            with bucket.on_side_stream()():
                 self._nccl_ranks.raise_failure()
                 self._compressor.average(NcclTransport(self._ranks, bucket.nccl), bucket.flat, bucket.exchanged)
                 done = self._nccl_ranks.launched(bucket.nccl, "exchange of compressed gradients")
             return _OnStream(bucket, lambda: bucket.flat, done)
 
         def average() -> Any:
-            with on_side() as stream:
-                self._compressor.average(StagedTransport(self._ranks), bucket.flat, bucket.exchanged)
-                stream.synchronize()
+            self._compressor.average(StagedTransport(self._ranks), bucket.flat, bucket.exchanged)
             return bucket.flat
 
-        return bucket.submit(average)
+        return bucket.submit_on_side_stream(average)
 
 
 class NodeNccl(DeviceStrategy):
