@@ -37,8 +37,8 @@ def reduce(ranks: Ranks, data: Any, op: str, root: int) -> _Array | None:
     return total if ranks.rank == root else None
 
 
-def _combine(ranks: Ranks, data: Any, op: str, what: str, root: int | None = None) -> _Array:
-    array, total_dtype = _agree_on(ranks, data, op, what)
+def _combine(ranks: Ranks, array: Any, op: str, what: str, root: int | None = None) -> _Array:
+    total_dtype = _agree_on(ranks, array, op, what)
     if placement.is_device_array(array):
         return device_backend().allreduce(ranks, array, total_dtype, op)  # type: ignore[no-any-return]
     total = array.astype(total_dtype, order="C", copy=True)
@@ -49,9 +49,9 @@ def _combine(ranks: Ranks, data: Any, op: str, what: str, root: int | None = Non
     return total.astype(array.dtype, copy=False)  # type: ignore[no-any-return]
 
 
-def reduce_scatter(ranks: Ranks, data: Any, op: str) -> _Array:
+def reduce_scatter(ranks: Ranks, array: Any, op: str) -> _Array:
     """Combine the arrays of all ranks, one block on each rank; see :meth:`mn_comm.Communicator.reduce_scatter`."""
-    array, total_dtype = _agree_on(ranks, data, op, "reduce_scatter")
+    total_dtype = _agree_on(ranks, array, op, "reduce_scatter")
     with agreement.raise_on_all(ranks):
         if not array.ndim or array.shape[0] % ranks.size:
             raise ValueError(
@@ -75,27 +75,24 @@ def reduce_scatter(ranks: Ranks, data: Any, op: str) -> _Array:
     return block.reshape(shape).astype(array.dtype, copy=False)
 
 
-def _agree_on(ranks: Ranks, data: Any, op: str, what: str) -> tuple[Any, np.dtype[Any]]:
-    """Check the arguments of a collective that combines arrays; collective.
-
-    Returns:
-        The array, and the dtype in which it is to be combined.
+def _agree_on(ranks: Ranks, data: Any, op: str, what: str) -> np.dtype[Any]:
+    """Check the arguments of a collective, and return the dtype in which the arrays are to be combined; collective.
 
     Raises:
         TypeError: A rank has no array, or one of a dtype that this operation cannot combine (on every rank).
         ValueError: The ranks differ in shape, dtype or ``op``, or there is no such ``op`` (on every rank).
     """
-    with agreement.raise_on_all(ranks):
+
+    def check() -> tuple[Any, ...]:
         if op not in _OPERATIONS:
             raise ValueError(f"{what}: expected op to be one of {', '.join(_OPERATIONS)}; got {op!r}")
         array = wire.check_array(data, what)
-        total_dtype = wire.check_sum(array.dtype, what)
-        if total_dtype.kind == "c" and op in ("max", "min"):
+        if wire.check_sum(array.dtype, what).kind == "c" and op in ("max", "min"):
             raise TypeError(f"{what}: expected numbers that have an order for op={op!r}, got dtype {array.dtype}")
-    on_device = placement.is_device_array(array)
-    signature = (array.shape, array.dtype.name, op, *(["on a device"] if on_device else []))
-    agreement.agree(ranks, signature, functools.partial(_explain, what))
-    return array, total_dtype
+        return (array.shape, array.dtype.name, op, *(["on a device"] if placement.is_device_array(array) else []))
+
+    agreement.agree(ranks, check, functools.partial(_explain, what))
+    return wire.check_sum(data.dtype, what)
 
 
 def _where_nan(ranks: Ranks, array: _Array, op: str) -> _Array | None:

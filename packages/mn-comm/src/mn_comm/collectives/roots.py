@@ -32,4 +32,4 @@ def same_root(ranks: Ranks, root: Any, prepare: Callable[[int], object] = lambda
         prepare(number)
         return number
 
-    return agreement.the_same(ranks, "root", check)
+    return agreement.agree(ranks, check, lambda roots: agreement.difference_of("root", roots))

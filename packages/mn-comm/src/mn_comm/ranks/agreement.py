@@ -18,13 +18,13 @@ __all__ = [
     "Group",
     "agree",
     "describe",
+    "difference_of",
     "digest",
     "everywhere",
     "expect_same",
     "group_of",
     "raise_on_all",
     "remote_error",
-    "the_same",
 ]
 
 _T = TypeVar("_T")
@@ -120,19 +120,35 @@ def raise_on_all(communicator: Communicating | MPI.Intracomm | Group) -> Iterato
     raise remote_error(rank, kind, message)
 
 
-def agree(group: Group, signature: Any, explain: Callable[[Sequence[Any]], Exception]) -> None:
-    """Raise on every rank unless all ranks hold the same signature; collective.
+def agree(group: Group, check: Callable[[], _T], explain: Callable[[Sequence[_T]], Exception]) -> _T:
+    """Return what a function returns, or raise on every rank if it raised on one, or the ranks differ; collective.
 
     Args:
         group: The ranks that must agree.
-        signature: This rank's; exchanged only if the ranks differ.
-        explain: Creates the exception from the signatures of all ranks; the same exception on every rank.
+        check: Checks arguments without communicating, and returns them: numbers, strings, and tuples of these.
+        explain: Creates the exception from the results of all ranks, if they differ.
 
     Raises:
-        Exception: What ``explain`` returned, if the ranks differ.
+        Exception: What ``check`` raised, here or on another rank, or what ``explain`` returned.
     """
-    if group.differ(digest(signature)):
-        raise everywhere(explain(group.allgather(signature)))
+    mine: Exception | None = None
+    try:
+        value = check()
+    except Exception as error:
+        mine = error
+    # One reduction for both, unless there is something to report.
+    if group.differ(_FAILED if mine is not None else digest(value)) or mine is not None:
+        with raise_on_all(group):
+            if mine is not None:
+                raise mine
+        raise everywhere(explain(group.allgather(value)))
+    return value
+
+
+def difference_of(what: str, values: Sequence[Any]) -> ValueError:
+    """Return the exception for ranks that have different values of something."""
+    rank, other = next((rank, other) for rank, other in enumerate(values) if repr(other) != repr(values[0]))
+    return ValueError(f"expected the same {what} on every rank, got {values[0]} on rank 0 and {other} on rank {rank}")
 
 
 def expect_same(communicator: Communicating | MPI.Intracomm | Group, what: str, value: Any) -> None:
@@ -149,40 +165,7 @@ def expect_same(communicator: Communicating | MPI.Intracomm | Group, what: str, 
     Example:
         >>> mn_comm.expect_same(comm, "number of classes", 10)
     """
-
-    def explain(values: Sequence[Any]) -> ValueError:
-        rank, other = next((rank, other) for rank, other in enumerate(values) if repr(other) != repr(values[0]))
-        return ValueError(
-            f"expected the same {what} on every rank, got {values[0]} on rank 0 and {other} on rank {rank}"
-        )
-
-    agree(group_of(communicator), value, explain)
-
-
-def the_same(group: Group, what: str, check: Callable[[], _T]) -> _T:
-    """Return what a function returns, or raise on every rank if it raised or the ranks differ; collective.
-
-    Args:
-        group: The ranks that must agree.
-        what: What the value is, for the message.
-        check: Checks an argument without communicating, and returns it: numbers, strings, and tuples of these.
-
-    Raises:
-        Exception: What ``check`` raised, here or on another rank.
-        ValueError: The ranks differ; the same message on all of them.
-    """
-    mine: Exception | None = None
-    try:
-        value = check()
-    except Exception as error:
-        mine = error
-    # One reduction, unlike raise_on_all and expect_same one after the other, unless there is something to report.
-    if group.differ(_FAILED if mine is not None else digest(value)) or mine is not None:
-        with raise_on_all(group):
-            if mine is not None:
-                raise mine
-        expect_same(group, what, value)
-    return value
+    agree(group_of(communicator), lambda: value, lambda values: difference_of(what, values))
 
 
 def digest(signature: object) -> int:
