@@ -173,7 +173,7 @@ def scatter_obj(ranks: Ranks, objs: Any, root: int = 0) -> Any:
 
 def allreduce_obj(ranks: Ranks, obj: Any) -> Any:
     """Add up objects along a binomial tree; see :meth:`mn_comm.CommunicatorBase.allreduce_obj`."""
-    total, mine = obj, None
+    total, failure = obj, None
     step = 1
     while step < ranks.size and not ranks.rank & step:
         other = ranks.rank + step
@@ -181,34 +181,26 @@ def allreduce_obj(ranks: Ranks, obj: Any) -> Any:
             try:
                 total = total + recv_obj(ranks, other, 0, None)
             except Exception as error:
-                mine = mine or error
+                failure = failure or error
         step *= 2
     if ranks.rank:
-        mine = _report(ranks, mine, total, ranks.rank - step)
-    failure = ranks.bcast(_failed(ranks, mine))
-    if failure is not None:
-        raise mine or agreement.remote_error(*failure)
+        failure = _pass_on(ranks, total, failure, ranks.rank - step)
+    with agreement.raise_on_all(ranks):
+        if failure is not None and not hasattr(failure, "raised_on_rank"):  # that rank raises it
+            raise failure
     return bcast_obj(ranks, total, pieces.PIECE_BYTES)
 
 
-def _report(ranks: Ranks, mine: Exception | None, total: Any, dest: int) -> Exception | None:
+def _pass_on(ranks: Ranks, total: Any, failure: Exception | None, dest: int) -> Exception | None:
     """Send a partial sum, or an exception that was raised while computing it; return the exception."""
-    if mine is not None:
-        ranks.send(_failed(ranks, mine), dest)
-        return mine
+    if failure is not None:
+        ranks.send(_Failed(ranks.rank, *agreement.describe(failure)), dest)
+        return failure
     try:
         send_obj(ranks, total, dest)
     except Exception as error:  # it cannot be pickled, and send_obj has informed the other rank
         return error
     return None
-
-
-def _failed(ranks: Ranks, error: Exception | None) -> _Failed | None:
-    if error is None:
-        return None
-    kind, message = agreement.describe(error)
-    rank = getattr(error, "raised_on_rank", None)
-    return _Failed(ranks.rank, kind, message) if rank is None else _Failed(rank, kind, message.partition(": ")[2])
 
 
 def _dump(obj: Any) -> _Frames:
