@@ -2,8 +2,8 @@
 
 An object is pickled before anything is sent. So if it cannot be pickled, every rank raises, and no rank hangs. The
 result is a list of *frames*: the first is the pickle, and the others are the buffers of arrays, which are not copied
-into it (PEP 574). Short frames are sent in one message, a *parcel*, together with their lengths; long ones follow it in
-pieces.
+into it (PEP 574). Short frames are sent in one message, a *parcel*; of long ones, it has the lengths, and they follow
+in pieces.
 
 Nothing here creates a communicator, as ``mpi4py.util.pkl5`` does: if a rank is lost, an elastic communicator revokes
 all communicators that it knows, so that no rank waits for another rank that has given up.
@@ -40,13 +40,7 @@ _SHORT_BYTES = 1 << 16
 
 _Array = Any  # of uint8; the buffers that pickle and NumPy take have no common type
 _Frames = list[_Array]
-
-
-class _Parcel(NamedTuple):
-    """What is sent first of an object: the lengths of its frames and, unless they are long, the frames."""
-
-    lengths: list[int]
-    frames: list[bytes] | None
+_Parcel = list[bytes] | list[int]  # frames or, if they are long, their lengths
 
 
 class _Failed(NamedTuple):
@@ -122,7 +116,7 @@ def bcast_obj(ranks: Ranks, obj: Any, max_buf_len: int, root: int = 0) -> Any:
     # The root's limit: other ranks may have left out the argument, and pieces have to be of the same size.
     limit, lengths = ranks.bcast((wire.as_index(max_buf_len, "max_buf_len"), [frame.size for frame in frames]), root)
     if ranks.rank != root:
-        frames = _room(lengths)
+        frames = _begun(lengths)
     for piece in _pieces(frames, limit):
         ranks.Bcast(piece, root)
     return obj if ranks.rank == root else _load(frames)
@@ -147,7 +141,7 @@ def allgather_obj(ranks: Ranks, obj: Any) -> list[Any]:
     parcels = ranks.allgather(_parcel(mine))
     found = [_copy(mine) if root == ranks.rank else _begun(parcel) for root, parcel in enumerate(parcels)]
     for root, parcel in enumerate(parcels):
-        if parcel.frames is None:
+        if isinstance(parcel[0], int):
             for piece in _pieces(found[root]):
                 ranks.Bcast(piece, root)
     return [_load(frames) for frames in found]  # not earlier, as in gather_obj
@@ -217,8 +211,7 @@ def _load(frames: _Frames) -> Any:
 
 
 def _parcel(frames: _Frames) -> _Parcel:
-    lengths = [frame.size for frame in frames]
-    return _Parcel(lengths, None if _are_long(frames) else [frame.tobytes() for frame in frames])
+    return [frame.size for frame in frames] if _are_long(frames) else [frame.tobytes() for frame in frames]
 
 
 def _are_long(frames: _Frames) -> bool:
@@ -226,14 +219,11 @@ def _are_long(frames: _Frames) -> bool:
 
 
 def _begun(parcel: _Parcel) -> _Frames:
-    """Return the frames in a parcel, or room for them."""
-    if parcel.frames is None:
-        return _room(parcel.lengths)
-    return [np.frombuffer(bytearray(frame), np.uint8) for frame in parcel.frames]  # not of bytes: it is writable
-
-
-def _room(lengths: list[int]) -> _Frames:
-    return [np.empty(length, np.uint8) for length in lengths]
+    """Return the frames in a parcel, or room for them; they are writable, unlike bytes."""
+    return [
+        np.empty(each, np.uint8) if isinstance(each, int) else np.frombuffer(bytearray(each), np.uint8)
+        for each in parcel
+    ]
 
 
 def _copy(frames: _Frames) -> _Frames:
@@ -256,7 +246,7 @@ def _from(ranks: Ranks, parcel: _Parcel, source: int, mine: _Frames) -> _Frames:
     if source == ranks.rank:
         return _copy(mine)
     frames = _begun(parcel)
-    if parcel.frames is None:
+    if isinstance(parcel[0], int):
         for piece in _pieces(frames):
             ranks.Recv(piece, source, 0)
     return frames
