@@ -195,8 +195,8 @@ class DeviceBucket:
         def call() -> Any:
             with on_side() as stream:
                 result = function()
-                # Pinned memory is reused, maybe by other ranks, as soon as this has finished, and the result on another
-                # stream.
+                # As soon as this has finished, pinned memory is reused, maybe by other ranks, and another stream uses
+                # the result.
                 stream.synchronize()
             return result
 
