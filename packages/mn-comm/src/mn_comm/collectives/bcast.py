@@ -24,14 +24,14 @@ def bcast(ranks: Ranks, data: Any, root: int = 0) -> np.ndarray[Any, Any]:
         announced, error = header.attempt(lambda: header.describe([wire.check_array(data, "bcast")]))
         ranks.bcast(announced, root)
         header.raise_failure(announced, root, error)
-        if announced.on_device:
+        if announced.on_device[0]:
             device_backend().bcast(ranks, data, root)
         else:
             pieces.bcast(ranks, np.asarray(data, order="C"), root)
         return data  # type: ignore[no-any-return]
     announced = ranks.bcast(None, root)
     header.raise_failure(announced, root)
-    if announced.on_device:
+    if announced.on_device[0]:
         return device_backend().bcast_new(ranks, announced.shapes[0], announced.dtypes[0], root)  # type: ignore[no-any-return]
     received: np.ndarray[Any, Any] = np.empty(announced.shapes[0], announced.dtypes[0])
     pieces.bcast(ranks, received, root)

@@ -28,7 +28,7 @@ class Header(NamedTuple):
         shapes: The shape of each.
         is_tuple: Whether the user passed several arrays, rather than one.
         failure: What was wrong with the sender's input, by type and message; if it is set, no array follows.
-        on_device: Whether each array is on a device at the sender; empty if none is.
+        on_device: Whether each array is on a device at the sender.
     """
 
     dtypes: tuple[np.dtype[Any], ...] = ()
@@ -39,20 +39,17 @@ class Header(NamedTuple):
 
     def make_room(self) -> list[np.ndarray[Any, Any]]:
         """Return host memory for receiving the arrays."""
-        places = self.on_device or (False,) * len(self.shapes)
-        return [placement.make_room(*each) for each in zip(self.shapes, self.dtypes, places, strict=True)]
+        return [placement.make_room(*each) for each in zip(self.shapes, self.dtypes, self.on_device, strict=True)]
 
     def deliver(self, received: Sequence[np.ndarray[Any, Any]]) -> list[Any]:
         """Return the received arrays, on the current device if the sender had them on a device."""
-        places = self.on_device or (False,) * len(self.shapes)
-        return [placement.deliver(*each) for each in zip(received, places, strict=True)]
+        return [placement.deliver(*each) for each in zip(received, self.on_device, strict=True)]
 
 
 def describe(arrays: Sequence[Any], is_tuple: bool = False) -> Header:
     """Return the header that announces ``arrays``."""
-    on_device = tuple(placement.is_device_array(a) for a in arrays)
-    shapes = tuple(a.shape for a in arrays)
-    return Header(tuple(a.dtype for a in arrays), shapes, is_tuple, on_device=on_device if any(on_device) else ())
+    dtypes, shapes = tuple(a.dtype for a in arrays), tuple(a.shape for a in arrays)
+    return Header(dtypes, shapes, is_tuple, on_device=tuple(placement.is_device_array(a) for a in arrays))
 
 
 def attempt(check: Callable[[], Header]) -> tuple[Header, Exception | None]:
