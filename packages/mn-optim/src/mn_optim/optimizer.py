@@ -34,8 +34,7 @@ def create_multi_node_optimizer(
 ) -> MultiNodeOptimizer:
     """Make an optimizer average its gradients over all ranks before each step, as in ChainerMN 7.
 
-    For everything else, such as compression or fewer meetings, use :class:`MultiNodeOptimizer`. Collective if
-    ``double_buffering`` is set.
+    For everything else, such as compression or fewer meetings, use :class:`MultiNodeOptimizer`. Collective.
 
     Args:
         actual_optimizer: A Chainer optimizer, already set up or not; or any object with its ``setup``, ``update`` and
@@ -72,7 +71,7 @@ class MultiNodeOptimizer:
     """A Chainer optimizer that trains replicas of a model on several ranks.
 
     All attributes except its own methods are those of the actual optimizer. A derived class in a script may override
-    ``update``. Collective, unless ``when`` is a bool.
+    ``update``. Creating one is collective.
 
     Args:
         actual_optimizer: A Chainer optimizer, already set up or not; or any object with its ``setup``, ``update`` and

@@ -344,7 +344,7 @@ class Asynchronous(When):
 
 
 def expect_when(communicator: CommunicatorBase, value: Any) -> When:
-    """Return a value of ``when``, after comparing it with those of the other ranks; collective, except for a bool.
+    """Return a value of ``when``, after comparing it with those of the other ranks; collective.
 
     A bool stands for ``AfterBackward(zero_fill)``, for scripts that create their optimizers as with ChainerMN 7.
 
@@ -353,7 +353,7 @@ def expect_when(communicator: CommunicatorBase, value: Any) -> When:
         ValueError: The ranks' values differ (on every rank).
     """
     if isinstance(value, bool):
-        return AfterBackward(value)
+        value = AfterBackward(value)
     with raise_on_all(communicator):
         if not isinstance(value, When):
             raise TypeError(f"expected AfterBackward() or alike for when, got {type(value).__name__}: {value!r:.80}")

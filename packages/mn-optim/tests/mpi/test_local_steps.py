@@ -753,6 +753,7 @@ OF_OTHER_OPTIONS = [
     *((DiLoCo(2), other) for other in (DiLoCo(2, outer=chainer.optimizers.SGD(lr=0.1)), DiLoCo(3), LocalSGD(2))),
     *itertools.pairwise([*SYNCHRONOUS, Asynchronous(), SynchronousFirst(2, LocalSGD(2)), AfterBackward()]),
     (AfterBackward(zero_fill=True), AfterBackward(zero_fill=False)),
+    *((True, other) for other in (False, AfterBackward(zero_fill=False), DuringBackward(), LocalSGD(2))),
 ]
 
 
@@ -760,7 +761,61 @@ OF_OTHER_OPTIONS = [
 @pytest.mark.parametrize(("of_first", "of_others"), OF_OTHER_OPTIONS)
 def test_ranks_whose_options_differ(of_first, of_others):
     with pytest.raises(ValueError, match="expected the same when on every rank, got "):
-        make(of_first if RANK == 0 else of_others)
+        MultiNodeOptimizer(chainer.optimizers.SGD(), COMM, of_first if RANK == 0 else of_others)
+
+
+@pytest.mark.skipif(SIZE < 2, reason="needs two ranks that differ")
+@pytest.mark.parametrize("zero_fill", [True, False])
+def test_a_bool_means_the_same_as_after_backward(zero_fill):
+    when = AfterBackward(zero_fill) if RANK == 0 else zero_fill
+    optimizer = start(MultiNodeOptimizer(chainer.optimizers.SGD(lr=0.5), COMM, when))
+    assert optimizer.zero_fill == zero_fill
+    for _ in train(optimizer, range(2)):
+        equal_everywhere(optimizer.target)
+
+
+@pytest.mark.parametrize("when", [*SYNCHRONOUS, Sharded(OneStepLate()), LocalSGD(2), DiLoCo(2), Asynchronous()])
+@pytest.mark.parametrize("replaces", ["the model", "a parameter"])
+def test_other_parameters_of_the_same_names_are_trained_together(when, replaces):
+    optimizer = start(make(when))
+    for _ in train(optimizer, range(3)):  # in an odd number of steps, something is pending
+        pass
+    optimizer.synchronize()
+    other = Net(seed=RANK)
+    if replaces == "a parameter":
+        with optimizer.target.init_scope():
+            optimizer.target.b = other.b
+        other = optimizer.target
+    optimizer.setup(other)
+    for _ in train(optimizer, range(4)):
+        pass
+    optimizer.synchronize()
+    equal_everywhere(other)
+    assert not np.array_equal(other.b.data, Net(seed=0).b.data)  # it was trained
+
+
+@pytest.mark.parametrize("when", [AfterBackward(), OneStepLate(), LocalSGD(2)])
+def test_a_parameter_that_is_not_optimised_may_be_a_new_one_in_each_step(when):
+    optimizer = start(make(when))
+    for _ in train(optimizer, range(3)):
+        with optimizer.target.init_scope():
+            optimizer.target.noise = chainer.Parameter(np.ones(2, "f4"))
+        if optimizer.t == 0:
+            optimizer.assume_synchronized()  # of its name
+    assert optimizer.t > 0
+
+
+@pytest.mark.skipif(SIZE < 2, reason="needs two ranks that differ")
+@pytest.mark.parametrize("when", [*SYNCHRONOUS, Sharded(OneStepLate()), LocalSGD(2), DiLoCo(2)])
+def test_other_parameters_on_one_rank_raise_on_all(when):
+    optimizer = start(make(when))
+    for _ in train(optimizer, range(3)):
+        pass
+    if RANK == SIZE - 1:
+        optimizer.setup(Net(seed=5))
+    with pytest.raises((ValueError, RuntimeError), match=r"expected all ranks (in|to come to) the same "):
+        for _ in train(optimizer, range(3)):
+            pass
 
 
 def test_rank_without_a_step_of_its_own_meets_those_that_have_taken_one():
