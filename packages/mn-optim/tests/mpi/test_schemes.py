@@ -244,6 +244,33 @@ def test_models_that_come_to_differ_raise_on_all_ranks(when):
         optimizer.update(lambda: F.sum(model.a(x)) + F.sum(model.b(wide if RANK == SIZE - 1 else x)))
 
 
+def advance(optimizer, without=()):
+    for name, param in optimizer.target.namedparams():
+        param.grad = None if name in without else np.full_like(param.data, RANK + 1)
+    optimizer.update()
+
+
+@pytest.mark.parametrize("when", [OneStepLate(), OneStepLate(zero_fill=False), Sharded(OneStepLate())], ids=str)
+@pytest.mark.parametrize("has_gradient", [True, False])
+def test_a_mean_of_an_old_shape_is_not_applied_on_any_rank(when, has_gradient):
+    model = chainer.Link(a=(2, 3), b=5)
+    optimizer = MultiNodeOptimizer(chainer.optimizers.SGD(1), COMM, when).setup(model)
+    for _ in range(3):
+        advance(optimizer)
+    taken = optimizer.t
+    # Without gradients, nothing else compares the shapes of this parameter.
+    if has_gradient or when != OneStepLate(zero_fill=False) or RANK == SIZE - 1:
+        model.b.array = np.zeros(7, "f4")
+    with pytest.raises(ValueError, match=r"expected /b to keep its shape \(5,\) until .*; got \(7,\)"):
+        advance(optimizer, without=() if has_gradient else ["/b"])
+    assert optimizer.t == taken
+    model.b.array = np.zeros(7, "f4")
+    for _ in range(2):  # the first has no means yet
+        advance(optimizer)
+    assert optimizer.t == taken + 1
+    np.testing.assert_array_equal(model.b.data, -(SIZE + 1) / 2)
+
+
 class Raising(chainer.FunctionNode):
     """The identity; its backward pass raises."""
 

@@ -138,6 +138,15 @@ class Reduction:
         """
         self._agreed.wait()
 
+    def expect_shapes(self) -> None:
+        """Raise ``ValueError`` if a parameter has changed its shape since its gradient was packed; not collective."""
+        for (name, param), (_, shape, _) in zip(self._params, self._specs, strict=True):
+            if param.data is not None and param.data.shape != shape:
+                raise ValueError(
+                    f"expected {name} to keep its shape {shape} until the mean of its gradient is applied, one step "
+                    f"later; got {param.data.shape}"
+                )
+
     def wait(self) -> None:
         """Wait until all buckets are averaged, and write the means to the gradients.
 

@@ -255,7 +255,7 @@ class DoubleBuffered(Synchronous):
     def _exchange(self, model: chainer.Link) -> bool:
         previous, self._under_way = self._under_way, None
         try:
-            current = self._start(model)
+            current = self._start(model, previous)
         except (Everyone, NeedsParameters, LeftByException):  # a rank that has left still has its own
             self._under_way = previous
             raise
@@ -272,12 +272,19 @@ class DoubleBuffered(Synchronous):
         previous.wait()
         return True
 
-    def _start(self, model: chainer.Link) -> Reduction:
-        """Start to average gradients; an exception on one rank is raised on all, so that no rank takes a step."""
+    def _start(self, model: chainer.Link, previous: Reduction | None) -> Reduction:
+        """Start to average gradients; an exception on one rank is raised on all, so that no rank takes a step.
+
+        Args:
+            model: The model.
+            previous: The reduction whose means are applied next, if any.
+        """
         current = self.reducer_of(model).start(model, self.zero_fill)
         try:
             current.agree()  # first, because the other ranks receive an announcement only here
             with raise_on_all(self._communicator):
+                if previous is not None:
+                    previous.expect_shapes()
                 current.ready_all()
         except BaseException:
             current.drain()
