@@ -144,7 +144,8 @@ class MultiNodeOptimizer:
         """Average the gradients over all ranks and update the parameters; collective.
 
         The first call only distributes the parameters of rank 0 to all ranks, and does not update them. So does the
-        first call after parameters were added, renamed or initialised.
+        first call after parameters were added, renamed or initialised, or after ``setup`` with other parameters of the
+        same names.
 
         Args:
             lossfun: The function that computes the loss, for which gradients are then computed; ``None`` if the
@@ -170,10 +171,10 @@ class MultiNodeOptimizer:
     def _commit(self, model: chainer.Link, forward: Forward | None, step: Callable[[], None]) -> None:
         """Average, wait until all ranks agree, then take the step; repeat this after a loss, if possible."""
         stepper = self._stepper
-        has_part, seen = stepper.has_part, stepper.target_params
+        has_part, seen, shared = stepper.has_part, stepper.target_params, stepper.shared
 
         def restore() -> None:
-            stepper.has_part, stepper.target_params = has_part, seen
+            stepper.has_part, stepper.target_params, stepper.shared = has_part, seen, shared
 
         attempt = partial(self._average_and_step, model, forward)
         can_repeat = forward is not None
@@ -431,6 +432,7 @@ class _Stepper:
         communicator: The ranks.
         scheme: When gradients are averaged.
         target_params: The names of the parameters, and whether each was initialised, as last seen.
+        shared: The parameters that all ranks have in common, by name.
         has_part: Whether gradients of a part of a mini-batch have been added up.
     """
 
@@ -439,6 +441,7 @@ class _Stepper:
         self.communicator = communicator
         self.scheme = scheme
         self.target_params: list[tuple[str, bool]] = []
+        self.shared: dict[str, Any] = {}
         self.has_part = False
 
     def model(self, what: str) -> chainer.Link:
@@ -453,20 +456,36 @@ class _Stepper:
         return model
 
     def is_changed(self, model: Model) -> bool:
-        """Return whether the names of a model's parameters, or which are initialised, differ from the last call."""
-        previous = self.target_params
-        self.target_params = [(name, param.data is not None) for name, param in sorted(model.namedparams())]
-        return self.target_params != previous
+        """Return whether the names of a model's parameters, or which are initialised, differ from the last call.
+
+        Or whether other parameters are optimised now than those that the ranks share, under the same names: schemes
+        keep gradients, and copies, of those that they know.
+        """
+        previous, named = self.target_params, sorted(model.namedparams())
+        self.target_params = [(name, param.data is not None) for name, param in named]
+        return self.target_params != previous or any(map(self._is_new, named))
+
+    def _is_new(self, named: tuple[str, Any]) -> bool:
+        # A link may create parameters in every forward pass; without a rule, they are not optimised.
+        name, param = named
+        return self.shared.get(name, param) is not param and getattr(param, "update_rule", None) is not None
+
+    def _share(self, model: chainer.Link) -> None:
+        """Remember that all ranks have the parameters of a model in common."""
+        self.shared = dict(model.namedparams())
+        self.is_changed(model)
 
     def assume_synchronized(self) -> None:
         """Assume that the parameters of all ranks are equal already."""
         model = self.actual_optimizer.target
         register_synchronizer(self, (param for _, param in model.namedparams()))
-        self.is_changed(model)
+        self._share(model)
 
     def synchronize(self) -> None:
         """Make the parameters of all ranks equal; collective."""
-        if self.scheme.synchronize(self.model("synchronize"), bool(self.target_params)):
+        model = self.model("synchronize")
+        is_shared = bool(self.target_params) and not any(map(self._is_new, model.namedparams()))
+        if self.scheme.synchronize(model, is_shared):
             self.assume_synchronized()
 
     def share_out(self, model: chainer.Link) -> None:
@@ -477,7 +496,7 @@ class _Stepper:
         register_synchronizer(self, (param for _, param in model.namedparams()))
         self.scheme.restart(model)
         share_out(self.communicator, model, fills_in=self.scheme.join is not None)
-        self.is_changed(model)
+        self._share(model)
 
     def step(
         self, model: chainer.Link, backward: Backward | None, step: Callable[[], None], defer: Defer | None = None
