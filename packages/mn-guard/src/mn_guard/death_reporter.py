@@ -14,6 +14,7 @@ import contextlib
 import functools
 import json
 import os
+import re
 import socket
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
@@ -31,6 +32,8 @@ __all__ = ["connect", "has_explained", "has_spoken"]
 
 _STDERR = 2
 _PATIENCE_SECONDS = 5.0
+# MPICH makes one for each node, Open MPI one for each rank, in MPI_Init. If ranks are killed, nobody removes them.
+_SHARED_MEMORY = re.compile(r" (\d+) +(/dev/shm/(?:mpich_shm_|sm_segment\.)\S+)$", re.MULTILINE)
 
 _connection: socket.socket | None = None
 _is_asked = False
@@ -52,7 +55,7 @@ def connect(within: Ranks, rank: int, size: int, folders: Callable[[], Sequence[
     lacking = [each for each, asked in enumerate(within.allgather(_is_asked)) if not asked]
     if not lacking:
         return _connection
-    me = {"op": "watch", "rank": rank, "size": size, "process": os.getpid()}
+    me = {"op": "watch", "rank": rank, "size": size, "process": os.getpid(), "shared": _shared_memory()}
     address = group = listening = None
     introduced: tuple[socket.socket, socket.socket] | None = None
     if within.rank == lacking[0] and os.environ.get("CHAINERMN_WITNESS") != "0":
@@ -101,6 +104,13 @@ def _address() -> tuple[str | None, socket.socket | None]:
     address = f"\0chainermn-{os.urandom(16).hex()}"
     listening = node.listen(address) if node.can_start() else None
     return (None, None) if listening is None else (address, listening)
+
+
+def _shared_memory() -> list[tuple[str, int]]:
+    """Return the paths and inodes of the files that MPI uses as shared memory in this process."""
+    with contextlib.suppress(OSError), open("/proc/self/maps") as file:
+        return sorted({(path, int(inode)) for inode, path in _SHARED_MEMORY.findall(file.read())})
+    return []
 
 
 def _errors() -> list[int]:

@@ -1,6 +1,7 @@
 """The process on each node: it reports which rank died first, and in a supervised job outlives the ranks.
 
-Its first duty is to report deaths (:mod:`mn_guard.death_reporter`). If the job has a supervisor
+Its first duty is to report deaths (:mod:`mn_guard.death_reporter`). It also removes the shared memory that MPI has left
+behind when the ranks have ended. If the job has a supervisor
 (:mod:`mn_guard.supervised`), it also holds memory for the ranks, reports to the supervisor how they are doing, and ends
 the remaining ranks when the supervisor requests it or is silent for too long.
 
@@ -167,10 +168,14 @@ class Group:
         folders: The folders of code that does not belong to the script.
         errors: The descriptor to write to, which is closed when all ranks have ended: a launcher waits for every
             process that holds the other end of its pipe.
+
+    Attributes:
+        shared: The paths and inodes of files that MPI uses as shared memory, and removes if the ranks end normally.
     """
 
     def __init__(self, expected: int, host: str, folders: Sequence[str], errors: int) -> None:
         self.folders = tuple(folders)
+        self.shared: set[tuple[str, int]] = set()
         self._left = expected
         self._host = host
         self._errors = errors
@@ -208,6 +213,10 @@ class Group:
         self._left -= 1
         if not self._left:
             os.close(self._errors)
+            for path, inode in self.shared:
+                with contextlib.suppress(OSError):  # nearly always, MPI has removed it
+                    if os.stat(path).st_ino == inode:
+                        os.unlink(path)
 
 
 class Silence:
@@ -338,7 +347,9 @@ class _Node:
         name, rank = message["group"], Rank(*(message[key] for key in ("rank", "size", "process")))
         if errors:
             self._groups[name] = Group(message["expected"], socket.gethostname(), message["folders"], *errors)
-        hear = partial(self._hear, self._groups[name], rank)
+        group = self._groups[name]
+        group.shared |= {(path, inode) for path, inode in message.get("shared", [])}
+        hear = partial(self._hear, group, rank)
         self._selector.register(socket.socket(fileno=connection), selectors.EVENT_READ, hear)
         self._expected -= 1
         if not self._expected:

@@ -6,6 +6,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import time
 
 import pytest
 
@@ -34,6 +35,13 @@ if comm.rank == 0:
 if comm.rank == 1:
     comm.recv_obj(0)
 comm.allreduce(np.ones(3))
+"""
+
+SHOW_SHARED_MEMORY = """
+import os, re
+from mpi4py import MPI
+for each in {*re.findall(r"/dev/shm/(?:mpich_shm|sm_segment)\\S+$", open("/proc/self/maps").read(), re.M)}:
+    os.write(1, f"of MPI: {each}\\n".encode())
 """
 
 POOL = """
@@ -98,6 +106,20 @@ def test_workers_of_a_pool_are_ended_in_silence():
     job = run(1, POOL)
     assert (job.returncode, job.stdout) == (0, "done\n"), job.stderr
     assert "most recent call first" not in job.stderr
+
+
+@pytest.mark.skipif(not os.path.isdir("/dev/shm"), reason="no shared memory in files")
+@pytest.mark.parametrize("name", ["SIGKILL", "SIGABRT"])
+def test_no_shared_memory_is_left_behind(name):
+    """The process of the node removes it, maybe after the launcher has ended."""
+    job = run(2, SHOW_SHARED_MEMORY + KILL, "0", name)
+    files = re.findall(r"^of MPI: (\S+)$", job.stdout, re.M)
+    assert job.returncode != 0
+    assert files, job.stdout
+    deadline = time.monotonic() + 30
+    while (left := [each for each in files if os.path.exists(each)]) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert not left
 
 
 def test_a_handler_of_the_program_is_left_alone():
