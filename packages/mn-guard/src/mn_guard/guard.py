@@ -27,7 +27,8 @@ class Guard:
         return watched_start()
 
     def started(self) -> None:
-        """Let an uncaught exception, an exit status and Ctrl-C end all ranks; report to a supervisor."""
+        """Let an uncaught exception, an exit status and Ctrl-C end all ranks; watch; report to a supervisor."""
+        from mn_guard import stall
         from mn_guard.exit_status import share_exit_status
         from mn_guard.global_except_hook import add_hook_by_default
         from mn_guard.supervised import link
@@ -38,6 +39,8 @@ class Guard:
 
             share_exit_status(MPI.COMM_WORLD.rank)
             report.join(MPI.COMM_WORLD.rank, MPI.COMM_WORLD.size)
+        if MPI.COMM_WORLD.size > 1:  # a rank may have ended already, without a communicator
+            stall.start()
 
     def settled(self, within: Ranks) -> None:
         """Let deaths be reported, and messages that nobody receives; collective within the node."""

@@ -30,7 +30,7 @@ from mn_guard.forks import around_forks
 from mn_guard.stall_probe import StallProbe
 from mn_guard.stall_report import bind, describe, ranks_of
 
-__all__ = ["Monitor", "finish", "interrupt_by", "join", "leave"]
+__all__ = ["Monitor", "finish", "interrupt_by", "join", "leave", "start"]
 
 # No rank can complete these before all have called them: MPI calls, and operations of this package.
 _FOR_ALL = {
@@ -213,20 +213,15 @@ _monitor: Monitor | None = None
 _interrupt: Callable[[], object] | None = None
 
 
-def join(ranks: MPI.Intracomm) -> None:
-    """Watch over a new communicator, and start the monitor with the first one.
-
-    Args:
-        ranks: Its private duplicate.
+def start() -> None:
+    """Start the monitor, unless it runs, or ``CHAINERMN_STALL_SECONDS`` is 0.
 
     Raises:
         ValueError: ``CHAINERMN_STALL_SECONDS`` is not a number of seconds.
     """
     global _monitor
     limit = _limit()
-    if not limit:
-        return
-    if _monitor is None:
+    if limit and _monitor is None:
         _monitor = Monitor(limit, abort=_is_set("CHAINERMN_STALL_ABORT"), stacks=_is_set("CHAINERMN_STALL_STACKS"))
         guard_thread.start(_monitor)
         # The thread must not be inside MPI when MPI is finalised. This happens later; or earlier, if the script
@@ -234,7 +229,17 @@ def join(ranks: MPI.Intracomm) -> None:
         at_exit(Step.FAREWELL, functools.partial(_end, _monitor))
         # In a forked child, too, where the thread is not this process's: the child also finalises MPI.
         MPI.COMM_SELF.Set_attr(MPI.Comm.Create_keyval(delete_fn=lambda *_: guard_thread.end()), True)
-    _monitor.join(ranks)
+
+
+def join(ranks: MPI.Intracomm) -> None:
+    """Watch over a new communicator.
+
+    Args:
+        ranks: Its private duplicate.
+    """
+    start()
+    if _monitor is not None:
+        _monitor.join(ranks)
 
 
 def _end(monitor: Monitor) -> None:
