@@ -76,6 +76,13 @@ def test_a_script_without_a_communicator_is_no_training(tmp_path):
     assert "attempt 1 has failed: no rank has made a communicator" in said(done)
 
 
+@pytest.mark.parametrize("loads", ["", "import mn_elastic", "from mpi4py import MPI"], ids=str)
+def test_the_status_of_ranks_without_a_communicator_is_that_of_the_launcher(tmp_path, loads):
+    Path(tmp_path, "other.py").write_text(f"{loads}\nimport sys\nsys.exit(3)")
+    done = run(tmp_path, "", "-n", "2", "--restart", "0", "other.py")
+    assert done.returncode == 3, done.stderr
+
+
 def test_the_input_of_a_script_is_empty(tmp_path):
     done = run(tmp_path, "say('read', repr(sys.stdin.readline()))\ncount(5)", "-n", "1", "--restart", "0")
     assert done.returncode == 0, done.stderr

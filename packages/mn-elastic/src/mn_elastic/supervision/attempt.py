@@ -25,6 +25,7 @@ class Attempt:
         failures: The failures of ranks: the rank, its status, and the reason in one line.
         has_ended: Whether ranks have reported that none continues. Ranks that are stopped may still be present.
         newest: The largest number under which a state was saved; -1 if there is none.
+        launched: The status with which the launcher has ended by itself; 0 if it was ended.
     """
 
     number: int
@@ -39,6 +40,7 @@ class Attempt:
     failures: list[tuple[int, int, str]] = field(default_factory=list)
     has_ended: bool = False
     newest: int = -1
+    launched: int = 0
 
     def hear(self, message: dict[str, Any], host: str) -> None:
         """Process a message from the keeper of a host."""
@@ -95,7 +97,11 @@ class Attempt:
     @property
     def status(self) -> int:
         """The exit status of a job whose last attempt this was."""
-        return 0 if self.is_finished else max((status for _, status, _ in self.failures), default=1) or 1
+        if self.is_finished:
+            return 0
+        # Without a communicator, no rank can report its own.
+        statuses = [status for _, status, _ in self.failures] or [0 if self.joined else self.launched]
+        return max(statuses) or 1
 
     @property
     def reason(self) -> str:

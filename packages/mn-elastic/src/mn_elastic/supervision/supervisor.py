@@ -34,6 +34,7 @@ _LAUNCHER_SECONDS = 5.0  # the time for mpiexec to end after all ranks have ende
 _END_SECONDS = 2.0  # between asking mpiexec to end and killing it
 _END_SECONDS_WITHOUT_A_HOST = 0.5  # Open MPI's mpiexec then waits for that host
 _PAUSE_SECONDS = 0.02  # between two looks at what is about to end
+_EARLY_SECONDS = 1.0  # the time for other ranks, and mpiexec, to end after a rank without a communicator has ended
 _LATE_SECONDS = 20.0  # after this time, it is said that ranks have not come together
 _LITTLE_SHARED_MEMORY = 16 << 20  # bytes; MPICH needs about one for each rank
 _LONGEST_LINE = 1 << 16  # bytes: more than a keeper ever sends
@@ -84,6 +85,7 @@ class Supervisor:
         self._spoken = 0.0
         self._newest = -1
         self._has_said_late = False
+        self._early_since: float | None = None
         self._signal = 0  # the first signal that has asked it to end
 
     def __enter__(self) -> Supervisor:
@@ -154,7 +156,7 @@ class Supervisor:
     def _try(self, number: int, launcher: Launcher, hosts: Sequence[Host]) -> Attempt:
         """Run one attempt, until all of its processes have ended."""
         self._heed()
-        self._lost, self._silent, self._has_said_late = [], set(), False
+        self._lost, self._silent, self._has_said_late, self._early_since = [], set(), False, None
         host, port = self._listening.getsockname()[:2]
         said = str(Supervision(host, port, self._token, number))
         environ = {**os.environ, VARIABLE: said, **environment_of(self._options, hosts)}
@@ -169,6 +171,7 @@ class Supervisor:
         )
         try:
             self._watch(attempt, process)
+            attempt.launched = max(0, process.poll() or 0)
         finally:
             self._end(attempt, process)
         self._newest = max(self._newest, attempt.newest)
@@ -205,8 +208,11 @@ class Supervisor:
 
     def _problem_at_start(self, attempt: Attempt, seconds: float) -> str:
         """Return why ranks will not come together, or an empty result; say once that they have not, so far."""
-        if attempt.problem_at_start or attempt.is_together:
-            return attempt.problem_at_start
+        if attempt.problem_at_start:
+            self._early_since = seconds if self._early_since is None else self._early_since
+            return attempt.problem_at_start if seconds - self._early_since > _EARLY_SECONDS else ""
+        if attempt.is_together:
+            return ""
         limit = self._options.start_limit
         found = f"{len(attempt.joined)} of {attempt.expected} ranks have made a communicator"
         if seconds > limit:
