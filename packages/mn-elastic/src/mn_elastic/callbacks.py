@@ -24,10 +24,20 @@ class Callbacks:
         self._callbacks.append(callback)
 
     def __call__(self, *args: Any) -> None:
-        """Call all functions with these arguments."""
+        """Call all functions with these arguments.
+
+        Raises:
+            Exception: The first exception of a function. The other functions are called nevertheless.
+        """
+        failures: list[Exception] = []
         for function in map(_function, self._callbacks):
-            if function is not None:
-                function(*args)
+            try:
+                if function is not None:
+                    function(*args)
+            except Exception as error:
+                failures.append(error)
+        if failures:
+            raise failures[0]
 
 
 def _function(callback: Callable[..., object]) -> Callable[..., object] | None:

@@ -150,8 +150,10 @@ class ElasticCommunicator(Communicator):
 
         Args:
             callback: Called with the change, on every rank, in the order in which callbacks were registered. It may
-                adapt values that depend on the number of ranks, such as a learning rate; it must not communicate. A
-                ``weakref.WeakMethod`` does not keep its object alive, and is called as long as that exists.
+                adapt values that depend on the number of ranks, such as a learning rate; it must not communicate. An
+                exception of it, raised here after all callbacks were called, should end the rank: the other ranks may
+                have none, and continue. A ``weakref.WeakMethod`` does not keep its object alive, and is called as long
+                as that exists.
 
         Returns:
             The function, so that this can be used as a decorator.

@@ -1,5 +1,7 @@
 import weakref
 
+import pytest
+
 from mn_elastic.callbacks import Callbacks
 
 
@@ -43,3 +45,13 @@ def test_a_function_may_add_another_one():
     assert heard == []
     callbacks()
     assert heard == ["later"]
+
+
+def test_all_are_called_though_one_raises():
+    heard, callbacks = [], Callbacks()
+    for number in range(3):
+        callbacks.add(heard.append)
+        callbacks.add(lambda _, number=number: {}[number])
+    with pytest.raises(KeyError, match="0"):
+        callbacks("event")
+    assert heard == ["event"] * 3
