@@ -167,7 +167,8 @@ class MultiNodeSnapshot(Extension):  # type: ignore[misc]  # Chainer has no type
 
     def _load(self, target: Any, folder: Path) -> None:
         for name in self._candidates(folder):
-            found = read_snapshot(folder / f"{name}.{self.comm.rank}") if self.is_master else None
+            with raise_on_all(self.comm):  # for example if there is too little memory
+                found = read_snapshot(folder / f"{name}.{self.comm.rank}") if self.is_master else None
             problem = found if isinstance(found, str) else None
             problems = [each for each in self.comm.allgather_obj(problem) if each is not None]
             if not problems and not isinstance(found, str):

@@ -288,6 +288,17 @@ def test_a_pipe_or_device_in_place_of_a_file_is_not_read(folder, what, owner):
             checkpointer.save(model, 2)
 
 
+def test_a_folder_that_is_gone_raises_on_all_ranks(folder):
+    checkpointer = create_multi_node_checkpointer("run", COMM, path=folder / "new")
+    checkpointer.save(L.Linear(2, 3), 1)
+    COMM.mpi_comm.Barrier()
+    if RANK == 0:
+        shutil.rmtree(folder / "new")
+    COMM.mpi_comm.Barrier()
+    with pytest.raises(FileNotFoundError, match="new"):
+        checkpointer.maybe_load(L.Linear(2, 3))
+
+
 def test_a_harmed_generation_is_collected_first(folder):
     model = L.Linear(2, 3)
     saver = create_multi_node_checkpointer("run", COMM, path=folder)

@@ -20,6 +20,7 @@ from mn_extensions import (
     main_rank_only,
     multi_node_snapshot,
 )
+from mn_extensions.checkpoint import arrays as checkpoint_arrays
 
 pytestmark = pytest.mark.sizes(1, 4)
 
@@ -261,6 +262,20 @@ def test_a_harmed_snapshot_is_passed_over(folder, how):
         assert loaded(folder).updater.iteration == 1
     messages = [str(each.message) for each in caught]
     assert [("snap_2.0" in message) for message in messages] == [True] * (RANK == 0)
+
+
+@pytest.mark.parametrize("group", [0, min(1, SIZE - 1)])
+def test_a_lack_of_memory_raises_on_all_ranks(folder, group, monkeypatch):
+    save_two(folder)
+
+    def read_no_array(*_, **__):
+        raise MemoryError("no more")
+
+    if RANK == group:
+        monkeypatch.setattr(checkpoint_arrays.npy, "read_array", read_no_array)
+    COMM.mpi_comm.Barrier()
+    with pytest.raises(MemoryError, match="no more"):
+        loaded(folder)
 
 
 def test_a_link_to_nothing_is_not_a_snapshot(folder):

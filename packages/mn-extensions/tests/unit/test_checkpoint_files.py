@@ -1,6 +1,7 @@
 import io
 import os
 import pickle
+import zipfile
 
 import chainer
 import numpy as np
@@ -9,11 +10,19 @@ from chainer.serializers import npz
 from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays_of
+from numpy.lib import format as npy
 
 import mn_extensions  # noqa: F401 - before Chainer
 from mn_extensions.checkpoint.arrays import _is_pickled_none as is_pickled_none
 from mn_extensions.checkpoint.arrays import is_marked, read_arrays, write_arrays
-from mn_extensions.checkpoint.files import FileRecord, HashingWriter, check_writable, read_record, write_file
+from mn_extensions.checkpoint.files import (
+    FileRecord,
+    HashingWriter,
+    check_writable,
+    open_regular,
+    read_record,
+    write_file,
+)
 from mn_extensions.checkpoint.manifest import (
     Manifest,
     file_name,
@@ -135,6 +144,33 @@ def test_a_member_that_seems_encrypted():
         read_arrays(io.BytesIO(content))
 
 
+def with_header(header, **options):
+    """Return an archive of one member of 48 bytes."""
+    file = io.BytesIO()
+    npy.write_array(file, np.zeros(12, "f4"))
+    content = file.getvalue()
+    changed = header.encode().ljust(len(content) - 48 - 11) + b"\n"
+    archived = io.BytesIO()
+    with zipfile.ZipFile(archived, "w", **options) as archive:
+        archive.writestr("x.npy", content[:10] + changed + content[-48:])
+    archived.seek(0)
+    return archived
+
+
+@pytest.mark.parametrize("shape", [f"({2**40}, 9)", f"({2**70},)", "(True, 12)", "(13,)", "(3,)", "(-1, 12)"])
+def test_a_shape_that_does_not_fit_is_found_before_memory_is_allocated(shape):
+    right = "{'descr': '<f4', 'fortran_order': False, 'shape': (3, 4), }"
+    assert read_arrays(with_header(right))["x"].shape == (3, 4)
+    with pytest.raises(ValueError, match=r"expected -?\d+ bytes for shape \(.* and dtype float32 in x\.npy, got 48"):
+        read_arrays(with_header(right.replace("(3, 4)", shape)))
+
+
+@pytest.mark.parametrize("method", [zipfile.ZIP_BZIP2, zipfile.ZIP_LZMA])
+def test_a_compression_that_numpy_does_not_use(method):
+    with pytest.raises(ValueError, match="no compression, or that of NumPy, got number"):
+        read_arrays(with_header("{'descr': '<f4', 'fortran_order': False, 'shape': (3, 4), }", compression=method))
+
+
 def of_a_model():
     file = io.BytesIO()
     chainer.serializers.save_npz(file, chainer.Sequential(chainer.links.Linear(None, 3), chainer.links.Linear(4, 5)))
@@ -183,6 +219,15 @@ def test_what_is_written_in_parts_is_hashed_as_a_whole(tmp_path):
     assert write_file(tmp_path, "a", fill) == read_record(tmp_path, "a")
 
 
+def test_a_pipe_that_takes_the_place_of_a_file_is_not_waited_for(tmp_path, monkeypatch):
+    (tmp_path / "file").touch()
+    os.mkfifo(tmp_path / "pipe")
+    look = os.stat
+    monkeypatch.setattr(os, "stat", lambda path, **options: look(tmp_path / "file"))
+    with pytest.raises(OSError, match="not a regular file"):
+        open_regular(tmp_path / "pipe")
+
+
 def test_a_folder_that_cannot_be_written(tmp_path):
     (tmp_path / "file").touch()
     with pytest.raises(OSError):
@@ -199,6 +244,9 @@ def test_names_with_dots(run):
     assert iterations_of(names, run, "10") == [0, 7, 12]
     assert iterations_of(names, run, "1") == []
     assert iterations_of(names, run, "manifest") == [7]
+    names = [file_name(f"tmp-{run}.0", 3, 7), manifest_name(f"tmp-{run}.0", 3)]  # of a run with such a name
+    assert iterations_of(names, f"tmp-{run}.0", "3") == [7]
+    assert temporaries_of(names, run, "0") == []
     assert temporaries_of([f"tmp-{run}.0.3.x_1", f"tmp-{run}.1.3.x_1", f"{run}.0.3"], run, "0") == [
         f"tmp-{run}.0.3.x_1"
     ]
@@ -226,6 +274,12 @@ def test_a_damaged_manifest_is_noticed(tmp_path_factory, position, how):
     path.write_bytes(content)
     with pytest.raises(ValueError, match=r"run\.manifest\.7"):
         read_manifest(folder, "run", 7)
+
+
+def test_a_manifest_that_is_nested_too_deeply_is_damaged(tmp_path):
+    (tmp_path / "run.manifest.7").write_text('{"content": ' + "[" * 200_000)
+    with pytest.raises(ValueError, match=r"run\.manifest\.7 is damaged"):
+        read_manifest(tmp_path, "run", 7)
 
 
 def test_the_state_of_random_numbers_is_part_of_it():

@@ -7,6 +7,7 @@ of the pickle are read but never executed: only the pickle of ``None`` is accept
 
 from __future__ import annotations
 
+import math
 import os
 import pickletools
 import zipfile
@@ -102,12 +103,20 @@ def is_none(array: np.ndarray[Any, Any]) -> bool:
 
 
 def _read_member(archive: zipfile.ZipFile, name: str) -> np.ndarray[Any, Any]:
+    info = archive.getinfo(name)
+    if info.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):  # others have exceptions of their own
+        raise ValueError(f"expected no compression, or that of NumPy, got number {info.compress_type} for {name}")
     with archive.open(name) as member:
         shape, dtype = _read_header(member)
+        header_bytes = member.tell()
         if dtype.hasobject:
             if shape == () and _is_pickled_none(member.read(_MOST_BYTES_OF_NONE)):
                 return np.asarray(None)
             raise ValueError(f"expected arrays without Python objects, got dtype {dtype} and shape {shape} in {name}")
+    # A damaged header may ask for more memory than there is. (For Python, a bool is an integer.)
+    expected, held = math.prod(map(int, shape)) * dtype.itemsize, info.file_size - header_bytes
+    if expected != held or bool in map(type, shape):
+        raise ValueError(f"expected {expected} bytes for shape {shape} and dtype {dtype} in {name}, got {held}")
     with archive.open(name) as member:
         array = np.asarray(npy.read_array(member, allow_pickle=False))
         member.read(1)  # the checksum of a member is compared only at its end

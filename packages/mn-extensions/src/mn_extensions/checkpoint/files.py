@@ -118,9 +118,20 @@ def open_regular(path: Path) -> BinaryIO:
     Raises:
         OSError: It does not exist, is not a regular file, or cannot be read.
     """
-    if not stat.S_ISREG(os.stat(path).st_mode):
+    # Opening a device may do something to it. A pipe may take the place of a file that was just found.
+    _expect_regular(os.stat(path), path)
+    file = open(path, "rb", opener=lambda name, flags: os.open(name, flags | os.O_NONBLOCK))
+    try:
+        _expect_regular(os.fstat(file.fileno()), path)
+    except BaseException:
+        file.close()
+        raise
+    return file
+
+
+def _expect_regular(found: os.stat_result, path: Path) -> None:
+    if not stat.S_ISREG(found.st_mode):
         raise OSError(errno.EINVAL, "not a regular file", os.fspath(path))
-    return open(path, "rb")
 
 
 def read_record(folder: Path, name: str) -> FileRecord:

@@ -20,7 +20,7 @@ import numpy as np
 
 from mn_comm import Change, CommunicatorBase, is_elastic, raise_on_all
 from mn_extensions.checkpoint.arrays import is_marked, read_snapshot, write_arrays
-from mn_extensions.checkpoint.files import FileRecord, read_record, write_file
+from mn_extensions.checkpoint.files import FileRecord, open_regular, read_record, write_file
 from mn_extensions.checkpoint.manifest import (
     Manifest,
     file_name,
@@ -169,7 +169,9 @@ class Generations:
         """Remove all files, and at rank 0 those that a lost rank was writing; when no rank writes any more."""
         self.remove(set(self.mine))
         if self.comm.rank == 0:
-            names = os.listdir(self.folder) if self._lost else []
+            names: list[str] = []
+            with _in_nobodys_way(self.folder):
+                names = os.listdir(self.folder) if self._lost else []
             for name in [name for number in self._lost for name in temporaries_of(names, self.run, str(number))]:
                 with _in_nobodys_way(self.folder / name):
                     (self.folder / name).unlink()
@@ -189,7 +191,9 @@ class Generations:
         Raises:
             ValueError: It was saved by a different number of ranks.
         """
-        manifests = self.comm.bcast_obj(self._read_manifests() if self.comm.rank == 0 else None)
+        with raise_on_all(self.comm):
+            read = self._read_manifests() if self.comm.rank == 0 else None
+        manifests = self.comm.bcast_obj(read)
         with raise_on_all(self.comm):
             others = self._look_around(manifests, old_run)
         others_everywhere = self.comm.allgather_obj(others)
@@ -266,11 +270,13 @@ class Generations:
         """Return the problem with this rank's file, if there is one."""
         path = self.folder / expected.name
         try:
-            found = read_record(self.folder, expected.name)
+            with open_regular(path) as file:
+                nbytes = os.fstat(file.fileno()).st_size  # so that a very large file is not read
+            found = read_record(self.folder, expected.name) if nbytes == expected.nbytes else None
         except OSError as error:
             return f"{path} cannot be read: {error.strerror}"
-        if found.nbytes != expected.nbytes:
-            return f"{path} has {found.nbytes} bytes instead of {expected.nbytes}"
+        if found is None:
+            return f"{path} has {nbytes} bytes instead of {expected.nbytes}"
         return None if found == expected else f"{path} is damaged: its checksum does not match"
 
     def _warn_of_what_is_in_the_way(self, others_everywhere: Sequence[set[_Other]], resumed: int) -> None:

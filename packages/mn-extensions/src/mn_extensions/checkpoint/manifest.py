@@ -68,7 +68,8 @@ def iterations_of(names: Iterable[str], run: str, owner: str) -> list[int]:
 
 def temporaries_of(names: Iterable[str], run: str, owner: str) -> list[str]:
     """Return the names of files that were being written when their process died; arguments as above."""
-    pattern = re.compile(re.escape(f"{TEMPORARY}{run}.{owner}.") + r"[0-9]+\.[^.]+")
+    # Not digits alone: this would be a file of another run, whose name begins like that of a temporary file.
+    pattern = re.compile(re.escape(f"{TEMPORARY}{run}.{owner}.") + r"[0-9]+\.(?![0-9]+$)[^.]+")
     return [name for name in names if pattern.fullmatch(name)]
 
 
@@ -103,7 +104,7 @@ def read_manifest(folder: Path, run: str, iteration: int) -> Manifest:
         intact = outer["checksum"] == _checksum(content)
         fields = json.loads(content)
         files = tuple(FileRecord(**each) for each in fields["files"])
-    except (ValueError, TypeError, KeyError, AttributeError) as error:
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
         raise ValueError(f"{os.fspath(path)} is damaged: {error}") from error
     if not intact or fields["iteration"] != iteration:
         raise ValueError(f"{os.fspath(path)} is damaged: its checksum does not match")
