@@ -213,10 +213,23 @@ class Group:
         self._left -= 1
         if not self._left:
             os.close(self._errors)
-            for path, inode in self.shared:
-                with contextlib.suppress(OSError):  # nearly always, MPI has removed it
-                    if os.stat(path).st_ino == inode:
-                        os.unlink(path)
+            self._remove_shared()
+
+    def _remove_shared(self) -> None:
+        for path, inode in self.shared:
+            with contextlib.suppress(OSError):  # nearly always, MPI has removed it
+                # Ranks that are not in this group, because they have no communicator, may go on.
+                if os.stat(path).st_ino == inode and not _is_mapped(path):
+                    os.unlink(path)
+
+
+def _is_mapped(path: str) -> bool:
+    """Return whether a process of this user has a file in its memory."""
+    for process in filter(str.isdecimal, os.listdir("/proc")):
+        with contextlib.suppress(OSError), open(f"/proc/{process}/maps") as file:
+            if path in file.read():
+                return True
+    return False
 
 
 class Silence:

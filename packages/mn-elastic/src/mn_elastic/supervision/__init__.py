@@ -16,7 +16,8 @@ with the state of another rank. With ``--detect``, a rank that is stopped or cut
 and ``elastic=True``.
 
 It gives up if fewer than ``--min`` ranks can be started, if no restarts are left, or if three attempts in a row have
-failed without saving a newer state. Its exit status is then that of a failed rank, or 1.
+failed without saving a newer state. Its exit status is then that of a failed rank, that of ``mpiexec`` if no rank has
+created a communicator, or 1.
 """
 
 from __future__ import annotations
