@@ -8,7 +8,7 @@ from typing import Any
 
 import chainer
 
-from mn_comm import CommunicationHook, CommunicatorBase, expect_same, raise_on_all
+from mn_comm import CommunicationHook, CommunicatorBase, expect_same, raise_on_all, transact
 from mn_comm.building_blocks import CompressionScheme
 from mn_optim.commit import refuse_elastic
 from mn_optim.schemes import (
@@ -354,11 +354,17 @@ def expect_when(communicator: CommunicatorBase, value: Any) -> When:
     """
     if isinstance(value, bool):
         value = AfterBackward(value)
-    with raise_on_all(communicator):
-        if not isinstance(value, When):
-            raise TypeError(f"expected AfterBackward() or alike for when, got {type(value).__name__}: {value!r:.80}")
-    expect_same(communicator, "when", _describe(value))
-    return value
+
+    def agree() -> None:
+        with raise_on_all(communicator):
+            if not isinstance(value, When):
+                raise TypeError(
+                    f"expected AfterBackward() or alike for when, got {type(value).__name__}: {value!r:.80}"
+                )
+        expect_same(communicator, "when", _describe(value))
+
+    transact(communicator, agree)
+    return value  # type: ignore[no-any-return]
 
 
 def _reducer_options(send: Send) -> dict[str, Any]:

@@ -94,6 +94,24 @@ def test_in_the_first_update(job, wait):
     assert job(3, START + TRAIN, "naive", "AfterBackward()", "0", str(wait)) == ["2 5"] * 2
 
 
+WHILE_IT_IS_CREATED = """
+if me == 1:
+    die_at_wait(int(sys.argv[2]))
+opt = optimizer(eval(sys.argv[3]))
+for step in range(4):
+    opt.update(net, *batch(step))
+expect_equal()
+say(comm.size, opt.t)
+"""
+
+
+@pytest.mark.parametrize("wait", range(2))
+@pytest.mark.parametrize("when", ["True", "AfterBackward()", "OneStepLate()"])
+def test_while_it_is_created(job, when, wait):
+    steps = 2 if "Late" in when else 3
+    assert job(3, START + WHILE_IT_IS_CREATED, "naive", str(wait), when) == [f"2 {steps}"] * 2
+
+
 REPEATED = """
 opt = optimizer()
 opt.update(net, *batch(0))
