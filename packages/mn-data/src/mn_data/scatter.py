@@ -67,7 +67,7 @@ def scatter_dataset(
             or in ``force_equal_length`` (on every rank).
     """
     with _communicator(comm) as communicator:
-        _check(communicator, root, force_equal_length, max_buf_len)
+        transact(communicator, partial(_check, communicator, root, force_equal_length, max_buf_len))
         arguments = (dataset, communicator, root, shuffle, seed, max_buf_len, force_equal_length)
         mine, length = transact(communicator, partial(_scatter, *arguments))
         tell_of_lost_parts(communicator, length, force_equal_length)
@@ -123,12 +123,17 @@ def scatter_index(
             ``root`` is out of range.
     """
     with _communicator(comm) as communicator:
-        _check(communicator, root, force_equal_length)
-        with raise_on_all(communicator):
-            if communicator.rank == root:
-                _check_count(n_total_samples)
-        total = communicator.bcast_obj(n_total_samples if communicator.rank == root else None, root=root)
-        return part(int(total), places(communicator), place_of(communicator, communicator.rank), force_equal_length)
+        total = transact(communicator, partial(_total, n_total_samples, communicator, root, force_equal_length))
+        return part(total, places(communicator), place_of(communicator, communicator.rank), force_equal_length)
+
+
+def _total(n_total_samples: int, communicator: CommunicatorBase, root: int, force_equal_length: bool) -> int:
+    """Return the number of samples that the root knows; collective."""
+    _check(communicator, root, force_equal_length)
+    with raise_on_all(communicator):
+        if communicator.rank == root:
+            _check_count(n_total_samples)
+    return int(communicator.bcast_obj(n_total_samples if communicator.rank == root else None, root=root))
 
 
 def _scatter_samples(

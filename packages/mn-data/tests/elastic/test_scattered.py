@@ -1,5 +1,7 @@
 """Data that is divided among the ranks, when a rank is lost."""
 
+import pytest
+
 CODE = """
 import os, signal, sys
 import numpy as np
@@ -28,3 +30,32 @@ def test_the_part_that_is_lost_is_named(job):
     # The second victim is rank 2 of the remaining ranks, which still has the part that it got as rank 3.
     assert "samples 3 to 5 of 12, in the order of scatter_dataset, were lost with rank 1" in job.stderr
     assert "samples 9 to 11 of 12, in the order of scatter_dataset, were lost with rank 2" in job.stderr
+
+
+DIES_MEANWHILE = """
+import os, signal, sys
+from mn_comm import create_communicator
+from mn_comm.ranks.watch import Activity
+from mn_data import scatter_dataset, scatter_index
+comm = create_communicator("naive", elastic=True)
+me, left = comm.rank, [int(sys.argv[2])]
+wait_for = Activity.wait_for
+def waits(self, *args):
+    left[0] -= 1
+    if left[0] < 0:
+        os.kill(os.getpid(), signal.SIGKILL)
+    return wait_for(self, *args)
+if me == 1:
+    Activity.wait_for = waits
+if sys.argv[1] == "dataset":
+    part = list(scatter_dataset([*range(6)], comm))
+else:
+    part = [*range(*scatter_index(6, comm))]
+print(part, comm.size, flush=True)
+"""
+
+
+@pytest.mark.parametrize("what", ["dataset", "index"])
+@pytest.mark.parametrize("wait", range(3))
+def test_a_rank_that_is_lost_meanwhile_gets_no_part(job, what, wait):
+    assert job(3, DIES_MEANWHILE, what, str(wait)) == ["[0, 1, 2] 2", "[3, 4, 5] 2"]

@@ -129,6 +129,21 @@ def test_a_checkpoint_is_one_of_those_who_are_left(job, tmp_path, rank, wait):
     assert job(3, START + CHECKPOINT, str(rank), str(wait)) == ["5 5.0 2", "5 5.0 2", "[]"]
 
 
+CREATED = """
+if me == 1:
+    die_at_wait(int(sys.argv[2]))
+checkpointer = mn_extensions.create_multi_node_checkpointer("run", comm, path=eval(sys.argv[1]))
+checkpointer.path = "cp"
+checkpointer.save(net, 1)
+say(checkpointer.maybe_load(net), comm.size)
+"""
+
+
+@pytest.mark.parametrize(("path", "wait"), [("None", 0), ("None", 1), ("'cp'", 2), ("'cp'", 4), ("None", 4)])
+def test_a_checkpointer_while_it_is_created(job, tmp_path, path, wait):
+    assert job(3, START + CREATED, path, str(wait)) == ["1 2", "1 2"]
+
+
 SNAPSHOT = """
 snapshot = chainer.training.extensions.snapshot(target=net, filename="snapshot", autoload=True)
 made = mn_extensions.multi_node_snapshot(comm, snapshot, [[0], [1, 2, 3]])

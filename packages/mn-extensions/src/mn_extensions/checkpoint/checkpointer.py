@@ -88,9 +88,7 @@ class MultiNodeCheckpointer(Extension):  # type: ignore[misc]  # Chainer has no 
         gc_interval: int,
         path: str | os.PathLike[str] | None,
     ) -> None:
-        with raise_on_all(comm):
-            _check_arguments(name, cp_interval, gc_interval)
-        expect_same(comm, "name, cp_interval and gc_interval", (name, cp_interval, gc_interval))
+        transact(comm, partial(_agree, comm, name, cp_interval, gc_interval))
         self.name = name  # the trainer may rename the extension, but not the files
         self.comm = comm
         self.cp_interval = cp_interval
@@ -132,6 +130,7 @@ class MultiNodeCheckpointer(Extension):  # type: ignore[misc]  # Chainer has no 
         """
         synchronize(target)
         self.stats.start()
+        self._use_generations()
         failure = transact(self.comm, partial(self._save, target, iteration))
         if failure is not None:
             with raise_on_all(self.comm):  # if warnings are errors, all ranks raise
@@ -180,6 +179,7 @@ class MultiNodeCheckpointer(Extension):  # type: ignore[misc]  # Chainer has no 
             OSError: The folder cannot be written on some rank (on every rank).
         """
         self._use_folder(trainer, path)
+        self._use_generations()
         return transact(self.comm, partial(self._load, trainer, optimizer))
 
     def _load(self, trainer: Any, optimizer: Any) -> int | None:
@@ -232,14 +232,18 @@ class MultiNodeCheckpointer(Extension):  # type: ignore[misc]  # Chainer has no 
     def _use_generations(self) -> Generations:
         """Return the generations in the folder, which can be written; collective the first time."""
         if self._generations is None:
-            with raise_on_all(self.comm):
-                if self.path is None:
-                    raise RuntimeError(
-                        "expected a folder for the checkpoints: pass path to create_multi_node_checkpointer"
-                    )
-                check_writable(Path(self.path))
-            self._generations = Generations(self.comm, Path(self.path), self._run)
+            folder = transact(self.comm, self._check_folder)  # a transaction: all ranks have come through, or none
+            self._generations = Generations(self.comm, folder, self._run)
         return self._generations
+
+    def _check_folder(self) -> Path:
+        """Return the folder, which can be written; collective."""
+        with raise_on_all(self.comm):
+            if self.path is None:
+                raise RuntimeError("expected a folder for the checkpoints: pass path to create_multi_node_checkpointer")
+            folder = Path(self.path)
+            check_writable(folder)
+        return folder
 
     def _complete_generation(
         self, generations: Generations, iteration: int, reports: Sequence[FileRecord | str]
@@ -267,6 +271,13 @@ class MultiNodeCheckpointer(Extension):  # type: ignore[misc]  # Chainer has no 
             return frozenset(generations.mine)
         generations.complete = set(sorted(generations.complete)[-self.cp_interval :])
         return frozenset(generations.complete)
+
+
+def _agree(comm: CommunicatorBase, name: Any, cp_interval: Any, gc_interval: Any) -> None:
+    """Raise on every rank unless the arguments are valid, and the same on all ranks; collective."""
+    with raise_on_all(comm):
+        _check_arguments(name, cp_interval, gc_interval)
+    expect_same(comm, "name, cp_interval and gc_interval", (name, cp_interval, gc_interval))
 
 
 def _check_arguments(name: Any, cp_interval: Any, gc_interval: Any) -> None:
