@@ -90,6 +90,24 @@ def test_a_function_of_on_change_that_communicates_ends_only_its_rank(job):
     assert "RuntimeError: expected a function of on_change not to communicate" in job.stderr
 
 
+AGREE = """
+if me == 1:
+    die_at_wait(int(sys.argv[2]))
+mn_comm.expect_same(comm, "number", 1)
+try:
+    with mn_comm.raise_on_all(comm):
+        if comm.rank == 0:
+            raise KeyError("on rank 0 only")
+except KeyError:
+    say("raised", comm.size)
+"""
+
+
+@pytest.mark.parametrize("wait", range(4))
+def test_a_check_is_repeated_by_those_who_are_left(job, wait):
+    assert job(3, START + AGREE, "naive", str(wait)) == ["raised 2"] * 2
+
+
 EACH_OPERATION = """
 operations = {
     "bcast": lambda: comm.bcast(np.ones(3), root=0),

@@ -10,6 +10,8 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
+from mn_comm.basis.transaction import transact
+
 if TYPE_CHECKING:
     from mpi4py import MPI
 
@@ -110,10 +112,16 @@ def raise_on_all(communicator: Communicating | MPI.Intracomm | Group) -> Iterato
         yield
     except Exception as error:
         mine = error
-    group = group_of(communicator)
-    if not group.any(mine is not None):
+
+    def exchange() -> list[tuple[str, str] | None]:
+        group = group_of(communicator)
+        if not group.any(mine is not None):
+            return []
+        return group.allgather(None if mine is None else describe(mine))
+
+    reports = transact(communicator, exchange)
+    if not reports:
         return
-    reports = group.allgather(None if mine is None else describe(mine))
     if mine is not None:
         raise mine
     rank, (kind, message) = next((rank, report) for rank, report in enumerate(reports) if report is not None)
@@ -165,7 +173,9 @@ def expect_same(communicator: Communicating | MPI.Intracomm | Group, what: str, 
     Example:
         >>> mn_comm.expect_same(comm, "number of classes", 10)
     """
-    agree(group_of(communicator), lambda: value, lambda values: difference_of(what, values))
+    transact(
+        communicator, lambda: agree(group_of(communicator), lambda: value, lambda values: difference_of(what, values))
+    )
 
 
 def digest(signature: object) -> int:
