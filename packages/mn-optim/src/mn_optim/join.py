@@ -5,37 +5,24 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
-from typing import Any, Protocol
+from typing import Any
 
 import chainer
 import numpy as np
 from chainer.backends import cuda
 
-from mn_comm import CommunicatorBase
 from mn_optim.commit import refuse_elastic
 from mn_optim.join_state import OVER, Everyone, JoinState, LeftByException, NeedsParameters
+from mn_optim.persistents import KeptPersistents
 from mn_optim.schemes.communicating import communicating_links
-from mn_optim.schemes.scheme import Backward, Scheme
+from mn_optim.schemes.scheme import Backward
+from mn_optim.stepper import Stepper
 
 __all__ = ["JoinParticipant"]
 
 NO_SAMPLES = "multi_node_no_samples"
 """The name of Chainer's configuration that is true while a model runs on a sample that does not count."""
 LossFunction = Callable[..., chainer.Variable]
-
-
-class Stepper(Protocol):
-    """What takes the steps of an optimizer; see :mod:`mn_optim.optimizer`."""
-
-    actual_optimizer: Any
-    communicator: CommunicatorBase
-    scheme: Scheme
-
-    def is_changed(self, model: chainer.Link) -> bool: ...
-    def share_out(self, model: chainer.Link) -> None: ...
-    def synchronize(self) -> None: ...
-    def step(self, model: chainer.Link, backward: Backward | None, step: Callable[[], None]) -> None: ...
-    def backward_from(self, model: chainer.Link, loss: chainer.Variable) -> Backward: ...
 
 
 class JoinParticipant:
@@ -66,7 +53,8 @@ class JoinParticipant:
         self._scheme = stepper.scheme
         self._communicates: bool | None = None
         self._lossfun: LossFunction | None = None
-        self.state = self._scheme.join = JoinState(stepper.communicator.rank, stepper.communicator.size, over)
+        self.state = JoinState(stepper.communicator.rank, stepper.communicator.size, over)
+        self._scheme.use_join(self.state)
 
     def begin(self, model: chainer.Link, lossfun: LossFunction | None, args: Any, kwds: Any, is_part: bool) -> None:
         """Prepare an update with data; collective if the model communicates.
@@ -149,7 +137,10 @@ class JoinParticipant:
         self.state.has_left = self.state.is_absent = True
         try:
             if self._scheme.synchronous is not None:
-                self._announce(model)
+                try:
+                    self._scheme.synchronous.exchange_messages(model)
+                except NeedsParameters:
+                    self._share_out(model)
             while self._scheme.synchronous is not None:
                 self.stand_in(model)
         except Everyone:
@@ -169,14 +160,7 @@ class JoinParticipant:
 
     def end(self) -> None:
         """Take no part in a join any more."""
-        self._scheme.join = None
-
-    def _announce(self, model: chainer.Link) -> None:
-        assert self._scheme.synchronous is not None
-        try:
-            self._scheme.synchronous.exchange_messages(model)
-        except NeedsParameters:
-            self._share_out(model)
+        self._scheme.use_join(None)
 
     def _share_out(self, model: chainer.Link) -> None:
         self.state.is_together = False
@@ -201,8 +185,12 @@ class JoinParticipant:
         lossfun = self._lossfun or model
         args, kwds = self.state.specimen
         to_device = model.device.send
-        with _silently(), _reports_dropped(), _persistents_kept(model), chainer.using_config(NO_SAMPLES, True):
+        # Running means of links that do not communicate: these links do not know that a sample does not count.
+        shared = {id(link) for _, link in communicating_links(model)}
+        kept = KeptPersistents(link for link in model.links() if id(link) not in shared)
+        with _silently(), _reports_dropped(), chainer.using_config(NO_SAMPLES, True):
             loss = lossfun(*_mapped(to_device, args), **_mapped(to_device, kwds)) * 0
+        kept.put_back()
         self._meet(model)
         run = self._stepper.backward_from(model, loss)
         del loss
@@ -253,19 +241,3 @@ def _reports_dropped() -> Any:
         return chainer.get_current_reporter().scope({})
     except IndexError:  # nobody observes
         return nullcontext()
-
-
-@contextmanager
-def _persistents_kept(model: chainer.Link) -> Iterator[None]:
-    """Keep the running means of links that do not communicate, which do not know that a sample does not count."""
-    shared = {id(link) for _, link in communicating_links(model)}
-    kept = [
-        (link, name, getattr(link, name).copy())
-        for link in model.links()
-        if id(link) not in shared
-        for name in link._persistent  # noqa: SLF001 - Chainer has no public name for it
-        if hasattr(getattr(link, name), "copy")
-    ]
-    yield
-    for link, name, value in kept:
-        setattr(link, name, value)

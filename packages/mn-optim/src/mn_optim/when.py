@@ -11,18 +11,13 @@ import chainer
 from mn_comm import CommunicationHook, CommunicatorBase, expect_same, raise_on_all
 from mn_comm.building_blocks import CompressionScheme
 from mn_optim.commit import refuse_elastic
-from mn_optim.schemes import (
-    AsynchronousMean,
-    DoubleBuffered,
-    LocalSteps,
-    Overlapped,
-    Plain,
-    Scheme,
-    ShardedSteps,
-    Synchronous,
-    TwoPhases,
-)
-from mn_optim.sharding import Shards
+from mn_optim.schemes.asynchronous import AsynchronousMean
+from mn_optim.schemes.local_steps import LocalSteps
+from mn_optim.schemes.scheme import Scheme, Synchronous
+from mn_optim.schemes.sharded_steps import ShardedSteps
+from mn_optim.schemes.synchronous import DoubleBuffered, Overlapped, Plain
+from mn_optim.schemes.two_phases import TwoPhases
+from mn_optim.sharding.shards import Shards
 
 __all__ = [
     "AfterBackward",
@@ -77,7 +72,7 @@ class AfterBackward(When):
         """Return the scheme."""
         options = _reducer_options(self.send)
         reducer = communicator.gradient_reducer(**options) if options else None
-        return Plain(communicator, self.zero_fill, reducer)
+        return Plain(communicator, reducer, self.zero_fill)
 
 
 @dataclass(frozen=True)
@@ -146,7 +141,8 @@ class Sharded(When):
     def start(self, communicator: CommunicatorBase, actual_optimizer: Any) -> Scheme:
         """Return the scheme."""
         refuse_elastic(communicator, "Sharded")
-        return ShardedSteps(self.when.start(communicator, actual_optimizer), Shards(communicator, actual_optimizer))
+        inside = self.when.start(communicator, actual_optimizer)
+        return ShardedSteps(communicator, inside, Shards(communicator, actual_optimizer))
 
 
 @dataclass(frozen=True)

@@ -21,7 +21,6 @@ from mn_optim.schemes.communicating import communicating_links
 from mn_optim.schemes.optimizer_state import Slots
 from mn_optim.schemes.parameters import initialised_parameters, set_value, value_of
 from mn_optim.schemes.scheme import Backward, Scheme, TakeStep
-from mn_optim.schemes.shared import share_out
 
 __all__ = ["AsynchronousMean"]
 
@@ -46,8 +45,8 @@ class AsynchronousMean(Scheme):
     may_diverge = True
 
     def __init__(self, communicator: CommunicatorBase, max_staleness: int, interval: float) -> None:
+        super().__init__(communicator)
         self.is_meeting = False
-        self._communicator = communicator
         self._pace = max_staleness, interval
         self._is_shared = False
         self._has_moved = False
@@ -94,16 +93,13 @@ class AsynchronousMean(Scheme):
         self._is_shared = self._has_moved = False
         self._share(model)
 
-    def synchronize(self, model: chainer.Link, is_shared: bool) -> bool:
+    def synchronize(self, model: chainer.Link) -> bool:
         """Wait until all ranks have called this, and continue averaging while others train; collective."""
-        if not is_shared:
-            self.restart(model)
-            share_out(self._communicator, model, fills_in=self.join is not None)
         self._share(model)
         self._run(model)
         self._stop()
         self._has_moved = False
-        return not is_shared
+        return False
 
     def check(self, model: chainer.Link) -> None:
         """Raise on every rank if a link of the model communicates; collective.

@@ -10,9 +10,8 @@ import chainer
 import numpy as np
 
 from mn_comm.building_blocks import GradientReducer, Reduction
-from mn_optim.compression_state import serialize_compression
 from mn_optim.schemes.parameters import set_value, value_of
-from mn_optim.serialized import read, write
+from mn_optim.serialized import read, serialize_compression
 
 __all__ = ["Exchanger", "Fragment", "Named", "cut"]
 
@@ -160,14 +159,14 @@ class Fragment:
         has_outer_state = self._outer.t > 0
         if is_writer:
             flags = [self.has_moved, has_outer_state, -1 if self.due is None else self.due]
-            write(serializer, "flags", np.array(flags))
+            serializer("flags", np.array(flags))
         else:
             moved, has_outer_state, due = read(serializer, "flags")
             self.has_moved, self.due = bool(moved), None if due < 0 else int(due)
         for name, common in self._common.namedparams():
             if self.due is not None and is_writer:
-                write(serializer["mean"], name, common.grad)
-                write(serializer["enabled"], name, np.array(common.update_rule.enabled))
+                serializer["mean"](name, common.grad)
+                serializer["enabled"](name, np.array(common.update_rule.enabled))
             elif self.due is not None:
                 common.grad = common.device.send(read(serializer["mean"], name))
                 enabled = read(serializer["enabled"], name)

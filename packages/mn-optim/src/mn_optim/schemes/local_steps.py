@@ -22,7 +22,7 @@ from mn_optim.schemes.optimizer_state import OptimizerState
 from mn_optim.schemes.parameters import initialised_parameters, value_of
 from mn_optim.schemes.scheme import Backward, Scheme, TakeStep
 from mn_optim.schemes.shared import share_out
-from mn_optim.serialized import read, write
+from mn_optim.serialized import read
 
 __all__ = ["LocalSteps"]
 
@@ -82,9 +82,9 @@ class LocalSteps(Scheme):
         comm_hook: CommunicationHook | None = None,
         compression: CompressionScheme | None = None,
     ) -> None:
+        super().__init__(communicator)
         self.is_meeting = False
         self.share_of_meeting = 1 / fragments
-        self._communicator = communicator
         self._steps = steps
         self._outer = outer
         self._n_fragments = fragments
@@ -151,13 +151,10 @@ class LocalSteps(Scheme):
             raise _mismatch(messages)
         self._forget()
 
-    def synchronize(self, model: chainer.Link, is_shared: bool) -> bool:
+    def synchronize(self, model: chainer.Link) -> bool:
         """Take part in the meetings of others until all ranks are here, then meet with all fragments; collective."""
-        has_shared = not is_shared
+        has_shared = False
         self._landed.clear()
-        if has_shared:
-            self.restart(model)
-            share_out(self._communicator, model, fills_in=self.join is not None)
         while True:
             messages = self._exchange_messages(_SYNCHRONIZE)
             purposes = {message.purpose for message in messages} - {_SYNCHRONIZE}
@@ -193,10 +190,10 @@ class LocalSteps(Scheme):
         """Save or load the position between meetings, the common parameters, and pending exchanges; not collective."""
         mine = serializer["multi_node_local_steps"]
         if isinstance(serializer, chainer.Serializer):
-            write(mine, "position", np.array([self._position]))
-            write(mine, "cut", self._cut())
+            mine("position", np.array([self._position]))
+            mine("cut", self._cut())
             for name, common in (each for fragment in self._fragments for each in fragment.common):
-                write(mine["common"], name, common.data)
+                mine["common"](name, common.data)
         elif not self._load(mine, model):
             return
         for fragment in self._fragments:

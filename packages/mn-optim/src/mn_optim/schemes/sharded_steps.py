@@ -7,11 +7,11 @@ from typing import Any
 
 import chainer
 
+from mn_comm import CommunicatorBase
 from mn_comm.building_blocks import CompressionReport
 from mn_optim.join_state import JoinState
-from mn_optim.schemes.scheme import Backward, Scheme, TakeStep
-from mn_optim.schemes.synchronous import Synchronous
-from mn_optim.sharding import Shards
+from mn_optim.schemes.scheme import Backward, Scheme, Synchronous, TakeStep
+from mn_optim.sharding.shards import Shards
 
 __all__ = ["ShardedSteps"]
 
@@ -22,23 +22,21 @@ class ShardedSteps(Scheme):
     ZeRO-1: Rajbhandari et al. 2019, arXiv 1910.02054, section 5.1.
 
     Args:
+        communicator: The ranks that train together.
         inside: Averages gradients.
         shards: The part that this rank owns.
     """
 
-    def __init__(self, inside: Synchronous, shards: Shards) -> None:
+    def __init__(self, communicator: CommunicatorBase, inside: Synchronous, shards: Shards) -> None:
+        super().__init__(communicator)
         self.zero_fill = inside.zero_fill
         self._inside = inside
         self.shards: Shards = shards
 
-    @property
-    def join(self) -> JoinState | None:
-        """Within a join, which ranks have data."""
-        return self._inside.join
-
-    @join.setter
-    def join(self, join: JoinState | None) -> None:
-        self._inside.join = join
+    def use_join(self, join: JoinState | None) -> None:
+        """Begin a join, or end it with ``None``."""
+        super().use_join(join)
+        self._inside.use_join(join)
 
     @property
     def synchronous(self) -> Synchronous:

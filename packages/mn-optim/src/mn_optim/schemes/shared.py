@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import chainer
 import numpy as np
 from chainer.serializers import DictionarySerializer, NpzDeserializer
 
 from mn_comm import CommunicatorBase
+from mn_optim.persistents import persistents_of
 from mn_optim.schemes.parameters import renew_copy
 
 __all__ = ["fill_in", "share_out"]
@@ -56,8 +55,6 @@ def fill_in(communicator: CommunicatorBase, model: chainer.Link) -> None:
 
 def _send_persistents(model: chainer.Link) -> None:
     """Put new persistent values on the devices of their links."""
-    for link in model.links():
-        for name in link._persistent:  # noqa: SLF001 - Chainer has no public name for it
-            value: Any = getattr(link, name)
-            if isinstance(value, np.ndarray) and link.device.xp is not np:
-                setattr(link, name, link.device.send(value))
+    for link, name, value in persistents_of(model.links()):
+        if isinstance(value, np.ndarray) and link.device.xp is not np:
+            setattr(link, name, link.device.send(value))

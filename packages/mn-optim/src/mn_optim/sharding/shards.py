@@ -16,7 +16,7 @@ from chainer.backends import cuda
 
 from mn_comm import CommunicatorBase, expect_same, raise_on_all
 from mn_comm.building_blocks import Owners
-from mn_optim.serialized import read, write
+from mn_optim.serialized import read
 from mn_optim.sharding.means import Clipping, drop, need_of, share_non_finite
 from mn_optim.sharding.parameters import aliases, expect_independent_rules, items_of, with_rules
 from mn_optim.sharding.partition import assign
@@ -235,7 +235,7 @@ class Shards:
     def _serialize(self, serializer: Any, is_saving: bool) -> None:
         if is_saving and self._saves_own_part and self._owners:
             described = {"size": self._communicator.size, "rank": self._communicator.rank, "owners": self._owners}
-            write(serializer[SHARD], "owners", np.frombuffer(json.dumps(described).encode(), np.uint8))
+            serializer[SHARD]("owners", np.frombuffer(json.dumps(described).encode(), np.uint8))
         is_part = self._saves_own_part if is_saving else self._load_owners(serializer)
         mine = self._communicator.rank
         foreign = {

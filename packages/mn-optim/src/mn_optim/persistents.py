@@ -1,0 +1,43 @@
+"""Persistent values of links, such as the running means of a batch normalisation."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+import chainer
+import numpy as np
+
+__all__ = ["KeptPersistents", "copy_of", "persistents_of"]
+
+
+def persistents_of(links: Iterable[chainer.Link]) -> Iterator[tuple[chainer.Link, str, Any]]:
+    """Yield each persistent value of some links, after its link and its name."""
+    for link in links:
+        for name in link._persistent:  # noqa: SLF001 - Chainer has no public name for it
+            yield link, name, getattr(link, name)
+
+
+class KeptPersistents:
+    """Copies of the persistent values of some links.
+
+    Args:
+        links: The links.
+    """
+
+    def __init__(self, links: Iterable[chainer.Link]) -> None:
+        self._kept = [(link, name, copy_of(value)) for link, name, value in persistents_of(links)]
+
+    def put_back(self) -> None:
+        """Restore the values; may be called several times."""
+        for link, name, value in self._kept:
+            found = getattr(link, name)
+            if isinstance(found, np.ndarray) and isinstance(value, np.ndarray) and found.shape == value.shape:
+                found[...] = value  # the same array: other code may refer to it
+            else:
+                setattr(link, name, copy_of(value))
+
+
+def copy_of(value: Any) -> Any:
+    """Return a copy of an array; any other value as it is, unless it can be copied."""
+    return value.copy() if hasattr(value, "copy") else value
