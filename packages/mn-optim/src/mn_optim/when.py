@@ -210,8 +210,8 @@ class LocalSGD(When):
         """Return the scheme."""
         refuse_elastic(communicator, "LocalSGD")
         plain = chainer.optimizers.SGD(lr=1.0)  # applies the mean unchanged
-        options = _reducer_options(self.send)
-        return LocalSteps(communicator, self.steps, plain, average_state=self.average_state, **options)
+        sends = _reducer_options(self.send)
+        return LocalSteps(communicator, self.steps, plain, average_state=self.average_state, sends=sends)
 
 
 @dataclass(frozen=True)
@@ -243,7 +243,7 @@ class DiLoCo(When):
     def start(self, communicator: CommunicatorBase, actual_optimizer: Any) -> Scheme:
         """Return the scheme."""
         refuse_elastic(communicator, "DiLoCo")
-        return LocalSteps(communicator, self.steps, self.outer, **_reducer_options(self.send))
+        return LocalSteps(communicator, self.steps, self.outer, sends=_reducer_options(self.send))
 
 
 @dataclass(frozen=True)
@@ -304,7 +304,7 @@ class StreamingDiLoCo(When):
             fragments=self.fragments,
             delay=self.delay,
             alpha=self.alpha,
-            **_reducer_options(self.send),
+            sends=_reducer_options(self.send),
         )
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import chainer
 import numpy as np
@@ -13,27 +13,11 @@ from mn_comm.building_blocks import GradientReducer, Reduction
 from mn_optim.schemes.parameters import set_value, value_of
 from mn_optim.serialized import read, serialize_compression
 
-__all__ = ["Exchanger", "Fragment", "Named", "cut"]
+__all__ = ["Average", "Fragment", "Named", "cut"]
 
 Named = tuple[str, chainer.Parameter]
-Average = Callable[[chainer.Link], None]
-
-
-class Exchanger(NamedTuple):
-    """Averages the changes that the ranks have made to a fragment.
-
-    Attributes:
-        average: Averages immediately, or in the background.
-        compressed: The reducer that is used, if it compresses; it keeps the part that it has not sent.
-    """
-
-    average: Average | GradientReducer
-    compressed: GradientReducer | None = None
-
-    def forget(self) -> None:
-        """Discard the part that was not sent; on every rank."""
-        if self.compressed is not None:
-            self.compressed.load_state({})
+Average = Callable[[chainer.Link], Reduction | None]
+"""Averages gradients, or begins to average them in the background."""
 
 
 class Fragment:
@@ -47,7 +31,8 @@ class Fragment:
         named: The names and parameters of the model.
         arrays: The initial values of the common parameters, by name; they are copied.
         outer: The outer optimizer; it is copied.
-        exchanger: Averages gradients over all ranks.
+        average: Averages gradients over all ranks.
+        reducer: What averages them, if it is not the communicator itself; it may keep a part that it has not sent.
 
     Attributes:
         index: Which fragment it is.
@@ -61,7 +46,8 @@ class Fragment:
         named: Sequence[Named],
         arrays: Mapping[str, Any],
         outer: chainer.Optimizer,
-        exchanger: Exchanger,
+        average: Average,
+        reducer: GradientReducer | None,
     ) -> None:
         self.index = index
         self.has_moved = False
@@ -70,7 +56,8 @@ class Fragment:
         self._common = Common({name: arrays[name].copy() for name, _ in named})
         self._outer = copy.deepcopy(outer)
         self._outer.setup(self._common)
-        self._exchanger = exchanger
+        self._average = average
+        self._reducer = reducer
         self._under_way: Reduction | None = None
 
     def measure(self, scale: float) -> None:
@@ -111,16 +98,13 @@ class Fragment:
             common.update_rule.enabled = name not in held
         self.due = due
         self.has_moved = False
-        average = self._exchanger.average
-        if not isinstance(average, GradientReducer):
-            average(self._common)
-            return
-        self._under_way = average.start(self._common)
-        try:
-            self._under_way.ready_all()
-        except BaseException:
-            self._under_way.abandon()
-            raise
+        self._under_way = self._average(self._common)
+        if self._under_way is not None:
+            try:
+                self._under_way.ready_all()
+            except BaseException:
+                self._under_way.abandon()
+                raise
 
     def land(self, alpha: float) -> None:
         """Wait for the mean, let the outer optimizer take a step, and mix the result with the rank's own parameters."""
@@ -142,7 +126,8 @@ class Fragment:
         """Wait for the pending exchange, and discard it and the part that was not sent; collective."""
         if self._under_way is not None:
             self._under_way.drain()
-        self._exchanger.forget()
+        if self._reducer is not None:
+            self._reducer.load_state({})
         self._under_way = self.due = None
 
     def _arrive(self) -> None:
@@ -171,8 +156,8 @@ class Fragment:
                 common.grad = common.device.send(read(serializer["mean"], name))
                 enabled = read(serializer["enabled"], name)
                 common.update_rule.enabled = enabled is None or bool(enabled)
-        if self._exchanger.compressed is not None:
-            serialize_compression(serializer, self._exchanger.compressed)
+        if self._reducer is not None:
+            serialize_compression(serializer, self._reducer)
         if has_outer_state:  # Chainer would raise if there is no state yet
             self._outer.serialize(serializer["outer"])
 
