@@ -12,7 +12,7 @@ from mn_compress.base import Compression, set_integer
 from mn_compress.blocks import BlockExchange
 from mn_compress.draws import Draws
 from mn_compress.exchange import Portion
-from mn_compress.scales import INFINITE, MAGNITUDE, Room, expand, is_usable, split_message
+from mn_compress.scales import INFINITE, MAGNITUDE, Room, ScaledBlocks, expand, is_usable
 from mn_compress.whole_blocks import WholeBlockExchange, as_rows
 
 __all__ = ["Int8", "Int8Codec", "Int8Rows"]
@@ -65,7 +65,7 @@ class Int8(Compression):
         return WholeBlockExchange(Int8Rows(self.block, portion.xp), portion, seed)
 
 
-class Int8Codec:
+class Int8Codec(ScaledBlocks):
     """Quantises blocks to integers from -127 to 127; a message holds the scales, then the integers.
 
     A block that is not finite has an infinite scale, and encodes only which values are infinite and which are NaN.
@@ -74,19 +74,17 @@ class Int8Codec:
         block: How many elements share a scale.
     """
 
-    def __init__(self, block: int) -> None:
-        self.block = block
-        self._room = Room()
+    bits = 8
 
-    def nbytes(self, length: int) -> int:
-        """Return the size in bytes of the message for this number of elements."""
-        return 4 * -(-length // self.block) + length
+    def __init__(self, block: int) -> None:
+        super().__init__(block)
+        self._room = Room()
 
     def encode(
         self, values: _Array, message: _Array, random: np.random.Generator | None, said: _Array | None = None
     ) -> None:
         """Write a message, and leave in ``values`` the part that it omits."""
-        scales, codes = split_message(message, values.size, self.block)
+        scales, codes = self.split(message, values.size)
         codes = codes.view(np.int8)
         # NumPy is twice as fast if a result overwrites an operand.
         scaled, factors = self._room.arrays(values.size)
@@ -118,7 +116,7 @@ class Int8Codec:
 
     def decode(self, message: _Array, values: _Array) -> None:
         """Overwrite ``values`` with the content of a message."""
-        scales, codes = split_message(message, values.size, self.block)
+        scales, codes = self.split(message, values.size)
         _, factors = self._room.arrays(values.size)
         np.copyto(values, codes.view(np.int8))
         np.multiply(values, expand(scales, self.block, factors), out=values)
@@ -143,7 +141,7 @@ class Int8Codec:
             values[block] = np.select([each == 0, each == _NAN], [0, np.nan], each * np.float32(np.inf))
 
 
-class Int8Rows:
+class Int8Rows(ScaledBlocks):
     """Quantises like :class:`Int8Codec`, bit for bit, with operations on all blocks of a range: for devices.
 
     Args:
@@ -151,20 +149,18 @@ class Int8Rows:
         xp: The module of functions for the arrays.
     """
 
-    def __init__(self, block: int, xp: Any) -> None:
-        self.block = block
-        self._xp = xp
+    bits = 8
 
-    def nbytes(self, length: int) -> int:
-        """Return the size in bytes of the message for this number of elements."""
-        return 4 * -(-length // self.block) + length
+    def __init__(self, block: int, xp: Any) -> None:
+        super().__init__(block)
+        self._xp = xp
 
     def encode(self, values: Any, message: Any, random: Draws | None) -> None:
         """Write a message, and leave in ``values`` the part that it omits."""
         if not values.size:
             return
         xp = self._xp
-        scales, codes = split_message(message, values.size, self.block)
+        scales, codes = self.split(message, values.size)
         rows = as_rows(xp, values, self.block)
         bits = rows.view(np.int32)
         sign = (bits >> np.int32(31) | np.int32(1)).astype(np.int8)
@@ -199,7 +195,7 @@ class Int8Rows:
         if not values.size:
             return
         xp = self._xp
-        scales, codes = split_message(message, values.size, self.block)
+        scales, codes = self.split(message, values.size)
         rows = as_rows(xp, codes.view(np.int8), self.block)
         product = rows.astype(np.float32)
         product *= scales[:, np.newaxis]
