@@ -53,8 +53,9 @@ class JoinParticipant:
         self._scheme = stepper.scheme
         self._communicates: bool | None = None
         self._lossfun: LossFunction | None = None
-        self.state = JoinState(stepper.communicator.rank, stepper.communicator.size, over)
-        self._scheme.use_join(self.state)
+        self._state = JoinState(stepper.communicator.rank, stepper.communicator.size, over)
+        self._message = self._state.message
+        self._scheme.use_join(self._state)
 
     def begin(self, model: chainer.Link, lossfun: LossFunction | None, args: Any, kwds: Any, is_part: bool) -> None:
         """Prepare an update with data; collective if the model communicates.
@@ -62,8 +63,8 @@ class JoinParticipant:
         Raises:
             RuntimeError: The model communicates, and the update is of a part of a mini-batch (on all ranks).
         """
-        self.state.is_absent = False
-        self.state.hyperparameters = _hyperparameters(self._stepper.actual_optimizer)
+        self._message.is_absent = False
+        self._message.hyperparameters = _hyperparameters(self._stepper.actual_optimizer)
         if not self._is_collective(model):
             return
         if is_part:
@@ -71,10 +72,10 @@ class JoinParticipant:
                 "expected whole mini-batches within join, because the model communicates; got a part of one in no_sync"
             )
             self.fail(model, error)  # not earlier: a rank with a single sample has no parts
-            self.state.is_together = True
+            self._state.is_together = True
             raise error
         self._lossfun = lossfun
-        self.state.specimen = (_mapped(_first, args), _mapped(_first, kwds))
+        self._message.specimen = (_mapped(_first, args), _mapped(_first, kwds))
         self._meet(model)
 
     def ask_for_parameters(self, model: chainer.Link, backward: Backward | None) -> None:
@@ -88,11 +89,11 @@ class JoinParticipant:
         if backward is not None and not self._is_collective(model):
             backward(None)
         if self._scheme.synchronous is not None:
-            self.state.ask_for_parameters()
+            self._state.ask_for_parameters()
             try:
                 self._scheme.synchronous.exchange_messages(model)
             except NeedsParameters:
-                self.state.is_together = False
+                self._state.is_together = False
 
     def go_on(self, model: chainer.Link) -> None:
         """Begin the backward pass and what follows; collective if the model communicates."""
@@ -110,7 +111,7 @@ class JoinParticipant:
             Everyone: All ranks have left the join.
         """
         stepper, scheme = self._stepper, self._scheme
-        self.state.is_absent = True
+        self._message.is_absent = True
         self._lossfun = lossfun or self._lossfun
         if scheme.synchronous is None:
             if stepper.is_changed(model):
@@ -128,13 +129,13 @@ class JoinParticipant:
     def _take_step(self) -> None:
         optimizer = self._stepper.actual_optimizer
         hyperparam = getattr(optimizer, "hyperparam", None)
-        for name, value in self.state.hyperparameters.items():
+        for name, value in self._message.hyperparameters.items():
             setattr(hyperparam, name, value)
         optimizer.update()
 
     def leave(self, model: chainer.Link) -> None:
         """Take part in updates without data until all ranks have left; collective."""
-        self.state.has_left = self.state.is_absent = True
+        self._message.has_left = self._message.is_absent = True
         try:
             if self._scheme.synchronous is not None:
                 try:
@@ -144,16 +145,16 @@ class JoinParticipant:
             while self._scheme.synchronous is not None:
                 self.stand_in(model)
         except Everyone:
-            self.state.is_together = False
+            self._state.is_together = False
         else:
             self._stepper.synchronize()
 
     def fail(self, model: chainer.Link, error: Exception) -> None:
         """Inform the other ranks that this one leaves because of an exception, if necessary; collective."""
-        if self.state.is_together or isinstance(error, LeftByException):
+        if self._state.is_together or isinstance(error, LeftByException):
             return
         if self._scheme.synchronous is not None:
-            self.state.fail(error)
+            self._state.fail(error)
             self._scheme.synchronous.exchange_messages(model)
         else:
             self._scheme.fail(model, error)
@@ -163,7 +164,7 @@ class JoinParticipant:
         self._scheme.use_join(None)
 
     def _share_out(self, model: chainer.Link) -> None:
-        self.state.is_together = False
+        self._state.is_together = False
         self._stepper.share_out(model)
 
     def _is_collective(self, model: chainer.Link) -> bool:
@@ -175,15 +176,15 @@ class JoinParticipant:
     def _meet(self, model: chainer.Link) -> None:
         assert self._scheme.synchronous is not None
         self._scheme.synchronous.exchange_messages(model, until_quiet=True)
-        self.state.is_together = True
+        self._state.is_together = True
 
     def _backward_of_nothing(self, model: chainer.Link) -> Backward | None:
         """Run the model on a sample that does not count; return its backward pass, if any rank has data; collective."""
         self._meet(model)
-        if not self.state.factor or self.state.specimen is None:
+        if not self._state.factor or self._message.specimen is None:
             return None
         lossfun = self._lossfun or model
-        args, kwds = self.state.specimen
+        args, kwds = self._message.specimen
         to_device = model.device.send
         # Running means of links that do not communicate: these links do not know that a sample does not count.
         shared = {id(link) for _, link in communicating_links(model)}

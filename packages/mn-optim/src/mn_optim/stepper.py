@@ -92,7 +92,7 @@ class Stepper:
             defer: Records the step, to be taken later; ``None`` to take it now.
         """
         join, synchronous = self.scheme.join, self.scheme.synchronous
-        has_loss = backward is not None or (join is not None and join.is_absent)
+        has_loss = backward is not None or (join is not None and join.message.is_absent)
         loss_scale = self._loss_scale if has_loss else None
         if synchronous is not None:
             synchronous.use_loss_scale(loss_scale, has_loss)
