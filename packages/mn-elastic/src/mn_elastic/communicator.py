@@ -13,6 +13,7 @@ from mn_comm.basis import wire
 from mn_comm.basis.change import Change, RankLost
 from mn_comm.basis.mpi import MPI
 from mn_comm.communicator import Communicator
+from mn_comm.gradients.strategies import STRATEGIES, Strategy
 from mn_comm.ranks import agreement, spans
 from mn_elastic import ends
 from mn_elastic.callbacks import Callbacks
@@ -22,7 +23,6 @@ from mn_elastic.support import n_spares as read_n_spares
 if TYPE_CHECKING:
     from mn_comm.basis.protocols import Model
     from mn_comm.gradients.reducer import GradientReducer
-    from mn_comm.gradients.strategies import Strategy
     from mn_comm.ranks.context import Contexts
     from mn_elastic.family import Family
     from mn_elastic.spares import Mustered, Pool
@@ -90,7 +90,6 @@ class ElasticCommunicator(Communicator):
     _averages_in_its_own_way = False
 
     def __init__(self, mpi_comm: MPI.Intracomm, strategy: str) -> None:
-        from mn_comm.gradients.strategies import STRATEGIES
         from mn_comm.ranks.intracomm import Ranks
         from mn_elastic.family import Family
 
@@ -205,9 +204,33 @@ class ElasticCommunicator(Communicator):
             return function()
         self._end_if_over()
         self._progress.check(is_step)
+        result = self._despite_losses(partial(self._attempt, function), name, repeat, prepare)
+        self._progress.alarms = 0
+        if is_step:
+            self._on_commit()
+        if ends.asked_to_leave.is_set():
+            ends.leave_as_asked()
+        return result
+
+    def _end_if_over(self) -> None:
+        """End a spare that was not needed, if the script still communicates while it ends: in a ``finally`` block."""
+        if self._is_over:
+            raise SystemExit(0)
+
+    def _without_a_vote(self, function: Callable[[], _T], name: str) -> _T:
+        """Call a function of which only two ranks know, so that it cannot end in a vote; after a loss it joins one."""
+        if self._progress.depth:
+            return function()
+        self._end_if_over()
+        return self._despite_losses(function, name, repeat=False)
+
+    def _despite_losses(
+        self, attempt: Callable[[], _T], name: str, repeat: bool = True, prepare: Callable[[], object] | None = None
+    ) -> _T:
+        """Return the result of a function, and recover from losses meanwhile; see :meth:`transact` for arguments."""
         while True:
             try:
-                result = self._attempt(function)
+                return attempt()
             except Exception as error:
                 if not self._is_of_a_loss(error):
                     raise
@@ -216,32 +239,6 @@ class ElasticCommunicator(Communicator):
                     raise RankLost(name, change) from error
                 if prepare is not None:
                     prepare()
-            else:
-                self._has_come_through(is_step)
-                return result
-
-    def _end_if_over(self) -> None:
-        """End a spare that was not needed, if the script still communicates while it ends: in a ``finally`` block."""
-        if self._is_over:
-            raise SystemExit(0)
-
-    def _without_a_vote(self, function: Callable[[], _T], name: str) -> _T:
-        if self._progress.depth:
-            return function()
-        self._end_if_over()
-        try:
-            return function()
-        except Exception as error:
-            if not self._is_of_a_loss(error):
-                raise
-            raise RankLost(name, self._recover(error)) from error
-
-    def _has_come_through(self, is_step: bool) -> None:
-        self._progress.alarms = 0
-        if is_step:
-            self._on_commit()
-        if ends.asked_to_leave.is_set():
-            ends.leave_as_asked()
 
     def _attempt(self, function: Callable[[], _T]) -> _T:
         self._progress.depth += 1
@@ -377,15 +374,7 @@ class ElasticCommunicator(Communicator):
         """Wait until all ranks have called this; collective."""
         if self._progress.depth:
             raise RuntimeError("expected spares to be called between two transactions, got a call within one")
-        while True:
-            try:
-                self._attempt(lambda: None)
-            except Exception as error:
-                if not self._is_of_a_loss(error):
-                    raise
-                self._recover(error)
-            else:
-                return
+        self._despite_losses(lambda: self._attempt(lambda: None), "spares")
 
     def _muster(self, pool: Pool) -> bool:
         """Decide which processes train, and continue with these; return whether this one trains; collective."""
@@ -481,8 +470,6 @@ class ElasticCommunicator(Communicator):
         return contexts, self._strategy_on(contexts.foreground)
 
     def _strategy_on(self, context: Any) -> Strategy:
-        from mn_comm.gradients.strategies import STRATEGIES
-
         return STRATEGIES[self.strategy](context)
 
     def gradient_reducer(self, **options: Any) -> GradientReducer:
@@ -550,28 +537,19 @@ def _log(change: Change) -> None:
     logging.getLogger("mn_elastic").warning("%s (%.0f ms)", change, 1000 * change.seconds)
 
 
-def _as_transaction(name: str) -> Callable[..., Any]:
+def _surviving(name: str) -> Callable[..., Any]:
+    """Return an operation of a communicator as a transaction, or one between two ranks without a vote."""
     method = getattr(Communicator, name)
 
     @wraps(method)
     def call(self: ElasticCommunicator, *args: Any, **kwargs: Any) -> Any:
-        return self.transact(partial(method, self, *args, **kwargs), repeat=False, name=name)
+        function = partial(method, self, *args, **kwargs)
+        if name in _POINT_TO_POINT:
+            return self._without_a_vote(function, name)
+        return self.transact(function, repeat=False, name=name)
 
     return call
 
 
-def _between_two(name: str) -> Callable[..., Any]:
-    """Return a method that ends without a vote, as only two ranks know of it; after a loss it joins a vote."""
-    method = getattr(Communicator, name)
-
-    @wraps(method)
-    def call(self: ElasticCommunicator, *args: Any, **kwargs: Any) -> Any:
-        return self._without_a_vote(partial(method, self, *args, **kwargs), name)
-
-    return call
-
-
-for _name in _COLLECTIVE:
-    setattr(ElasticCommunicator, _name, _as_transaction(_name))
-for _name in _POINT_TO_POINT:
-    setattr(ElasticCommunicator, _name, _between_two(_name))
+for _name in (*_COLLECTIVE, *_POINT_TO_POINT):
+    setattr(ElasticCommunicator, _name, _surviving(_name))
