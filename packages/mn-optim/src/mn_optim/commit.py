@@ -13,7 +13,7 @@ import chainer
 import numpy as np
 
 from mn_comm import CommunicatorBase, RankLost, is_elastic
-from mn_optim.persistents import KeptPersistents, copy_of
+from mn_optim.side_effects import KeptPersistents, copy_of
 
 __all__ = ["Defer", "Forward", "commit", "refuse_elastic"]
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from typing import Any
 
 import chainer
@@ -13,9 +13,9 @@ from chainer.backends import cuda
 
 from mn_optim.commit import refuse_elastic
 from mn_optim.join_state import OVER, Everyone, JoinState, LeftByException, NeedsParameters
-from mn_optim.persistents import KeptPersistents
 from mn_optim.schemes.communicating import communicating_links
 from mn_optim.schemes.scheme import Backward
+from mn_optim.side_effects import KeptPersistents, observing
 from mn_optim.stepper import Stepper
 
 __all__ = ["JoinParticipant"]
@@ -189,7 +189,7 @@ class JoinParticipant:
         # Running means of links that do not communicate: these links do not know that a sample does not count.
         shared = {id(link) for _, link in communicating_links(model)}
         kept = KeptPersistents(link for link in model.links() if id(link) not in shared)
-        with _silently(), _reports_dropped(), chainer.using_config(NO_SAMPLES, True):
+        with _silently(), observing(), chainer.using_config(NO_SAMPLES, True):
             loss = lossfun(*_mapped(to_device, args), **_mapped(to_device, kwds)) * 0
         kept.put_back()
         self._meet(model)
@@ -234,11 +234,3 @@ def _silently() -> Iterator[None]:
     with np.errstate(all="ignore"), warnings.catch_warnings():
         warnings.simplefilter("ignore")
         yield
-
-
-def _reports_dropped() -> Any:
-    """Return a context in which reported values are discarded."""
-    try:
-        return chainer.get_current_reporter().scope({})
-    except IndexError:  # nobody observes
-        return nullcontext()

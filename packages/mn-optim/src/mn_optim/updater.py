@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from itertools import pairwise
 from typing import Any
 
@@ -12,6 +11,8 @@ import chainer
 from chainer.dataset import concat_examples
 from chainer.dataset.convert import _call_converter  # a number or a Device, as the converter needs it; not public
 from chainer.training.updaters import StandardUpdater
+
+from mn_optim.side_effects import observing
 
 __all__ = ["MultiNodeUpdater"]
 
@@ -105,7 +106,7 @@ class MultiNodeUpdater(StandardUpdater):  # type: ignore[misc]  # Chainer has no
         for begin, end in pairwise(points):
             args, kwds = self._arguments(batch[begin:end])
             share = (end - begin) / len(batch)
-            with _observation() as observation:
+            with observing() as observation:
                 (finish if end == len(batch) else add)(_weighted(loss_func, share), *args, **kwds)
             seen.append((share, observation))
             del args, kwds  # before the next part is on the device
@@ -143,19 +144,6 @@ def _adders(optimizer: Any) -> tuple[Callable[..., None], Callable[..., None]]:
         optimizer.update()
 
     return add_alone, finish
-
-
-@contextmanager
-def _observation() -> Iterator[Observation]:
-    """Yield a dictionary for the reported values, if there is a reporter."""
-    observation: Observation = {}
-    try:
-        reporter = chainer.get_current_reporter()
-    except IndexError:
-        yield observation
-        return
-    with reporter.scope(observation):
-        yield observation
 
 
 def _mean(seen: Sequence[tuple[float, Observation]]) -> Observation:

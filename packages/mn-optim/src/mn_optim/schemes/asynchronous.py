@@ -17,8 +17,8 @@ from chainer.backends import cuda
 from mn_comm import CommunicatorBase, Future, raise_on_all
 from mn_comm.building_blocks import GradientReducer, Worker, at_exit, waiting_for
 from mn_optim.join_state import LeftByException
+from mn_optim.schemes.arrays import average_arrays
 from mn_optim.schemes.communicating import communicating_links
-from mn_optim.schemes.optimizer_state import Slots
 from mn_optim.schemes.parameters import initialised_parameters, set_value, value_of
 from mn_optim.schemes.scheme import Backward, Scheme, TakeStep
 
@@ -268,9 +268,7 @@ class _Rounds:
         means = {name: array.copy() for name, array in sent.items()}
         like = next(iter(means.values()), np.zeros(1, np.float32))
         means[_FLAGS] = cuda.get_array_module(like).array([self._has_ended, self._restarts], np.float32)
-        slots = Slots(means)
-        self._reducer.average(slots)
-        slots.write_back()
+        average_arrays(self._reducer, means)
         # A mean of ones may be rounded to less than 1.
         ended, restarting = (round(float(flag) * self._size) for flag in means.pop(_FLAGS))
         have_all_ended = ended == self._size

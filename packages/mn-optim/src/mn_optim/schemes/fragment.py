@@ -10,12 +10,12 @@ import chainer
 import numpy as np
 
 from mn_comm.building_blocks import GradientReducer, Reduction
+from mn_optim.schemes.arrays import Arrays
 from mn_optim.schemes.parameters import set_value, value_of
 from mn_optim.serialized import read, serialize_compression
 
-__all__ = ["Average", "Fragment", "Named", "cut"]
+__all__ = ["Average", "Fragment", "cut"]
 
-Named = tuple[str, chainer.Parameter]
 Average = Callable[[chainer.Link], Reduction | None]
 """Averages gradients, or begins to average them in the background."""
 
@@ -43,7 +43,7 @@ class Fragment:
     def __init__(
         self,
         index: int,
-        named: Sequence[Named],
+        named: Sequence[tuple[str, chainer.Parameter]],
         arrays: Mapping[str, Any],
         outer: chainer.Optimizer,
         average: Average,
@@ -53,7 +53,7 @@ class Fragment:
         self.has_moved = False
         self.due: int | None = None
         self._named = named
-        self._common = Common({name: arrays[name].copy() for name, _ in named})
+        self._common = Arrays({name: arrays[name].copy() for name, _ in named})
         self._outer = copy.deepcopy(outer)
         self._outer.setup(self._common)
         self._average = average
@@ -118,7 +118,7 @@ class Fragment:
         self.has_moved = alpha != 1
 
     @property
-    def common(self) -> Iterator[Named]:
+    def common(self) -> Iterator[tuple[str, chainer.Parameter]]:
         """The common parameters, with their names."""
         return self._common.namedparams()
 
@@ -160,26 +160,6 @@ class Fragment:
             serialize_compression(serializer, self._reducer)
         if has_outer_state:  # Chainer would raise if there is no state yet
             self._outer.serialize(serializer["outer"])
-
-
-class Common(chainer.Link):  # type: ignore[misc]  # Chainer has no types
-    """Parameters with any names, each on the device of its array.
-
-    Args:
-        arrays: The parameters' arrays by name.
-    """
-
-    def __init__(self, arrays: dict[str, Any]) -> None:
-        super().__init__()
-        self._by_name = {name: chainer.Parameter(array) for name, array in arrays.items()}
-
-    def params(self, include_uninit: bool = True) -> Iterator[chainer.Parameter]:
-        """Yield the parameters."""
-        return iter(self._by_name.values())
-
-    def namedparams(self, include_uninit: bool = True) -> Iterator[Named]:
-        """Yield names and parameters."""
-        return iter(self._by_name.items())
 
 
 def cut(arrays: Mapping[str, Any], n: int) -> list[list[str]]:

@@ -8,43 +8,10 @@ from typing import Any
 import chainer
 
 from mn_comm import CommunicatorBase
+from mn_optim.schemes.arrays import average_arrays
 from mn_optim.schemes.parameters import value_of
 
-__all__ = ["OptimizerState", "Slot", "Slots"]
-
-
-class Slot:
-    """An array that is sent like a gradient.
-
-    Args:
-        array: The array.
-    """
-
-    __slots__ = ("data", "grad")
-
-    def __init__(self, array: Any) -> None:
-        self.data = self.grad = array
-
-
-class Slots:
-    """Arrays that are sent like the gradients of a model.
-
-    Args:
-        arrays: The arrays, of floats, by name.
-    """
-
-    def __init__(self, arrays: dict[str, Any]) -> None:
-        self.slots = {name: Slot(array) for name, array in arrays.items()}
-
-    def namedparams(self) -> Iterator[tuple[str, Slot]]:
-        """Yield names and slots."""
-        return iter(self.slots.items())
-
-    def write_back(self) -> None:
-        """Copy means to the arrays if they are elsewhere: one that shares memory with another gets a new array."""
-        for slot in self.slots.values():
-            if slot.grad is not slot.data:
-                slot.data[...] = slot.grad
+__all__ = ["OptimizerState"]
 
 
 class OptimizerState:
@@ -74,9 +41,7 @@ class OptimizerState:
         if not counts:
             for array in arrays.values():
                 array[...] = 0
-        slots = Slots(arrays)
-        self._reducer.average(slots)
-        slots.write_back()
+        average_arrays(self._reducer, arrays)
         if scale != 1:
             for array in arrays.values():
                 array *= scale

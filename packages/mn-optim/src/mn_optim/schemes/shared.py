@@ -7,8 +7,8 @@ import numpy as np
 from chainer.serializers import DictionarySerializer, NpzDeserializer
 
 from mn_comm import CommunicatorBase
-from mn_optim.persistents import persistents_of
 from mn_optim.schemes.parameters import renew_copy
+from mn_optim.side_effects import persistents_of
 
 __all__ = ["fill_in", "share_out"]
 

@@ -1,14 +1,15 @@
-"""Persistent values of links, such as the running means of a batch normalisation."""
+"""What a pass through a model changes besides gradients: persistent values of links, and reported values."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import chainer
 import numpy as np
 
-__all__ = ["KeptPersistents", "copy_of", "persistents_of"]
+__all__ = ["KeptPersistents", "copy_of", "observing", "persistents_of"]
 
 
 def persistents_of(links: Iterable[chainer.Link]) -> Iterator[tuple[chainer.Link, str, Any]]:
@@ -41,3 +42,16 @@ class KeptPersistents:
 def copy_of(value: Any) -> Any:
     """Return a copy of an array; any other value as it is, unless it can be copied."""
     return value.copy() if hasattr(value, "copy") else value
+
+
+@contextmanager
+def observing() -> Iterator[dict[str, Any]]:
+    """Yield a dictionary for the values that are reported in the context, if there is a reporter."""
+    observation: dict[str, Any] = {}
+    try:
+        reporter = chainer.get_current_reporter()
+    except IndexError:
+        yield observation
+        return
+    with reporter.scope(observation):
+        yield observation
