@@ -13,9 +13,8 @@ from chainer.backends import cuda
 
 from mn_optim.commit import refuse_elastic
 from mn_optim.join_state import OVER, Everyone, JoinState, LeftByException, NeedsParameters
-from mn_optim.schemes.communicating import communicating_links
 from mn_optim.schemes.scheme import Backward
-from mn_optim.side_effects import KeptPersistents, observing
+from mn_optim.side_effects import KeptPersistents, communicating_links, observing
 from mn_optim.stepper import Stepper
 
 __all__ = ["JoinParticipant"]

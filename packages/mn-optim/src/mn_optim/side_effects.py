@@ -1,4 +1,4 @@
-"""What a pass through a model changes besides gradients: persistent values of links, and reported values."""
+"""What a pass through a model does besides computing: communicate, change persistent values, and report values."""
 
 from __future__ import annotations
 
@@ -9,7 +9,16 @@ from typing import Any
 import chainer
 import numpy as np
 
-__all__ = ["KeptPersistents", "copy_of", "observing", "persistents_of"]
+from mn_comm import CommunicatorBase
+
+__all__ = ["KeptPersistents", "communicating_links", "copy_of", "observing", "persistents_of"]
+
+
+def communicating_links(model: chainer.Link) -> Iterator[tuple[str, chainer.Link]]:
+    """Yield paths and links of a model that hold a communicator, such as multi-node batch normalisation."""
+    for path, link in model.namedlinks():
+        if any(isinstance(value, CommunicatorBase) for value in vars(link).values()):
+            yield path, link
 
 
 def persistents_of(links: Iterable[chainer.Link]) -> Iterator[tuple[chainer.Link, str, Any]]:

@@ -102,12 +102,11 @@ class MultiNodeUpdater(StandardUpdater):  # type: ignore[misc]  # Chainer has no
             return
         points = [len(batch) * i // n_parts for i in range(n_parts + 1)]
         seen: list[tuple[float, Observation]] = []
-        add, finish = _adders(optimizer)
         for begin, end in pairwise(points):
             args, kwds = self._arguments(batch[begin:end])
             share = (end - begin) / len(batch)
             with observing() as observation:
-                (finish if end == len(batch) else add)(_weighted(loss_func, share), *args, **kwds)
+                _add_up(optimizer, begin == 0, end == len(batch), _weighted(loss_func, share), *args, **kwds)
             seen.append((share, observation))
             del args, kwds  # before the next part is on the device
         chainer.report(_mean(seen))
@@ -124,26 +123,19 @@ def _weighted(loss_func: LossFunction, share: float) -> LossFunction:
     return lambda *args, **kwds: loss_func(*args, **kwds) * share
 
 
-def _adders(optimizer: Any) -> tuple[Callable[..., None], Callable[..., None]]:
-    """Return two functions, both called like ``update``: one adds up gradients, the other also takes a step."""
-    if hasattr(optimizer, "no_sync"):
-        is_first = iter([True])
-
-        def add(*args: Any, **kwds: Any) -> None:
-            with optimizer.no_sync(discard=next(is_first, False)):  # a mini-batch that an exception has ended
-                optimizer.update(*args, **kwds)
-
-        return add, optimizer.update
-    optimizer.target.cleargrads()
-
-    def add_alone(loss_func: LossFunction, *args: Any, **kwds: Any) -> None:
+def _add_up(optimizer: Any, is_first: bool, is_last: bool, loss_func: LossFunction, /, *args: Any, **kwds: Any) -> None:
+    """Add up the gradients of a part of a mini-batch; after the last one, take a step."""
+    if not hasattr(optimizer, "no_sync"):
+        if is_first:
+            optimizer.target.cleargrads()
         loss_func(*args, **kwds).backward(loss_scale=getattr(optimizer, "_loss_scale", None))
-
-    def finish(*args: Any, **kwds: Any) -> None:
-        add_alone(*args, **kwds)
-        optimizer.update()
-
-    return add_alone, finish
+        if is_last:
+            optimizer.update()
+    elif is_last:
+        optimizer.update(loss_func, *args, **kwds)
+    else:
+        with optimizer.no_sync(discard=is_first):  # a mini-batch that an exception has ended
+            optimizer.update(loss_func, *args, **kwds)
 
 
 def _mean(seen: Sequence[tuple[float, Observation]]) -> Observation:

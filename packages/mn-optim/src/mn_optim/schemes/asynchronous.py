@@ -18,9 +18,9 @@ from mn_comm import CommunicatorBase, Future, raise_on_all
 from mn_comm.building_blocks import GradientReducer, Worker, at_exit, waiting_for
 from mn_optim.join_state import LeftByException
 from mn_optim.schemes.arrays import average_arrays
-from mn_optim.schemes.communicating import communicating_links
 from mn_optim.schemes.parameters import initialised_parameters, set_value, value_of
 from mn_optim.schemes.scheme import Backward, Scheme, TakeStep
+from mn_optim.side_effects import communicating_links
 
 __all__ = ["AsynchronousMean"]
 

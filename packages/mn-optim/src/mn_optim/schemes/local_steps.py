@@ -18,11 +18,10 @@ import numpy as np
 from mn_comm import CommunicatorBase, raise_on_all
 from mn_comm.building_blocks import CompressionReport, waiting_for
 from mn_optim.join_state import LeftByException
+from mn_optim.schemes.arrays import OptimizerState
 from mn_optim.schemes.fragment import Average, Fragment, cut
-from mn_optim.schemes.optimizer_state import OptimizerState
-from mn_optim.schemes.parameters import initialised_parameters, value_of
+from mn_optim.schemes.parameters import initialised_parameters, share_out, value_of
 from mn_optim.schemes.scheme import Backward, Scheme, TakeStep
-from mn_optim.schemes.shared import share_out
 from mn_optim.serialized import read
 
 __all__ = ["LocalSteps"]

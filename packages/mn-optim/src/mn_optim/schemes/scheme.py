@@ -11,7 +11,7 @@ import chainer
 from mn_comm import Change, CommunicatorBase
 from mn_comm.building_blocks import CompressionReport, GradientReducer, Owners, waiting_for
 from mn_optim.join_state import JoinState
-from mn_optim.schemes.shared import share_out
+from mn_optim.schemes.parameters import share_out
 from mn_optim.serialized import serialize_compression
 from mn_optim.sharding.shards import Shards
 

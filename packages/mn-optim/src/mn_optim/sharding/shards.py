@@ -119,9 +119,8 @@ class Shards:
                 self._expect_own_updates(active)
                 take_step()
         except Exception as error:
-            if is_gathered:
-                raise
-            gather(error)
+            if not is_gathered:
+                gather(error)
             raise
         if not is_gathered:
             gather()
@@ -225,30 +224,28 @@ class Shards:
         Raises:
             RuntimeError: The state of other ranks is to be saved, and was not gathered on this rank.
         """
+        mine = self._communicator.rank
         with self._serializing:  # meanwhile, functions of this module serialize rules
+            states: Mapping[str, _State] | None = None
             is_saving = isinstance(serializer, chainer.Serializer)
-            if not is_saving:
+            if is_saving:
+                is_part = self._saves_own_part
+                if is_part and self._owners:
+                    described = {"size": self._communicator.size, "rank": mine, "owners": self._owners}
+                    serializer[SHARD]("owners", np.frombuffer(json.dumps(described).encode(), np.uint8))
+            else:
                 self._n_loads += 1
                 self.forget_gathered()
-            self._serialize(serializer, is_saving)
-
-    def _serialize(self, serializer: Any, is_saving: bool) -> None:
-        if is_saving and self._saves_own_part and self._owners:
-            described = {"size": self._communicator.size, "rank": self._communicator.rank, "owners": self._owners}
-            serializer[SHARD]("owners", np.frombuffer(json.dumps(described).encode(), np.uint8))
-        is_part = self._saves_own_part if is_saving else self._load_owners(serializer)
-        mine = self._communicator.rank
-        foreign = {
-            name: param
-            for name, param in self._optimizer.target.namedparams()
-            if param.update_rule is not None and self._owners.get(name, mine) != mine
-        }
-        if is_part:
-            serialize = _serialize_count
-        else:
-            serialize = partial(_save, self._expect_gathered(foreign)) if is_saving else _load_and_drop
-        with _serialized_by(serialize, foreign):
-            self._optimizer.serialize(serializer)
+                is_part = self._load_owners(serializer)
+            foreign = {
+                name: param
+                for name, param in self._optimizer.target.namedparams()
+                if param.update_rule is not None and self._owners.get(name, mine) != mine
+            }
+            if is_saving and not is_part:
+                states = self._expect_gathered(foreign)
+            with _serialized_by(_serialize_count if is_part else partial(_serialize_foreign, states), foreign):
+                self._optimizer.serialize(serializer)
 
     def _expect_gathered(self, names: Collection[str]) -> Mapping[str, _State]:
         """Return the state of other ranks.
@@ -329,24 +326,20 @@ def _serialize_count(name: str, param: chainer.Parameter, serializer: Any) -> No
     param.update_rule.t = serializer("t", param.update_rule.t)
 
 
-def _save(states: Mapping[str, _State], name: str, param: chainer.Parameter, serializer: Any) -> None:
-    """Save the state that another rank has sent."""
+def _serialize_foreign(
+    states: Mapping[str, _State] | None, name: str, param: chainer.Parameter, serializer: Any
+) -> None:
+    """Save the state that another rank has sent; or, without such states, load state for its count of steps only."""
     rule = param.update_rule
     count = rule.t
     try:
-        _set_state(param, states[name])
+        if states is not None:
+            _set_state(param, states[name])
         type(rule).serialize(rule, serializer)
     finally:
         _drop_state(param)
-        rule.t = count
-
-
-def _load_and_drop(name: str, param: chainer.Parameter, serializer: Any) -> None:
-    rule = param.update_rule
-    try:
-        type(rule).serialize(rule, serializer)
-    finally:
-        _drop_state(param)
+        if states is not None:
+            rule.t = count
 
 
 def _state_of(param: chainer.Parameter) -> _State:

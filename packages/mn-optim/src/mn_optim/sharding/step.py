@@ -49,7 +49,8 @@ def leaving_out(
         before.update({name: _Elsewhere(hook, left_out) for name, hook in replaced.items()})
         before.update(clippings)
         if after:
-            _put_first(after, _GATHER, lambda optimizer: gather())
+            after[_GATHER] = lambda optimizer: gather()
+            after.move_to_end(_GATHER, last=False)
         yield
     except Exception:
         for each in clippings.values():
@@ -70,11 +71,6 @@ def _hooks_of(optimizer: Any) -> tuple[OrderedDict[str, Any], OrderedDict[str, A
     if hookable is None:
         return OrderedDict(), OrderedDict()
     return hookable._pre_update_hooks, hookable._post_update_hooks  # noqa: SLF001
-
-
-def _put_first(hooks: OrderedDict[str, Any], name: str, hook: Any) -> None:
-    hooks[name] = hook
-    hooks.move_to_end(name, last=False)
 
 
 class _Elsewhere:
