@@ -14,52 +14,39 @@ import numpy as np
 
 from mn_comm import CommunicatorBase, RankLost, is_elastic
 from mn_optim.side_effects import KeptPersistents, copy_of
+from mn_optim.stepper import Defer, Stepper
 
-__all__ = ["Defer", "Forward", "commit", "refuse_elastic"]
-
-Forward = Callable[[], chainer.Variable]
-"""Computes the loss."""
-Defer = Callable[[Callable[[], None]], None]
-"""Records what is to be done once all ranks have agreed."""
+__all__ = ["commit", "refuse_elastic"]
 
 
-def commit(
-    communicator: CommunicatorBase,
-    model: chainer.Link,
-    attempt: Callable[[Defer], None],
-    restore: Callable[[], None],
-    *,
-    can_repeat: bool,
-    has_part: bool,
-) -> None:
+def commit(stepper: Stepper, model: chainer.Link, attempt: Callable[[Defer], None], can_repeat: bool) -> None:
     """Compute and average gradients until all ranks have succeeded, then take the step; collective.
 
     Args:
-        communicator: An elastic communicator.
+        stepper: Takes the optimizer's steps, with an elastic communicator.
         model: The model.
         attempt: Computes and averages, and records the step if there are means.
-        restore: Restores the state of the multi-node optimizer before another attempt.
         can_repeat: Whether the gradients can be computed again.
-        has_part: Whether the model already has accumulated gradients, to which the attempt adds.
 
     Raises:
         RankLost: A rank was lost, and the gradients cannot be computed again (on every remaining rank).
     """
+    has_part, seen = stepper.has_part, stepper.target_params
     before = _Before(model, has_part) if can_repeat else None
     deferred: list[Callable[[], None]] = []
 
-    def prepare() -> None:
+    def restore() -> None:
         deferred.clear()
-        restore()
+        stepper.has_part, stepper.target_params = has_part, seen
         if before is not None:
             before.put_back()
 
-    transact: Any = communicator.transact  # type: ignore[attr-defined]
+    transact: Any = stepper.communicator.transact  # type: ignore[attr-defined]
     try:
         transact(
             lambda: attempt(deferred.append),
             repeat=can_repeat,
-            prepare=prepare,
+            prepare=restore,
             is_step=True,
             name="update without a loss function",
         )

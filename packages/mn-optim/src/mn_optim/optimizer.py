@@ -13,10 +13,10 @@ import chainer
 
 from mn_comm import CommunicatorBase, is_elastic, span
 from mn_comm.building_blocks import CompressionReport, Model
-from mn_optim.commit import Defer, Forward, commit
+from mn_optim.commit import commit
 from mn_optim.join import JoinParticipant
 from mn_optim.schemes.scheme import Backward, Scheme
-from mn_optim.stepper import Stepper
+from mn_optim.stepper import Defer, Stepper
 from mn_optim.training_end import synchronize_at_the_end
 from mn_optim.when import AfterBackward, OneStepLate, When, expect_when
 
@@ -164,22 +164,18 @@ class MultiNodeOptimizer:
             # The arguments are passed to the actual optimizer, as in ChainerMN 7: a script's own optimizer may use
             # them.
             step = partial(self.actual_optimizer.update, None, *args, **kwds)
-            take_part = self._commit if self._commits and not self._accumulates else self._average_and_step
-            take_part(model, forward, step)
-
-    def _commit(self, model: chainer.Link, forward: Forward | None, step: Callable[[], None]) -> None:
-        """Average, wait until all ranks agree, then take the step; repeat this after a loss, if possible."""
-        stepper = self._stepper
-        has_part, seen = stepper.has_part, stepper.target_params
-
-        def restore() -> None:
-            stepper.has_part, stepper.target_params = has_part, seen
-
-        attempt = partial(self._average_and_step, model, forward, step)
-        commit(self.communicator, model, attempt, restore, can_repeat=forward is not None, has_part=has_part)
+            attempt = partial(self._average_and_step, model, forward, step)
+            if self._commits and not self._accumulates:
+                commit(self._stepper, model, attempt, can_repeat=forward is not None)
+            else:
+                attempt()
 
     def _average_and_step(
-        self, model: chainer.Link, forward: Forward | None, step: Callable[[], None], defer: Defer | None = None
+        self,
+        model: chainer.Link,
+        forward: Callable[[], chainer.Variable] | None,
+        step: Callable[[], None],
+        defer: Defer | None = None,
     ) -> None:
         stepper = self._stepper
         backward = None

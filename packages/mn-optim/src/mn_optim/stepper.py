@@ -11,10 +11,12 @@ import chainer
 from mn_comm import CommunicatorBase, span
 from mn_comm.building_blocks import Model, register_synchronizer
 from mn_optim.backward import backward as overlapping_backward
-from mn_optim.commit import Defer
 from mn_optim.schemes.scheme import Backward, Scheme
 
-__all__ = ["Stepper"]
+__all__ = ["Defer", "Stepper"]
+
+Defer = Callable[[Callable[[], None]], None]
+"""Records what is to be done once all ranks have agreed."""
 
 
 class Stepper:
