@@ -24,7 +24,10 @@ class Attempt:
         is_elastic: Whether a rank that has finished reports for all ranks, because the others were lost.
         failures: The failures of ranks: the rank, its status, and the reason in one line.
         has_ended: Whether ranks have reported that none continues. Ranks that are stopped may still be present.
-        newest: The largest number under which a state was saved; -1 if there is none.
+        newest: The largest number under which a state was saved, also in earlier attempts; -1 if there is none.
+        lost: The lost hosts, each with the reason.
+        silent: The hosts that have become silent.
+        has_said_late: Whether it was said that ranks have not come together for a long time.
     """
 
     number: int
@@ -39,6 +42,9 @@ class Attempt:
     failures: list[tuple[int, int, str]] = field(default_factory=list)
     has_ended: bool = False
     newest: int = -1
+    lost: list[str] = field(default_factory=list)
+    silent: set[str] = field(default_factory=set)
+    has_said_late: bool = False
 
     def hear(self, message: dict[str, Any], host: str) -> None:
         """Process a message from the keeper of a host."""
