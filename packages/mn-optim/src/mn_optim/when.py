@@ -14,7 +14,6 @@ from mn_optim.commit import refuse_elastic
 from mn_optim.schemes.asynchronous import AsynchronousMean
 from mn_optim.schemes.local_steps import LocalSteps
 from mn_optim.schemes.scheme import Scheme, Synchronous
-from mn_optim.schemes.sharded_steps import ShardedSteps
 from mn_optim.schemes.synchronous import DoubleBuffered, Overlapped, Plain
 from mn_optim.schemes.two_phases import TwoPhases
 from mn_optim.sharding.shards import Shards
@@ -141,8 +140,9 @@ class Sharded(When):
     def start(self, communicator: CommunicatorBase, actual_optimizer: Any) -> Scheme:
         """Return the scheme."""
         refuse_elastic(communicator, "Sharded")
-        inside = self.when.start(communicator, actual_optimizer)
-        return ShardedSteps(communicator, inside, Shards(communicator, actual_optimizer))
+        scheme = self.when.start(communicator, actual_optimizer)
+        scheme.shards = Shards(communicator, actual_optimizer)
+        return scheme
 
 
 @dataclass(frozen=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext, suppress
+from functools import partial
 from typing import Any
 
 import chainer
@@ -96,6 +97,8 @@ class Scheme:
     def share_out(self, model: chainer.Link) -> None:
         """Discard pending averages, and distribute the parameters of rank 0 to all ranks; collective."""
         self.restart(model)
+        if self.shards is not None:
+            self.shards.restart()
         share_out(self._communicator, model, fills_in=self.join is not None)
 
     def synchronize(self, model: chainer.Link) -> bool:
@@ -160,8 +163,22 @@ class Synchronous(Scheme):
 
     def step(self, model: chainer.Link, backward: Backward | None, take_step: TakeStep) -> None:
         """Compute gradients and average them, then take a step if there are means; collective."""
+        if self.shards is not None:
+            take_step = self._divided(self.shards, model, take_step)
         if self.average(model, backward) and _rescale(model, self.factor):
             take_step()
+
+    def _divided(self, shards: Shards, model: chainer.Link, take_step: TakeStep) -> TakeStep:
+        """Return what updates this rank's parameters, and sends them to all ranks; collective.
+
+        ZeRO-1: Rajbhandari et al. 2019, arXiv 1910.02054, section 5.1.
+        """
+        shards.forget_gathered()
+        if not shards.is_settled and self.join is None:
+            self.agree_on("the choice of which rank keeps which state", model)
+        owners = shards.owners(model, may_choose=self.join is None)
+        has_all_means = not self.leave_to(model, owners)
+        return partial(shards.take_step, model, take_step, has_all_means)
 
     def average(self, model: chainer.Link, backward: Backward | None) -> bool:
         """Compute gradients and average them; collective.
