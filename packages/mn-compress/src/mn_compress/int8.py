@@ -12,7 +12,7 @@ from mn_compress.base import Compression, set_integer
 from mn_compress.blocks import BlockExchange
 from mn_compress.draws import Draws
 from mn_compress.exchange import Portion
-from mn_compress.scales import INFINITE, MAGNITUDE, Room, ScaledBlocks, expand, is_usable
+from mn_compress.scales import INFINITE, MAGNITUDE, Room, ScaledBlocks, expand
 from mn_compress.whole_blocks import WholeBlockExchange, as_rows
 
 __all__ = ["Int8", "Int8Codec", "Int8Rows"]
@@ -91,7 +91,7 @@ class Int8Codec(ScaledBlocks):
         np.abs(values, out=factors)
         np.maximum.reduceat(factors, _starts(values.size, self.block), out=scales)
         infinite = self._take_infinite(values, scales)
-        unit, inverse = _units(scales)
+        unit, inverse = _units(np, scales)
         np.multiply(values, expand(inverse, self.block, scaled), out=scaled)
         if random is None:
             scaled += _ROUNDS
@@ -169,10 +169,7 @@ class Int8Rows(ScaledBlocks):
         is_finite = bits < INFINITE
         greatest = bits.max(axis=1)
         are_finite = greatest < INFINITE
-        greatest = greatest.view(np.float32)
-        usable = is_usable(greatest, _GREATEST)
-        unit = xp.where(usable, greatest / _GREATEST, _ZERO)
-        inverse = xp.where(usable, 1 / unit, _ZERO)
+        unit, inverse = _units(xp, greatest.view(np.float32))
         scaled = xp.where(is_finite, rows, _ZERO)
         error = xp.where(are_finite[:, np.newaxis], scaled, _ZERO)
         scaled *= inverse[:, np.newaxis]
@@ -204,14 +201,12 @@ class Int8Rows(ScaledBlocks):
         values[...] = product.reshape(-1)[: values.size]
 
 
-def _units(scales: _Array) -> tuple[_Array, _Array]:
-    """Return the value of the integer 1 in each block, and its inverse; 0 if that is too small."""
-    usable = is_usable(scales, _GREATEST)
-    unit = scales / _GREATEST
-    if usable.all():
-        return unit, np.float32(1) / unit
-    unit[~usable] = 0
-    return unit, np.divide(np.float32(1), unit, out=np.zeros_like(unit), where=usable)
+def _units(xp: Any, greatest: Any) -> tuple[Any, Any]:
+    """Return the value of the integer 1 in each block, and its inverse; 0 if they are not in the range of float32."""
+    with np.errstate(all="ignore"):
+        usable = (greatest >= _GREATEST * np.finfo(np.float32).tiny) & (greatest < np.inf)
+        unit = xp.where(usable, greatest / _GREATEST, _ZERO)
+        return unit, xp.where(usable, 1 / unit, _ZERO)
 
 
 @functools.lru_cache(64)

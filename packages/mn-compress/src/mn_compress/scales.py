@@ -6,7 +6,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-__all__ = ["INFINITE", "MAGNITUDE", "Room", "ScaledBlocks", "expand", "is_usable"]
+__all__ = ["INFINITE", "MAGNITUDE", "Room", "ScaledBlocks", "expand"]
 
 _Array = Any  # NumPy's, or CuPy's
 
@@ -59,10 +59,3 @@ def expand(scales: _Array, block: int, out: _Array) -> _Array:
     out[: whole * block].reshape(whole, block)[...] = scales[:whole, np.newaxis]
     out[whole * block :] = scales[-1:] if whole * block < out.size else 0
     return out
-
-
-def is_usable(scales: _Array, divisor: np.float32) -> _Array:
-    """Return which scales are finite, and large enough that they and their inverses are in the range of float32."""
-    with np.errstate(invalid="ignore"):
-        usable: _Array = (scales >= divisor * np.finfo(np.float32).tiny) & (scales < np.inf)
-    return usable
