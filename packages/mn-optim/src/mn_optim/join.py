@@ -12,7 +12,7 @@ import numpy as np
 from chainer.backends import cuda
 
 from mn_optim.commit import refuse_elastic
-from mn_optim.join_state import OVER, Everyone, JoinState, LeftByException, NeedsParameters
+from mn_optim.join_state import OVER, Everyone, JoinState, LeftByException, NeedsParameters, describe
 from mn_optim.schemes.scheme import Backward
 from mn_optim.side_effects import KeptPersistents, communicating_links, observing
 from mn_optim.stepper import Stepper
@@ -88,7 +88,7 @@ class JoinParticipant:
         if backward is not None and not self._is_collective(model):
             backward(None)
         if self._scheme.synchronous is not None:
-            self._state.ask_for_parameters()
+            self._message.needs_parameters = True
             try:
                 self._scheme.synchronous.exchange_messages(model)
             except NeedsParameters:
@@ -153,7 +153,7 @@ class JoinParticipant:
         if self._state.is_together or isinstance(error, LeftByException):
             return
         if self._scheme.synchronous is not None:
-            self._state.fail(error)
+            self._message.failure = describe(error)
             self._scheme.synchronous.exchange_messages(model)
         else:
             self._scheme.fail(model, error)

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
-__all__ = ["OVER", "Everyone", "JoinState", "LeftByException", "NeedsParameters"]
+__all__ = ["OVER", "Everyone", "JoinState", "LeftByException", "NeedsParameters", "describe", "expect_no_failure"]
 
 OVER = ("present", "all")
 """The ranks that a mean may be over: those that have data, or all."""
-
-_STEP, _SHARE, _FAILURE = "step", "share", "failure"
 
 
 class Everyone(Exception):
@@ -30,23 +28,39 @@ class LeftByException(RuntimeError):
         super().__init__(f"rank {rank} has left join() because of an exception: {what}")
 
 
+def describe(error: Exception) -> str:
+    """Return the text by which ranks learn of an exception on another rank."""
+    return f"{type(error).__name__}: {error}"
+
+
+def expect_no_failure(failures: Iterable[str]) -> None:
+    """Raise LeftByException if a rank has sent the exception because of which it has left.
+
+    Args:
+        failures: The exceptions of all ranks; empty for ranks that have not failed.
+    """
+    for rank, failure in enumerate(failures):
+        if failure:
+            raise LeftByException(rank, failure)
+
+
 @dataclass
 class Message:
     """A message from a rank to the others.
 
     Attributes:
         over: What means are over.
-        kind: What it is about to do.
+        needs_parameters: Whether it needs the parameters to be distributed, before it takes a step.
         is_absent: Whether it has no data.
         has_left: Whether it has left the block of the join.
-        failure: The exception because of which it has left.
+        failure: The exception because of which it leaves; otherwise empty.
         specimen: A sample with which the model is called, for ranks that have never called it.
         hyperparameters: Those of its optimizer; if it has no data, those of the first rank that has: a script may
             change them in a loop that this rank has left.
     """
 
     over: str
-    kind: str = _STEP
+    needs_parameters: bool = False
     is_absent: bool = False
     has_left: bool = False
     failure: str = ""
@@ -80,7 +94,8 @@ class JoinState:
         """Whether this rank has a message that the other ranks do not know yet."""
         mine = self.message
         has_changed = bool(self._absent) and not mine.is_absent and mine.hyperparameters != self._told
-        return mine.kind != _STEP or mine.is_absent != (self._rank in self._absent) or has_changed
+        is_urgent = mine.needs_parameters or mine.failure != ""
+        return is_urgent or mine.is_absent != (self._rank in self._absent) or has_changed
 
     @property
     def factor(self) -> float:
@@ -99,16 +114,15 @@ class JoinState:
             NeedsParameters: Parameters must be distributed (on all).
         """
         mine, self._told = self.message, messages[self._rank].hyperparameters
-        has_failed, mine.kind = mine.kind == _FAILURE, _STEP
+        has_failed, mine.failure, mine.needs_parameters = mine.failure != "", "", False
         if mine.is_absent:
             present = (message.hyperparameters for message in messages if not message.is_absent)
             mine.hyperparameters = next(present, mine.hyperparameters)
         self._absent = frozenset(rank for rank, message in enumerate(messages) if message.is_absent)
         if has_failed:
             return
+        expect_no_failure(message.failure for message in messages)
         for rank, message in enumerate(messages):
-            if message.kind == _FAILURE:
-                raise LeftByException(rank, message.failure)
             if message.over != messages[0].over:
                 raise ValueError(
                     f"expected the same over of join() on every rank, got {messages[0].over!r} on rank 0 and "
@@ -118,12 +132,12 @@ class JoinState:
             mine.specimen = next((message.specimen for message in messages if message.specimen is not None), None)
         if all(message.has_left for message in messages):
             raise Everyone
-        self._expect_one_kind(messages)
+        self._expect_same_need(messages)
 
-    def _expect_one_kind(self, messages: Sequence[Message]) -> None:
-        kinds = [(rank, message.kind) for rank, message in enumerate(messages) if not message.is_absent]
-        sharing = [rank for rank, kind in kinds if kind == _SHARE]
-        others = [rank for rank, kind in kinds if kind != _SHARE]
+    def _expect_same_need(self, messages: Sequence[Message]) -> None:
+        present = [(rank, message.needs_parameters) for rank, message in enumerate(messages) if not message.is_absent]
+        sharing = [rank for rank, needs_parameters in present if needs_parameters]
+        others = [rank for rank, needs_parameters in present if not needs_parameters]
         if sharing and others:
             raise RuntimeError(
                 f"expected the parameters of all ranks to change together, but parameters of rank {sharing[0]} "
@@ -131,14 +145,6 @@ class JoinState:
             )
         if sharing:
             raise NeedsParameters
-
-    def ask_for_parameters(self) -> None:
-        """Make this rank's next message a request to distribute parameters."""
-        self.message.kind = _SHARE
-
-    def fail(self, error: Exception) -> None:
-        """Make this rank's next message that it has left because of an exception."""
-        self.message.kind, self.message.failure = _FAILURE, f"{type(error).__name__}: {error}"
 
     @contextmanager
     def together(self) -> Iterator[None]:

@@ -13,6 +13,7 @@ from chainer.dataset.convert import _call_converter  # a number or a Device, as 
 from chainer.training.updaters import StandardUpdater
 
 from mn_optim.side_effects import observing
+from mn_optim.when import expect_at_least
 
 __all__ = ["MultiNodeUpdater"]
 
@@ -64,10 +65,7 @@ class MultiNodeUpdater(StandardUpdater):  # type: ignore[misc]  # Chainer has no
         micro_batches: int = 1,
         over: str = "present",
     ) -> None:
-        if isinstance(micro_batches, bool) or not hasattr(micro_batches, "__index__"):
-            raise TypeError(f"expected an integer for micro_batches, got {type(micro_batches).__name__}")
-        if micro_batches < 1:
-            raise ValueError(f"expected micro_batches of at least 1, got {micro_batches}")
+        expect_at_least(1, "micro_batches", micro_batches)
         super().__init__(
             iterator, optimizer, converter, device, loss_func, loss_scale, auto_new_epoch, input_device=input_device
         )

@@ -30,6 +30,7 @@ __all__ = [
     "StreamingDiLoCo",
     "SynchronousFirst",
     "When",
+    "expect_at_least",
     "expect_when",
 ]
 
@@ -167,7 +168,7 @@ class SynchronousFirst(When):
     first: AfterBackward | DuringBackward = AfterBackward()
 
     def __post_init__(self) -> None:
-        _expect_at_least(0, "steps", self.steps)
+        expect_at_least(0, "steps", self.steps)
         _expect_kind((AfterBackward, DuringBackward), "first", self.first)
         later = (LocalSGD, DiLoCo, StreamingDiLoCo, Asynchronous, AfterBackward, DuringBackward, OneStepLate, Sharded)
         _expect_kind(later, "then", self.then)
@@ -204,7 +205,7 @@ class LocalSGD(When):
     send: Send = None
 
     def __post_init__(self) -> None:
-        _expect_at_least(1, "steps", self.steps)
+        expect_at_least(1, "steps", self.steps)
 
     def start(self, communicator: CommunicatorBase, actual_optimizer: Any) -> Scheme:
         """Return the scheme."""
@@ -237,7 +238,7 @@ class DiLoCo(When):
     send: Send = None
 
     def __post_init__(self) -> None:
-        _expect_at_least(1, "steps", self.steps)
+        expect_at_least(1, "steps", self.steps)
         _expect_optimizer(self.outer)
 
     def start(self, communicator: CommunicatorBase, actual_optimizer: Any) -> Scheme:
@@ -281,7 +282,7 @@ class StreamingDiLoCo(When):
     send: Send = None
 
     def __post_init__(self) -> None:
-        _expect_at_least(1, "steps", self.steps)
+        expect_at_least(1, "steps", self.steps)
         _expect_optimizer(self.outer)
         if not 1 <= operator.index(self.fragments) <= self.steps:
             raise ValueError(
@@ -329,7 +330,7 @@ class Asynchronous(When):
     interval: float = 0.01
 
     def __post_init__(self) -> None:
-        _expect_at_least(1, "max_staleness", self.max_staleness)
+        expect_at_least(1, "max_staleness", self.max_staleness)
         if not 0 <= self.interval < float("inf"):
             raise ValueError(f"expected interval of at least 0 seconds, got {self.interval}")
 
@@ -377,7 +378,8 @@ def _describe(value: Any) -> str:
     return str(value)
 
 
-def _expect_at_least(lowest: int, name: str, value: Any) -> None:
+def expect_at_least(lowest: int, name: str, value: Any) -> None:
+    """Raise TypeError unless a value is an integer, and ValueError if it is too small."""
     if isinstance(value, bool) or not hasattr(value, "__index__"):
         raise TypeError(f"expected an integer for {name}, got {type(value).__name__}: {value!r:.80}")
     if value < lowest:

@@ -16,7 +16,7 @@ from chainer.backends import cuda
 
 from mn_comm import CommunicatorBase, Future, raise_on_all
 from mn_comm.building_blocks import GradientReducer, Worker, at_exit, waiting_for
-from mn_optim.join_state import LeftByException
+from mn_optim.join_state import describe, expect_no_failure
 from mn_optim.schemes.arrays import average_arrays
 from mn_optim.schemes.parameters import initialised_parameters, set_value, value_of
 from mn_optim.schemes.scheme import Backward, Scheme, TakeStep
@@ -76,7 +76,7 @@ class AsynchronousMean(Scheme):
         if error is self._ended_by:
             return
         if not self._is_shared:
-            self._communicator.allgather_obj(f"{type(error).__name__}: {error}")
+            self._communicator.allgather_obj(describe(error))
             return
         rounds = self._run(model)  # of this rank there may be none, but the others are in them, or will be
         self._rounds.clear()
@@ -103,9 +103,7 @@ class AsynchronousMean(Scheme):
             LeftByException: Another rank has left a join because of an exception.
         """
         # A rank that leaves a join by an exception before it has shared the parameters sends it here.
-        for rank, failure in enumerate(self._communicator.allgather_obj(None)):
-            if failure is not None:
-                raise LeftByException(rank, failure)
+        expect_no_failure(self._communicator.allgather_obj(""))
         with raise_on_all(self._communicator):  # ranks are not in the same step at the same time
             for path, link in communicating_links(model):
                 raise ValueError(

@@ -17,7 +17,7 @@ import numpy as np
 
 from mn_comm import CommunicatorBase, raise_on_all
 from mn_comm.building_blocks import CompressionReport, waiting_for
-from mn_optim.join_state import LeftByException
+from mn_optim.join_state import describe, expect_no_failure
 from mn_optim.schemes.arrays import OptimizerState
 from mn_optim.schemes.fragment import Average, Fragment, cut
 from mn_optim.schemes.parameters import initialised_parameters, share_out, value_of
@@ -130,7 +130,7 @@ class LocalSteps(Scheme):
 
     def fail(self, model: chainer.Link, error: Exception) -> None:
         """Inform all ranks that meet, or wait for meetings, of an exception; collective with these."""
-        self._exchange_messages(_FAILURE, f"{type(error).__name__}: {error}")
+        self._exchange_messages(_FAILURE, describe(error))
 
     def _advance(self, model: chainer.Link) -> None:
         self._position += 1
@@ -299,9 +299,8 @@ class LocalSteps(Scheme):
         mine = (purpose, moved, tuple(name for each in self._fragments for name in each.frozen), failure)
         with waiting_for(lambda: "a meeting of local steps"):
             messages = [_Message(*each) for each in self._communicator.allgather_obj(mine)]
-        for rank, message in enumerate(messages):
-            if message.purpose == _FAILURE and purpose != _FAILURE:
-                raise LeftByException(rank, message.failure)
+        if purpose != _FAILURE:
+            expect_no_failure(message.failure for message in messages)
         return messages
 
 
