@@ -6,6 +6,7 @@ import os
 import time
 import weakref
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import partial, wraps
 from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
@@ -38,6 +39,7 @@ _COLLECTIVE = (
 _POINT_TO_POINT = ("send", "recv", "send_obj", "recv_obj")
 
 
+@dataclass(slots=True)
 class _Progress:
     """State that transactions read and change; as attributes of a communicator, it would be slow to set.
 
@@ -48,13 +50,10 @@ class _Progress:
         nothing: Why no transaction at all is possible now; empty if one is.
     """
 
-    __slots__ = ("alarms", "depth", "no_steps", "nothing")
-
-    def __init__(self) -> None:
-        self.depth = 0
-        self.alarms = 0
-        self.no_steps = ""
-        self.nothing = ""
+    depth: int = 0
+    alarms: int = 0
+    no_steps: str = ""
+    nothing: str = ""
 
     def check(self, is_step: bool) -> None:
         """Raise RuntimeError if a transaction, which may be a step, is not possible now."""
@@ -278,7 +277,9 @@ class ElasticCommunicator(Communicator):
 
     def _tell(self, change: Change) -> None:
         if self.rank == 0:
-            _log(change)
+            import logging  # not at import: nothing else needs it
+
+            logging.getLogger("mn_elastic").warning("%s (%.0f ms)", change, 1000 * change.seconds)
         before, self._progress.nothing = self._progress.nothing, "expected a function of on_change not to communicate"
         try:
             self._on_change(change)
@@ -529,12 +530,6 @@ def elastic_kind(kind: type[Communicator]) -> type[ElasticCommunicator]:
             f"{kind.__name__}, which replaces {', '.join(replaced or ['__init__'])}"
         )
     return type(f"Elastic{kind.__name__}", (ElasticCommunicator, kind), {"__doc__": kind.__doc__})
-
-
-def _log(change: Change) -> None:
-    import logging  # not at import: nothing else needs it
-
-    logging.getLogger("mn_elastic").warning("%s (%.0f ms)", change, 1000 * change.seconds)
 
 
 def _surviving(name: str) -> Callable[..., Any]:

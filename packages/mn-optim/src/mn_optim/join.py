@@ -158,10 +158,6 @@ class JoinParticipant:
         else:
             self._scheme.fail(model, error)
 
-    def end(self) -> None:
-        """Take no part in a join any more."""
-        self._scheme.use_join(None)
-
     def _share_out(self, model: chainer.Link) -> None:
         self._state.is_together = False
         self._stepper.share_out(model)

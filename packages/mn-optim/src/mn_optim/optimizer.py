@@ -269,7 +269,7 @@ class MultiNodeOptimizer:
             raise
         finally:
             self._participant = None
-            participant.end()
+            self._stepper.scheme.use_join(None)
 
     def join_in_steps(self, over: str = "present") -> None:
         """Declare that from now on, every rank calls either ``update`` or :meth:`update_without_data` in each step.

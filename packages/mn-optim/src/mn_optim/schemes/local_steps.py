@@ -223,7 +223,6 @@ class LocalSteps(Scheme):
         self._position = 0
         for fragment in self._fragments:
             fragment.has_moved = True  # maybe
-            fragment.forget()
         if self._communicator.rank == 0:
             warnings.warn(
                 "local steps: the state of the outer optimizer is reset: the parameters, their fragments, or the class "
