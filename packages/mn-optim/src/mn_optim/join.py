@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -50,7 +51,6 @@ class JoinParticipant:
             raise RuntimeError("expected one join at a time, got one within another")
         self._stepper = stepper
         self._scheme = stepper.scheme
-        self._communicates: bool | None = None
         self._lossfun: LossFunction | None = None
         self._state = JoinState(stepper.communicator.rank, stepper.communicator.size, over)
         self._message = self._state.message
@@ -64,7 +64,7 @@ class JoinParticipant:
         """
         self._message.is_absent = False
         self._message.hyperparameters = _hyperparameters(self._stepper.actual_optimizer)
-        if not self._is_collective(model):
+        if not self._is_collective:
             return
         if is_part:
             error = RuntimeError(
@@ -85,7 +85,7 @@ class JoinParticipant:
             backward: The backward pass. It is run, except if ranks wait for one another in it: then the ranks without
                 data would be informed too late.
         """
-        if backward is not None and not self._is_collective(model):
+        if backward is not None and not self._is_collective:
             backward(None)
         if self._scheme.synchronous is not None:
             self._message.needs_parameters = True
@@ -96,7 +96,7 @@ class JoinParticipant:
 
     def go_on(self, model: chainer.Link) -> None:
         """Begin the backward pass and what follows; collective if the model communicates."""
-        if self._is_collective(model):
+        if self._is_collective:
             self._meet(model)
 
     def stand_in(self, model: chainer.Link, lossfun: LossFunction | None = None) -> None:
@@ -120,7 +120,7 @@ class JoinParticipant:
             return
         try:
             model.cleargrads()
-            backward = self._backward_of_nothing(model) if self._is_collective(model) else None
+            backward = self._backward_of_nothing(model) if self._is_collective else None
             stepper.step(model, backward, self._take_step)
         except NeedsParameters:
             self._share_out(model)
@@ -162,11 +162,14 @@ class JoinParticipant:
         self._state.is_together = False
         self._stepper.share_out(model)
 
-    def _is_collective(self, model: chainer.Link) -> bool:
-        """Return whether the ranks' passes through the model wait for one another."""
-        if self._communicates is None:
-            self._communicates = any(True for _ in communicating_links(model))
-        return self._communicates and self._scheme.synchronous is not None
+    @functools.cached_property
+    def _communicates(self) -> bool:
+        return any(True for _ in communicating_links(self._stepper.actual_optimizer.target))
+
+    @property
+    def _is_collective(self) -> bool:
+        """Whether the ranks' passes through the model wait for one another."""
+        return self._scheme.synchronous is not None and self._communicates
 
     def _meet(self, model: chainer.Link) -> None:
         assert self._scheme.synchronous is not None
