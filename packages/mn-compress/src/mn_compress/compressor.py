@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -12,10 +12,10 @@ import numpy as np
 
 from mn_comm.basis.placement import array_module, at_rest, is_device_array
 from mn_comm.collectives.transport import Transport
-from mn_comm.gradients.compression import CompressionReport
+from mn_comm.gradients.compression import CompressionReport, CompressionScheme
 from mn_comm.gradients.parts import Exchanged, Spec
 from mn_comm.ranks import agreement
-from mn_compress.exchange import Algorithm, Exchange, Piece, Portion
+from mn_compress.exchange import Exchange, Piece, Portion
 
 if TYPE_CHECKING:
     from mn_comm.ranks.intracomm import Ranks
@@ -57,13 +57,15 @@ class Compressor:
 
     Args:
         compression: The compression.
+        exchange: Its method that returns an object that averages a portion.
 
     Attributes:
         scale: The factor of the gradients, and so of the part that was omitted.
     """
 
-    def __init__(self, compression: Algorithm) -> None:
+    def __init__(self, compression: CompressionScheme, exchange: Callable[[Portion], Exchange]) -> None:
         self.compression = compression
+        self._exchange_of = exchange
         self.scale = 1.0
         self._known: dict[int, _Known] = {}
         # For each exchange, which may run in either of two threads: the bytes sent, and the bytes without compression.
@@ -227,7 +229,7 @@ class Compressor:
         if found is None:
             pieces = _pieces(what, portion.size)
             xp = array_module(portion)
-            found = self.compression.exchange(Portion(portion.size, pieces, ranks.rank, ranks.size, xp))
+            found = self._exchange_of(Portion(portion.size, pieces, ranks.rank, ranks.size, xp))
             for key, array in known.saved.pop(name, {}).items():
                 if found.memory.now[key].shape == array.shape:  # else memory sharing has changed
                     found.memory.now[key][...] = xp.asarray(array)
