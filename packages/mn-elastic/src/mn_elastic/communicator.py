@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
 from mn_comm.basis import wire
 from mn_comm.basis.change import Change, RankLost
+from mn_comm.basis.lazy import load_later
 from mn_comm.basis.mpi import MPI
 from mn_comm.communicator import Communicator
 from mn_comm.gradients.strategies import STRATEGIES, Strategy
@@ -25,8 +26,10 @@ if TYPE_CHECKING:
     from mn_comm.basis.protocols import Model
     from mn_comm.gradients.reducer import GradientReducer
     from mn_comm.ranks.context import Contexts
+    from mn_elastic import recovery, spares
     from mn_elastic.family import Family
-    from mn_elastic.spares import Mustered, Pool
+else:  # loading them starts MPI
+    recovery, spares = load_later("mn_elastic.recovery"), load_later("mn_elastic.spares")
 
 __all__ = ["ElasticCommunicator", "create"]
 
@@ -112,7 +115,7 @@ class ElasticCommunicator(Communicator):
         # Whether each communicates in the background.
         self._handed_out: weakref.WeakKeyDictionary[GradientReducer, bool] = weakref.WeakKeyDictionary()
         self._places = ranks.size - n_spares if n_spares else 0
-        self._pool: Pool | None = None
+        self._pool: spares.Pool | None = None
         self._waits = False
         self._is_over = False
         self._has_failed = False
@@ -286,17 +289,15 @@ class ElasticCommunicator(Communicator):
         finally:
             self._progress.nothing = before
 
-    def _change_since(self, before: Family, began: float, mustered: Mustered | None = None) -> Change:
-        from mn_elastic.recovery import survivors
-
-        alive = survivors(before.base, self._family.base)
+    def _change_since(self, before: Family, began: float, mustered: spares.Mustered | None = None) -> Change:
+        alive = recovery.survivors(before.base, self._family.base)
         gone = set(range(before.base.size)) - set(alive)
         aside: set[int] = set()
         newcomers: tuple[str, ...] = ()
         if mustered is not None:
             assert self._pool is not None
-            aside = gone & set(survivors(before.base, self._pool.base))
-            present = survivors(mustered.base, self._family.base)
+            aside = gone & set(recovery.survivors(before.base, self._pool.base))
+            present = recovery.survivors(mustered.base, self._family.base)
             names = dict(enumerate(mustered.newcomers, mustered.base.size - len(mustered.newcomers)))
             newcomers = tuple(names[each] for each in present if each in names) if len(alive) < self.size else ()
         return Change(
@@ -329,11 +330,9 @@ class ElasticCommunicator(Communicator):
         """
         if not self._progress.no_steps:
             return False
-        from mn_elastic.spares import Pool
-
         self._meet()
         self._progress.no_steps = ""
-        self._pool = Pool(self._family, self._places)
+        self._pool = spares.Pool(self._family, self._places)
         if self._muster(self._pool):
             return False
         self._generation += 1  # the communicator was rebuilt without this process
@@ -377,7 +376,7 @@ class ElasticCommunicator(Communicator):
             raise RuntimeError("expected spares to be called between two transactions, got a call within one")
         self._despite_losses(lambda: self._attempt(lambda: None), "spares")
 
-    def _muster(self, pool: Pool) -> bool:
+    def _muster(self, pool: spares.Pool) -> bool:
         """Decide which processes train, and continue with these; return whether this one trains; collective."""
         began, before = time.monotonic(), self._family
         with spans.span("muster", generation=self._generation + 1):
@@ -389,7 +388,7 @@ class ElasticCommunicator(Communicator):
                 self._expect_majority(self._begin(mustered, before, began))
         return mustered.is_called
 
-    def _wait(self, pool: Pool) -> None:
+    def _wait(self, pool: spares.Pool) -> None:
         """Wait until this process is called, or end it if it never is."""
         before = self._family
         while self._waits:
@@ -403,11 +402,9 @@ class ElasticCommunicator(Communicator):
                 self._waits = False
                 self._begin(mustered, before, began)
 
-    def _begin(self, mustered: Mustered, before: Family, began: float) -> Change:
-        from mn_elastic.recovery import first_generation
-
+    def _begin(self, mustered: spares.Mustered, before: Family, began: float) -> Change:
         self._generation = mustered.generation
-        self._go_on(*first_generation(mustered.base, self._build))
+        self._go_on(*recovery.first_generation(mustered.base, self._build))
         change = self._change_since(before, began, mustered)
         self._tell(change)
         return change
@@ -418,12 +415,10 @@ class ElasticCommunicator(Communicator):
         Args:
             at_once: Whether to interrupt ranks that wait for this rank, because it has failed.
         """
-        from mn_elastic.recovery import all_leave
-
         if self._is_over or self._waits:
             # If the job has failed, its other processes have its exit status, and nobody may report success.
             return self._is_over and not (self._pool is not None and self._pool.has_failed)
-        is_over, self._has_failed = all_leave(self._family, at_once=at_once)
+        is_over, self._has_failed = recovery.all_leave(self._family, at_once=at_once)
         if is_over and self._pool is not None:
             self._pool.dismiss(failed=at_once)
         return is_over
@@ -441,9 +436,7 @@ class ElasticCommunicator(Communicator):
 
     def _renew(self, before: Family) -> None:
         """Shrink a family that was given up, and continue with the next one; collective among the remaining ranks."""
-        from mn_elastic.recovery import next_generation
-
-        self._go_on(*next_generation(before, self._build))
+        self._go_on(*recovery.next_generation(before, self._build))
 
     def _go_on(self, family: Family, built: tuple[Contexts, Strategy]) -> None:
         self._family, (contexts, strategy) = family, built
