@@ -17,10 +17,9 @@ from chainer.backends import cuda
 from mn_comm import CommunicatorBase, expect_same, raise_on_all
 from mn_comm.building_blocks import Owners
 from mn_optim.serialized import read
-from mn_optim.sharding.means import Clipping, drop, need_of, share_non_finite
 from mn_optim.sharding.parameters import aliases, expect_independent_rules, items_of, with_rules
 from mn_optim.sharding.partition import assign
-from mn_optim.sharding.step import leaving_out
+from mn_optim.sharding.step import Clipping, drop, leaving_out, need_of, share_non_finite
 
 __all__ = ["SHARD", "Shards"]
 
