@@ -17,10 +17,9 @@ from mn_comm.basis.mpi import MPI
 from mn_comm.communicator import Communicator
 from mn_comm.gradients.strategies import STRATEGIES, Strategy
 from mn_comm.ranks import agreement, spans
-from mn_elastic import ends
+from mn_elastic import ends, support
 from mn_elastic.callbacks import Callbacks
-from mn_elastic.support import SPARES, is_minority, problem_of
-from mn_elastic.support import n_spares as read_n_spares
+from mn_elastic.support import SPARES
 
 if TYPE_CHECKING:
     from mn_comm.basis.protocols import Model
@@ -100,11 +99,11 @@ class ElasticCommunicator(Communicator):
             raise ValueError(f"expected a communicator that averages in host memory with elastic=True, got {strategy}")
         ranks = Ranks(mpi_comm)
         with agreement.raise_on_all(ranks):
-            problem = problem_of(MPI.Get_library_version())
+            problem = support.problem_of(MPI.Get_library_version())
             if problem is not None:
                 raise RuntimeError(problem)
         # From rank 0's environment: Open MPI's launcher passes a variable only to the ranks on its own host.
-        n_spares = read_n_spares(ranks.size, ranks.bcast(os.environ.get(SPARES, "")))
+        n_spares = support.n_spares(ranks.size, ranks.bcast(os.environ.get(SPARES, "")))
         if n_spares and ends.is_shared():
             raise ValueError(f"expected one elastic communicator with {SPARES}={n_spares}, got another one")
         self.strategy = strategy
@@ -275,7 +274,7 @@ class ElasticCommunicator(Communicator):
 
     def _expect_majority(self, change: Change) -> None:
         left = len(change.survivors) + len(change.set_aside)
-        if is_minority(left, change.old_size):
+        if support.is_minority(left, change.old_size):
             ends.end_as_minority(left, change.old_size)
 
     def _tell(self, change: Change) -> None:

@@ -60,7 +60,6 @@ class AsynchronousMean(Scheme):
 
     def step(self, model: chainer.Link, backward: Backward | None, take_step: TakeStep) -> None:
         """Take a local step, and add a mean if there is a new one."""
-        self._share(model)
         rounds = self._run(model)
         if backward is not None:
             backward(None)
@@ -90,7 +89,6 @@ class AsynchronousMean(Scheme):
 
     def synchronize(self, model: chainer.Link) -> bool:
         """Wait until all ranks have called this, and continue averaging while others train; collective."""
-        self._share(model)
         self._run(model)
         self._stop()
         self.has_diverged = False
@@ -123,7 +121,8 @@ class AsynchronousMean(Scheme):
         self._is_shared = True
 
     def _run(self, model: chainer.Link) -> _Rounds:
-        """Return the current rounds, or start them."""
+        """Return the current rounds, or start them; collective the first time."""
+        self._share(model)
         if not self._rounds:
             assert self._reducer is not None
             self._rounds.append(_Rounds(model, self._reducer, self._worker, self._communicator.size, *self._pace))

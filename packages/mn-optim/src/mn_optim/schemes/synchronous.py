@@ -47,9 +47,7 @@ class Overlapped(Synchronous):
         reducer: Averages their gradients in the background.
     """
 
-    def __init__(self, communicator: CommunicatorBase, reducer: GradientReducer) -> None:
-        super().__init__(communicator, reducer)
-        self._order: list[str] | None = None
+    _order: list[str] | None = None
 
     def average(self, model: chainer.Link, backward: Backward | None) -> bool:
         """Compute gradients and average them at the same time; collective."""
