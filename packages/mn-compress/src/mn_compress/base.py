@@ -38,7 +38,7 @@ class Compression(ABC):
 
     def compressor(self) -> Compressor:
         """Return an object that averages the gradients of one reducer, with what it keeps from step to step."""
-        return Compressor(self)
+        return Compressor(self, self.exchange)
 
 
 def set_integer(settings: Compression, name: str, least: int) -> None:

@@ -24,14 +24,14 @@ from mn_compress.exchange import Memory, Portion
 if TYPE_CHECKING:
     from mpi4py import MPI
 
-__all__ = ["BlockCodec", "BlockExchange", "ranges"]
+__all__ = ["BlockCodec", "BlockExchange", "Codec", "ranges"]
 
 _Array = np.ndarray[Any, Any]
 # Together with scratch memory of the same size, it stays in a core's second-level cache.
 _CHUNK = 64 * 1024
 
 
-class BlockCodec(Protocol):
+class Codec(Protocol):
     """Quantises consecutive elements, block by block.
 
     Attributes:
@@ -43,6 +43,14 @@ class BlockCodec(Protocol):
     def nbytes(self, length: int) -> int:
         """Return the size in bytes of the message for this number of elements."""
         ...
+
+    def decode(self, message: Any, values: Any) -> None:
+        """Overwrite ``values``, of float32, with the content of a message; the same on every machine, bit for bit."""
+        ...
+
+
+class BlockCodec(Codec, Protocol):
+    """Quantises elements in host memory."""
 
     def encode(
         self, values: _Array, message: _Array, random: np.random.Generator | None, said: _Array | None = None
@@ -56,10 +64,6 @@ class BlockCodec(Protocol):
             said: Memory for the result of :meth:`decode` for this message, the same bit for bit; ``None`` if it is not
                 needed.
         """
-        ...
-
-    def decode(self, message: _Array, values: _Array) -> None:
-        """Overwrite ``values`` with the content of a message; the same on every machine, bit for bit."""
         ...
 
 

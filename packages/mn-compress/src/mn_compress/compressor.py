@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import json
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from mn_comm.basis.placement import array_module, at_rest, is_device_array
 from mn_comm.collectives.transport import Transport
-from mn_comm.gradients.compression import CompressionReport
+from mn_comm.gradients.compression import CompressionReport, CompressionScheme
 from mn_comm.gradients.parts import Exchanged, Spec
 from mn_comm.ranks import agreement
-from mn_compress.exchange import Algorithm, Exchange, Piece, Portion
+from mn_compress.exchange import Exchange, Piece, Portion
 
 if TYPE_CHECKING:
     from mn_comm.ranks.intracomm import Ranks
@@ -25,6 +26,7 @@ _Array = np.ndarray[Any, Any]
 _HEADER = "header"
 
 
+@dataclass(eq=False)
 class _Known:
     """The data that is kept for one layout of gradients.
 
@@ -38,14 +40,13 @@ class _Known:
         unscaled: The names of those that stay as they are when the loss scale changes.
     """
 
-    def __init__(self, key: str, names: frozenset[str], order: Sequence[str]) -> None:
-        self.key = key
-        self.names = names
-        self.order = list(order)
-        self.step = 0
-        self.exchanges: dict[str, Exchange] = {}
-        self.saved: dict[str, dict[str, _Array]] = {}
-        self.unscaled: frozenset[str] = frozenset()
+    key: str
+    names: frozenset[str]
+    order: list[str]
+    step: int = 0
+    exchanges: dict[str, Exchange] = field(default_factory=dict)
+    saved: dict[str, dict[str, _Array]] = field(default_factory=dict)
+    unscaled: frozenset[str] = frozenset()
 
 
 class Compressor:
@@ -56,18 +57,19 @@ class Compressor:
 
     Args:
         compression: The compression.
+        exchange: Its method that returns an object that averages a portion.
 
     Attributes:
         scale: The factor of the gradients, and so of the part that was omitted.
     """
 
-    def __init__(self, compression: Algorithm) -> None:
+    def __init__(self, compression: CompressionScheme, exchange: Callable[[Portion], Exchange]) -> None:
         self.compression = compression
+        self._exchange_of = exchange
         self.scale = 1.0
         self._known: dict[int, _Known] = {}
-        self._touched: list[tuple[_Known, Exchange]] = []
         # For each exchange, which may run in either of two threads: the bytes sent, and the bytes without compression.
-        self._sent: list[tuple[int, float]] = []
+        self._done: list[tuple[Exchange, int, float]] = []
         self._last = (0, 0.0)
         self._loaded: list[_Known] = []
         self._has_warned = False
@@ -89,13 +91,13 @@ class Compressor:
         """
         signature = [(name, shape, dtype.name) for name, shape, dtype in specs]
         key = f"{ranks.rank}/{ranks.size}: {agreement.digest((signature, form))}"
-        known = _Known(key, frozenset(name for name, *_ in signature), order)
+        known = _Known(key, frozenset(name for name, *_ in signature), list(order))
         fitting = next((each for each in self._loaded if each.key == key), None)
         others = [each for each in self._known.values() if each.names & known.names]
         if not ranks.any(fitting is None) and fitting is not None and not ranks.differ(fitting.step):
             known.step, known.saved, known.unscaled = fitting.step, fitting.saved, fitting.unscaled
             self._loaded.remove(fitting)
-        elif ranks.any(any(each.step for each in others) or self._expects(known.names)):
+        elif ranks.any(any(each.step for each in others) or any(each.names & known.names for each in self._loaded)):
             self._warn(ranks)
             self._loaded = [each for each in self._loaded if not each.names & known.names]
         for each in others:
@@ -121,12 +123,12 @@ class Compressor:
             return
         known = self._known[what.layout]
         exchange = self._exchange(known, ranks, portion, what)
-        self._touched.append((known, exchange))
         with np.errstate(all="ignore"):  # NaN and infinities come from the gradients themselves
             exchange.average(transport, portion, known.step)
         # Half precision on a device is packed as float32.
         itemsize = what.specs[what.parts[0].member][2].itemsize
-        self._sent.append((transport.sent, 2 * (ranks.size - 1) / ranks.size * portion.size * itemsize))
+        plain = 2 * (ranks.size - 1) / ranks.size * portion.size * itemsize
+        self._done.append((exchange, transport.sent, plain))
 
     def commit(self, layout: int) -> None:
         """Keep the changes of the last step; must be called on all ranks.
@@ -134,17 +136,16 @@ class Compressor:
         Args:
             layout: The number of the layout whose buckets were averaged.
         """
-        for _, exchange in self._touched:
+        for exchange, *_ in self._done:
             exchange.memory.commit()
         if layout in self._known:
             self._known[layout].step += 1
-        self._last = sum(sent for sent, _ in self._sent), sum(plain for _, plain in self._sent)
+        self._last = sum(sent for _, sent, _ in self._done), sum(plain for *_, plain in self._done)
         self.roll_back()
 
     def roll_back(self) -> None:
         """Discard the changes of a step that was abandoned."""
-        self._touched.clear()
-        self._sent.clear()
+        self._done.clear()
 
     def use_scale(self, scale: float) -> None:
         """Use another factor for gradients from now on."""
@@ -201,8 +202,7 @@ class Compressor:
         fits = header["compression"] == repr(self.compression)
         numbers = iter(range(len(state)))
         for each in header["layouts"]:
-            known = _Known(each["key"] if fits else "", frozenset(each["names"]), each["order"])
-            known.step = each["step"]
+            known = _Known(each["key"] if fits else "", frozenset(each["names"]), each["order"], each["step"])
             known.unscaled = frozenset(each.get("unscaled", ()))
             for portion, name in each["arrays"]:
                 known.saved.setdefault(portion, {})[name] = np.array(state[str(next(numbers))])
@@ -211,10 +211,6 @@ class Compressor:
     def loaded_order(self, names: frozenset[str]) -> list[str] | None:
         """Return the order in which gradients of these parameters were sent when the loaded data was saved."""
         return next((each.order for each in self._loaded if each.order and each.names == names), None)
-
-    def _expects(self, names: frozenset[str]) -> bool:
-        """Return whether something was loaded for these parameters."""
-        return any(each.names & names for each in self._loaded)
 
     def _warn(self, ranks: Ranks) -> None:
         has_warned, self._has_warned = self._has_warned, True
@@ -233,7 +229,7 @@ class Compressor:
         if found is None:
             pieces = _pieces(what, portion.size)
             xp = array_module(portion)
-            found = self.compression.exchange(Portion(portion.size, pieces, ranks.rank, ranks.size, xp))
+            found = self._exchange_of(Portion(portion.size, pieces, ranks.rank, ranks.size, xp))
             for key, array in known.saved.pop(name, {}).items():
                 if found.memory.now[key].shape == array.shape:  # else memory sharing has changed
                     found.memory.now[key][...] = xp.asarray(array)

@@ -11,7 +11,7 @@ import numpy as np
 from mn_comm.basis.placement import array_module
 from mn_comm.collectives.transport import Transport
 
-__all__ = ["Algorithm", "Exchange", "Memory", "Piece", "Portion"]
+__all__ = ["Exchange", "Memory", "Piece", "Portion"]
 
 _Array = Any  # NumPy's, or CuPy's
 
@@ -100,18 +100,4 @@ class Exchange(Protocol):
             portion: One-dimensional, of floats, of the same length and dtype on every rank.
             step: The number of steps before this one.
         """
-        ...
-
-
-class Algorithm(Protocol):
-    """A compression, as far as a compressor needs it."""
-
-    @property
-    def on_devices(self) -> bool: ...  # noqa: D102
-    @property
-    def is_launched(self) -> bool: ...  # noqa: D102
-    def compressor(self) -> Any: ...  # noqa: D102
-
-    def exchange(self, portion: Portion) -> Exchange:
-        """Return an object that averages such a portion; not collective."""
         ...

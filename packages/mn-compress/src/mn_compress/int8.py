@@ -12,7 +12,7 @@ from mn_compress.base import Compression, set_integer
 from mn_compress.blocks import BlockExchange
 from mn_compress.draws import Draws
 from mn_compress.exchange import Portion
-from mn_compress.scales import INFINITE, MAGNITUDE, Room, expand, is_usable, split_message
+from mn_compress.scales import INFINITE, MAGNITUDE, Room, ScaledBlocks, expand
 from mn_compress.whole_blocks import WholeBlockExchange, as_rows
 
 __all__ = ["Int8", "Int8Codec", "Int8Rows"]
@@ -65,7 +65,7 @@ class Int8(Compression):
         return WholeBlockExchange(Int8Rows(self.block, portion.xp), portion, seed)
 
 
-class Int8Codec:
+class Int8Codec(ScaledBlocks):
     """Quantises blocks to integers from -127 to 127; a message holds the scales, then the integers.
 
     A block that is not finite has an infinite scale, and encodes only which values are infinite and which are NaN.
@@ -74,26 +74,24 @@ class Int8Codec:
         block: How many elements share a scale.
     """
 
-    def __init__(self, block: int) -> None:
-        self.block = block
-        self._room = Room()
+    bits = 8
 
-    def nbytes(self, length: int) -> int:
-        """Return the size in bytes of the message for this number of elements."""
-        return 4 * -(-length // self.block) + length
+    def __init__(self, block: int) -> None:
+        super().__init__(block)
+        self._room = Room()
 
     def encode(
         self, values: _Array, message: _Array, random: np.random.Generator | None, said: _Array | None = None
     ) -> None:
         """Write a message, and leave in ``values`` the part that it omits."""
-        scales, codes = split_message(message, values.size, self.block)
+        scales, codes = self.split(message, values.size)
         codes = codes.view(np.int8)
         # NumPy is twice as fast if a result overwrites an operand.
         scaled, factors = self._room.arrays(values.size)
         np.abs(values, out=factors)
         np.maximum.reduceat(factors, _starts(values.size, self.block), out=scales)
         infinite = self._take_infinite(values, scales)
-        unit, inverse = _units(scales)
+        unit, inverse = _units(np, scales)
         np.multiply(values, expand(inverse, self.block, scaled), out=scaled)
         if random is None:
             scaled += _ROUNDS
@@ -118,7 +116,7 @@ class Int8Codec:
 
     def decode(self, message: _Array, values: _Array) -> None:
         """Overwrite ``values`` with the content of a message."""
-        scales, codes = split_message(message, values.size, self.block)
+        scales, codes = self.split(message, values.size)
         _, factors = self._room.arrays(values.size)
         np.copyto(values, codes.view(np.int8))
         np.multiply(values, expand(scales, self.block, factors), out=values)
@@ -143,7 +141,7 @@ class Int8Codec:
             values[block] = np.select([each == 0, each == _NAN], [0, np.nan], each * np.float32(np.inf))
 
 
-class Int8Rows:
+class Int8Rows(ScaledBlocks):
     """Quantises like :class:`Int8Codec`, bit for bit, with operations on all blocks of a range: for devices.
 
     Args:
@@ -151,20 +149,18 @@ class Int8Rows:
         xp: The module of functions for the arrays.
     """
 
-    def __init__(self, block: int, xp: Any) -> None:
-        self.block = block
-        self._xp = xp
+    bits = 8
 
-    def nbytes(self, length: int) -> int:
-        """Return the size in bytes of the message for this number of elements."""
-        return 4 * -(-length // self.block) + length
+    def __init__(self, block: int, xp: Any) -> None:
+        super().__init__(block)
+        self._xp = xp
 
     def encode(self, values: Any, message: Any, random: Draws | None) -> None:
         """Write a message, and leave in ``values`` the part that it omits."""
         if not values.size:
             return
         xp = self._xp
-        scales, codes = split_message(message, values.size, self.block)
+        scales, codes = self.split(message, values.size)
         rows = as_rows(xp, values, self.block)
         bits = rows.view(np.int32)
         sign = (bits >> np.int32(31) | np.int32(1)).astype(np.int8)
@@ -173,10 +169,7 @@ class Int8Rows:
         is_finite = bits < INFINITE
         greatest = bits.max(axis=1)
         are_finite = greatest < INFINITE
-        greatest = greatest.view(np.float32)
-        usable = is_usable(greatest, _GREATEST)
-        unit = xp.where(usable, greatest / _GREATEST, _ZERO)
-        inverse = xp.where(usable, 1 / unit, _ZERO)
+        unit, inverse = _units(xp, greatest.view(np.float32))
         scaled = xp.where(is_finite, rows, _ZERO)
         error = xp.where(are_finite[:, np.newaxis], scaled, _ZERO)
         scaled *= inverse[:, np.newaxis]
@@ -199,7 +192,7 @@ class Int8Rows:
         if not values.size:
             return
         xp = self._xp
-        scales, codes = split_message(message, values.size, self.block)
+        scales, codes = self.split(message, values.size)
         rows = as_rows(xp, codes.view(np.int8), self.block)
         product = rows.astype(np.float32)
         product *= scales[:, np.newaxis]
@@ -208,14 +201,12 @@ class Int8Rows:
         values[...] = product.reshape(-1)[: values.size]
 
 
-def _units(scales: _Array) -> tuple[_Array, _Array]:
-    """Return the value of the integer 1 in each block, and its inverse; 0 if that is too small."""
-    usable = is_usable(scales, _GREATEST)
-    unit = scales / _GREATEST
-    if usable.all():
-        return unit, np.float32(1) / unit
-    unit[~usable] = 0
-    return unit, np.divide(np.float32(1), unit, out=np.zeros_like(unit), where=usable)
+def _units(xp: Any, greatest: Any) -> tuple[Any, Any]:
+    """Return the value of the integer 1 in each block, and its inverse; 0 if they are not in the range of float32."""
+    with np.errstate(all="ignore"):
+        usable = (greatest >= _GREATEST * np.finfo(np.float32).tiny) & (greatest < np.inf)
+        unit = xp.where(usable, greatest / _GREATEST, _ZERO)
+        return unit, xp.where(usable, 1 / unit, _ZERO)
 
 
 @functools.lru_cache(64)

@@ -12,7 +12,7 @@ from mn_compress.blocks import BlockExchange
 from mn_compress.draws import Draws
 from mn_compress.exact import ExactFirst
 from mn_compress.exchange import Portion
-from mn_compress.scales import MAGNITUDE, Room, expand, split_message
+from mn_compress.scales import MAGNITUDE, Room, ScaledBlocks, expand
 from mn_compress.whole_blocks import WholeBlockExchange, in_rows
 
 __all__ = ["OneBit", "OneBitCodec", "OneBitRows"]
@@ -62,7 +62,7 @@ class OneBit(Compression):
         return ExactFirst(after, self.start_iter)
 
 
-class OneBitCodec:
+class OneBitCodec(ScaledBlocks):
     """Quantises blocks to signs; a message holds the scales, then the bits.
 
     A block that contains an infinity is infinite, and a block that contains a NaN is NaN.
@@ -71,19 +71,17 @@ class OneBitCodec:
         block: How many elements share a scale.
     """
 
-    def __init__(self, block: int) -> None:
-        self.block = block
-        self._room = Room()
+    bits = 1
 
-    def nbytes(self, length: int) -> int:
-        """Return the size in bytes of the message for this number of elements."""
-        return 4 * -(-length // self.block) + -(-length // 8)
+    def __init__(self, block: int) -> None:
+        super().__init__(block)
+        self._room = Room()
 
     def encode(
         self, values: _Array, message: _Array, random: np.random.Generator | None, said: _Array | None = None
     ) -> None:
         """Write a message, and leave in ``values`` the part that it omits."""
-        scales, codes = split_message(message, values.size, self.block)
+        scales, codes = self.split(message, values.size)
         signed, factors = self._room.arrays(values.size)
         if said is not None:
             signed = said
@@ -102,7 +100,7 @@ class OneBitCodec:
 
     def decode(self, message: _Array, values: _Array) -> None:
         """Overwrite ``values`` with the content of a message."""
-        scales, codes = split_message(message, values.size, self.block)
+        scales, codes = self.split(message, values.size)
         _, factors = self._room.arrays(values.size)
         whole = values.size // 8 * 8
         np.take(_SIGNS_AT_ONCE, codes[: whole // 8], out=values[:whole].view("V32"), mode="clip")
@@ -121,7 +119,7 @@ class OneBitCodec:
             scales[whole] = absolute[done:].mean()
 
 
-class OneBitRows:
+class OneBitRows(ScaledBlocks):
     """Quantises like :class:`OneBitCodec`, with operations on all blocks of a range: for devices.
 
     The device adds up the means of blocks in its own order. The means are sent, so all ranks have the same ones.
@@ -131,20 +129,18 @@ class OneBitRows:
         xp: The module of functions for the arrays.
     """
 
-    def __init__(self, block: int, xp: Any) -> None:
-        self.block = block
-        self._xp = xp
+    bits = 1
 
-    def nbytes(self, length: int) -> int:
-        """Return the size in bytes of the message for this number of elements."""
-        return 4 * -(-length // self.block) + -(-length // 8)
+    def __init__(self, block: int, xp: Any) -> None:
+        super().__init__(block)
+        self._xp = xp
 
     def encode(self, values: Any, message: Any, random: Draws | None) -> None:
         """Write a message, and leave in ``values`` the part that it omits."""
         xp = self._xp
         if not values.size:
             return
-        scales, codes = split_message(message, values.size, self.block)
+        scales, codes = self.split(message, values.size)
         codes[...] = xp.packbits(values.view(np.int32) < np.int32(0))  # the sign bit, also of -0.0 and NaN
         for scale, rows in in_rows(self.block, scales, values):
             bits = rows.view(np.int32)
@@ -164,7 +160,7 @@ class OneBitRows:
         """Overwrite ``values`` with the content of a message."""
         if not values.size:
             return
-        scales, codes = split_message(message, values.size, self.block)
+        scales, codes = self.split(message, values.size)
         signs = self._xp.unpackbits(codes)[: values.size].astype(np.uint32)
         signs <<= np.uint32(31)
         for scale, rows, sign in in_rows(self.block, scales, values, signs):

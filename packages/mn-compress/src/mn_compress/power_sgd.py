@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
@@ -80,19 +82,21 @@ class PowerSGDExchange:
     def __init__(self, numbers: PowerSGD, portion: Portion) -> None:
         self._numbers = numbers
         self._matrices: list[_Matrix] = []
-        self._vectors: list[slice] = []
+        vectors: list[slice] = []
         left = right = 0
         for piece in portion.pieces:
             for place, rows, columns in _cut(piece):
                 if not self._pays(rows, columns):
-                    self._vectors.append(place)
+                    vectors.append(place)
                     continue
-                ends = left + rows * numbers.rank, right + columns * numbers.rank
-                self._matrices.append(_Matrix(place, rows, columns, slice(left, ends[0]), slice(right, ends[1])))
-                left, right = ends
-        compressed = sum(each.rows * each.columns for each in self._matrices)
+                factors = slice(left, left + rows * numbers.rank), slice(right, right + columns * numbers.rank)
+                self._matrices.append(_Matrix(place, rows, columns, *factors))
+                left, right = (factor.stop for factor in factors)
         xp = self._xp = portion.xp
-        self._left = xp.empty(left + portion.length - compressed, np.float32)
+        # Each vector, and its position behind the left factors, with which it is sent.
+        ends = list(itertools.accumulate((each.stop - each.start for each in vectors), initial=left))
+        self._vectors = [(place, slice(*at)) for place, at in zip(vectors, pairwise(ends), strict=True)]
+        self._left = xp.empty(ends[-1], np.float32)
         # The same on every rank, so it must not depend on this rank's number.
         first = np.random.default_rng(numbers.seed).standard_normal(right, np.float32)
         self.memory = Memory(
@@ -110,7 +114,8 @@ class PowerSGDExchange:
         xp.add(portion, now["error"], out=error, casting="unsafe")
         for each in self._matrices:
             self._lefts(each)[...] = xp.matmul(self._matrix(error, each), self._factor(now["right"], each.right))
-        self._pack_vectors(error)
+        for place, sent in self._vectors:
+            self._left[sent] = error[place]
         mean_exactly(transport, self._left)
         is_finite = bool(xp.isfinite(self._left[: self._end_of_left]).all())
         for each in self._matrices if is_finite else ():
@@ -120,9 +125,7 @@ class PowerSGDExchange:
         if is_finite:
             mean_exactly(transport, right)
             is_finite = bool(xp.isfinite(right).all())
-        for each in self._matrices:
-            self._multiply(portion, each, is_finite)
-        self._unpack_vectors(portion)
+        self._write_means(portion, is_finite)
         if not is_finite:  # then the step is lost, but the part omitted before is not
             error[...] = now["error"]
             right[...] = now["right"]
@@ -131,6 +134,13 @@ class PowerSGDExchange:
         factors = (rows + columns) * self._numbers.rank
         is_thick = min(rows, columns) > self._numbers.rank
         return is_thick and self._numbers.min_compression_rate * factors < rows * columns
+
+    def _write_means(self, portion: _Array, is_finite: bool) -> None:
+        for each in self._matrices:
+            self._multiply(portion, each, is_finite)
+        for place, sent in self._vectors:
+            portion[place] = self._left[sent]
+            self.memory.new["error"][place] = 0
 
     def _multiply(self, portion: _Array, each: _Matrix, is_finite: bool) -> None:
         """Write the product of factors to the portion, and the difference from the matrix to the error."""
@@ -146,21 +156,6 @@ class PowerSGDExchange:
             out[...] = product
         part = self._matrix(error, each)
         self._xp.subtract(part, product, out=part)
-
-    def _pack_vectors(self, values: _Array) -> None:
-        begin = self._end_of_left
-        for place in self._vectors:
-            end = begin + place.stop - place.start
-            self._left[begin:end] = values[place]
-            begin = end
-
-    def _unpack_vectors(self, portion: _Array) -> None:
-        begin = self._end_of_left
-        for place in self._vectors:
-            end = begin + place.stop - place.start
-            portion[place] = self._left[begin:end]
-            self.memory.new["error"][place] = 0
-            begin = end
 
     def _matrix(self, flat: _Array, each: _Matrix) -> _Array:
         return flat[each.place].reshape(each.rows, each.columns)

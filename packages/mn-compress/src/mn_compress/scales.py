@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
-__all__ = ["INFINITE", "MAGNITUDE", "Room", "expand", "is_usable", "split_message"]
+__all__ = ["INFINITE", "MAGNITUDE", "Room", "ScaledBlocks", "expand"]
 
 _Array = Any  # NumPy's, or CuPy's
 
@@ -28,10 +28,29 @@ class Room:
         return self._arrays[0, :length], self._arrays[1, :length]
 
 
-def split_message(message: _Array, length: int, block: int) -> tuple[_Array, _Array]:
-    """Return views of a message of bytes: the scales of its blocks, of float32, and the bytes that follow."""
-    end = 4 * -(-length // block)
-    return message[:end].view(np.float32), message[end:]
+class ScaledBlocks:
+    """The layout of a message: 4 bytes for the scale of each block, then a number of bits for each element.
+
+    Args:
+        block: How many elements share a scale.
+
+    Attributes:
+        bits: How many bits each element has.
+    """
+
+    bits: ClassVar[int]
+
+    def __init__(self, block: int) -> None:
+        self.block = block
+
+    def nbytes(self, length: int) -> int:
+        """Return the size in bytes of the message for this number of elements."""
+        return 4 * -(-length // self.block) + -(-length * self.bits // 8)
+
+    def split(self, message: _Array, length: int) -> tuple[_Array, _Array]:
+        """Return views of a message of bytes: the scales of its blocks, of float32, and the bytes that follow."""
+        end = 4 * -(-length // self.block)
+        return message[:end].view(np.float32), message[end:]
 
 
 def expand(scales: _Array, block: int, out: _Array) -> _Array:
@@ -40,10 +59,3 @@ def expand(scales: _Array, block: int, out: _Array) -> _Array:
     out[: whole * block].reshape(whole, block)[...] = scales[:whole, np.newaxis]
     out[whole * block :] = scales[-1:] if whole * block < out.size else 0
     return out
-
-
-def is_usable(scales: _Array, divisor: np.float32) -> _Array:
-    """Return which scales are finite, and large enough that they and their inverses are in the range of float32."""
-    with np.errstate(invalid="ignore"):
-        usable: _Array = (scales >= divisor * np.finfo(np.float32).tiny) & (scales < np.inf)
-    return usable

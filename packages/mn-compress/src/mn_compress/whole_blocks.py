@@ -12,7 +12,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from mn_comm.collectives.transport import Transport
-from mn_compress.blocks import ranges
+from mn_compress.blocks import Codec, ranges
 from mn_compress.draws import Draws
 from mn_compress.exchange import Memory, Portion
 
@@ -21,20 +21,12 @@ __all__ = ["RowCodec", "WholeBlockExchange", "as_rows", "in_rows"]
 _Array = Any  # CuPy's; NumPy's in tests
 
 
-class RowCodec(Protocol):
-    """Quantises consecutive elements, block by block, into the same messages as a ``BlockCodec`` of equal block.
+class RowCodec(Codec, Protocol):
+    """Quantises elements on a device, into the same messages as a ``BlockCodec`` of equal block.
 
-    It only puts work on the current stream: nothing depends on the contents of an array.
-
-    Attributes:
-        block: How many elements share a scale.
+    A message has 4 bytes for each scale, then the elements. The codec only puts work on the current stream: nothing
+    depends on the contents of an array.
     """
-
-    block: int
-
-    def nbytes(self, length: int) -> int:
-        """Return the size in bytes of the message for this number of elements: 4 for each scale, then the elements."""
-        ...
 
     def encode(self, values: _Array, message: _Array, random: Draws | None) -> None:
         """Write a message, and leave in ``values`` the part that it omits: never a value that is not finite.
@@ -44,10 +36,6 @@ class RowCodec(Protocol):
             message: An array of :meth:`nbytes` bytes.
             random: For stochastic rounding; ``None`` unless the codec asks for it.
         """
-        ...
-
-    def decode(self, message: _Array, values: _Array) -> None:
-        """Overwrite ``values``, of float32, with the content of a message."""
         ...
 
 

@@ -6,26 +6,29 @@ import os
 import time
 import weakref
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import partial, wraps
 from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
 from mn_comm.basis import wire
 from mn_comm.basis.change import Change, RankLost
+from mn_comm.basis.lazy import load_later
 from mn_comm.basis.mpi import MPI
 from mn_comm.communicator import Communicator
+from mn_comm.gradients.strategies import STRATEGIES, Strategy
 from mn_comm.ranks import agreement, spans
-from mn_elastic import ends
+from mn_elastic import ends, support
 from mn_elastic.callbacks import Callbacks
-from mn_elastic.support import SPARES, is_minority, problem_of
-from mn_elastic.support import n_spares as read_n_spares
+from mn_elastic.support import SPARES
 
 if TYPE_CHECKING:
     from mn_comm.basis.protocols import Model
     from mn_comm.gradients.reducer import GradientReducer
-    from mn_comm.gradients.strategies import Strategy
     from mn_comm.ranks.context import Contexts
+    from mn_elastic import recovery, spares
     from mn_elastic.family import Family
-    from mn_elastic.spares import Mustered, Pool
+else:  # loading them starts MPI
+    recovery, spares = load_later("mn_elastic.recovery"), load_later("mn_elastic.spares")
 
 __all__ = ["ElasticCommunicator", "create"]
 
@@ -38,6 +41,7 @@ _COLLECTIVE = (
 _POINT_TO_POINT = ("send", "recv", "send_obj", "recv_obj")
 
 
+@dataclass(slots=True)
 class _Progress:
     """State that transactions read and change; as attributes of a communicator, it would be slow to set.
 
@@ -48,13 +52,10 @@ class _Progress:
         nothing: Why no transaction at all is possible now; empty if one is.
     """
 
-    __slots__ = ("alarms", "depth", "no_steps", "nothing")
-
-    def __init__(self) -> None:
-        self.depth = 0
-        self.alarms = 0
-        self.no_steps = ""
-        self.nothing = ""
+    depth: int = 0
+    alarms: int = 0
+    no_steps: str = ""
+    nothing: str = ""
 
     def check(self, is_step: bool) -> None:
         """Raise RuntimeError if a transaction, which may be a step, is not possible now."""
@@ -90,7 +91,6 @@ class ElasticCommunicator(Communicator):
     _averages_in_its_own_way = False
 
     def __init__(self, mpi_comm: MPI.Intracomm, strategy: str) -> None:
-        from mn_comm.gradients.strategies import STRATEGIES
         from mn_comm.ranks.intracomm import Ranks
         from mn_elastic.family import Family
 
@@ -99,11 +99,11 @@ class ElasticCommunicator(Communicator):
             raise ValueError(f"expected a communicator that averages in host memory with elastic=True, got {strategy}")
         ranks = Ranks(mpi_comm)
         with agreement.raise_on_all(ranks):
-            problem = problem_of(MPI.Get_library_version())
+            problem = support.problem_of(MPI.Get_library_version())
             if problem is not None:
                 raise RuntimeError(problem)
         # From rank 0's environment: Open MPI's launcher passes a variable only to the ranks on its own host.
-        n_spares = read_n_spares(ranks.size, ranks.bcast(os.environ.get(SPARES, "")))
+        n_spares = support.n_spares(ranks.size, ranks.bcast(os.environ.get(SPARES, "")))
         if n_spares and ends.is_shared():
             raise ValueError(f"expected one elastic communicator with {SPARES}={n_spares}, got another one")
         self.strategy = strategy
@@ -114,7 +114,7 @@ class ElasticCommunicator(Communicator):
         # Whether each communicates in the background.
         self._handed_out: weakref.WeakKeyDictionary[GradientReducer, bool] = weakref.WeakKeyDictionary()
         self._places = ranks.size - n_spares if n_spares else 0
-        self._pool: Pool | None = None
+        self._pool: spares.Pool | None = None
         self._waits = False
         self._is_over = False
         self._has_failed = False
@@ -207,9 +207,33 @@ class ElasticCommunicator(Communicator):
             return function()
         self._end_if_over()
         self._progress.check(is_step)
+        result = self._despite_losses(partial(self._attempt, function), name, repeat, prepare)
+        self._progress.alarms = 0
+        if is_step:
+            self._on_commit()
+        if ends.asked_to_leave.is_set():
+            ends.leave_as_asked()
+        return result
+
+    def _end_if_over(self) -> None:
+        """End a spare that was not needed, if the script still communicates while it ends: in a ``finally`` block."""
+        if self._is_over:
+            raise SystemExit(0)
+
+    def _without_a_vote(self, function: Callable[[], _T], name: str) -> _T:
+        """Call a function of which only two ranks know, so that it cannot end in a vote; after a loss it joins one."""
+        if self._progress.depth:
+            return function()
+        self._end_if_over()
+        return self._despite_losses(function, name, repeat=False)
+
+    def _despite_losses(
+        self, attempt: Callable[[], _T], name: str, repeat: bool = True, prepare: Callable[[], object] | None = None
+    ) -> _T:
+        """Return the result of a function, and recover from losses meanwhile; see :meth:`transact` for arguments."""
         while True:
             try:
-                result = self._attempt(function)
+                return attempt()
             except Exception as error:
                 if not self._is_of_a_loss(error):
                     raise
@@ -218,32 +242,6 @@ class ElasticCommunicator(Communicator):
                     raise RankLost(name, change) from error
                 if prepare is not None:
                     prepare()
-            else:
-                self._has_come_through(is_step)
-                return result
-
-    def _end_if_over(self) -> None:
-        """End a spare that was not needed, if the script still communicates while it ends: in a ``finally`` block."""
-        if self._is_over:
-            raise SystemExit(0)
-
-    def _without_a_vote(self, function: Callable[[], _T], name: str) -> _T:
-        if self._progress.depth:
-            return function()
-        self._end_if_over()
-        try:
-            return function()
-        except Exception as error:
-            if not self._is_of_a_loss(error):
-                raise
-            raise RankLost(name, self._recover(error)) from error
-
-    def _has_come_through(self, is_step: bool) -> None:
-        self._progress.alarms = 0
-        if is_step:
-            self._on_commit()
-        if ends.asked_to_leave.is_set():
-            ends.leave_as_asked()
 
     def _attempt(self, function: Callable[[], _T]) -> _T:
         self._progress.depth += 1
@@ -278,29 +276,29 @@ class ElasticCommunicator(Communicator):
 
     def _expect_majority(self, change: Change) -> None:
         left = len(change.survivors) + len(change.set_aside)
-        if is_minority(left, change.old_size):
+        if support.is_minority(left, change.old_size):
             ends.end_as_minority(left, change.old_size)
 
     def _tell(self, change: Change) -> None:
         if self.rank == 0:
-            _log(change)
+            import logging  # not at import: nothing else needs it
+
+            logging.getLogger("mn_elastic").warning("%s (%.0f ms)", change, 1000 * change.seconds)
         before, self._progress.nothing = self._progress.nothing, "expected a function of on_change not to communicate"
         try:
             self._on_change(change)
         finally:
             self._progress.nothing = before
 
-    def _change_since(self, before: Family, began: float, mustered: Mustered | None = None) -> Change:
-        from mn_elastic.recovery import survivors
-
-        alive = survivors(before.base, self._family.base)
+    def _change_since(self, before: Family, began: float, mustered: spares.Mustered | None = None) -> Change:
+        alive = recovery.survivors(before.base, self._family.base)
         gone = set(range(before.base.size)) - set(alive)
         aside: set[int] = set()
         newcomers: tuple[str, ...] = ()
         if mustered is not None:
             assert self._pool is not None
-            aside = gone & set(survivors(before.base, self._pool.base))
-            present = survivors(mustered.base, self._family.base)
+            aside = gone & set(recovery.survivors(before.base, self._pool.base))
+            present = recovery.survivors(mustered.base, self._family.base)
             names = dict(enumerate(mustered.newcomers, mustered.base.size - len(mustered.newcomers)))
             newcomers = tuple(names[each] for each in present if each in names) if len(alive) < self.size else ()
         return Change(
@@ -333,11 +331,9 @@ class ElasticCommunicator(Communicator):
         """
         if not self._progress.no_steps:
             return False
-        from mn_elastic.spares import Pool
-
         self._meet()
         self._progress.no_steps = ""
-        self._pool = Pool(self._family, self._places)
+        self._pool = spares.Pool(self._family, self._places)
         if self._muster(self._pool):
             return False
         self._generation += 1  # the communicator was rebuilt without this process
@@ -379,17 +375,9 @@ class ElasticCommunicator(Communicator):
         """Wait until all ranks have called this; collective."""
         if self._progress.depth:
             raise RuntimeError("expected spares to be called between two transactions, got a call within one")
-        while True:
-            try:
-                self._attempt(lambda: None)
-            except Exception as error:
-                if not self._is_of_a_loss(error):
-                    raise
-                self._recover(error)
-            else:
-                return
+        self._despite_losses(lambda: self._attempt(lambda: None), "spares")
 
-    def _muster(self, pool: Pool) -> bool:
+    def _muster(self, pool: spares.Pool) -> bool:
         """Decide which processes train, and continue with these; return whether this one trains; collective."""
         began, before = time.monotonic(), self._family
         with spans.span("muster", generation=self._generation + 1):
@@ -401,7 +389,7 @@ class ElasticCommunicator(Communicator):
                 self._expect_majority(self._begin(mustered, before, began))
         return mustered.is_called
 
-    def _wait(self, pool: Pool) -> None:
+    def _wait(self, pool: spares.Pool) -> None:
         """Wait until this process is called, or end it if it never is."""
         before = self._family
         while self._waits:
@@ -415,11 +403,9 @@ class ElasticCommunicator(Communicator):
                 self._waits = False
                 self._begin(mustered, before, began)
 
-    def _begin(self, mustered: Mustered, before: Family, began: float) -> Change:
-        from mn_elastic.recovery import first_generation
-
+    def _begin(self, mustered: spares.Mustered, before: Family, began: float) -> Change:
         self._generation = mustered.generation
-        self._go_on(*first_generation(mustered.base, self._build))
+        self._go_on(*recovery.first_generation(mustered.base, self._build))
         change = self._change_since(before, began, mustered)
         self._tell(change)
         return change
@@ -430,12 +416,10 @@ class ElasticCommunicator(Communicator):
         Args:
             at_once: Whether to interrupt ranks that wait for this rank, because it has failed.
         """
-        from mn_elastic.recovery import all_leave
-
         if self._is_over or self._waits:
             # If the job has failed, its other processes have its exit status, and nobody may report success.
             return self._is_over and not (self._pool is not None and self._pool.has_failed)
-        is_over, self._has_failed = all_leave(self._family, at_once=at_once)
+        is_over, self._has_failed = recovery.all_leave(self._family, at_once=at_once)
         if is_over and self._pool is not None:
             self._pool.dismiss(failed=at_once)
         return is_over
@@ -453,9 +437,7 @@ class ElasticCommunicator(Communicator):
 
     def _renew(self, before: Family) -> None:
         """Shrink a family that was given up, and continue with the next one; collective among the remaining ranks."""
-        from mn_elastic.recovery import next_generation
-
-        self._go_on(*next_generation(before, self._build))
+        self._go_on(*recovery.next_generation(before, self._build))
 
     def _go_on(self, family: Family, built: tuple[Contexts, Strategy]) -> None:
         self._family, (contexts, strategy) = family, built
@@ -483,8 +465,6 @@ class ElasticCommunicator(Communicator):
         return contexts, self._strategy_on(contexts.foreground)
 
     def _strategy_on(self, context: Any) -> Strategy:
-        from mn_comm.gradients.strategies import STRATEGIES
-
         return STRATEGIES[self.strategy](context)
 
     def gradient_reducer(self, **options: Any) -> GradientReducer:
@@ -546,34 +526,19 @@ def elastic_kind(kind: type[Communicator]) -> type[ElasticCommunicator]:
     return type(f"Elastic{kind.__name__}", (ElasticCommunicator, kind), {"__doc__": kind.__doc__})
 
 
-def _log(change: Change) -> None:
-    import logging  # not at import: nothing else needs it
-
-    logging.getLogger("mn_elastic").warning("%s (%.0f ms)", change, 1000 * change.seconds)
-
-
-def _as_transaction(name: str) -> Callable[..., Any]:
+def _surviving(name: str) -> Callable[..., Any]:
+    """Return an operation of a communicator as a transaction, or one between two ranks without a vote."""
     method = getattr(Communicator, name)
 
     @wraps(method)
     def call(self: ElasticCommunicator, *args: Any, **kwargs: Any) -> Any:
-        return self.transact(partial(method, self, *args, **kwargs), repeat=False, name=name)
+        function = partial(method, self, *args, **kwargs)
+        if name in _POINT_TO_POINT:
+            return self._without_a_vote(function, name)
+        return self.transact(function, repeat=False, name=name)
 
     return call
 
 
-def _between_two(name: str) -> Callable[..., Any]:
-    """Return a method that ends without a vote, as only two ranks know of it; after a loss it joins a vote."""
-    method = getattr(Communicator, name)
-
-    @wraps(method)
-    def call(self: ElasticCommunicator, *args: Any, **kwargs: Any) -> Any:
-        return self._without_a_vote(partial(method, self, *args, **kwargs), name)
-
-    return call
-
-
-for _name in _COLLECTIVE:
-    setattr(ElasticCommunicator, _name, _as_transaction(_name))
-for _name in _POINT_TO_POINT:
-    setattr(ElasticCommunicator, _name, _between_two(_name))
+for _name in (*_COLLECTIVE, *_POINT_TO_POINT):
+    setattr(ElasticCommunicator, _name, _surviving(_name))

@@ -9,14 +9,13 @@ from __future__ import annotations
 
 import time
 from functools import partial
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 from mn_comm.basis.mpi import MPI
+from mn_comm.ranks.intracomm import Ranks
 from mn_elastic import ends
-
-if TYPE_CHECKING:
-    from mn_comm.ranks.intracomm import Ranks
-    from mn_elastic.family import Family
+from mn_elastic.family import Family
+from mn_elastic.recovery import agree_to_leave, attempt, shrink, survivors
 
 __all__ = ["Mustered", "Pool"]
 
@@ -88,8 +87,6 @@ class Pool:
         Returns:
             The result; ``None`` if the job is over. Then :attr:`has_failed` tells whether it has failed.
         """
-        from mn_elastic.recovery import attempt
-
         self._family.revoke()
         member = Member(rank, generation, f"process {MPI.COMM_WORLD.rank} ({MPI.Get_processor_name()})")
         while True:
@@ -103,8 +100,6 @@ class Pool:
                 return found
 
     def _shrink(self) -> None:
-        from mn_elastic.recovery import shrink, survivors
-
         before, self._family = self._family, shrink(self._family)
         alive = survivors(before.base, self._family.base)
         self._trainers = [new for new, old in enumerate(alive) if old in self._trainers]
@@ -115,8 +110,6 @@ class Pool:
         Args:
             failed: Whether this process ends because of a failure.
         """
-        from mn_elastic.recovery import agree_to_leave
-
         self._family.revoke()
         agree_to_leave(self._family, failed=failed)
 

@@ -2,40 +2,27 @@
 
 from __future__ import annotations
 
+import functools
 import warnings
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, nullcontext
-from typing import Any, Protocol
+from contextlib import contextmanager
+from typing import Any
 
 import chainer
 import numpy as np
 from chainer.backends import cuda
 
-from mn_comm import CommunicatorBase
 from mn_optim.commit import refuse_elastic
-from mn_optim.join_state import OVER, Everyone, JoinState, LeftByException, NeedsParameters
-from mn_optim.schemes.communicating import communicating_links
-from mn_optim.schemes.scheme import Backward, Scheme
+from mn_optim.join_state import OVER, Everyone, JoinState, LeftByException, NeedsParameters, describe
+from mn_optim.schemes.scheme import Backward
+from mn_optim.side_effects import KeptPersistents, communicating_links, observing
+from mn_optim.stepper import Stepper
 
 __all__ = ["JoinParticipant"]
 
 NO_SAMPLES = "multi_node_no_samples"
 """The name of Chainer's configuration that is true while a model runs on a sample that does not count."""
 LossFunction = Callable[..., chainer.Variable]
-
-
-class Stepper(Protocol):
-    """What takes the steps of an optimizer; see :mod:`mn_optim.optimizer`."""
-
-    actual_optimizer: Any
-    communicator: CommunicatorBase
-    scheme: Scheme
-
-    def is_changed(self, model: chainer.Link) -> bool: ...
-    def share_out(self, model: chainer.Link) -> None: ...
-    def synchronize(self) -> None: ...
-    def step(self, model: chainer.Link, backward: Backward | None, step: Callable[[], None]) -> None: ...
-    def backward_from(self, model: chainer.Link, loss: chainer.Variable) -> Backward: ...
 
 
 class JoinParticipant:
@@ -64,9 +51,10 @@ class JoinParticipant:
             raise RuntimeError("expected one join at a time, got one within another")
         self._stepper = stepper
         self._scheme = stepper.scheme
-        self._communicates: bool | None = None
         self._lossfun: LossFunction | None = None
-        self.state = self._scheme.join = JoinState(stepper.communicator.rank, stepper.communicator.size, over)
+        self._state = JoinState(stepper.communicator.rank, stepper.communicator.size, over)
+        self._message = self._state.message
+        self._scheme.use_join(self._state)
 
     def begin(self, model: chainer.Link, lossfun: LossFunction | None, args: Any, kwds: Any, is_part: bool) -> None:
         """Prepare an update with data; collective if the model communicates.
@@ -74,19 +62,19 @@ class JoinParticipant:
         Raises:
             RuntimeError: The model communicates, and the update is of a part of a mini-batch (on all ranks).
         """
-        self.state.is_absent = False
-        self.state.hyperparameters = _hyperparameters(self._stepper.actual_optimizer)
-        if not self._is_collective(model):
+        self._message.is_absent = False
+        self._message.hyperparameters = _hyperparameters(self._stepper.actual_optimizer)
+        if not self._is_collective:
             return
         if is_part:
             error = RuntimeError(
                 "expected whole mini-batches within join, because the model communicates; got a part of one in no_sync"
             )
             self.fail(model, error)  # not earlier: a rank with a single sample has no parts
-            self.state.is_together = True
+            self._state.is_together = True
             raise error
         self._lossfun = lossfun
-        self.state.specimen = (_mapped(_first, args), _mapped(_first, kwds))
+        self._message.specimen = (_mapped(_first, args), _mapped(_first, kwds))
         self._meet(model)
 
     def ask_for_parameters(self, model: chainer.Link, backward: Backward | None) -> None:
@@ -97,18 +85,18 @@ class JoinParticipant:
             backward: The backward pass. It is run, except if ranks wait for one another in it: then the ranks without
                 data would be informed too late.
         """
-        if backward is not None and not self._is_collective(model):
+        if backward is not None and not self._is_collective:
             backward(None)
         if self._scheme.synchronous is not None:
-            self.state.ask_for_parameters()
+            self._message.needs_parameters = True
             try:
                 self._scheme.synchronous.exchange_messages(model)
             except NeedsParameters:
-                self.state.is_together = False
+                self._state.is_together = False
 
     def go_on(self, model: chainer.Link) -> None:
         """Begin the backward pass and what follows; collective if the model communicates."""
-        if self._is_collective(model):
+        if self._is_collective:
             self._meet(model)
 
     def stand_in(self, model: chainer.Link, lossfun: LossFunction | None = None) -> None:
@@ -122,7 +110,7 @@ class JoinParticipant:
             Everyone: All ranks have left the join.
         """
         stepper, scheme = self._stepper, self._scheme
-        self.state.is_absent = True
+        self._message.is_absent = True
         self._lossfun = lossfun or self._lossfun
         if scheme.synchronous is None:
             if stepper.is_changed(model):
@@ -132,7 +120,7 @@ class JoinParticipant:
             return
         try:
             model.cleargrads()
-            backward = self._backward_of_nothing(model) if self._is_collective(model) else None
+            backward = self._backward_of_nothing(model) if self._is_collective else None
             stepper.step(model, backward, self._take_step)
         except NeedsParameters:
             self._share_out(model)
@@ -140,69 +128,68 @@ class JoinParticipant:
     def _take_step(self) -> None:
         optimizer = self._stepper.actual_optimizer
         hyperparam = getattr(optimizer, "hyperparam", None)
-        for name, value in self.state.hyperparameters.items():
+        for name, value in self._message.hyperparameters.items():
             setattr(hyperparam, name, value)
         optimizer.update()
 
     def leave(self, model: chainer.Link) -> None:
         """Take part in updates without data until all ranks have left; collective."""
-        self.state.has_left = self.state.is_absent = True
+        self._message.has_left = self._message.is_absent = True
         try:
             if self._scheme.synchronous is not None:
-                self._announce(model)
+                try:
+                    self._scheme.synchronous.exchange_messages(model)
+                except NeedsParameters:
+                    self._share_out(model)
             while self._scheme.synchronous is not None:
                 self.stand_in(model)
         except Everyone:
-            self.state.is_together = False
+            self._state.is_together = False
         else:
             self._stepper.synchronize()
 
     def fail(self, model: chainer.Link, error: Exception) -> None:
         """Inform the other ranks that this one leaves because of an exception, if necessary; collective."""
-        if self.state.is_together or isinstance(error, LeftByException):
+        if self._state.is_together or isinstance(error, LeftByException):
             return
         if self._scheme.synchronous is not None:
-            self.state.fail(error)
+            self._message.failure = describe(error)
             self._scheme.synchronous.exchange_messages(model)
         else:
             self._scheme.fail(model, error)
 
-    def end(self) -> None:
-        """Take no part in a join any more."""
-        self._scheme.join = None
-
-    def _announce(self, model: chainer.Link) -> None:
-        assert self._scheme.synchronous is not None
-        try:
-            self._scheme.synchronous.exchange_messages(model)
-        except NeedsParameters:
-            self._share_out(model)
-
     def _share_out(self, model: chainer.Link) -> None:
-        self.state.is_together = False
+        self._state.is_together = False
         self._stepper.share_out(model)
 
-    def _is_collective(self, model: chainer.Link) -> bool:
-        """Return whether the ranks' passes through the model wait for one another."""
-        if self._communicates is None:
-            self._communicates = any(True for _ in communicating_links(model))
-        return self._communicates and self._scheme.synchronous is not None
+    @functools.cached_property
+    def _communicates(self) -> bool:
+        return any(True for _ in communicating_links(self._stepper.actual_optimizer.target))
+
+    @property
+    def _is_collective(self) -> bool:
+        """Whether the ranks' passes through the model wait for one another."""
+        return self._scheme.synchronous is not None and self._communicates
 
     def _meet(self, model: chainer.Link) -> None:
         assert self._scheme.synchronous is not None
         self._scheme.synchronous.exchange_messages(model, until_quiet=True)
-        self.state.is_together = True
+        self._state.is_together = True
 
     def _backward_of_nothing(self, model: chainer.Link) -> Backward | None:
         """Run the model on a sample that does not count; return its backward pass, if any rank has data; collective."""
         self._meet(model)
-        if not self.state.factor or self.state.specimen is None:
+        if not self._state.factor or self._message.specimen is None:
             return None
         lossfun = self._lossfun or model
-        args, kwds = self.state.specimen
+        args, kwds = self._message.specimen
         to_device = model.device.send
-        with _silently(), _reports_dropped(), _persistents_kept(model), chainer.using_config(NO_SAMPLES, True):
+        # Running means of links that do not communicate: these links do not know that a sample does not count.
+        shared = {id(link) for _, link in communicating_links(model)}
+        kept = KeptPersistents(link for link in model.links() if id(link) not in shared)
+        with _silently(), observing(), chainer.using_config(NO_SAMPLES, True):
             loss = lossfun(*_mapped(to_device, args), **_mapped(to_device, kwds)) * 0
+        kept.put_back()
         self._meet(model)
         run = self._stepper.backward_from(model, loss)
         del loss
@@ -245,27 +232,3 @@ def _silently() -> Iterator[None]:
     with np.errstate(all="ignore"), warnings.catch_warnings():
         warnings.simplefilter("ignore")
         yield
-
-
-def _reports_dropped() -> Any:
-    """Return a context in which reported values are discarded."""
-    try:
-        return chainer.get_current_reporter().scope({})
-    except IndexError:  # nobody observes
-        return nullcontext()
-
-
-@contextmanager
-def _persistents_kept(model: chainer.Link) -> Iterator[None]:
-    """Keep the running means of links that do not communicate, which do not know that a sample does not count."""
-    shared = {id(link) for _, link in communicating_links(model)}
-    kept = [
-        (link, name, getattr(link, name).copy())
-        for link in model.links()
-        if id(link) not in shared
-        for name in link._persistent  # noqa: SLF001 - Chainer has no public name for it
-        if hasattr(getattr(link, name), "copy")
-    ]
-    yield
-    for link, name, value in kept:
-        setattr(link, name, value)

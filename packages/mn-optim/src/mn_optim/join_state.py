@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, NamedTuple
+from dataclasses import dataclass, field
+from typing import Any
 
-__all__ = ["OVER", "Everyone", "JoinState", "LeftByException", "NeedsParameters"]
+__all__ = ["OVER", "Everyone", "JoinState", "LeftByException", "NeedsParameters", "describe", "expect_no_failure"]
 
 OVER = ("present", "all")
 """The ranks that a mean may be over: those that have data, or all."""
-
-_STEP, _SHARE, _FAILURE = "step", "share", "failure"
 
 
 class Everyone(Exception):
@@ -29,24 +28,44 @@ class LeftByException(RuntimeError):
         super().__init__(f"rank {rank} has left join() because of an exception: {what}")
 
 
-class Message(NamedTuple):
+def describe(error: Exception) -> str:
+    """Return the text by which ranks learn of an exception on another rank."""
+    return f"{type(error).__name__}: {error}"
+
+
+def expect_no_failure(failures: Iterable[str]) -> None:
+    """Raise LeftByException if a rank has sent the exception because of which it has left.
+
+    Args:
+        failures: The exceptions of all ranks; empty for ranks that have not failed.
+    """
+    for rank, failure in enumerate(failures):
+        if failure:
+            raise LeftByException(rank, failure)
+
+
+@dataclass
+class Message:
     """A message from a rank to the others.
 
     Attributes:
-        kind: What it is about to do.
+        over: What means are over.
+        needs_parameters: Whether it needs the parameters to be distributed, before it takes a step.
         is_absent: Whether it has no data.
         has_left: Whether it has left the block of the join.
-        over: What means are over.
-        detail: The failure; or a sample with which the model is called.
-        hyperparameters: Those of its optimizer.
+        failure: The exception because of which it leaves; otherwise empty.
+        specimen: A sample with which the model is called, for ranks that have never called it.
+        hyperparameters: Those of its optimizer; if it has no data, those of the first rank that has: a script may
+            change them in a loop that this rank has left.
     """
 
-    kind: str
-    is_absent: bool
-    has_left: bool
     over: str
-    detail: Any
-    hyperparameters: dict[str, Any]
+    needs_parameters: bool = False
+    is_absent: bool = False
+    has_left: bool = False
+    failure: str = ""
+    specimen: Any = None
+    hyperparameters: dict[str, Any] = field(default_factory=dict)
 
 
 class JoinState:
@@ -58,43 +77,31 @@ class JoinState:
         over: What means are over, one of :data:`OVER`.
 
     Attributes:
-        is_absent: Whether this rank has no data.
-        has_left: Whether this rank has left the block of the join.
-        specimen: A sample with which the model is called, for ranks that have never called it.
+        message: The message of this rank.
         is_together: Whether this rank is in the middle of something that all ranks do together.
-        hyperparameters: The hyperparameters of this rank's optimizer, or, if it has no data, of the first rank that
-            has: a script may change them in a loop that this rank has left.
     """
 
     def __init__(self, rank: int, size: int, over: str) -> None:
-        self.is_absent = self.has_left = self.is_together = False
-        self.specimen: Any = None
-        self.hyperparameters: dict[str, Any] = {}
+        self.message = Message(over)
+        self.is_together = False
         self._told: dict[str, Any] = {}
         self._rank = rank
         self._size = size
-        self._over = over
-        self._kind = _STEP
-        self._failure = ""
         self._absent: frozenset[int] = frozenset()
 
     @property
     def has_news(self) -> bool:
         """Whether this rank has a message that the other ranks do not know yet."""
-        has_changed = bool(self._absent) and not self.is_absent and self.hyperparameters != self._told
-        return self._kind != _STEP or self.is_absent != (self._rank in self._absent) or has_changed
-
-    @property
-    def message(self) -> Message:
-        """The message of this rank."""
-        detail = self._failure if self._kind == _FAILURE else self.specimen
-        return Message(self._kind, self.is_absent, self.has_left, self._over, detail, self.hyperparameters)
+        mine = self.message
+        has_changed = bool(self._absent) and not mine.is_absent and mine.hyperparameters != self._told
+        is_urgent = mine.needs_parameters or mine.failure != ""
+        return is_urgent or mine.is_absent != (self._rank in self._absent) or has_changed
 
     @property
     def factor(self) -> float:
         """The factor for a mean over all ranks; 0 if no rank has data."""
         n_present = self._size - len(self._absent)
-        return self._size / n_present if n_present and self._over == "present" else float(bool(n_present))
+        return self._size / n_present if n_present and self.message.over == "present" else float(bool(n_present))
 
     def receive(self, messages: Sequence[Message]) -> None:
         """Process the messages of all ranks.
@@ -106,48 +113,38 @@ class JoinState:
             Everyone: All ranks have left (on all).
             NeedsParameters: Parameters must be distributed (on all).
         """
-        mine = messages[self._rank]
-        self._told = mine.hyperparameters
-        if self.is_absent:
+        mine, self._told = self.message, messages[self._rank].hyperparameters
+        has_failed, mine.failure, mine.needs_parameters = mine.failure != "", "", False
+        if mine.is_absent:
             present = (message.hyperparameters for message in messages if not message.is_absent)
-            self.hyperparameters = next(present, self.hyperparameters)
-        self._kind = _STEP
+            mine.hyperparameters = next(present, mine.hyperparameters)
         self._absent = frozenset(rank for rank, message in enumerate(messages) if message.is_absent)
-        if mine.kind == _FAILURE:
+        if has_failed:
             return
+        expect_no_failure(message.failure for message in messages)
         for rank, message in enumerate(messages):
-            if message.kind == _FAILURE:
-                raise LeftByException(rank, message.detail)
             if message.over != messages[0].over:
                 raise ValueError(
                     f"expected the same over of join() on every rank, got {messages[0].over!r} on rank 0 and "
                     f"{message.over!r} on rank {rank}"
                 )
-        if self.specimen is None:
-            self.specimen = next((message.detail for message in messages if message.detail is not None), None)
+        if mine.specimen is None:
+            mine.specimen = next((message.specimen for message in messages if message.specimen is not None), None)
         if all(message.has_left for message in messages):
             raise Everyone
-        self._expect_one_kind(messages)
+        self._expect_same_need(messages)
 
-    def _expect_one_kind(self, messages: Sequence[Message]) -> None:
-        kinds = {rank: message.kind for rank, message in enumerate(messages) if not message.is_absent}
-        if _SHARE in kinds.values():
-            for rank, kind in kinds.items():
-                if kind != _SHARE:
-                    sharing = next(rank for rank, kind in kinds.items() if kind == _SHARE)
-                    raise RuntimeError(
-                        f"expected the parameters of all ranks to change together, but parameters of rank {sharing} "
-                        f"have been added, renamed or initialised, and those of rank {rank} have not"
-                    )
+    def _expect_same_need(self, messages: Sequence[Message]) -> None:
+        present = [(rank, message.needs_parameters) for rank, message in enumerate(messages) if not message.is_absent]
+        sharing = [rank for rank, needs_parameters in present if needs_parameters]
+        others = [rank for rank, needs_parameters in present if not needs_parameters]
+        if sharing and others:
+            raise RuntimeError(
+                f"expected the parameters of all ranks to change together, but parameters of rank {sharing[0]} "
+                f"have been added, renamed or initialised, and those of rank {others[0]} have not"
+            )
+        if sharing:
             raise NeedsParameters
-
-    def ask_for_parameters(self) -> None:
-        """Make this rank's next message a request to distribute parameters."""
-        self._kind = _SHARE
-
-    def fail(self, error: Exception) -> None:
-        """Make this rank's next message that it has left because of an exception."""
-        self._kind, self._failure = _FAILURE, f"{type(error).__name__}: {error}"
 
     @contextmanager
     def together(self) -> Iterator[None]:

@@ -8,9 +8,23 @@ import chainer
 import numpy as np
 from chainer import optimizer
 
-from mn_optim.rmsprop_warmup import expect_usable_eps
+from mn_optim.moments import MomentsRule
 
 __all__ = ["LAMB"]
+
+
+class LAMBRule(MomentsRule):
+    """How :class:`LAMB` changes one parameter; its state is as Adam's."""
+
+    def take_step(self, param: chainer.Parameter, grad: Any, m: Any, v: Any) -> None:
+        """Change the parameter and the state in place."""
+        hp, xp = self.hyperparam, param.device.xp
+        m += (1 - hp.beta1) * (grad - m)
+        v += (1 - hp.beta2) * (grad * grad - v)
+        direction = m / (1 - hp.beta1**self.t)
+        direction /= xp.sqrt(v / (1 - hp.beta2**self.t)) + hp.eps
+        direction += hp.weight_decay_rate * param.data
+        param.data -= hp.alpha * _trust_ratio(xp, param.data, direction, hp.max_norm) * direction
 
 
 class LAMB(optimizer.GradientMethod):  # type: ignore[misc]  # Chainer has no types
@@ -57,37 +71,6 @@ class LAMB(optimizer.GradientMethod):  # type: ignore[misc]  # Chainer has no ty
     def create_update_rule(self) -> LAMBRule:
         """Return the rule for one parameter."""
         return LAMBRule(self.hyperparam)
-
-
-class LAMBRule(optimizer.UpdateRule):  # type: ignore[misc]
-    """How :class:`LAMB` changes one parameter; its state is ``m`` and ``v``, as Adam's."""
-
-    def init_state(self, param: chainer.Parameter) -> None:
-        """Begin with means of zeros."""
-        with chainer.using_device(param.device):
-            self.state["m"] = param.device.xp.zeros_like(param.data)
-            self.state["v"] = param.device.xp.zeros_like(param.data)
-
-    def update_core_cpu(self, param: chainer.Parameter) -> None:
-        """Take a step.
-
-        Raises:
-            ValueError: ``eps`` is 0 in the parameter's dtype, which would make parameters without a gradient NaN.
-        """
-        grad = param.grad
-        if grad is None:
-            return
-        hp, xp = self.hyperparam, param.device.xp
-        expect_usable_eps(hp.eps, grad.dtype)
-        m, v = self.state["m"], self.state["v"]
-        m += (1 - hp.beta1) * (grad - m)
-        v += (1 - hp.beta2) * (grad * grad - v)
-        direction = m / (1 - hp.beta1**self.t)
-        direction /= xp.sqrt(v / (1 - hp.beta2**self.t)) + hp.eps
-        direction += hp.weight_decay_rate * param.data
-        param.data -= hp.alpha * _trust_ratio(xp, param.data, direction, hp.max_norm) * direction
-
-    update_core_gpu = update_core_cpu
 
 
 def _trust_ratio(xp: Any, value: Any, direction: Any, max_norm: float | None) -> Any:

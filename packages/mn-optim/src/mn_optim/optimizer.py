@@ -12,12 +12,11 @@ from typing import Any
 import chainer
 
 from mn_comm import CommunicatorBase, is_elastic, span
-from mn_comm.building_blocks import CompressionReport, Model, register_synchronizer
-from mn_optim.backward import backward as overlapping_backward
-from mn_optim.commit import Defer, Forward, commit
+from mn_comm.building_blocks import CompressionReport, Model
+from mn_optim.commit import commit
 from mn_optim.join import JoinParticipant
-from mn_optim.schemes import Backward, Scheme
-from mn_optim.schemes.shared import share_out
+from mn_optim.schemes.scheme import Backward, Scheme
+from mn_optim.stepper import Defer, Stepper
 from mn_optim.training_end import synchronize_at_the_end
 from mn_optim.when import AfterBackward, OneStepLate, When, expect_when
 
@@ -115,7 +114,7 @@ class MultiNodeOptimizer:
         scheme = expect_when(communicator, when).start(communicator, actual_optimizer)
         if scheme.may_diverge:
             synchronize_at_the_end(MultiNodeOptimizer)
-        self._stepper = _Stepper(actual_optimizer, communicator, scheme)
+        self._stepper = Stepper(actual_optimizer, communicator, scheme)
         self._participant: JoinParticipant | None = None
         self._accumulates = False
         self._commits = is_elastic(communicator)
@@ -165,24 +164,18 @@ class MultiNodeOptimizer:
             # The arguments are passed to the actual optimizer, as in ChainerMN 7: a script's own optimizer may use
             # them.
             step = partial(self.actual_optimizer.update, None, *args, **kwds)
-            take_part = self._commit if self._commits and not self._accumulates else self._average_and_step
-            take_part(model, forward, step)
-
-    def _commit(self, model: chainer.Link, forward: Forward | None, step: Callable[[], None]) -> None:
-        """Average, wait until all ranks agree, then take the step; repeat this after a loss, if possible."""
-        stepper = self._stepper
-        has_part, seen, shared = stepper.has_part, stepper.target_params, stepper.shared
-
-        def restore() -> None:
-            stepper.has_part, stepper.target_params, stepper.shared = has_part, seen, shared
-
-        attempt = partial(self._average_and_step, model, forward)
-        can_repeat = forward is not None
-        take_step = commit(self.communicator, model, attempt, step, restore, can_repeat=can_repeat, has_part=has_part)
-        take_step()
+            attempt = partial(self._average_and_step, model, forward, step)
+            if self._commits and not self._accumulates:
+                commit(self._stepper, model, attempt, can_repeat=forward is not None)
+            else:
+                attempt()
 
     def _average_and_step(
-        self, model: chainer.Link, forward: Forward | None, step: Callable[[], None], defer: Defer | None = None
+        self,
+        model: chainer.Link,
+        forward: Callable[[], chainer.Variable] | None,
+        step: Callable[[], None],
+        defer: Defer | None = None,
     ) -> None:
         stepper = self._stepper
         backward = None
@@ -276,7 +269,7 @@ class MultiNodeOptimizer:
             raise
         finally:
             self._participant = None
-            participant.end()
+            self._stepper.scheme.use_join(None)
 
     def join_in_steps(self, over: str = "present") -> None:
         """Declare that from now on, every rank calls either ``update`` or :meth:`update_without_data` in each step.
@@ -419,142 +412,6 @@ class MultiNodeOptimizer:
             setattr(self._stepper if name in _OF_THE_STEPPER else self._stepper.actual_optimizer, name, value)
 
 
-class _Stepper:
-    """Takes the steps of an optimizer by a scheme, and distributes the parameters of rank 0 before the first.
-
-    Args:
-        actual_optimizer: The optimizer.
-        communicator: The ranks.
-        scheme: When gradients are averaged.
-
-    Attributes:
-        actual_optimizer: The optimizer.
-        communicator: The ranks.
-        scheme: When gradients are averaged.
-        target_params: The names of the parameters, and whether each was initialised, as last seen.
-        shared: The parameters that all ranks have in common, by name.
-        has_part: Whether gradients of a part of a mini-batch have been added up.
-    """
-
-    def __init__(self, actual_optimizer: Any, communicator: CommunicatorBase, scheme: Scheme) -> None:
-        self.actual_optimizer = actual_optimizer
-        self.communicator = communicator
-        self.scheme = scheme
-        self.target_params: list[tuple[str, bool]] = []
-        self.shared: dict[str, Any] = {}
-        self.has_part = False
-
-    def model(self, what: str) -> chainer.Link:
-        """Return the model.
-
-        Raises:
-            RuntimeError: There is none, which ``what`` needs.
-        """
-        model = self.actual_optimizer.target
-        if model is None:
-            raise RuntimeError(f"expected a model before {what}: call setup(model)")
-        return model
-
-    def is_changed(self, model: Model) -> bool:
-        """Return whether the names of a model's parameters, or which are initialised, differ from the last call.
-
-        Or whether other parameters are optimised now than those that the ranks share, under the same names: schemes
-        keep gradients, and copies, of those that they know.
-        """
-        previous, named = self.target_params, sorted(model.namedparams())
-        self.target_params = [(name, param.data is not None) for name, param in named]
-        return self.target_params != previous or any(map(self._is_new, named))
-
-    def _is_new(self, named: tuple[str, Any]) -> bool:
-        # A link may create parameters in every forward pass; without a rule, they are not optimised.
-        name, param = named
-        return self.shared.get(name, param) is not param and getattr(param, "update_rule", None) is not None
-
-    def _share(self, model: chainer.Link) -> None:
-        """Remember that all ranks have the parameters of a model in common."""
-        self.shared = dict(model.namedparams())
-        self.is_changed(model)
-
-    def assume_synchronized(self) -> None:
-        """Assume that the parameters of all ranks are equal already."""
-        model = self.actual_optimizer.target
-        register_synchronizer(self, (param for _, param in model.namedparams()))
-        self._share(model)
-
-    def synchronize(self) -> None:
-        """Make the parameters of all ranks equal; collective."""
-        model = self.model("synchronize")
-        is_shared = bool(self.target_params) and not any(map(self._is_new, model.namedparams()))
-        if self.scheme.synchronize(model, is_shared):
-            self.assume_synchronized()
-
-    def share_out(self, model: chainer.Link) -> None:
-        """Distribute the parameters of rank 0 to all ranks; collective."""
-        self.target_params = []
-        if self.scheme.synchronous is not None and self.scheme.join is None:
-            self.scheme.synchronous.agree_on("bcast_data", model, compares=True)
-        register_synchronizer(self, (param for _, param in model.namedparams()))
-        self.scheme.restart(model)
-        share_out(self.communicator, model, fills_in=self.scheme.join is not None)
-        self._share(model)
-
-    def step(
-        self, model: chainer.Link, backward: Backward | None, step: Callable[[], None], defer: Defer | None = None
-    ) -> None:
-        """Take a step by the scheme; collective, depending on the scheme.
-
-        Args:
-            model: The model.
-            backward: Computes its gradients; ``None`` if they are there.
-            step: Lets the actual optimizer take the step.
-            defer: Records the step, to be taken later; ``None`` to take it now.
-        """
-        join, synchronous = self.scheme.join, self.scheme.synchronous
-        has_loss = backward is not None or (join is not None and join.is_absent)
-        loss_scale = self._loss_scale if has_loss else None
-        if synchronous is not None:
-            synchronous.use_loss_scale(loss_scale, has_loss)
-
-        def take_step() -> None:
-            _take_step(model, loss_scale if synchronous is None else synchronous.loss_scale, step)
-
-        self.scheme.step(model, backward, take_step if defer is None else partial(defer, take_step))
-
-    def backward_from(self, model: chainer.Link, loss: chainer.Variable) -> Backward:
-        """Clear the gradients, unless they are added up, and return the backward pass that starts from ``loss``."""
-        if not self.has_part:
-            if getattr(self.actual_optimizer, "_use_cleargrads", True):
-                model.cleargrads()
-            else:
-                model.zerograds()
-        loss_scale = self._loss_scale
-        held = [loss]
-
-        def backward(on_final: Callable[[chainer.Variable], None] | None) -> None:
-            taken = held.pop()  # so that the graph is freed before the gradients are averaged
-            with span("backward"):
-                if on_final is None:
-                    taken.backward(loss_scale=loss_scale)
-                else:
-                    overlapping_backward(taken, loss_scale, on_final)
-
-        return backward
-
-    @property
-    def _loss_scale(self) -> float | None:
-        # Chainer keeps the loss scale of loss_scaling() and set_loss_scale() only in a private attribute.
-        return getattr(self.actual_optimizer, "_loss_scale", None)
-
-
 def _run(backward: Backward | None) -> None:
     if backward is not None:
         backward(None)
-
-
-def _take_step(model: chainer.Link, loss_scale: float | None, step: Callable[[], None]) -> None:
-    if loss_scale is not None:
-        # A mean is scaled even if this rank's backward pass gave no gradient.
-        for param in model.params():
-            param._loss_scale = loss_scale  # noqa: SLF001
-    with span("update"):
-        step()

@@ -6,10 +6,23 @@ import math
 from typing import Any
 
 import chainer
-import numpy as np
 from chainer import optimizer
 
-__all__ = ["RMSpropWarmup", "expect_usable_eps", "sgd_share"]
+from mn_optim.moments import MomentsRule
+
+__all__ = ["RMSpropWarmup", "sgd_share"]
+
+
+class RMSpropWarmupRule(MomentsRule):
+    """How :class:`RMSpropWarmup` changes one parameter: ``v`` is the velocity, ``m`` the mean of squared gradients."""
+
+    def take_step(self, param: chainer.Parameter, grad: Any, m: Any, v: Any) -> None:
+        """Change the parameter and the state in place."""
+        hp, xp = self.hyperparam, param.device.xp
+        m += (1 - hp.decay) * (grad * grad - m)
+        v *= hp.momentum
+        v -= (hp.alpha_sgd + hp.alpha_rmsprop / (xp.sqrt(m) + hp.eps)) * grad
+        param.data += hp.lr * v
 
 
 class RMSpropWarmup(optimizer.GradientMethod):  # type: ignore[misc]  # Chainer has no types
@@ -56,43 +69,6 @@ class RMSpropWarmup(optimizer.GradientMethod):  # type: ignore[misc]  # Chainer 
     def create_update_rule(self) -> RMSpropWarmupRule:
         """Return the rule for one parameter."""
         return RMSpropWarmupRule(self.hyperparam)
-
-
-class RMSpropWarmupRule(optimizer.UpdateRule):  # type: ignore[misc]
-    """How :class:`RMSpropWarmup` changes one parameter: ``v`` is the velocity, ``m`` the mean of squared gradients."""
-
-    def init_state(self, param: chainer.Parameter) -> None:
-        """Initialise the state with zeros."""
-        with chainer.using_device(param.device):
-            self.state["m"] = param.device.xp.zeros_like(param.data)
-            self.state["v"] = param.device.xp.zeros_like(param.data)
-
-    def update_core_cpu(self, param: chainer.Parameter) -> None:
-        """Take a step.
-
-        Raises:
-            ValueError: ``eps`` is 0 in the parameter's dtype, which would make parameters without a gradient NaN.
-        """
-        grad = param.grad
-        if grad is None:
-            return
-        hp, xp = self.hyperparam, param.device.xp
-        expect_usable_eps(hp.eps, grad.dtype)
-        m, v = self.state["m"], self.state["v"]
-        m += (1 - hp.decay) * (grad * grad - m)
-        v *= hp.momentum
-        v -= (hp.alpha_sgd + hp.alpha_rmsprop / (xp.sqrt(m) + hp.eps)) * grad
-        param.data += hp.lr * v
-
-    update_core_gpu = update_core_cpu
-
-
-def expect_usable_eps(eps: float, dtype: np.dtype[Any]) -> None:
-    """Raise ValueError if a number that keeps quotients finite is 0 in the dtype of the quotients."""
-    if eps and not dtype.type(eps):
-        raise ValueError(
-            f"expected an eps that {dtype} can represent, got {eps}: use a larger one, or use_fp32_update()"
-        )
 
 
 def sgd_share(epoch: float, center: float = 10.0, period: float = 5.0) -> float:

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from itertools import pairwise
 from typing import Any
 
@@ -12,6 +11,9 @@ import chainer
 from chainer.dataset import concat_examples
 from chainer.dataset.convert import _call_converter  # a number or a Device, as the converter needs it; not public
 from chainer.training.updaters import StandardUpdater
+
+from mn_optim.side_effects import observing
+from mn_optim.when import expect_at_least
 
 __all__ = ["MultiNodeUpdater"]
 
@@ -63,10 +65,7 @@ class MultiNodeUpdater(StandardUpdater):  # type: ignore[misc]  # Chainer has no
         micro_batches: int = 1,
         over: str = "present",
     ) -> None:
-        if isinstance(micro_batches, bool) or not hasattr(micro_batches, "__index__"):
-            raise TypeError(f"expected an integer for micro_batches, got {type(micro_batches).__name__}")
-        if micro_batches < 1:
-            raise ValueError(f"expected micro_batches of at least 1, got {micro_batches}")
+        expect_at_least(1, "micro_batches", micro_batches)
         super().__init__(
             iterator, optimizer, converter, device, loss_func, loss_scale, auto_new_epoch, input_device=input_device
         )
@@ -101,12 +100,11 @@ class MultiNodeUpdater(StandardUpdater):  # type: ignore[misc]  # Chainer has no
             return
         points = [len(batch) * i // n_parts for i in range(n_parts + 1)]
         seen: list[tuple[float, Observation]] = []
-        add, finish = _adders(optimizer)
         for begin, end in pairwise(points):
             args, kwds = self._arguments(batch[begin:end])
             share = (end - begin) / len(batch)
-            with _observation() as observation:
-                (finish if end == len(batch) else add)(_weighted(loss_func, share), *args, **kwds)
+            with observing() as observation:
+                _add_up(optimizer, begin == 0, end == len(batch), _weighted(loss_func, share), *args, **kwds)
             seen.append((share, observation))
             del args, kwds  # before the next part is on the device
         chainer.report(_mean(seen))
@@ -123,39 +121,19 @@ def _weighted(loss_func: LossFunction, share: float) -> LossFunction:
     return lambda *args, **kwds: loss_func(*args, **kwds) * share
 
 
-def _adders(optimizer: Any) -> tuple[Callable[..., None], Callable[..., None]]:
-    """Return two functions, both called like ``update``: one adds up gradients, the other also takes a step."""
-    if hasattr(optimizer, "no_sync"):
-        is_first = iter([True])
-
-        def add(*args: Any, **kwds: Any) -> None:
-            with optimizer.no_sync(discard=next(is_first, False)):  # a mini-batch that an exception has ended
-                optimizer.update(*args, **kwds)
-
-        return add, optimizer.update
-    optimizer.target.cleargrads()
-
-    def add_alone(loss_func: LossFunction, *args: Any, **kwds: Any) -> None:
+def _add_up(optimizer: Any, is_first: bool, is_last: bool, loss_func: LossFunction, /, *args: Any, **kwds: Any) -> None:
+    """Add up the gradients of a part of a mini-batch; after the last one, take a step."""
+    if not hasattr(optimizer, "no_sync"):
+        if is_first:
+            optimizer.target.cleargrads()
         loss_func(*args, **kwds).backward(loss_scale=getattr(optimizer, "_loss_scale", None))
-
-    def finish(*args: Any, **kwds: Any) -> None:
-        add_alone(*args, **kwds)
-        optimizer.update()
-
-    return add_alone, finish
-
-
-@contextmanager
-def _observation() -> Iterator[Observation]:
-    """Yield a dictionary for the reported values, if there is a reporter."""
-    observation: Observation = {}
-    try:
-        reporter = chainer.get_current_reporter()
-    except IndexError:
-        yield observation
-        return
-    with reporter.scope(observation):
-        yield observation
+        if is_last:
+            optimizer.update()
+    elif is_last:
+        optimizer.update(loss_func, *args, **kwds)
+    else:
+        with optimizer.no_sync(discard=is_first):  # a mini-batch that an exception has ended
+            optimizer.update(loss_func, *args, **kwds)
 
 
 def _mean(seen: Sequence[tuple[float, Observation]]) -> Observation:

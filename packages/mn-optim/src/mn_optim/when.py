@@ -11,18 +11,12 @@ import chainer
 from mn_comm import CommunicationHook, CommunicatorBase, expect_same, raise_on_all, transact
 from mn_comm.building_blocks import CompressionScheme
 from mn_optim.commit import refuse_elastic
-from mn_optim.schemes import (
-    AsynchronousMean,
-    DoubleBuffered,
-    LocalSteps,
-    Overlapped,
-    Plain,
-    Scheme,
-    ShardedSteps,
-    Synchronous,
-    TwoPhases,
-)
-from mn_optim.sharding import Shards
+from mn_optim.schemes.asynchronous import AsynchronousMean
+from mn_optim.schemes.local_steps import LocalSteps
+from mn_optim.schemes.scheme import Scheme, Synchronous
+from mn_optim.schemes.synchronous import DoubleBuffered, Overlapped, Plain
+from mn_optim.schemes.two_phases import TwoPhases
+from mn_optim.sharding.shards import Shards
 
 __all__ = [
     "AfterBackward",
@@ -36,6 +30,7 @@ __all__ = [
     "StreamingDiLoCo",
     "SynchronousFirst",
     "When",
+    "expect_at_least",
     "expect_when",
 ]
 
@@ -77,7 +72,7 @@ class AfterBackward(When):
         """Return the scheme."""
         options = _reducer_options(self.send)
         reducer = communicator.gradient_reducer(**options) if options else None
-        return Plain(communicator, self.zero_fill, reducer)
+        return Plain(communicator, reducer, self.zero_fill)
 
 
 @dataclass(frozen=True)
@@ -146,7 +141,9 @@ class Sharded(When):
     def start(self, communicator: CommunicatorBase, actual_optimizer: Any) -> Scheme:
         """Return the scheme."""
         refuse_elastic(communicator, "Sharded")
-        return ShardedSteps(self.when.start(communicator, actual_optimizer), Shards(communicator, actual_optimizer))
+        scheme = self.when.start(communicator, actual_optimizer)
+        scheme.shards = Shards(communicator, actual_optimizer)
+        return scheme
 
 
 @dataclass(frozen=True)
@@ -171,7 +168,7 @@ class SynchronousFirst(When):
     first: AfterBackward | DuringBackward = AfterBackward()
 
     def __post_init__(self) -> None:
-        _expect_at_least(0, "steps", self.steps)
+        expect_at_least(0, "steps", self.steps)
         _expect_kind((AfterBackward, DuringBackward), "first", self.first)
         later = (LocalSGD, DiLoCo, StreamingDiLoCo, Asynchronous, AfterBackward, DuringBackward, OneStepLate, Sharded)
         _expect_kind(later, "then", self.then)
@@ -208,14 +205,14 @@ class LocalSGD(When):
     send: Send = None
 
     def __post_init__(self) -> None:
-        _expect_at_least(1, "steps", self.steps)
+        expect_at_least(1, "steps", self.steps)
 
     def start(self, communicator: CommunicatorBase, actual_optimizer: Any) -> Scheme:
         """Return the scheme."""
         refuse_elastic(communicator, "LocalSGD")
         plain = chainer.optimizers.SGD(lr=1.0)  # applies the mean unchanged
-        options = _reducer_options(self.send)
-        return LocalSteps(communicator, self.steps, plain, average_state=self.average_state, **options)
+        sends = _reducer_options(self.send)
+        return LocalSteps(communicator, self.steps, plain, average_state=self.average_state, sends=sends)
 
 
 @dataclass(frozen=True)
@@ -241,13 +238,13 @@ class DiLoCo(When):
     send: Send = None
 
     def __post_init__(self) -> None:
-        _expect_at_least(1, "steps", self.steps)
+        expect_at_least(1, "steps", self.steps)
         _expect_optimizer(self.outer)
 
     def start(self, communicator: CommunicatorBase, actual_optimizer: Any) -> Scheme:
         """Return the scheme."""
         refuse_elastic(communicator, "DiLoCo")
-        return LocalSteps(communicator, self.steps, self.outer, **_reducer_options(self.send))
+        return LocalSteps(communicator, self.steps, self.outer, sends=_reducer_options(self.send))
 
 
 @dataclass(frozen=True)
@@ -285,7 +282,7 @@ class StreamingDiLoCo(When):
     send: Send = None
 
     def __post_init__(self) -> None:
-        _expect_at_least(1, "steps", self.steps)
+        expect_at_least(1, "steps", self.steps)
         _expect_optimizer(self.outer)
         if not 1 <= operator.index(self.fragments) <= self.steps:
             raise ValueError(
@@ -308,7 +305,7 @@ class StreamingDiLoCo(When):
             fragments=self.fragments,
             delay=self.delay,
             alpha=self.alpha,
-            **_reducer_options(self.send),
+            sends=_reducer_options(self.send),
         )
 
 
@@ -333,7 +330,7 @@ class Asynchronous(When):
     interval: float = 0.01
 
     def __post_init__(self) -> None:
-        _expect_at_least(1, "max_staleness", self.max_staleness)
+        expect_at_least(1, "max_staleness", self.max_staleness)
         if not 0 <= self.interval < float("inf"):
             raise ValueError(f"expected interval of at least 0 seconds, got {self.interval}")
 
@@ -387,7 +384,8 @@ def _describe(value: Any) -> str:
     return str(value)
 
 
-def _expect_at_least(lowest: int, name: str, value: Any) -> None:
+def expect_at_least(lowest: int, name: str, value: Any) -> None:
+    """Raise TypeError unless a value is an integer, and ValueError if it is too small."""
     if isinstance(value, bool) or not hasattr(value, "__index__"):
         raise TypeError(f"expected an integer for {name}, got {type(value).__name__}: {value!r:.80}")
     if value < lowest:

@@ -24,8 +24,12 @@ class Attempt:
         is_elastic: Whether a rank that has finished reports for all ranks, because the others were lost.
         failures: The failures of ranks: the rank, its status, and the reason in one line.
         has_ended: Whether ranks have reported that none continues. Ranks that are stopped may still be present.
-        newest: The largest number under which a state was saved; -1 if there is none.
+        newest: The largest number under which a state was saved, also in earlier attempts; -1 if there is none.
         launched: The status with which the launcher has ended by itself; 0 if it was ended.
+        early_since: When a rank ended before its first communicator, in seconds since the start of the attempt.
+        lost: The lost hosts, each with the reason.
+        silent: The hosts that have become silent.
+        has_said_late: Whether it was said that ranks have not come together for a long time.
     """
 
     number: int
@@ -41,6 +45,10 @@ class Attempt:
     has_ended: bool = False
     newest: int = -1
     launched: int = 0
+    early_since: float | None = None
+    lost: list[str] = field(default_factory=list)
+    silent: set[str] = field(default_factory=set)
+    has_said_late: bool = False
 
     def hear(self, message: dict[str, Any], host: str) -> None:
         """Process a message from the keeper of a host."""

@@ -58,11 +58,7 @@ class _Keeper:
 
 
 class _Stopped(Exception):
-    """The supervisor was asked to end, by the signal with this number."""
-
-    def __init__(self, number: int) -> None:
-        super().__init__(number)
-        self.number = number
+    """The supervisor was asked to end, by a signal."""
 
 
 class Supervisor:
@@ -80,12 +76,8 @@ class Supervisor:
         self._selector = selectors.DefaultSelector()
         self._selector.register(self._listening, selectors.EVENT_READ)
         self._keepers: dict[socket.socket, _Keeper] = {}
-        self._lost: list[str] = []
-        self._silent: set[str] = set()
+        self._attempt = Attempt(0)  # before the first one, and between two
         self._spoken = 0.0
-        self._newest = -1
-        self._has_said_late = False
-        self._early_since: float | None = None
         self._signal = 0  # the first signal that has asked it to end
 
     def __enter__(self) -> Supervisor:
@@ -108,8 +100,8 @@ class Supervisor:
         signal.signal(signal.SIGTSTP, lambda *_: None)
         try:
             return self._run(_find_launcher(self._options))
-        except _Stopped as stopped:
-            return 128 + stopped.number
+        except _Stopped:
+            return 128 + self._signal
 
     def _note(self, number: int, frame: FrameType | None) -> None:
         """Note a signal. An exception could come at any moment, and leave processes behind."""
@@ -119,21 +111,24 @@ class Supervisor:
         """End if a signal has come."""
         if self._signal:
             _say("asked to end: the job ends")
-            raise _Stopped(self._signal)
+            raise _Stopped
 
     def _run(self, launcher: Launcher) -> int:
         in_vain = 0
         hosts: Sequence[Host] = self._options.hosts
         for number in range(1, self._options.restarts + 2):
-            before = self._newest
-            attempt = self._try(number, launcher, hosts)
+            before = self._attempt.newest
+            self._try(number, launcher, hosts)
+            attempt = self._attempt
             if attempt.is_finished:
                 _say(f"the training is complete{_after(number - 1)}")
                 return 0
-            in_vain = 1 if self._newest > before else in_vain + 1
-            _say(f"attempt {number} has failed: {'; '.join([*self._lost, attempt.reason, *_lack_of_shared_memory()])}")
+            in_vain = 1 if attempt.newest > before else in_vain + 1
+            _say(
+                f"attempt {number} has failed: {'; '.join([*attempt.lost, attempt.reason, *_lack_of_shared_memory()])}"
+            )
             self._heed()
-            hosts = self._ask_hosts(attempt)
+            hosts = self._ask_hosts()
             self._heed()
             problem = self._problem(number, in_vain, hosts)
             if problem:
@@ -146,23 +141,23 @@ class Supervisor:
         if number > self._options.restarts:
             return f"it was started {number} times"
         if in_vain >= _MOST_WITHOUT_PROGRESS:
-            what = f"nothing newer than number {self._newest}" if self._newest >= 0 else "nothing"
+            newest = self._attempt.newest
+            what = f"nothing newer than number {newest}" if newest >= 0 else "nothing"
             return f"{in_vain} attempts in a row have failed, and {what} was kept"
         room = ranks_on(self._options, hosts)
         if room < self._options.least:
             return f"there is room for {room} ranks on the hosts that answer, {self._options.least} are needed"
         return ""
 
-    def _try(self, number: int, launcher: Launcher, hosts: Sequence[Host]) -> Attempt:
+    def _try(self, number: int, launcher: Launcher, hosts: Sequence[Host]) -> None:
         """Run one attempt, until all of its processes have ended."""
         self._heed()
-        self._lost, self._silent, self._has_said_late, self._early_since = [], set(), False, None
         host, port = self._listening.getsockname()[:2]
         said = str(Supervision(host, port, self._token, number))
         environ = {**os.environ, VARIABLE: said, **environment_of(self._options, hosts)}
         where = f" on {', '.join(each.name for each in hosts)}" if hosts else ""
         n_ranks, n_spares = ranks_on(self._options, hosts), spares_on(self._options, hosts)
-        attempt = Attempt(number, n_ranks + n_spares)
+        self._attempt = Attempt(number, n_ranks + n_spares, newest=self._attempt.newest)
         waiting = f" and {n_spares} spare{'s' * (n_spares > 1)}" if n_spares else ""
         _say(f"attempt {number}: {n_ranks} ranks{waiting}{where}")
         # In its own session: Ctrl-C is for the supervisor, which then ends mpiexec.
@@ -170,30 +165,28 @@ class Supervisor:
             command_of(self._options, launcher, hosts), stdin=subprocess.DEVNULL, env=environ, start_new_session=True
         )
         try:
-            self._watch(attempt, process)
-            attempt.launched = max(0, process.poll() or 0)
+            self._watch(process)
+            self._attempt.launched = max(0, process.poll() or 0)
         finally:
-            self._end(attempt, process)
-        self._newest = max(self._newest, attempt.newest)
-        return attempt
+            self._end(process)
 
-    def _ask_hosts(self, attempt: Attempt) -> Sequence[Host]:
+    def _ask_hosts(self) -> Sequence[Host]:
         """Return the hosts that can be reached, and give signs of life meanwhile: keepers that hear none end."""
         with ThreadPoolExecutor(1) as pool:
-            asked = pool.submit(left, self._options, self._listening.getsockname()[:2], frozenset(self._silent))
+            asked = pool.submit(left, self._options, self._listening.getsockname()[:2], frozenset(self._attempt.silent))
             while not wait([asked], _PAUSE_SECONDS).done:
-                self._listen(attempt, _PAUSE_SECONDS)
+                self._listen(_PAUSE_SECONDS)
         return asked.result()
 
-    def _watch(self, attempt: Attempt, process: subprocess.Popen[bytes]) -> None:
+    def _watch(self, process: subprocess.Popen[bytes]) -> None:
         """Listen until the attempt is over: the launcher has ended, a host is lost, or the time has run out."""
-        began = time.monotonic()
+        attempt, began = self._attempt, time.monotonic()
         over_since: float | None = None
         while True:
             self._heed()
-            is_quiet = not self._listen(attempt)
+            is_quiet = not self._listen()
             now = time.monotonic()
-            if self._lost and not attempt.is_finished:
+            if attempt.lost and not attempt.is_finished:
                 return
             is_over = attempt.is_over or process.poll() is not None or attempt.is_finished
             over_since = (over_since or now) if is_over else None
@@ -202,46 +195,47 @@ class Supervisor:
             if over_since is not None and now - over_since > _LAUNCHER_SECONDS:
                 return
             if over_since is None:
-                attempt.verdict = self._problem_at_start(attempt, now - began)
+                attempt.verdict = self._problem_at_start(now - began)
             if attempt.verdict:
                 return
 
-    def _problem_at_start(self, attempt: Attempt, seconds: float) -> str:
+    def _problem_at_start(self, seconds: float) -> str:
         """Return why ranks will not come together, or an empty result; say once that they have not, so far."""
+        attempt = self._attempt
         if attempt.problem_at_start:
-            self._early_since = seconds if self._early_since is None else self._early_since
-            return attempt.problem_at_start if seconds - self._early_since > _EARLY_SECONDS else ""
+            attempt.early_since = seconds if attempt.early_since is None else attempt.early_since
+            return attempt.problem_at_start if seconds - attempt.early_since > _EARLY_SECONDS else ""
         if attempt.is_together:
             return ""
         limit = self._options.start_limit
         found = f"{len(attempt.joined)} of {attempt.expected} ranks have made a communicator"
         if seconds > limit:
             return f"{found} within {limit:g} s (--start-limit)"
-        if seconds > _LATE_SECONDS and not self._has_said_late:
-            self._has_said_late = True
+        if seconds > _LATE_SECONDS and not attempt.has_said_late:
+            attempt.has_said_late = True
             _say(f"attempt {attempt.number}: {found} after {_LATE_SECONDS:g} s; it ends at {limit:g} s (--start-limit)")
         return ""
 
-    def _end(self, attempt: Attempt, process: subprocess.Popen[bytes]) -> None:
+    def _end(self, process: subprocess.Popen[bytes]) -> None:
         """End the remaining processes of an attempt, on all hosts whose keepers respond."""
         if process.poll() is None:
             process.terminate()  # this ends its ranks
-            deadline = time.monotonic() + (_END_SECONDS_WITHOUT_A_HOST if self._lost else _END_SECONDS)
+            deadline = time.monotonic() + (_END_SECONDS_WITHOUT_A_HOST if self._attempt.lost else _END_SECONDS)
             while process.poll() is None and time.monotonic() < deadline:
-                self._listen(attempt, _PAUSE_SECONDS)  # and speak to the keepers, which would end otherwise
+                self._listen(_PAUSE_SECONDS)  # and speak to the keepers, which would end otherwise
         with contextlib.suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)
         process.wait()
-        self._tell(op="end", attempt=attempt.number)
+        self._tell(op="end", attempt=self._attempt.number)
         deadline = time.monotonic() + _END_SECONDS
-        while self._may_hear_of_ranks(attempt) and time.monotonic() < deadline:
-            self._listen(attempt)
+        while self._may_hear_of_ranks() and time.monotonic() < deadline:
+            self._listen()
 
-    def _may_hear_of_ranks(self, attempt: Attempt) -> bool:
+    def _may_hear_of_ranks(self) -> bool:
         heard = {keeper.host for keeper in self._keepers.values()}
-        return not heard.isdisjoint(attempt.present.values())
+        return not heard.isdisjoint(self._attempt.present.values())
 
-    def _listen(self, attempt: Attempt, seconds: float = BEAT_SECONDS / 4) -> bool:
+    def _listen(self, seconds: float = BEAT_SECONDS / 4) -> bool:
         """Wait a moment for events, handle them, and give a sign of life; return whether there were any events."""
         happened = self._selector.select(seconds)
         for key, _ in happened:
@@ -249,7 +243,7 @@ class Supervisor:
             if ready is self._listening:
                 self._accept()
             else:
-                self._hear(ready, attempt)
+                self._hear(ready)
         now = time.monotonic()
         if now - self._spoken > BEAT_SECONDS:
             self._spoken = now
@@ -257,7 +251,7 @@ class Supervisor:
         for connection, keeper in [*self._keepers.items()]:
             if keeper.silence.look() > SILENCE_SECONDS:
                 if keeper.host:
-                    self._silent.add(keeper.host)
+                    self._attempt.silent.add(keeper.host)
                 self._lose(connection, "nothing was heard of it")
         return bool(happened)
 
@@ -268,7 +262,7 @@ class Supervisor:
             self._selector.register(connection, selectors.EVENT_READ)
             self._keepers[connection] = _Keeper()
 
-    def _hear(self, connection: socket.socket, attempt: Attempt) -> None:
+    def _hear(self, connection: socket.socket) -> None:
         keeper = self._keepers[connection]
         try:
             came = connection.recv(1 << 16)
@@ -284,12 +278,19 @@ class Supervisor:
             return
         for line in lines:
             if keeper.host:
-                _pass_on(line, keeper.host, attempt)
+                self._pass_on(line, keeper.host)
                 continue
             keeper.host = self._host_in(line)
             if not keeper.host:
                 self._lose(connection, "")  # not one of our keepers: a port scanner, for example
                 return
+
+    def _pass_on(self, line: bytes, host: str) -> None:
+        """Pass a message of a keeper on to the attempt. A wrong one is no reason to end the training."""
+        try:
+            self._attempt.hear(json.loads(line), host)
+        except _NO_MESSAGE as error:
+            _say(f"expected a message from the keeper of {host}, got {line[:80]!r}: {type(error).__name__}")
 
     def _host_in(self, greeting: bytes) -> str:
         """Return the host of a keeper that greets; empty if the line is anything but a correct greeting."""
@@ -310,7 +311,7 @@ class Supervisor:
         self._selector.unregister(connection)
         connection.close()
         if keeper.host:
-            self._lost.append(f"{keeper.host} is lost: {why}")
+            self._attempt.lost.append(f"{keeper.host} is lost: {why}")
 
     def _tell(self, **message: Any) -> None:
         line = json.dumps(message).encode() + b"\n"
@@ -360,11 +361,3 @@ def _say(text: str) -> None:
         sys.stderr.flush()
     except OSError:  # nobody reads it any more, and the training continues
         sys.stderr = None
-
-
-def _pass_on(line: bytes, host: str, attempt: Attempt) -> None:
-    """Pass a message of a keeper on to the attempt. A wrong one is no reason to end the training."""
-    try:
-        attempt.hear(json.loads(line), host)
-    except _NO_MESSAGE as error:
-        _say(f"expected a message from the keeper of {host}, got {line[:80]!r}: {type(error).__name__}")

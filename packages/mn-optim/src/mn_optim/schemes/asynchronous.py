@@ -16,12 +16,11 @@ from chainer.backends import cuda
 
 from mn_comm import CommunicatorBase, Future, raise_on_all
 from mn_comm.building_blocks import GradientReducer, Worker, at_exit, waiting_for
-from mn_optim.join_state import LeftByException
-from mn_optim.schemes.communicating import communicating_links
-from mn_optim.schemes.optimizer_state import Slots
+from mn_optim.join_state import describe, expect_no_failure
+from mn_optim.schemes.arrays import average_arrays
 from mn_optim.schemes.parameters import initialised_parameters, set_value, value_of
 from mn_optim.schemes.scheme import Backward, Scheme, TakeStep
-from mn_optim.schemes.shared import share_out
+from mn_optim.side_effects import communicating_links
 
 __all__ = ["AsynchronousMean"]
 
@@ -44,33 +43,27 @@ class AsynchronousMean(Scheme):
     """
 
     may_diverge = True
+    has_diverged = False
 
     def __init__(self, communicator: CommunicatorBase, max_staleness: int, interval: float) -> None:
+        super().__init__(communicator)
         self.is_meeting = False
-        self._communicator = communicator
         self._pace = max_staleness, interval
         self._is_shared = False
-        self._has_moved = False
         self._reducer: GradientReducer | None = None
         self._worker = Worker()
-        self._rounds: _Rounds | None = None
+        self._rounds: list[_Rounds] = []  # at most one; the same list outlives this object
         self._ended_by: Exception | None = None
-        self._when_dropped: weakref.finalize[..., AsynchronousMean] | None = None
+        weakref.finalize(self, _drop, self._rounds, self._worker).atexit = False
         _all.add(self)
         _see_to_the_end()
 
-    @property
-    def has_diverged(self) -> bool:
-        """Whether a step was taken since all ranks had equal parameters."""
-        return self._has_moved
-
     def step(self, model: chainer.Link, backward: Backward | None, take_step: TakeStep) -> None:
         """Take a local step, and add a mean if there is a new one."""
-        self._share(model)
         rounds = self._run(model)
         if backward is not None:
             backward(None)
-        self._has_moved = True
+        self.has_diverged = True
         self.is_meeting = rounds.step(take_step)
 
     def idle(self, model: chainer.Link) -> None:
@@ -82,28 +75,24 @@ class AsynchronousMean(Scheme):
         if error is self._ended_by:
             return
         if not self._is_shared:
-            self._tell(f"{type(error).__name__}: {error}")
+            self._communicator.allgather_obj(describe(error))
             return
         rounds = self._run(model)  # of this rank there may be none, but the others are in them, or will be
-        self._take_rounds()
+        self._rounds.clear()
         rounds.fail()
 
     def restart(self, model: chainer.Link) -> None:
         """End the current rounds; collective."""
         self._stop(restarts=True)
-        self._is_shared = self._has_moved = False
+        self._is_shared = self.has_diverged = False
         self._share(model)
 
-    def synchronize(self, model: chainer.Link, is_shared: bool) -> bool:
+    def synchronize(self, model: chainer.Link) -> bool:
         """Wait until all ranks have called this, and continue averaging while others train; collective."""
-        if not is_shared:
-            self.restart(model)
-            share_out(self._communicator, model, fills_in=self.join is not None)
-        self._share(model)
         self._run(model)
         self._stop()
-        self._has_moved = False
-        return not is_shared
+        self.has_diverged = False
+        return False
 
     def check(self, model: chainer.Link) -> None:
         """Raise on every rank if a link of the model communicates; collective.
@@ -111,15 +100,16 @@ class AsynchronousMean(Scheme):
         Raises:
             LeftByException: Another rank has left a join because of an exception.
         """
-        for rank, failure in enumerate(self._tell(None)):
-            if failure is not None:
-                raise LeftByException(rank, failure)
-        with raise_on_all(self._communicator):
-            _refuse_meetings_within(model)
-
-    def _tell(self, failure: str | None) -> list[str | None]:
-        """Exchange the exceptions by which ranks have left a join before they shared the parameters; collective."""
-        return self._communicator.allgather_obj(failure)
+        # A rank that leaves a join by an exception before it has shared the parameters sends it here.
+        expect_no_failure(self._communicator.allgather_obj(""))
+        with raise_on_all(self._communicator):  # ranks are not in the same step at the same time
+            for path, link in communicating_links(model):
+                raise ValueError(
+                    f"asynchronous: expected a model that does not communicate, got a {type(link).__name__} with a "
+                    f"communicator at {path}: ranks take their steps at different times, and would wait for one "
+                    "another or mix up their messages; use LocalSGD, or a link that does not communicate, such as "
+                    "chainer.links.BatchNormalization"
+                )
 
     def _share(self, model: chainer.Link) -> None:
         """Prepare for a model that all ranks share from now on; collective the first time."""
@@ -131,32 +121,23 @@ class AsynchronousMean(Scheme):
         self._is_shared = True
 
     def _run(self, model: chainer.Link) -> _Rounds:
-        """Return the current rounds, or start them."""
-        if self._rounds is None:
+        """Return the current rounds, or start them; collective the first time."""
+        self._share(model)
+        if not self._rounds:
             assert self._reducer is not None
-            self._rounds = _Rounds(model, self._reducer, self._worker, self._communicator.size, *self._pace)
-            self._when_dropped = weakref.finalize(self, _drop, self._rounds, self._worker)
-            self._when_dropped.atexit = False
-        return self._rounds
+            self._rounds.append(_Rounds(model, self._reducer, self._worker, self._communicator.size, *self._pace))
+        return self._rounds[0]
 
     def _stop(self, *, restarts: bool = False) -> None:
         """End the rounds, together with those of all ranks; all of them restart, or none."""
-        rounds = self._take_rounds()
-        if rounds is not None:
+        if self._rounds:
             try:
-                rounds.end(restarts=restarts)
+                self._rounds.pop().end(restarts=restarts)
             except Exception as error:
                 self._ended_by = error
                 raise
             finally:
                 self._worker.close()
-
-    def _take_rounds(self) -> _Rounds | None:
-        """Return the current rounds, which are then nobody's."""
-        rounds, self._rounds = self._rounds, None
-        if self._when_dropped is not None:
-            self._when_dropped.detach()  # it would keep the rounds, with the parameters
-        return rounds
 
 
 class _Rounds:
@@ -284,9 +265,7 @@ class _Rounds:
         means = {name: array.copy() for name, array in sent.items()}
         like = next(iter(means.values()), np.zeros(1, np.float32))
         means[_FLAGS] = cuda.get_array_module(like).array([self._has_ended, self._restarts], np.float32)
-        slots = Slots(means)
-        self._reducer.average(slots)
-        slots.write_back()
+        average_arrays(self._reducer, means)
         # A mean of ones may be rounded to less than 1.
         ended, restarting = (round(float(flag) * self._size) for flag in means.pop(_FLAGS))
         have_all_ended = ended == self._size
@@ -354,20 +333,10 @@ class _Failed:
         raise self._error
 
 
-def _refuse_meetings_within(model: chainer.Link) -> None:
-    """Raise if a link of the model communicates: the ranks are not in the same step at the same time."""
-    for path, link in communicating_links(model):
-        raise ValueError(
-            f"asynchronous: expected a model that does not communicate, got a {type(link).__name__} with a "
-            f"communicator at {path}: ranks take their steps at different times, and would wait for one another or mix "
-            "up their messages; use LocalSGD, or a link that does not communicate, such as "
-            "chainer.links.BatchNormalization"
-        )
-
-
-def _drop(rounds: _Rounds, worker: Worker) -> None:
+def _drop(rounds: list[_Rounds], worker: Worker) -> None:
     """End rounds whose optimizer is gone; the rounds of other ranks continue until theirs are gone, too."""
-    rounds.announce_end()
+    for each in rounds:
+        each.announce_end()
     worker.close(wait=False)
 
 
@@ -378,11 +347,11 @@ def _end_all() -> None:
     """End all rounds before the process ends: no rank may leave the others in a round."""
     with contextlib.ExitStack() as stack:  # the thread continues after an exception
         for scheme in list(_all):
-            rounds = scheme._rounds  # noqa: SLF001 - it is in this file
-            if rounds is not None and not rounds.has_raised:
-                # Announce all first: the order of waiting may not be the same on all ranks.
-                rounds.announce_end()
-                stack.callback(scheme._stop)  # noqa: SLF001
+            for rounds in scheme._rounds:  # noqa: SLF001 - it is in this file
+                if not rounds.has_raised:
+                    # Announce all first: the order of waiting may not be the same on all ranks.
+                    rounds.announce_end()
+                    stack.callback(scheme._stop)  # noqa: SLF001
 
 
 @functools.cache

@@ -4,37 +4,20 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import chainer
 import numpy as np
 
 from mn_comm.building_blocks import GradientReducer, Reduction
-from mn_optim.compression_state import serialize_compression
+from mn_optim.schemes.arrays import Arrays
 from mn_optim.schemes.parameters import set_value, value_of
-from mn_optim.serialized import read, write
+from mn_optim.serialized import read, serialize_compression
 
-__all__ = ["Exchanger", "Fragment", "Named", "cut"]
+__all__ = ["Average", "Fragment", "cut"]
 
-Named = tuple[str, chainer.Parameter]
-Average = Callable[[chainer.Link], None]
-
-
-class Exchanger(NamedTuple):
-    """Averages the changes that the ranks have made to a fragment.
-
-    Attributes:
-        average: Averages immediately, or in the background.
-        compressed: The reducer that is used, if it compresses; it keeps the part that it has not sent.
-    """
-
-    average: Average | GradientReducer
-    compressed: GradientReducer | None = None
-
-    def forget(self) -> None:
-        """Discard the part that was not sent; on every rank."""
-        if self.compressed is not None:
-            self.compressed.load_state({})
+Average = Callable[[chainer.Link], Reduction | None]
+"""Averages gradients, or begins to average them in the background."""
 
 
 class Fragment:
@@ -48,7 +31,8 @@ class Fragment:
         named: The names and parameters of the model.
         arrays: The initial values of the common parameters, by name; they are copied.
         outer: The outer optimizer; it is copied.
-        exchanger: Averages gradients over all ranks.
+        average: Averages gradients over all ranks.
+        reducer: What averages them, if it is not the communicator itself; it may keep a part that it has not sent.
 
     Attributes:
         index: Which fragment it is.
@@ -59,19 +43,21 @@ class Fragment:
     def __init__(
         self,
         index: int,
-        named: Sequence[Named],
+        named: Sequence[tuple[str, chainer.Parameter]],
         arrays: Mapping[str, Any],
         outer: chainer.Optimizer,
-        exchanger: Exchanger,
+        average: Average,
+        reducer: GradientReducer | None,
     ) -> None:
         self.index = index
         self.has_moved = False
         self.due: int | None = None
         self._named = named
-        self._common = Common({name: arrays[name].copy() for name, _ in named})
+        self._common = Arrays({name: arrays[name].copy() for name, _ in named})
         self._outer = copy.deepcopy(outer)
         self._outer.setup(self._common)
-        self._exchanger = exchanger
+        self._average = average
+        self._reducer = reducer
         self._under_way: Reduction | None = None
 
     def measure(self, scale: float) -> None:
@@ -112,16 +98,13 @@ class Fragment:
             common.update_rule.enabled = name not in held
         self.due = due
         self.has_moved = False
-        average = self._exchanger.average
-        if not isinstance(average, GradientReducer):
-            average(self._common)
-            return
-        self._under_way = average.start(self._common)
-        try:
-            self._under_way.ready_all()
-        except BaseException:
-            self._under_way.abandon()
-            raise
+        self._under_way = self._average(self._common)
+        if self._under_way is not None:
+            try:
+                self._under_way.ready_all()
+            except BaseException:
+                self._under_way.abandon()
+                raise
 
     def land(self, alpha: float) -> None:
         """Wait for the mean, let the outer optimizer take a step, and mix the result with the rank's own parameters."""
@@ -135,7 +118,7 @@ class Fragment:
         self.has_moved = alpha != 1
 
     @property
-    def common(self) -> Iterator[Named]:
+    def common(self) -> Iterator[tuple[str, chainer.Parameter]]:
         """The common parameters, with their names."""
         return self._common.namedparams()
 
@@ -143,7 +126,8 @@ class Fragment:
         """Wait for the pending exchange, and discard it and the part that was not sent; collective."""
         if self._under_way is not None:
             self._under_way.drain()
-        self._exchanger.forget()
+        if self._reducer is not None:
+            self._reducer.load_state({})
         self._under_way = self.due = None
 
     def _arrive(self) -> None:
@@ -160,42 +144,22 @@ class Fragment:
         has_outer_state = self._outer.t > 0
         if is_writer:
             flags = [self.has_moved, has_outer_state, -1 if self.due is None else self.due]
-            write(serializer, "flags", np.array(flags))
+            serializer("flags", np.array(flags))
         else:
             moved, has_outer_state, due = read(serializer, "flags")
             self.has_moved, self.due = bool(moved), None if due < 0 else int(due)
         for name, common in self._common.namedparams():
             if self.due is not None and is_writer:
-                write(serializer["mean"], name, common.grad)
-                write(serializer["enabled"], name, np.array(common.update_rule.enabled))
+                serializer["mean"](name, common.grad)
+                serializer["enabled"](name, np.array(common.update_rule.enabled))
             elif self.due is not None:
                 common.grad = common.device.send(read(serializer["mean"], name))
                 enabled = read(serializer["enabled"], name)
                 common.update_rule.enabled = enabled is None or bool(enabled)
-        if self._exchanger.compressed is not None:
-            serialize_compression(serializer, self._exchanger.compressed)
+        if self._reducer is not None:
+            serialize_compression(serializer, self._reducer)
         if has_outer_state:  # Chainer would raise if there is no state yet
             self._outer.serialize(serializer["outer"])
-
-
-class Common(chainer.Link):  # type: ignore[misc]  # Chainer has no types
-    """Parameters with any names, each on the device of its array.
-
-    Args:
-        arrays: The parameters' arrays by name.
-    """
-
-    def __init__(self, arrays: dict[str, Any]) -> None:
-        super().__init__()
-        self._by_name = {name: chainer.Parameter(array) for name, array in arrays.items()}
-
-    def params(self, include_uninit: bool = True) -> Iterator[chainer.Parameter]:
-        """Yield the parameters."""
-        return iter(self._by_name.values())
-
-    def namedparams(self, include_uninit: bool = True) -> Iterator[Named]:
-        """Yield names and parameters."""
-        return iter(self._by_name.items())
 
 
 def cut(arrays: Mapping[str, Any], n: int) -> list[list[str]]:

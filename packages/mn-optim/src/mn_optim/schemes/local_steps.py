@@ -9,20 +9,20 @@ from __future__ import annotations
 import json
 import warnings
 from collections.abc import Iterable, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import chainer
 import numpy as np
 
-from mn_comm import CommunicationHook, CommunicatorBase, raise_on_all
-from mn_comm.building_blocks import CompressionReport, CompressionScheme, waiting_for
-from mn_optim.join_state import LeftByException
-from mn_optim.schemes.fragment import Exchanger, Fragment, cut
-from mn_optim.schemes.optimizer_state import OptimizerState
-from mn_optim.schemes.parameters import initialised_parameters, value_of
+from mn_comm import CommunicatorBase, raise_on_all
+from mn_comm.building_blocks import CompressionReport, waiting_for
+from mn_optim.join_state import describe, expect_no_failure
+from mn_optim.schemes.arrays import OptimizerState
+from mn_optim.schemes.fragment import Average, Fragment, cut
+from mn_optim.schemes.parameters import initialised_parameters, share_out, value_of
 from mn_optim.schemes.scheme import Backward, Scheme, TakeStep
-from mn_optim.schemes.shared import share_out
-from mn_optim.serialized import read, write
+from mn_optim.serialized import read
 
 __all__ = ["LocalSteps"]
 
@@ -63,8 +63,7 @@ class LocalSteps(Scheme):
         delay: How many steps an exchange may take.
         alpha: The share of the common parameters in a rank's new parameters.
         average_state: Whether the actual optimizer's state is averaged as well.
-        comm_hook: Starts to average a bucket; ``None`` to average exactly.
-        compression: How the changes are compressed; ``None`` to send them uncompressed.
+        sends: What ``gradient_reducer`` is told about how the changes are sent; empty for exact means.
     """
 
     may_diverge = True
@@ -79,18 +78,19 @@ class LocalSteps(Scheme):
         delay: int = 0,
         alpha: float = 1.0,
         average_state: bool = False,
-        comm_hook: CommunicationHook | None = None,
-        compression: CompressionScheme | None = None,
+        sends: Mapping[str, Any] = MappingProxyType({}),
     ) -> None:
+        super().__init__(communicator)
         self.is_meeting = False
         self.share_of_meeting = 1 / fragments
-        self._communicator = communicator
         self._steps = steps
         self._outer = outer
         self._n_fragments = fragments
         self._delay = delay
         self._alpha = alpha
-        self._exchangers = [self._exchanger(comm_hook, compression) for _ in range(self._n_fragments)]
+        # Without reducers, the communicator itself averages: it may be of the script's own class.
+        n_reducers = fragments if delay or sends else 0
+        self._reducers = [communicator.gradient_reducer(background=delay > 0, **sends) for _ in range(n_reducers)]
         self._state = OptimizerState(communicator) if average_state else None
         self._position = 0
         self._fragments: list[Fragment] = []
@@ -99,11 +99,7 @@ class LocalSteps(Scheme):
     @property
     def compression_report(self) -> CompressionReport | None:
         """The report of the fragments whose means arrived in the latest step; ``None`` without compression."""
-        reports = [
-            each.compressed.compression_report or CompressionReport(0, 1.0, 0.0)
-            for each in self._exchangers
-            if each.compressed is not None
-        ]
+        reports = [report for each in self._reducers if (report := each.compression_report) is not None]
         if not reports:
             return None
         sent = sum(reports[index].bytes_sent for index in self._landed)
@@ -134,7 +130,7 @@ class LocalSteps(Scheme):
 
     def fail(self, model: chainer.Link, error: Exception) -> None:
         """Inform all ranks that meet, or wait for meetings, of an exception; collective with these."""
-        self._exchange_messages(_FAILURE, f"{type(error).__name__}: {error}")
+        self._exchange_messages(_FAILURE, describe(error))
 
     def _advance(self, model: chainer.Link) -> None:
         self._position += 1
@@ -151,13 +147,10 @@ class LocalSteps(Scheme):
             raise _mismatch(messages)
         self._forget()
 
-    def synchronize(self, model: chainer.Link, is_shared: bool) -> bool:
+    def synchronize(self, model: chainer.Link) -> bool:
         """Take part in the meetings of others until all ranks are here, then meet with all fragments; collective."""
-        has_shared = not is_shared
+        has_shared = False
         self._landed.clear()
-        if has_shared:
-            self.restart(model)
-            share_out(self._communicator, model, fills_in=self.join is not None)
         while True:
             messages = self._exchange_messages(_SYNCHRONIZE)
             purposes = {message.purpose for message in messages} - {_SYNCHRONIZE}
@@ -193,10 +186,10 @@ class LocalSteps(Scheme):
         """Save or load the position between meetings, the common parameters, and pending exchanges; not collective."""
         mine = serializer["multi_node_local_steps"]
         if isinstance(serializer, chainer.Serializer):
-            write(mine, "position", np.array([self._position]))
-            write(mine, "cut", self._cut())
+            mine("position", np.array([self._position]))
+            mine("cut", self._cut())
             for name, common in (each for fragment in self._fragments for each in fragment.common):
-                write(mine["common"], name, common.data)
+                mine["common"](name, common.data)
         elif not self._load(mine, model):
             return
         for fragment in self._fragments:
@@ -216,8 +209,8 @@ class LocalSteps(Scheme):
             return True
         if common:
             self._begin_anew()
-        for each in self._exchangers:
-            each.forget()
+        for reducer in self._reducers:
+            reducer.load_state({})
         return False
 
     def _cut(self) -> np.ndarray[Any, np.dtype[np.uint8]]:
@@ -230,21 +223,12 @@ class LocalSteps(Scheme):
         self._position = 0
         for fragment in self._fragments:
             fragment.has_moved = True  # maybe
-            fragment.forget()
         if self._communicator.rank == 0:
             warnings.warn(
                 "local steps: the state of the outer optimizer is reset: the parameters, their fragments, or the class "
                 "of the outer optimizer have changed since it was saved",
                 stacklevel=2,
             )
-
-    def _exchanger(self, comm_hook: CommunicationHook | None, compression: CompressionScheme | None) -> Exchanger:
-        if not self._delay and comm_hook is None and compression is None:
-            return Exchanger(self._communicator.multi_node_mean_grad)
-        reducer = self._communicator.gradient_reducer(
-            background=self._delay > 0, comm_hook=comm_hook, compression=compression
-        )
-        return Exchanger(reducer if self._delay else reducer.average, None if compression is None else reducer)
 
     def _use_fragments(self, model: chainer.Link) -> None:
         """Create fragments, with the model's current parameters as the common ones, unless there are fragments."""
@@ -253,10 +237,14 @@ class LocalSteps(Scheme):
             self._make_fragments(params, {name: value_of(param) for name, param in params.items()})
 
     def _make_fragments(self, params: Mapping[str, chainer.Parameter], arrays: Mapping[str, Any]) -> None:
-        self._fragments = [
-            Fragment(index, [(name, params[name]) for name in names], arrays, self._outer, self._exchangers[index])
-            for index, names in enumerate(cut(arrays, self._n_fragments))
-        ]
+        self._fragments = []
+        for index, names in enumerate(cut(arrays, self._n_fragments)):
+            reducer = self._reducers[index] if self._reducers else None
+            average: Average = self._communicator.multi_node_mean_grad
+            if reducer is not None:
+                average = reducer.start if self._delay else reducer.average
+            named = [(name, params[name]) for name in names]
+            self._fragments.append(Fragment(index, named, arrays, self._outer, average, reducer))
 
     def _is_time(self, fragment: Fragment) -> bool:
         first = self._steps * (fragment.index + 1) // len(self._fragments)
@@ -310,9 +298,8 @@ class LocalSteps(Scheme):
         mine = (purpose, moved, tuple(name for each in self._fragments for name in each.frozen), failure)
         with waiting_for(lambda: "a meeting of local steps"):
             messages = [_Message(*each) for each in self._communicator.allgather_obj(mine)]
-        for rank, message in enumerate(messages):
-            if message.purpose == _FAILURE and purpose != _FAILURE:
-                raise LeftByException(rank, message.failure)
+        if purpose != _FAILURE:
+            expect_no_failure(message.failure for message in messages)
         return messages
 
 

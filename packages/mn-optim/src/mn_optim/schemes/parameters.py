@@ -1,4 +1,4 @@
-"""The parameters of a model, each once, and their values, which an optimizer may keep in another dtype."""
+"""The parameters of a model, their values, which an optimizer may keep in another dtype, and their distribution."""
 
 from __future__ import annotations
 
@@ -6,8 +6,13 @@ from typing import Any
 
 import chainer
 import numpy as np
+from chainer.serializers import DictionarySerializer, NpzDeserializer
 
-__all__ = ["initialised_parameters", "renew_copy", "set_value", "value_of"]
+from mn_comm import CommunicatorBase
+from mn_optim.sharding.parameters import place_of
+from mn_optim.side_effects import persistents_of
+
+__all__ = ["initialised_parameters", "set_value", "share_out", "value_of"]
 
 
 def initialised_parameters(model: chainer.Link) -> dict[str, chainer.Parameter]:
@@ -19,7 +24,10 @@ def initialised_parameters(model: chainer.Link) -> dict[str, chainer.Parameter]:
     found: dict[str, chainer.Parameter] = {}
     places = set()
     for name, param in sorted(model.namedparams(), key=lambda named: named[0]):
-        if param.data is not None and (place := _place_of(param.data)) not in places:
+        if param.data is None:
+            continue
+        place = place_of(param.data)
+        if place not in places or not param.data.size:
             places.add(place)
             found[name] = param
     return found
@@ -44,20 +52,54 @@ def set_value(param: chainer.Parameter, value: Any) -> None:
     _write_to_copy(param, value)
 
 
-def renew_copy(param: chainer.Parameter) -> None:
-    """Write a parameter's own value to the float32 copy of it that its optimizer may keep."""
-    _write_to_copy(param, param.data)
-
-
 def _write_to_copy(param: chainer.Parameter, value: Any) -> None:
     copy = getattr(param.update_rule, "_fp32_param", None)
     if copy is not None and copy.data is not None:
         copy.data[...] = value
 
 
-def _place_of(array: Any) -> tuple[str, int, int]:
-    """Return the address and the length of an array."""
-    interface = getattr(array, "__cuda_array_interface__", None)
-    if interface is None:
-        return "host", array.ctypes.data, array.nbytes if array.size else -id(array)
-    return "device", interface["data"][0], array.nbytes if array.size else -id(array)
+def share_out(communicator: CommunicatorBase, model: chainer.Link, fills_in: bool) -> None:
+    """Distribute the parameters of rank 0 to all ranks; collective.
+
+    Args:
+        communicator: The ranks.
+        model: The model.
+        fills_in: Whether parameters that are initialised only on some ranks are first initialised on the others.
+    """
+    if fills_in:
+        _fill_in(communicator, model)
+    communicator.bcast_data(model)
+    for param in model.params():
+        _write_to_copy(param, param.data)  # it may be kept in another dtype, too
+
+
+def _fill_in(communicator: CommunicatorBase, model: chainer.Link) -> None:
+    """Give ranks with uninitialised parameters the model of the rank with the most initialised ones; collective.
+
+    Chainer's links initialise parameters of unknown size when they are first called; a rank without data calls none.
+
+    Args:
+        communicator: The ranks.
+        model: The model.
+    """
+    missing = [sorted(name for name, param in model.namedparams() if param.data is None)]
+    missing = communicator.allgather_obj(missing[0])
+    root = min(range(communicator.size), key=lambda rank: len(missing[rank]))
+    if all(names == missing[root] for names in missing):
+        return
+    state = None
+    if communicator.rank == root:
+        writer = DictionarySerializer()
+        writer.save(model)
+        state = writer.target
+    state = communicator.bcast_obj(state, root=root)
+    if missing[communicator.rank] != missing[root]:
+        NpzDeserializer(state, strict=False).load(model)
+        _send_persistents(model)
+
+
+def _send_persistents(model: chainer.Link) -> None:
+    """Put new persistent values on the devices of their links."""
+    for link, name, value in persistents_of(model.links()):
+        if isinstance(value, np.ndarray) and link.device.xp is not np:
+            setattr(link, name, link.device.send(value))

@@ -1,18 +1,22 @@
-"""The base class of schemes: a scheme performs a step of training on behalf of the optimizer."""
+"""The base classes of schemes: a scheme performs a step of training on behalf of the optimizer."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, Protocol
+from contextlib import AbstractContextManager, nullcontext, suppress
+from functools import partial
+from typing import Any
 
 import chainer
 
-from mn_comm import Change
-from mn_comm.building_blocks import CompressionReport
+from mn_comm import Change, CommunicatorBase
+from mn_comm.building_blocks import CompressionReport, GradientReducer, Owners, waiting_for
 from mn_optim.join_state import JoinState
-from mn_optim.sharding import Shards
+from mn_optim.schemes.parameters import share_out
+from mn_optim.serialized import serialize_compression
+from mn_optim.sharding.shards import Shards
 
-__all__ = ["Averaging", "Backward", "Scheme", "TakeStep"]
+__all__ = ["Backward", "Scheme", "Synchronous", "TakeStep"]
 
 Backward = Callable[[Callable[[chainer.Variable], None] | None], None]
 """Computes the gradients; calls its argument with each gradient as it becomes final."""
@@ -20,45 +24,11 @@ TakeStep = Callable[[], None]
 """Makes the actual optimizer take a step with the current gradients of the model."""
 
 
-class Averaging(Protocol):
-    """What averages the gradients of a step.
-
-    Attributes:
-        loss_scale: The factor for the loss of a step's gradients; when the step is taken, the factor for its means.
-    """
-
-    loss_scale: float | None
-
-    def use_loss_scale(self, loss_scale: float | None, has_loss: bool) -> None:
-        """Set the factor for the loss of the next step's gradients, if there is a loss."""
-
-    def exchange_messages(self, model: chainer.Link, until_quiet: bool = False) -> None:
-        """Inform the other ranks of a join at their next averaging; collective.
-
-        Args:
-            model: The model.
-            until_quiet: Whether all ranks call this instead of averaging, and continue only when none has a new
-                message.
-        """
-
-    def agree_on(self, operation: str, model: chainer.Link, compares: bool = False) -> None:
-        """Raise on every rank unless all ranks are about to do the same; collective.
-
-        If a parameter was added on one rank only, the others average the gradients of the parameters that they had
-        before, maybe in the background, where nothing else meets them.
-
-        Args:
-            operation: What comes next, for messages.
-            model: The model.
-            compares: Whether its parameters must be the same on all ranks in names, shapes and dtypes.
-
-        Raises:
-            ValueError: The ranks differ.
-        """
-
-
 class Scheme:
     """Determines what is averaged over the ranks, and when. By default, nothing is pending between two steps.
+
+    Args:
+        communicator: The ranks that train together.
 
     Attributes:
         zero_fill: Whether an initialised parameter without a gradient counts as one of zeros.
@@ -76,14 +46,21 @@ class Scheme:
     join: JoinState | None = None
     shards: Shards | None = None
 
+    def __init__(self, communicator: CommunicatorBase) -> None:
+        self._communicator = communicator
+
+    def use_join(self, join: JoinState | None) -> None:
+        """Begin a join, or end it with ``None``."""
+        self.join = join
+
     @property
     def has_diverged(self) -> bool:
         """Whether ranks may hold different parameters now."""
         return False
 
     @property
-    def synchronous(self) -> Averaging | None:
-        """What averages gradients in the next step; ``None`` if that is a local step."""
+    def synchronous(self) -> Synchronous | None:
+        """The scheme that averages gradients in the next step; ``None`` if that is a local step."""
         return None
 
     @property
@@ -117,17 +94,172 @@ class Scheme:
         """Discard pending averages, because a rank was lost, in a step or between two steps."""
         self.restart(None)
 
-    def synchronize(self, model: chainer.Link, is_shared: bool) -> bool:
-        """Make all ranks' parameters equal; collective.
+    def share_out(self, model: chainer.Link) -> None:
+        """Discard pending averages, and distribute the parameters of rank 0 to all ranks; collective."""
+        self.restart(model)
+        if self.shards is not None:
+            self.shards.restart()
+        share_out(self._communicator, model, fills_in=self.join is not None)
 
-        Args:
-            model: The model.
-            is_shared: Whether the parameters of rank 0 have been distributed already.
+    def synchronize(self, model: chainer.Link) -> bool:
+        """Make all ranks' parameters equal, once those of rank 0 have been distributed; collective.
 
         Returns:
-            Whether they were distributed in the meantime.
+            Whether they were distributed again in the meantime.
         """
         return False
 
     def serialize(self, serializer: Any, model: chainer.Link) -> None:
         """Save or load the scheme's state, which may be missing where it is loaded; not collective."""
+
+
+class Synchronous(Scheme):
+    """The base class of schemes that average gradients in every step: all ranks' parameters are always equal.
+
+    Args:
+        communicator: The ranks that train together.
+        reducer: Averages their gradients; ``None`` to let the communicator average.
+        zero_fill: Whether an initialised parameter without a gradient counts as one of zeros.
+
+    Attributes:
+        loss_scale: The factor for the loss of a step's gradients; when the step is taken, the factor for its means.
+    """
+
+    def __init__(self, communicator: CommunicatorBase, reducer: GradientReducer | None, zero_fill: bool = True) -> None:
+        super().__init__(communicator)
+        self.zero_fill = zero_fill
+        self.loss_scale: float | None = None
+        self._reducer = reducer
+        self._joined: GradientReducer | None = None
+        self._owners: Owners | None = None
+
+    def use_join(self, join: JoinState | None) -> None:
+        """Begin a join, or end it with ``None``; the reducer that is used sends its messages to the other ranks."""
+        self.join = join
+        if self._joined is not None:
+            self._joined.join = join
+
+    @property
+    def synchronous(self) -> Synchronous:
+        """This scheme: every step is synchronous."""
+        return self
+
+    @property
+    def compression_report(self) -> CompressionReport | None:
+        """The report of the reducer."""
+        return None if self._reducer is None else self._reducer.compression_report
+
+    @property
+    def factor(self) -> float:
+        """The factor for the current means; 0 if no rank had data."""
+        return 1.0 if self.join is None else self.join.factor
+
+    def use_loss_scale(self, loss_scale: float | None, has_loss: bool) -> None:
+        """Set the factor for the loss of the next step's gradients, if there is a loss."""
+        self.loss_scale = loss_scale
+        if self._reducer is not None and has_loss:
+            # The part that compression has not sent yet is in the units of the gradients.
+            self._reducer.scale_errors(loss_scale or 1.0)
+
+    def step(self, model: chainer.Link, backward: Backward | None, take_step: TakeStep) -> None:
+        """Compute gradients and average them, then take a step if there are means; collective."""
+        if self.shards is not None:
+            take_step = self._divided(self.shards, model, take_step)
+        if self.average(model, backward) and _rescale(model, self.factor):
+            take_step()
+
+    def _divided(self, shards: Shards, model: chainer.Link, take_step: TakeStep) -> TakeStep:
+        """Return what updates this rank's parameters, and sends them to all ranks; collective.
+
+        ZeRO-1: Rajbhandari et al. 2019, arXiv 1910.02054, section 5.1.
+        """
+        shards.forget_gathered()
+        if not shards.is_settled and self.join is None:
+            self.agree_on("the choice of which rank keeps which state", model)
+        owners = shards.owners(model, may_choose=self.join is None)
+        has_all_means = not self.leave_to(model, owners)
+        return partial(shards.take_step, model, take_step, has_all_means)
+
+    def average(self, model: chainer.Link, backward: Backward | None) -> bool:
+        """Compute gradients and average them; collective.
+
+        Args:
+            model: The model.
+            backward: Computes its gradients; ``None`` if they are there.
+
+        Returns:
+            Whether the gradients are now averages, so that a step can be taken.
+        """
+        raise NotImplementedError
+
+    def exchange_messages(self, model: chainer.Link, until_quiet: bool = False) -> None:
+        """Inform the other ranks of a join at their next averaging; collective.
+
+        Args:
+            model: The model.
+            until_quiet: Whether all ranks call this instead of averaging, and continue only when none has a new
+                message.
+        """
+        assert self.join is not None
+        with self.join.together(), waiting_for(lambda: "the ranks of a join()"):
+            self.reducer_of(model).exchange_messages(until_quiet)
+
+    def together(self) -> AbstractContextManager[None]:
+        """Return a context for something that all ranks do together; see :meth:`JoinState.together`."""
+        return nullcontext() if self.join is None else self.join.together()
+
+    def reducer_of(self, model: chainer.Link) -> GradientReducer:
+        """Return the reducer of a model's gradients, which also transfers the messages of a join."""
+        reducer = self._communicator.mean_grad_reducer(model) if self._reducer is None else self._reducer
+        self._joined, reducer.join = reducer, self.join
+        return reducer
+
+    def leave_to(self, model: chainer.Link, owners: Owners | None) -> bool:
+        """Leave the means of the next step only on the ranks that need them, if possible.
+
+        Args:
+            model: The model.
+            owners: Which rank needs which mean; ``None`` if all ranks need all means.
+
+        Returns:
+            Whether the means will be only there.
+        """
+        self._owners = None
+        if owners is not None:
+            with suppress(NotImplementedError):  # the script's own class of communicator
+                self._owners = owners if self.reducer_of(model).can_leave_to_owners else None
+        return self._owners is not None
+
+    def agree_on(self, operation: str, model: chainer.Link, compares: bool = False) -> None:
+        """Raise on every rank unless all ranks are about to do the same; collective.
+
+        If a parameter was added on one rank only, the others average the gradients of the parameters that they had
+        before, maybe in the background, where nothing else meets them.
+
+        Args:
+            operation: What comes next, for messages.
+            model: The model.
+            compares: Whether its parameters must be the same on all ranks in names, shapes and dtypes.
+
+        Raises:
+            ValueError: The ranks differ.
+        """
+        try:
+            reducer = self.reducer_of(model)
+        except NotImplementedError:  # the script's own class of communicator
+            return
+        reducer.agree_on(operation, model if compares else None)
+
+    def serialize(self, serializer: Any, model: chainer.Link) -> None:
+        """Save or load the part that compression has not sent yet; nothing else outlives a step."""
+        if self._reducer is not None:
+            serialize_compression(serializer, self._reducer)
+
+
+def _rescale(model: chainer.Link, factor: float) -> bool:
+    """Multiply gradients; return whether there are any to take a step with."""
+    if factor not in (0.0, 1.0):
+        for param in {id(param): param for param in model.params()}.values():
+            if param.data is not None and param.grad is not None:
+                param.grad *= factor
+    return factor > 0

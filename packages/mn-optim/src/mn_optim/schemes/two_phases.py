@@ -10,11 +10,9 @@ import numpy as np
 from mn_comm import CommunicatorBase
 from mn_comm.building_blocks import CompressionReport
 from mn_optim.join_state import JoinState
-from mn_optim.schemes.scheme import Averaging, Backward, Scheme, TakeStep
-from mn_optim.schemes.shared import share_out
-from mn_optim.schemes.synchronous import Synchronous
-from mn_optim.serialized import read, write
-from mn_optim.sharding import Shards
+from mn_optim.schemes.scheme import Backward, Scheme, Synchronous, TakeStep
+from mn_optim.serialized import read
+from mn_optim.sharding.shards import Shards
 
 __all__ = ["TwoPhases"]
 
@@ -30,23 +28,20 @@ class TwoPhases(Scheme):
     """
 
     def __init__(self, communicator: CommunicatorBase, steps: int, first: Synchronous, then: Scheme) -> None:
+        super().__init__(communicator)
         self.zero_fill = first.zero_fill and then.zero_fill
         self.is_meeting = False
         self.may_diverge = then.may_diverge
-        self._communicator = communicator
         self._steps = steps
         self._first = first
         self._then = then
         self._taken = 0
 
-    @property
-    def join(self) -> JoinState | None:
-        """Within a join, which ranks have data."""
-        return self._first.join
-
-    @join.setter
-    def join(self, join: JoinState | None) -> None:
-        self._first.join = self._then.join = join
+    def use_join(self, join: JoinState | None) -> None:
+        """Begin a join, or end it with ``None``."""
+        super().use_join(join)
+        self._first.use_join(join)
+        self._then.use_join(join)
 
     @property
     def current(self) -> Scheme:
@@ -64,7 +59,7 @@ class TwoPhases(Scheme):
         return self._then.has_diverged
 
     @property
-    def synchronous(self) -> Averaging | None:
+    def synchronous(self) -> Synchronous | None:
         """The scheme that averages gradients in the next step, if that is a synchronous one."""
         return self.current.synchronous
 
@@ -100,20 +95,15 @@ class TwoPhases(Scheme):
             self._then.check(model)
         self.current.restart(model)
 
-    def synchronize(self, model: chainer.Link, is_shared: bool) -> bool:
+    def synchronize(self, model: chainer.Link) -> bool:
         """Make all ranks' parameters equal; collective."""
-        if self.current is self._then:
-            return self._then.synchronize(model, is_shared)
-        if not is_shared:
-            self.restart(model)
-            share_out(self._communicator, model, fills_in=self.join is not None)
-        return not is_shared
+        return self.current.synchronize(model)
 
     def serialize(self, serializer: Any, model: chainer.Link) -> None:
         """Save or load how many steps were taken, and the state of both schemes; not collective."""
         mine = serializer["multi_node_synchronous_first"]
         if isinstance(serializer, chainer.Serializer):
-            write(mine, "taken", np.array([self._taken]))
+            mine("taken", np.array([self._taken]))
         elif (taken := read(mine, "taken")) is not None:
             self._taken = int(taken[0])
         self._first.serialize(mine, model)

@@ -12,7 +12,7 @@ import numpy as np
 
 from mn_optim.sharding.partition import Item, join_groups
 
-__all__ = ["aliases", "expect_independent_rules", "items_of", "with_rules"]
+__all__ = ["aliases", "expect_independent_rules", "items_of", "place_of", "with_rules"]
 
 Params = Mapping[str, chainer.Parameter]
 
@@ -44,7 +44,7 @@ def aliases(params: Params) -> list[list[str]]:
     for name, param in params.items():
         users.setdefault(id(param.update_rule), []).append(name)
     groups += [names for names in users.values() if len(names) > 1]
-    places = sorted((*_place_of(param.data), name) for name, param in params.items() if param.data.size)
+    places = sorted((*place_of(param.data), name) for name, param in params.items() if param.data.size)
     last_end, last_name = 0, ""
     for begin, end, name in places:
         if begin < last_end:
@@ -54,7 +54,7 @@ def aliases(params: Params) -> list[list[str]]:
     return join_groups(groups)
 
 
-def _place_of(array: Any) -> tuple[int, int]:
+def place_of(array: Any) -> tuple[int, int]:
     """Return the first and last address of an array; the result differs for devices and host memory."""
     begin: int = array.data.ptr if hasattr(array, "__cuda_array_interface__") else array.ctypes.data
     reaches = [stride * (length - 1) for stride, length in zip(array.strides, array.shape, strict=True)]

@@ -16,11 +16,10 @@ from chainer.backends import cuda
 
 from mn_comm import CommunicatorBase, expect_same, raise_on_all
 from mn_comm.building_blocks import Owners
-from mn_optim.serialized import read, write
-from mn_optim.sharding.means import Clipping, drop, need_of, share_non_finite
+from mn_optim.serialized import read
 from mn_optim.sharding.parameters import aliases, expect_independent_rules, items_of, with_rules
 from mn_optim.sharding.partition import assign
-from mn_optim.sharding.step import leaving_out
+from mn_optim.sharding.step import Clipping, drop, leaving_out, need_of, share_non_finite
 
 __all__ = ["SHARD", "Shards"]
 
@@ -46,11 +45,11 @@ class Shards:
 
     def __init__(self, communicator: CommunicatorBase, optimizer: Any) -> None:
         self._communicator = communicator
+        self._rank = communicator.rank
         self._optimizer = optimizer
         self._owners: dict[str, int] = {}
         self._known: set[str] = set()
         self.is_settled = False
-        self._latest: Owners | None = None
         self._saves_own_part = False
         self._n_loads = 0
         self._gathered: dict[str, _State] | None = None
@@ -67,11 +66,7 @@ class Shards:
         if not self.is_settled and may_choose:
             self._settle(model, params)
         need = need_of(self._optimizer, params) if self.is_settled else None
-        if need is None:
-            return None
-        if self._latest is None or self._latest.of is not self._owners or self._latest.note != need:
-            self._latest = Owners(self._owners, need)
-        return self._latest
+        return None if need is None else Owners(self._owners, need)
 
     def take_step(self, model: chainer.Link, take_step: Callable[[], None], has_all_means: bool = True) -> None:
         """Take a step with this rank's parameters, and send the results to all ranks; collective.
@@ -93,8 +88,7 @@ class Shards:
         # meantime are updated by all ranks until owners are chosen again. A hook may freeze or unfreeze parameters.
         owned = {name: each for name, each in params.items() if name in self._owners}
         active = {name: each for name, each in owned.items() if each.update_rule.enabled}
-        mine = self._communicator.rank
-        others = [param for name, param in owned.items() if self._owners[name] != mine]
+        others = [param for name, param in owned.items() if self._owners[name] != self._rank]
         is_gathered = False
 
         def gather(failure: Exception | None = None) -> None:
@@ -119,9 +113,8 @@ class Shards:
                 self._expect_own_updates(active)
                 take_step()
         except Exception as error:
-            if is_gathered:
-                raise
-            gather(error)
+            if not is_gathered:
+                gather(error)
             raise
         if not is_gathered:
             gather()
@@ -168,7 +161,7 @@ class Shards:
     def _warn(self, known: set[str]) -> None:
         changed = sorted(known ^ self._known)
         with raise_on_all(self._communicator):  # where warnings are errors, all ranks raise
-            if self._communicator.rank == 0:
+            if self._rank == 0:
                 warnings.warn(
                     f"the model has changed while its optimizer state is sharded ({len(changed)} parameters came or "
                     f"went, the first is {changed[0]}): those that are new are given owners now",
@@ -178,17 +171,18 @@ class Shards:
 
     def _move_state(self, params: Mapping[str, chainer.Parameter]) -> None:
         """Move the state of each parameter to its owner, and delete it on all other ranks; collective."""
-        mine = self._communicator.rank
         held = {name for name, param in params.items() if param.update_rule.state is not None}
         holders = self._communicator.allgather_obj(held)
         for name, param in params.items():
             owner = self._owners[name]
             where = [rank for rank, names in enumerate(holders) if name in names]
             if where and owner not in where:
-                state = self._communicator.bcast_obj(_state_of(param) if mine == where[0] else None, root=where[0])
-                if mine == owner:
+                state = self._communicator.bcast_obj(
+                    _state_of(param) if self._rank == where[0] else None, root=where[0]
+                )
+                if self._rank == owner:
                     _set_state(param, state)
-            if mine != owner:
+            if self._rank != owner:
                 _drop_state(param)
 
     def consolidate(self, to: int) -> None:
@@ -202,12 +196,11 @@ class Shards:
         """
         expect_same(self._communicator, "rank in consolidate()", to)
         expect_same(self._communicator, "number of loads of optimizer state", self._n_loads)
-        mine = self._communicator.rank
         states = {}
         with raise_on_all(self._communicator):
-            if mine != to:
+            if self._rank != to:
                 named = self._optimizer.target.namedparams()
-                states = {name: _state_of(param) for name, param in named if self._owners.get(name) == mine}
+                states = {name: _state_of(param) for name, param in named if self._owners.get(name) == self._rank}
         gathered = self._communicator.gather_obj(states, root=to)
         if gathered is not None:
             self._gathered = {name: state for each in gathered for name, state in each.items()}
@@ -226,29 +219,26 @@ class Shards:
             RuntimeError: The state of other ranks is to be saved, and was not gathered on this rank.
         """
         with self._serializing:  # meanwhile, functions of this module serialize rules
+            states: Mapping[str, _State] | None = None
             is_saving = isinstance(serializer, chainer.Serializer)
-            if not is_saving:
+            if is_saving:
+                is_part = self._saves_own_part
+                if is_part and self._owners:
+                    described = {"size": self._communicator.size, "rank": self._rank, "owners": self._owners}
+                    serializer[SHARD]("owners", np.frombuffer(json.dumps(described).encode(), np.uint8))
+            else:
                 self._n_loads += 1
                 self.forget_gathered()
-            self._serialize(serializer, is_saving)
-
-    def _serialize(self, serializer: Any, is_saving: bool) -> None:
-        if is_saving and self._saves_own_part and self._owners:
-            described = {"size": self._communicator.size, "rank": self._communicator.rank, "owners": self._owners}
-            write(serializer[SHARD], "owners", np.frombuffer(json.dumps(described).encode(), np.uint8))
-        is_part = self._saves_own_part if is_saving else self._load_owners(serializer)
-        mine = self._communicator.rank
-        foreign = {
-            name: param
-            for name, param in self._optimizer.target.namedparams()
-            if param.update_rule is not None and self._owners.get(name, mine) != mine
-        }
-        if is_part:
-            serialize = _serialize_count
-        else:
-            serialize = partial(_save, self._expect_gathered(foreign)) if is_saving else _load_and_drop
-        with _serialized_by(serialize, foreign):
-            self._optimizer.serialize(serializer)
+                is_part = self._load_owners(serializer)
+            foreign = {
+                name: param
+                for name, param in self._optimizer.target.namedparams()
+                if param.update_rule is not None and self._owners.get(name, self._rank) != self._rank
+            }
+            if is_saving and not is_part:
+                states = self._expect_gathered(foreign)
+            with _serialized_by(_serialize_count if is_part else partial(_serialize_foreign, states), foreign):
+                self._optimizer.serialize(serializer)
 
     def _expect_gathered(self, names: Collection[str]) -> Mapping[str, _State]:
         """Return the state of other ranks.
@@ -260,8 +250,8 @@ class Shards:
         missing = [name for name in names if name not in gathered]
         if missing:
             raise RuntimeError(
-                f"expected optimizer.consolidate(to={self._communicator.rank}) on every rank, after the last step and "
-                f"before rank {self._communicator.rank} saves the optimizer: other ranks have the state of "
+                f"expected optimizer.consolidate(to={self._rank}) on every rank, after the last step and "
+                f"before rank {self._rank} saves the optimizer: other ranks have the state of "
                 f"{len(missing)} parameters, such as {missing[0]}; multi_node_snapshot and "
                 "create_multi_node_checkpointer do without it"
             )
@@ -289,7 +279,7 @@ class Shards:
                 self._owners = assign(items_of(params), aliases(params), self._communicator.size, {})
             return False
         described = json.loads(saved.tobytes())
-        expected = (self._communicator.rank, self._communicator.size)
+        expected = (self._rank, self._communicator.size)
         if (described["rank"], described["size"]) != expected:
             raise ValueError(
                 f"expected the optimizer state of rank {expected[0]} of {expected[1]}, got that of rank "
@@ -298,7 +288,7 @@ class Shards:
             )
         self._owners = described["owners"]
         for name, param in with_rules(self._optimizer.target).items():
-            if self._owners.get(name) != self._communicator.rank:
+            if self._owners.get(name) != self._rank:
                 _drop_state(param)
         return True
 
@@ -329,24 +319,20 @@ def _serialize_count(name: str, param: chainer.Parameter, serializer: Any) -> No
     param.update_rule.t = serializer("t", param.update_rule.t)
 
 
-def _save(states: Mapping[str, _State], name: str, param: chainer.Parameter, serializer: Any) -> None:
-    """Save the state that another rank has sent."""
+def _serialize_foreign(
+    states: Mapping[str, _State] | None, name: str, param: chainer.Parameter, serializer: Any
+) -> None:
+    """Save the state that another rank has sent; or, without such states, load state for its count of steps only."""
     rule = param.update_rule
     count = rule.t
     try:
-        _set_state(param, states[name])
+        if states is not None:
+            _set_state(param, states[name])
         type(rule).serialize(rule, serializer)
     finally:
         _drop_state(param)
-        rule.t = count
-
-
-def _load_and_drop(name: str, param: chainer.Parameter, serializer: Any) -> None:
-    rule = param.update_rule
-    try:
-        type(rule).serialize(rule, serializer)
-    finally:
-        _drop_state(param)
+        if states is not None:
+            rule.t = count
 
 
 def _state_of(param: chainer.Parameter) -> _State:

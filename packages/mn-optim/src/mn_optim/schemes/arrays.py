@@ -1,50 +1,56 @@
-"""The state of an optimizer, such as momentum, averaged over all ranks."""
+"""Arrays that are averaged like the gradients of a model, such as the state of an optimizer."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import chainer
 
 from mn_comm import CommunicatorBase
+from mn_comm.building_blocks import GradientReducer
 from mn_optim.schemes.parameters import value_of
 
-__all__ = ["OptimizerState", "Slot", "Slots"]
+__all__ = ["Arrays", "OptimizerState", "average_arrays"]
 
 
-class Slot:
-    """An array that is sent like a gradient.
+class Arrays(chainer.Link):  # type: ignore[misc]  # Chainer has no types
+    """Parameters with any names, each on the device of its array.
 
     Args:
-        array: The array.
+        arrays: The parameters' arrays by name.
     """
 
-    __slots__ = ("data", "grad")
+    def __init__(self, arrays: Mapping[str, Any]) -> None:
+        super().__init__()
+        self._by_name = {name: chainer.Parameter(array) for name, array in arrays.items()}
 
-    def __init__(self, array: Any) -> None:
-        self.data = self.grad = array
+    def params(self, include_uninit: bool = True) -> Iterator[chainer.Parameter]:
+        """Yield the parameters."""
+        return iter(self._by_name.values())
+
+    def namedparams(self, include_uninit: bool = True) -> Iterator[tuple[str, chainer.Parameter]]:
+        """Yield names and parameters."""
+        return iter(self._by_name.items())
 
 
-class Slots:
-    """Arrays that are sent like the gradients of a model.
+def average_arrays(reducer: GradientReducer, arrays: Mapping[str, Any]) -> None:
+    """Overwrite arrays with their means over all ranks; collective.
 
     Args:
+        reducer: Averages them.
         arrays: The arrays, of floats, by name.
+
+    Raises:
+        ValueError: The ranks' arrays differ in names, shapes or dtypes (on every rank).
     """
-
-    def __init__(self, arrays: dict[str, Any]) -> None:
-        self.slots = {name: Slot(array) for name, array in arrays.items()}
-
-    def namedparams(self) -> Iterator[tuple[str, Slot]]:
-        """Yield names and slots."""
-        return iter(self.slots.items())
-
-    def write_back(self) -> None:
-        """Copy means to the arrays if they are elsewhere: one that shares memory with another gets a new array."""
-        for slot in self.slots.values():
-            if slot.grad is not slot.data:
-                slot.data[...] = slot.grad
+    model = Arrays(arrays)
+    for param in model.params():
+        param.grad = param.data
+    reducer.average(model)
+    for param in model.params():
+        if param.grad is not param.data:  # an array that shares memory with another one gets a new gradient
+            param.data[...] = param.grad
 
 
 class OptimizerState:
@@ -74,9 +80,7 @@ class OptimizerState:
         if not counts:
             for array in arrays.values():
                 array[...] = 0
-        slots = Slots(arrays)
-        self._reducer.average(slots)
-        slots.write_back()
+        average_arrays(self._reducer, arrays)
         if scale != 1:
             for array in arrays.values():
                 array *= scale
