@@ -136,3 +136,9 @@ def test_it_stands_for_the_actual_optimizer():
     assert not hook.called
     took_a_step(optimizer, model, 1)
     hook.assert_called_once_with(optimizer.actual_optimizer)
+
+
+def test_it_may_be_created_on_some_ranks_only():
+    if RANK == 0:
+        chainermn.create_multi_node_optimizer(chainer.optimizers.SGD(), COMM)
+    assert COMM.allreduce_obj(1) == SIZE

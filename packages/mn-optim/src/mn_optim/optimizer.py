@@ -18,7 +18,7 @@ from mn_optim.join import JoinParticipant
 from mn_optim.schemes.scheme import Backward, Scheme
 from mn_optim.stepper import Defer, Stepper
 from mn_optim.training_end import synchronize_at_the_end
-from mn_optim.when import AfterBackward, OneStepLate, When, expect_when
+from mn_optim.when import AsInChainerMN7, OneStepLate, When, expect_when
 
 __all__ = ["MultiNodeOptimizer", "create_multi_node_optimizer"]
 
@@ -33,7 +33,8 @@ def create_multi_node_optimizer(
 ) -> MultiNodeOptimizer:
     """Make an optimizer average its gradients over all ranks before each step, as in ChainerMN 7.
 
-    For everything else, such as compression or fewer meetings, use :class:`MultiNodeOptimizer`. Collective.
+    For everything else, such as compression or fewer meetings, use :class:`MultiNodeOptimizer`. Collective if
+    ``double_buffering`` is set.
 
     Args:
         actual_optimizer: A Chainer optimizer, already set up or not; or any object with its ``setup``, ``update`` and
@@ -52,7 +53,7 @@ def create_multi_node_optimizer(
         NotImplementedError: The script uses its own class of communicator, which does not support double buffering.
         RuntimeError: MPI was initialised without ``MPI_THREAD_MULTIPLE``, which double buffering needs.
     """
-    when = OneStepLate(zero_fill) if double_buffering else AfterBackward(zero_fill)
+    when = OneStepLate(zero_fill) if double_buffering else AsInChainerMN7(zero_fill)
     return MultiNodeOptimizer(actual_optimizer, communicator, when)
 
 

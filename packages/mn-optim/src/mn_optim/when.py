@@ -75,6 +75,10 @@ class AfterBackward(When):
         return Plain(communicator, reducer, self.zero_fill)
 
 
+class AsInChainerMN7(AfterBackward):
+    """``AfterBackward`` in a script that may create the optimizer on some ranks only: the ranks do not compare it."""
+
+
 @dataclass(frozen=True)
 class DuringBackward(When):
     """Gradients are averaged during the backward pass, those of the last layers first.
@@ -341,14 +345,16 @@ class Asynchronous(When):
 
 
 def expect_when(communicator: CommunicatorBase, value: Any) -> When:
-    """Return a value of ``when``, after comparing it with those of the other ranks; collective.
+    """Return a value of ``when``, after comparing it with those of the other ranks.
 
-    A bool stands for ``AfterBackward(zero_fill)``, for scripts that create their optimizers as with ChainerMN 7.
+    Collective unless it is :class:`AsInChainerMN7`. A bool stands for ``AfterBackward(zero_fill)``.
 
     Raises:
         TypeError: It is of another type (on every rank).
         ValueError: The ranks' values differ (on every rank).
     """
+    if isinstance(value, AsInChainerMN7):
+        return value
     if isinstance(value, bool):
         value = AfterBackward(value)
 
