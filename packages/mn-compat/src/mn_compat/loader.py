@@ -2,15 +2,25 @@
 
 from __future__ import annotations
 
+import contextlib
+import marshal
+import os
+import sys
 from importlib.machinery import SourceFileLoader
-from importlib.util import decode_source
+from importlib.util import MAGIC_NUMBER, cache_from_source, decode_source, source_hash
 from types import CodeType
 
 from mn_compat.substitution import Substitution, apply
 
+# Python itself must not take the file for bytecode of its own.
+_HEAD = b"mn_compat" + MAGIC_NUMBER
+
 
 class SubstitutingLoader(SourceFileLoader):
     """A source loader whose source is the file's text after the substitutions."""
+
+    _compiled: dict[str, tuple[bytes, bytes]] | None = None
+    """For each module, a hash of what was compiled, and the code; read from a file at first use."""
 
     def __init__(self, fullname: str, path: str, substitutions: tuple[Substitution, ...]) -> None:
         super().__init__(fullname, path)
@@ -25,6 +35,31 @@ class SubstitutingLoader(SourceFileLoader):
         return text.encode()
 
     def get_code(self, fullname: str) -> CodeType:
-        """Compile the patched text, without using the bytecode cache, which belongs to the unpatched file."""
+        """Return the code of the patched text, without the bytecode cache, which belongs to the unpatched file."""
         path = self.get_filename(fullname)
-        return self.source_to_code(self.get_data(path), path)
+        source = self.get_data(path)
+        found = source_hash(os.fsencode(path) + b"\0" + source)
+        compiled = self._read()
+        key, kept = compiled.get(fullname, (b"", b""))
+        if key == found:
+            code: CodeType = marshal.loads(kept)
+            return code
+        code = self.source_to_code(source, path)
+        compiled[fullname] = found, marshal.dumps(code)
+        if not sys.dont_write_bytecode:
+            self.set_data(_file(), _HEAD + marshal.dumps(compiled))
+        return code
+
+    def _read(self) -> dict[str, tuple[bytes, bytes]]:
+        if SubstitutingLoader._compiled is None:
+            SubstitutingLoader._compiled = {}
+            # It may be missing, damaged, or the bytecode of bytecode.py, which pip compiles.
+            with contextlib.suppress(OSError, EOFError, ValueError, TypeError):
+                data = super().get_data(_file())
+                if data.startswith(_HEAD):
+                    SubstitutingLoader._compiled = marshal.loads(data[len(_HEAD) :])
+        return SubstitutingLoader._compiled
+
+
+def _file() -> str:
+    return cache_from_source(os.path.join(os.path.dirname(__file__), "bytecode.py"))

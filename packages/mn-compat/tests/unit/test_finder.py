@@ -72,6 +72,50 @@ def test_the_bytecode_cache_is_left_to_the_unpatched_file(python):
     assert not cache.exists() or b"widened" not in cache.read_bytes()
 
 
+@pytest.fixture
+def compiled(python, tmp_path):
+    """A function that imports Chainer, with no bytecode at first; it returns how many modules were compiled."""
+    code = (
+        "from mn_compat.loader import SubstitutingLoader as Loader\n"
+        "compile, compiled = Loader.source_to_code, []\n"
+        "Loader.source_to_code = lambda self, data, path: compiled.append(self.name) or compile(self, data, path)\n"
+        "import chainer.reporter\n"
+        "code = chainer.Summary.add.__code__\n"
+        "assert code.co_filename == chainer.reporter.__file__\n"
+        "print(len(compiled), 'widened' in code.co_names)"
+    )
+    prefix = tmp_path / "prefix"
+    return lambda **options: python("-c", code, **{"PYTHONPYCACHEPREFIX": str(prefix), **options}).stdout.split()
+
+
+@pytest.mark.parametrize("damage", [None, b"", b"not ours", slice(-100)])
+def test_patched_modules_are_compiled_once_and_again_if_their_bytecode_is_damaged(compiled, tmp_path, damage):
+    number, is_patched = compiled()
+    assert int(number) > 40
+    assert is_patched == "True"
+    if damage is not None:
+        (file,) = tmp_path.rglob("mn_compat/bytecode.*.pyc")
+        file.write_bytes(file.read_bytes()[damage] if isinstance(damage, slice) else damage)
+        assert compiled() == [number, "True"]
+    assert compiled() == ["0", "True"]
+
+
+def test_bytecode_of_patched_modules_is_of_one_installation_and_of_these_patches(compiled, tmp_path):
+    import chainer
+
+    number, _ = compiled()
+    assert compiled(MN_COMPAT_SKIP="reporter") == ["0", "False"]
+    (tmp_path / "chainer").symlink_to(Path(chainer.__file__).parent)
+    assert compiled(path=[tmp_path]) == [number, "True"]
+    assert compiled(path=[tmp_path]) == ["0", "True"]
+
+
+def test_no_bytecode_of_patched_modules_is_kept_where_python_keeps_none(compiled, tmp_path):
+    number, _ = compiled(PYTHONDONTWRITEBYTECODE="1")
+    assert compiled(PYTHONDONTWRITEBYTECODE="1") == [number, "True"]
+    assert not list(tmp_path.rglob("*.pyc"))
+
+
 def test_source_is_found_at_the_right_line():
     from chainer.reporter import Summary
     from chainer.testing import helper
