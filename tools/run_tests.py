@@ -31,7 +31,7 @@ import shutil
 import sys
 import sysconfig
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
@@ -41,7 +41,9 @@ from scheduling import Cost, Ended, Record, Schedule, Task, run_all
 
 ROOT = Path(__file__).resolve().parent.parent
 RECORD = ROOT / ".nox" / "record.json"
+# Other plugins would cost each process and each rank an import: Hypothesis takes as long as pytest itself.
 PYTEST = ["-m", "pytest", "-c", str(ROOT / "pyproject.toml"), "-p", "no:cacheprovider"]
+PYTEST += ["--disable-plugin-autoload", "-p", "pytest_timeout"]
 # The launchers of MPICH and of Open MPI tell a process its rank, in different variables.
 ON_A_RANK = """
 folder=$1 rank=${PMI_RANK:-$OMPI_COMM_WORLD_RANK}
@@ -272,7 +274,7 @@ def plan_process(suite: Suite, what: str, files: Sequence[Path], reports: Path, 
     options = [f"--junitxml={report}", *map(str, files), *suite.arguments]
     task = Task(
         name,
-        [suite.python, *PYTEST, *options],
+        [suite.python, *pytest_for(files), *options],
         folder / "log",
         environment_of(suite.python),
         estimate(name, what.split("/")[0], record),
@@ -290,7 +292,7 @@ def plan_job(suite: Suite, size: int, files: Sequence[Path], reports: Path, reco
     if suite.share != "all" and size != MAIN_SIZE:
         name += f", {suite.share}"
     # Without -x, and the abort by mpi4py that follows, the other ranks would wait for the rank that failed.
-    on_each = [suite.python, "-m", "mpi4py", *PYTEST, "-x", *map(str, files), *suite.arguments]
+    on_each = [suite.python, "-m", "mpi4py", *pytest_for(files), "-x", *map(str, files), *suite.arguments]
     environ = environment_of(suite.python)
     # The environment may not be there yet; another one's mpiexec could be of the other MPI library.
     mpiexec = shutil.which("mpiexec", path=environ["PATH"]) if Path(suite.python).exists() else None
@@ -308,6 +310,12 @@ def plan_job(suite: Suite, size: int, files: Sequence[Path], reports: Path, reco
     return Planned(
         task, suite.name, [folder / f"rank-{rank}.xml" for rank in range(size)], chosen=bool(suite.arguments)
     )
+
+
+def pytest_for(files: Iterable[Path]) -> list[str]:
+    """Return the options with which Python runs pytest, with the plugin of Hypothesis if a file uses it."""
+    uses_hypothesis = any("hypothesis" in file.read_text() for file in files)
+    return [*PYTEST, *(["-p", "_hypothesis_pytestplugin"] if uses_hypothesis else [])]
 
 
 def environment_of(python: str) -> dict[str, str]:

@@ -3,17 +3,12 @@ import sys
 from pathlib import Path
 
 import pytest
-from hypothesis import settings
 
 # The fixtures of mn-comm.
 sys.path.insert(0, str(Path(__file__).parents[2] / "mn-comm" / "tests" / "fakes"))
 
 from on_gpu import devices  # noqa: F401
 from shared_fixtures import world  # noqa: F401
-
-# Under mpiexec, every rank must try the same examples in the same order, and none may stop to shrink one by itself.
-settings.register_profile("ranks", derandomize=True, database=None, deadline=None, max_examples=25)
-settings.load_profile("ranks")
 
 # This package's doctor is tested on the same broken machines as the doctor of mn-tools.
 FAKES = Path(__file__).parents[2] / "mn-tools" / "tests" / "fakes" / "doctor_fakes.py"

@@ -6,17 +6,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import settings
 
 # The fixtures of mn-comm.
 sys.path.insert(0, str(Path(__file__).parents[2] / "mn-comm" / "tests" / "fakes"))
 
 from on_gpu import devices, make  # noqa: F401
 from shared_fixtures import world  # noqa: F401
-
-# Under mpiexec, every rank must try the same examples in the same order, and none may stop to shrink one by itself.
-settings.register_profile("ranks", derandomize=True, database=None, deadline=None, max_examples=25)
-settings.load_profile("ranks")
 
 
 @pytest.fixture(scope="session")
