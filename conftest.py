@@ -1,5 +1,6 @@
 """For the tests of all packages: the environment of the jobs that they start, and jobs that lose ranks."""
 
+import gc
 import os
 import shutil
 import subprocess
@@ -13,6 +14,12 @@ import pytest
 os.environ.pop("PYTHONUNBUFFERED", None)
 
 ROOT = Path(__file__).parent
+
+
+def pytest_collection_finish():
+    """Keep what was imported out of the next garbage collections; pytest alone does five of them at the end."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture(scope="session")
