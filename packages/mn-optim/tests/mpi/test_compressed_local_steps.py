@@ -220,8 +220,8 @@ def test_what_was_not_sent_is_in_the_snapshot():
     resumed = make(LocalSGD(2), OneBit(block=64))
     for file, target in zip(files, (resumed, resumed.target), strict=True):
         chainer.serializers.load_npz(file, target)
-    for exchanger in local_steps_of(resumed)._exchangers:
-        exchanger.compressed.load_state({})
+    for reducer in local_steps_of(resumed)._reducers:
+        reducer.load_state({})
     for step in range(4, 8):
         advance(lasting, gradients(step))
         advance(resumed, gradients(step))
