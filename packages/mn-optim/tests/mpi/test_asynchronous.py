@@ -199,6 +199,7 @@ def test_a_parameter_that_changes_its_shape_raises_on_all_ranks():
     optimizer = make(Asynchronous(max_staleness=1, interval=0))
     for _ in range(3):
         pull(optimizer, RANK)
+    COMM.barrier()  # the other ranks may not hear of it before they expect it
     if RANK == SIZE - 1:
         optimizer.target.left.array = np.zeros(4, "f4")
         optimizer.target.left.grad = None
