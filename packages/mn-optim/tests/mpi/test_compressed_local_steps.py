@@ -276,8 +276,8 @@ def test_a_nan_on_one_rank_reaches_all(kind, local_steps):
     optimizer.synchronize()
     equal_everywhere(optimizer.target.namedparams())
     assert np.isnan(optimizer.target.a.data[0, 0])
-    for exchanger in local_steps_of(optimizer)._exchangers:
-        assert np.isfinite(exchanger.compressed.compression_report.error_norm)
+    for reducer in local_steps_of(optimizer)._reducers:
+        assert np.isfinite(reducer.compression_report.error_norm)
 
 
 @pytest.mark.parametrize("delay", [0, 1])
