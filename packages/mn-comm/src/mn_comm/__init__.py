@@ -15,14 +15,14 @@ if TYPE_CHECKING:
     from mn_comm.base import CommunicatorBase as CommunicatorBase
     from mn_comm.basis.change import Change as Change
     from mn_comm.basis.change import RankLost as RankLost
-    from mn_comm.basis.transaction import is_elastic as is_elastic
-    from mn_comm.basis.transaction import transact as transact
     from mn_comm.communicator import Communicator as Communicator
     from mn_comm.create import create_communicator as create_communicator
     from mn_comm.gradients.reduction import CommunicationHook as CommunicationHook
     from mn_comm.gradients.strategies import Strategy as Strategy
     from mn_comm.ranks.agreement import expect_same as expect_same
+    from mn_comm.ranks.agreement import is_elastic as is_elastic
     from mn_comm.ranks.agreement import raise_on_all as raise_on_all
+    from mn_comm.ranks.agreement import transact as transact
     from mn_comm.ranks.background import Future as Future
     from mn_comm.ranks.spans import span as span
     from mn_comm.ranks.watch import explain_stalls as explain_stalls
@@ -38,10 +38,10 @@ _HOME_OF = {
     "create_communicator": "create",
     "expect_same": "ranks.agreement",
     "explain_stalls": "ranks.watch",
-    "is_elastic": "basis.transaction",
+    "is_elastic": "ranks.agreement",
     "raise_on_all": "ranks.agreement",
     "span": "ranks.spans",
-    "transact": "basis.transaction",
+    "transact": "ranks.agreement",
 }
 
 __all__ = list(_HOME_OF)

@@ -13,8 +13,7 @@ from mn_comm.building_blocks import CompressionScheme
 from mn_optim.commit import refuse_elastic
 from mn_optim.schemes.asynchronous import AsynchronousMean
 from mn_optim.schemes.local_steps import LocalSteps
-from mn_optim.schemes.scheme import Scheme, Synchronous
-from mn_optim.schemes.synchronous import DoubleBuffered, Overlapped, Plain
+from mn_optim.schemes.scheme import DoubleBuffered, Overlapped, Plain, Scheme, Synchronous
 from mn_optim.schemes.two_phases import TwoPhases
 from mn_optim.sharding.shards import Shards
 

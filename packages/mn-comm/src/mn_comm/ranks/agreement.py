@@ -10,8 +10,6 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
-from mn_comm.basis.transaction import transact
-
 if TYPE_CHECKING:
     from mpi4py import MPI
 
@@ -25,8 +23,10 @@ __all__ = [
     "everywhere",
     "expect_same",
     "group_of",
+    "is_elastic",
     "raise_on_all",
     "remote_error",
+    "transact",
 ]
 
 _T = TypeVar("_T")
@@ -85,6 +85,35 @@ def group_of(communicator: Communicating | MPI.Intracomm | Group) -> Group:
     return Ranks(found)
 
 
+def transact(communicator: Any, function: Callable[[], _T]) -> _T:
+    """Call a function that communicates, as one transaction if the communicator is elastic; collective.
+
+    Args:
+        communicator: The communicator, or an object that acts as one.
+        function: The function. It is called again, on all ranks, if a rank is lost during the call.
+
+    Returns:
+        The function's result.
+
+    Example:
+        >>> mn_comm.transact(comm, lambda: comm.allgather_obj(comm.rank))
+        [0, 1]
+    """
+    found: Any = communicator
+    return found.transact(function) if is_elastic(found) else function()
+
+
+def is_elastic(communicator: Any) -> bool:
+    """Return whether a communicator, or an object that acts as one, continues without ranks that die; not collective.
+
+    Example:
+        >>> mn_comm.is_elastic(comm)
+        False
+    """
+    # An attribute of the class: a mock object has every attribute.
+    return getattr(type(communicator), "is_elastic", False) is True
+
+
 @contextmanager
 def raise_on_all(communicator: Communicating | MPI.Intracomm | Group) -> Iterator[None]:
     """Run a block on every rank and raise on all of them if it raised on any; collective.
@@ -115,17 +144,18 @@ def raise_on_all(communicator: Communicating | MPI.Intracomm | Group) -> Iterato
 
     def exchange() -> list[tuple[str, str] | None]:
         group = group_of(communicator)
-        if not group.any(mine is not None):
-            return []
-        return group.allgather(None if mine is None else describe(mine))
+        has_failed = group.any(mine is not None)
+        return group.allgather(None if mine is None else describe(mine)) if has_failed else []
 
     reports = transact(communicator, exchange)
-    if not reports:
-        return
-    if mine is not None:
-        raise mine
+    if reports:
+        raise mine if mine is not None else _first_of(reports)
+
+
+def _first_of(reports: Sequence[tuple[str, str] | None]) -> Exception:
+    """Return an exception like that of the first rank that has reported one."""
     rank, (kind, message) = next((rank, report) for rank, report in enumerate(reports) if report is not None)
-    raise remote_error(rank, kind, message)
+    return remote_error(rank, kind, message)
 
 
 def agree(group: Group, check: Callable[[], _T], explain: Callable[[Sequence[_T]], Exception]) -> _T:
