@@ -85,6 +85,10 @@ def reduction():
     return call
 
 
+def with_hook(hook):
+    return comm.gradient_reducer(comm_hook=hook)
+
+
 def raising():
     def call():
         with mn_comm.raise_on_all(comm):
@@ -143,6 +147,9 @@ CALLS = {
     "Communicator.gradient_reducer": lambda: lambda: comm.gradient_reducer(background=True),
     "Communicator.recv": lambda: lambda: comm.recv(1) if comm.rank == 0 else comm.send(ONES, 0),
     "Communicator.recv_obj": lambda: lambda: comm.recv_obj(1) if comm.rank == 0 else comm.send_obj(1, 0),
+    "AnyBucket.average": lambda: then(with_hook(lambda bucket: bucket.average()), lambda made: made.average(model())),
+    "AnyBucket.average_in_place": lambda: then(comm.gradient_reducer(), lambda made: made.average(model())),
+    "AnyBucket.launch": reduction,
     "GradientReducer.average": lambda: then(comm.gradient_reducer(), lambda made: made.average(model())),
     "GradientReducer.start": reduction,
     "GradientReducer.agree_on": lambda: then(comm.gradient_reducer(), lambda made: made.agree_on("test", None)),

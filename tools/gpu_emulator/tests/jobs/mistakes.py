@@ -28,17 +28,22 @@ class Mistake(NamedTuple):
 
 MISTAKES = {
     "the host does not wait for a staged mean": Mistake(
-        "device/strategies.py",
+        "device/bucket.py",
         """\
-                # The pinned memory is reused, maybe by other ranks, as soon as this has finished.
+                # As soon as this has finished, pinned memory is reused, maybe by other ranks, and another stream uses
+                # the result.
                 stream.synchronize()
 """,
         "",
         f"{_RANKS}::test_on_another_stream_and_in_the_background[flat]",
     ),
     "a mean by a CUDA-aware MPI library is used before its division": Mistake(
-        "device/strategies.py",
-        "                stream.synchronize()  # the mean is used on another stream\n",
+        "device/bucket.py",
+        """\
+                # As soon as this has finished, pinned memory is reused, maybe by other ranks, and another stream uses
+                # the result.
+                stream.synchronize()
+""",
         "",
         f"{_RANKS}::test_cuda_aware_mpi_in_the_background[flat]",
     ),
@@ -115,7 +120,7 @@ MISTAKES = {
     ),
     "gradients of float32 are sent in float16": Mistake(
         "device/layout.py",
-        "        dtypes = [config.allreduce_grad_dtype or specs[parts[0].member][2] for parts in filled]\n",
+        "        dtypes = [config.allreduce_grad_dtype or layout.specs[parts[0].member][2] for parts in filled]\n",
         "        dtypes = [np.dtype(np.float16) for parts in filled]\n",
         f"{_RANKS}::test_buckets_of_different_sizes[pure_nccl-sizes0]",
     ),
