@@ -417,7 +417,7 @@ def private_memory() -> float:
     return float((int(fields[1]) - int(fields[2])) * resource.getpagesize())
 
 
-def fill_buffers_of_early_messages(messages: int = 256) -> None:
+def fill_buffers_of_early_messages(messages: int = 512) -> None:
     """Let MPI create its buffers for messages that nobody receives yet; collective.
 
     MPICH keeps such messages in pieces of 1 MiB, and creates another piece, which it never frees, whenever more of them
@@ -428,14 +428,15 @@ def fill_buffers_of_early_messages(messages: int = 256) -> None:
         messages: How many wait at the same time: more than in any task.
     """
     right, left = (WORLD.rank + 1) % WORLD.size, (WORLD.rank - 1) % WORLD.size
-    for size in (8, 1 << 10, 1 << 13):
-        message = np.zeros(size, "u1")
-        requests = [WORLD.Isend(message, right) for _ in range(messages)]
-        WORLD.Barrier()
-        WORLD.Iprobe(left)
-        for _ in range(messages):
-            WORLD.Recv(np.empty_like(message), left)
-        MPI.Request.Waitall(requests)
+    message = np.zeros(1 << 11, "u1")  # so short that it is sent before its receiver asks for it
+    requests = [WORLD.Isend(message, right) for _ in range(messages)]
+    for _ in range(100 * messages):  # both ranks have to receive, so that both can go on sending
+        if MPI.Request.Testall(requests):
+            break
+    WORLD.Barrier()
+    for _ in range(messages):
+        WORLD.Recv(np.empty_like(message), left)
+    MPI.Request.Waitall(requests)
 
 
 def soak(tasks: dict[str, Callable[[], object]], seconds: float, settled: float) -> tuple[Numbers, dict[str, float]]:
