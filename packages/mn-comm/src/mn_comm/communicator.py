@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -67,6 +68,8 @@ class Communicator(CommunicatorBase):
 
     strategy: str = "naive"
     comm_hook: CommunicationHook | None = None
+    ranks: Ranks
+    """The ranks, as used by the collectives."""
     _config = Config()
     _part_of: Contexts | None = None
 
@@ -108,15 +111,11 @@ class Communicator(CommunicatorBase):
         self._mpi_comm = mpi_comm
         self._peers = Ranks(mpi_comm)
         self._contexts = contexts
+        self.ranks = context.ranks
         self._topology = context.topology
         self._reducers: weakref.WeakKeyDictionary[Model, GradientReducer] = weakref.WeakKeyDictionary()
         self._common_reducer: GradientReducer | None = None
         self._owned: OwnedArrays | None = None
-
-    @property
-    def ranks(self) -> Ranks:
-        """The ranks, as used by the collectives."""
-        return self._contexts.foreground.ranks
 
     @property
     def rank(self) -> int:
@@ -449,10 +448,12 @@ class Communicator(CommunicatorBase):
     ) -> GradientReducer:
         from mn_comm.gradients.reducer import GradientReducer
 
-        def config() -> Config:
-            return self._config.with_value("allreduce_grad_dtype", None) if own_dtype else self._config
-
+        # Read in every step: settings may change later.
+        config = self._config_without_dtype if own_dtype else partial(getattr, self, "_config")
         return GradientReducer(strategy, config, comm_hook=comm_hook or self.comm_hook, **options)
+
+    def _config_without_dtype(self) -> Config:
+        return self._config.with_value("allreduce_grad_dtype", None)
 
 
 def _require_threads() -> None:
