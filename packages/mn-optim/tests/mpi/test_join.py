@@ -262,6 +262,7 @@ def test_what_compression_has_omitted_counts_once_when_ranks_leave(when, scheme)
             optimizer.update(model, given(RANK, step))
     while COMM.allreduce_obj(float(optimizer.compression_report.error_norm)) > 1e-3:
         optimizer.update(model, np.zeros((24, 24), "f4"))
+    optimizer.update(model, np.zeros((24, 24), "f4"))  # a mean that is a step late
     means = [np.mean([given(rank, step) for rank in range(SIZE)], axis=0) for step in range(8)]
     means += [given(SIZE - 1, step) for step in range(8, 12)]  # over the one that is left
     np.testing.assert_allclose(-model.w.data, sum(means), atol=2e-3)
