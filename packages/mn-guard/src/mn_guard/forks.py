@@ -4,6 +4,9 @@ A forked child that reaches the end of the program finalises MPI, as a rank does
 
 Since 3.12, Python warns of a fork while threads run, because the child does not have these threads. So threads end
 before a fork, and start again after it. But several threads of a program may fork at the same time.
+
+A pool ends its workers by SIGTERM, maybe before their first instruction: SIGTERM is blocked during a fork, so that it
+finds the child without the handlers of its parent.
 """
 
 from __future__ import annotations
@@ -11,6 +14,7 @@ from __future__ import annotations
 import atexit
 import functools
 import os
+import signal
 import sys
 import threading
 from collections.abc import Callable
@@ -24,6 +28,7 @@ _Function = Callable[[], object]
 _before: list[_Function] = []
 _in_parent: list[_Function] = []
 _in_child: list[_Function] = []
+_masks: list[set[int]] = []  # the signals that are blocked when no fork is in progress
 
 
 def around_forks(
@@ -69,6 +74,7 @@ def _warn(name: str, process: int) -> None:
 
 def _begin() -> None:
     _one_fork.acquire()
+    _masks.append(signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM}))
     for function in reversed(_before):
         function()
 
@@ -78,6 +84,7 @@ def _end(functions: list[_Function]) -> None:
         for function in list(functions):
             function()
     finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, _masks.pop())
         _one_fork.release()
 
 

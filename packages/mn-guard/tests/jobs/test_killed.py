@@ -55,6 +55,21 @@ pool.join()
 print("done")
 """
 
+# Most of the children are ended before their first instruction.
+CHILDREN = """
+import os, signal
+from mn_comm import create_communicator
+create_communicator("naive")
+for _ in range(200):
+    child = os.fork()
+    while not child:
+        pass
+    os.kill(child, signal.SIGTERM)
+    assert os.waitpid(child, 0)[1] == signal.SIGTERM
+assert signal.pthread_sigmask(signal.SIG_BLOCK, ()) == set()
+print("done")
+"""
+
 OWN_HANDLER = """
 import os, signal, sys
 signal.signal(signal.SIGTERM, lambda *_: sys.exit(7))
@@ -102,8 +117,9 @@ def test_a_rank_that_is_ended_names_its_operation():
     assert "in allreduce" in job.stderr
 
 
-def test_workers_of_a_pool_are_ended_in_silence():
-    job = run(1, POOL)
+@pytest.mark.parametrize("script", [POOL, CHILDREN])
+def test_workers_of_a_pool_are_ended_in_silence(script):
+    job = run(1, script)
     assert (job.returncode, job.stdout) == (0, "done\n"), job.stderr
     assert "most recent call first" not in job.stderr
 
