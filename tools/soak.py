@@ -439,6 +439,15 @@ def fill_buffers_of_early_messages(messages: int = 512) -> None:
     MPI.Request.Waitall(requests)
 
 
+def fill_table_of_interned_strings() -> None:
+    """Let Python enlarge its table of interned strings, which it does once, to twice its size.
+
+    The slot of a string that is gone is used again only after all slots have been used once.
+    """
+    for number in range(1 << 17):
+        sys.intern(f"soak {number}")
+
+
 def soak(tasks: dict[str, Callable[[], object]], seconds: float, settled: float) -> tuple[Numbers, dict[str, float]]:
     """Run all tasks, round after round, on all ranks for the same number of rounds; collective.
 
@@ -509,6 +518,7 @@ def main() -> int:
     if args.leak:
         tasks["a leak"] = leak(args.leak)
     fill_buffers_of_early_messages()
+    fill_table_of_interned_strings()
     seconds = 60 * args.minutes
     settled = 60.0 if seconds >= 180 else seconds / 3
     found, growth = soak(tasks, seconds, settled)
