@@ -25,10 +25,10 @@ from typing import NoReturn, Protocol
 
 from mn_comm.basis.mpi import MPI
 from mn_comm.ranks.background import close_all
-from mn_guard import death_reporter, exit_status, global_except_hook, guard_thread, stall
+from mn_guard import death_reporter, exit_status, guard_thread, stall
 from mn_guard.abort import flush_until_read, say
 from mn_guard.exit_sequence import Step, at_exit
-from mn_guard.forks import around_forks
+from mn_guard.forks import around_forks, block_during_forks
 from mn_guard.job import detects
 from mn_guard.supervised import report
 
@@ -110,12 +110,11 @@ def leave_as_asked() -> NoReturn:
 @functools.cache
 def _install() -> None:
     process = os.getpid()
-    global_except_hook.end_by(_leave)
     exit_status.end_by(_leave)
     exit_status.share_exit_status(MPI.COMM_WORLD.rank)
     stall.interrupt_by(_interrupt)
     os._exit = functools.partial(_leave_or_exit, process)
-    at_exit(Step.LEAVE, functools.partial(_end, process))
+    at_exit(Step.LEAVE, _end)
     is_ours_to_handle = signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
     if is_ours_to_handle and threading.current_thread() is threading.main_thread():
         signal.signal(signal.SIGTERM, _note)
@@ -123,6 +122,7 @@ def _install() -> None:
             guard_thread.start(_EndAtOnce())
         # The workers of a pool are always ended by SIGTERM.
         around_forks(after_in_child=_have_no_handler)
+        block_during_forks(signal.SIGTERM, _note)
 
 
 def _leave_or_exit(process: int, status: int) -> NoReturn:
@@ -159,9 +159,9 @@ def _end_job_if_all_leave(status: int) -> None:
         _exit(status)  # if several ranks call MPI_Abort, the launcher sometimes hangs
 
 
-def _end(process: int) -> None:
+def _end() -> None:
     """Leave immediately after a failure; otherwise, wait until all others end as well, or know that this rank ends."""
-    if os.getpid() != process or MPI.Is_finalized():
+    if MPI.Is_finalized():
         return
     if hasattr(sys, "last_type"):  # the script has its own hook for exceptions, or does not want one
         _leave("uncaught exception", 1)

@@ -19,7 +19,7 @@ import sys
 from typing import TYPE_CHECKING
 
 from mn_guard import death_reporter
-from mn_guard.forks import around_forks
+from mn_guard.forks import around_forks, block_during_forks
 
 if TYPE_CHECKING:
     import socket
@@ -88,3 +88,4 @@ def _write_stacks(reader: socket.socket | None) -> None:
             )
             # The workers of a pool are always ended by SIGTERM, so messages about it would only disturb.
             around_forks(after_in_child=functools.partial(faulthandler.unregister, signal.SIGTERM))
+            block_during_forks(signal.SIGTERM, signal.SIG_DFL)

@@ -5,8 +5,8 @@ A forked child that reaches the end of the program finalises MPI, as a rank does
 Since 3.12, Python warns of a fork while threads run, because the child does not have these threads. So threads end
 before a fork, and start again after it. But several threads of a program may fork at the same time.
 
-A pool ends its workers by SIGTERM, maybe before their first instruction: SIGTERM is blocked during a fork, so that it
-finds the child without the handlers of its parent.
+A pool ends its workers by SIGTERM, maybe before their first instruction. A signal for which a handler of these packages
+is installed is blocked during a fork, so that it finds the child without this handler.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import sys
 import threading
 from collections.abc import Callable
 
-__all__ = ["around_forks", "warn_of_children_that_end"]
+__all__ = ["around_forks", "block_during_forks", "warn_of_children_that_end"]
 
 _one_fork = threading.RLock()
 
@@ -28,7 +28,8 @@ _Function = Callable[[], object]
 _before: list[_Function] = []
 _in_parent: list[_Function] = []
 _in_child: list[_Function] = []
-_masks: list[set[int]] = []  # the signals that are blocked when no fork is in progress
+_ours: dict[int, object] = {}
+_this_thread = threading.local()
 
 
 def around_forks(
@@ -47,6 +48,18 @@ def around_forks(
     for functions, function in ((_before, before), (_in_parent, after_in_parent), (_in_child, after_in_child)):
         if function is not None:
             functions.append(function)
+
+
+def block_during_forks(number: int, handler: object) -> None:
+    """From now on, block a signal during each fork, while it has a certain handler.
+
+    A handler of the program is not waited for: if it raises, it should do so in the program, not after a fork.
+
+    Args:
+        number: The signal.
+        handler: The handler, as :func:`signal.getsignal` returns it.
+    """
+    _ours[number] = handler
 
 
 @functools.cache
@@ -74,22 +87,41 @@ def _warn(name: str, process: int) -> None:
 
 def _begin() -> None:
     _one_fork.acquire()
-    _masks.append(signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM}))
+    # A handler of another signal may raise in each of these lines.
+    _this_thread.mask = signal.pthread_sigmask(signal.SIG_BLOCK, ())
+    signal.pthread_sigmask(
+        signal.SIG_BLOCK, {number for number, handler in _ours.items() if signal.getsignal(number) is handler}
+    )
     for function in reversed(_before):
         function()
 
 
-def _end(functions: list[_Function]) -> None:
+def _end_in_parent() -> None:
     try:
-        for function in list(functions):
+        _unblock()  # first, because threads that start inherit what is blocked
+        for function in list(_in_parent):
             function()
     finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, _masks.pop())
         _one_fork.release()
+
+
+def _end_in_child() -> None:
+    try:
+        for function in list(_in_child):
+            function()
+        _unblock()
+    finally:
+        _one_fork.release()
+
+
+def _unblock() -> None:
+    mask = vars(_this_thread).pop("mask", None)
+    if mask is not None:
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
 
 
 os.register_at_fork(
     before=_begin,
-    after_in_parent=functools.partial(_end, _in_parent),
-    after_in_child=functools.partial(_end, _in_child),
+    after_in_parent=_end_in_parent,
+    after_in_child=_end_in_child,
 )

@@ -16,10 +16,10 @@ from types import TracebackType
 from mn_comm.basis.mpi import has_been_finalized
 from mn_guard import patience
 from mn_guard.abort import abort_when_read, flush_until_read, say
-from mn_guard.exit_status import end_by, other_end, share_exit_status
+from mn_guard.exit_status import other_end, share_exit_status
 from mn_guard.interrupts import watch_interrupts
 
-__all__ = ["add_hook", "add_hook_by_default", "add_hook_if_enabled", "end_by"]
+__all__ = ["add_hook", "add_hook_by_default", "add_hook_if_enabled"]
 
 _VARIABLES = ("CHAINERMN_FORCE_ABORT_ON_EXCEPTION", "CHAINERMN_FORCE_ABORT_ON_EXCEPTIONS")
 """The name that ChainerMN 7 read, and the name in Chainer's manual."""

@@ -78,6 +78,25 @@ create_communicator("naive")
 os.kill(os.getpid(), signal.SIGTERM)
 """
 
+# The signal comes during a fork, whose functions ignore exceptions.
+DURING_A_FORK = """
+import os, signal, sys
+from mn_comm import create_communicator
+from mn_guard.forks import around_forks
+create_communicator("naive")
+signal.signal(signal.SIGTERM, lambda *_: told.append("told"))
+told = []
+around_forks(before=lambda: os.kill(os.getpid(), signal.SIGTERM))
+for _ in range(2):
+    child = os.fork()
+    if not child:
+        os._exit(0)
+    os.waitpid(child, 0)
+    assert told.pop() == "told"
+assert signal.pthread_sigmask(signal.SIG_BLOCK, ()) == set()
+print("done")
+"""
+
 NO_STDERR = """
 import os, signal, sys
 sys.__stderr__ = None
@@ -142,6 +161,12 @@ def test_a_handler_of_the_program_is_left_alone():
     job = run(1, OWN_HANDLER)
     assert job.returncode == 7, job.stderr
     assert "most recent call first" not in job.stderr
+
+
+def test_a_handler_of_the_program_is_called_during_a_fork():
+    job = run(1, DURING_A_FORK)
+    assert (job.returncode, job.stdout) == (0, "done\n"), job.stderr
+    assert "ignored" not in job.stderr
 
 
 def test_without_a_file_behind_stderr():
