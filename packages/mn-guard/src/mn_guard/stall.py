@@ -19,7 +19,7 @@ import functools
 import os
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 from mn_comm.basis.mpi import MPI
 from mn_comm.ranks.watch import Activity, Call, activities, explanations, polled
@@ -27,7 +27,7 @@ from mn_guard import guard_thread
 from mn_guard.abort import abort_when_read, say
 from mn_guard.exit_sequence import Step, at_exit
 from mn_guard.forks import around_forks
-from mn_guard.stall_probe import StallProbe
+from mn_guard.stall_probe import StallProbe, in_world
 from mn_guard.stall_report import bind, describe, ranks_of
 
 __all__ = ["Monitor", "finish", "interrupt_by", "join", "leave", "start"]
@@ -179,16 +179,23 @@ class Monitor:
         if said == self._said:
             return
         self._said = said
-        notes = [note for explanation in explanations for note in explanation()]
-        lines = describe(doing, occasion, notes, stacks=self._stacks)
+        lines = describe(doing, occasion, list(_notes()), stacks=self._stacks)
         self._write("".join(f"[chainermn] {line}\n" for line in lines))
+
+
+def _notes() -> Iterator[str]:
+    for explanation in explanations:
+        try:
+            yield from explanation()
+        except Exception as error:  # the report must not be lost
+            yield f"a function passed to explain_stalls raised {type(error).__name__}: {error}"
 
 
 def _needed(activity: Activity) -> list[set[int]]:
     """Return groups of ranks, numbered as in ``MPI_COMM_WORLD``; an activity waits for all ranks of each group."""
     waits = [(activity.wait[0], activity.wait[1])] if activity.wait is not None else []
     waits += [(call.function.__name__, ranks_of(call)) for call in activity.calls]
-    groups = [set(_in_world(ranks)) for name, ranks in waits if name in _FOR_ALL and ranks is not None]
+    groups = [set(in_world(ranks)) for name, ranks in waits if name in _FOR_ALL and ranks is not None]
     # Only in the main thread: the program does not wait for other threads, which may wait until it ends.
     if activity.calls and activity.thread == threading.main_thread().ident:
         groups.append(_partner(activity.calls[-1]))
@@ -202,11 +209,7 @@ def _partner(call: Call) -> set[int]:
         return set()
     bound = bind(call).arguments
     partner = bound.get("source", bound.get("dest", MPI.ANY_SOURCE))
-    return {_in_world(ranks)[partner]} if partner != MPI.ANY_SOURCE else set()
-
-
-def _in_world(ranks: MPI.Intracomm) -> list[int]:
-    return ranks.group.Translate_ranks(None, MPI.COMM_WORLD.group)
+    return {in_world(ranks)[partner]} if partner != MPI.ANY_SOURCE else set()
 
 
 _monitor: Monitor | None = None

@@ -16,7 +16,7 @@ import numpy as np
 from mn_comm.basis.mpi import MPI
 from mn_guard import patience
 
-__all__ = ["StallProbe"]
+__all__ = ["StallProbe", "in_world"]
 
 _QUESTION, _ANSWER, _FAREWELL = range(32764, 32767)  # MPI guarantees tags up to 32767; collectives use 0
 
@@ -62,7 +62,7 @@ class StallProbe:
         neighbor = (ranks.rank + 1) % ranks.size
         if neighbor != about:
             self._send(ranks, neighbor, _QUESTION, about)
-            self._unanswered.setdefault(_in_world(ranks, neighbor), time.monotonic())
+            self._unanswered.setdefault(in_world(ranks)[neighbor], time.monotonic())
 
     def answer(self, tell: Callable[[int], bool]) -> None:
         """Answer questions that have arrived, and receive answers.
@@ -82,12 +82,12 @@ class StallProbe:
     def _answer_on(self, ranks: MPI.Intracomm, tell: Callable[[int], bool]) -> None:
         for source, about in self._received(ranks, _QUESTION):
             self._send(ranks, source, _ANSWER, int(self.is_leaving))
-            if tell(_in_world(ranks, about)):
+            if tell(in_world(ranks)[about]):
                 self.ask(ranks, about)
         for source, is_leaving in self._received(ranks, _ANSWER):
-            self._unanswered.pop(_in_world(ranks, source), None)
+            self._unanswered.pop(in_world(ranks)[source], None)
             if is_leaving:
-                self.leaving.add(_in_world(ranks, source))
+                self.leaving.add(in_world(ranks)[source])
         self._hear_farewells(ranks)
 
     def silent(self) -> list[int]:
@@ -112,7 +112,7 @@ class StallProbe:
         for ranks in self.joined:
             for neighbor in {(ranks.rank + step) % ranks.size for step in (-1, 1)} - {ranks.rank}:
                 expected.add((id(ranks), neighbor))
-                if begin - self.finished.get(_in_world(ranks, neighbor), begin) < _FAREWELL_SECONDS:
+                if begin - self.finished.get(in_world(ranks)[neighbor], begin) < _FAREWELL_SECONDS:
                     self._send(ranks, neighbor, _FAREWELL, ranks.rank)
         while not expected <= self._farewells and time.monotonic() - begin < _FAREWELL_SECONDS:
             for ranks in self.joined:
@@ -122,7 +122,7 @@ class StallProbe:
     def _hear_farewells(self, ranks: MPI.Intracomm) -> None:
         for source, _ in self._received(ranks, _FAREWELL):
             self._farewells.add((id(ranks), source))
-            self.finished.setdefault(_in_world(ranks, source), time.monotonic())
+            self.finished.setdefault(in_world(ranks)[source], time.monotonic())
 
     def _send(self, ranks: MPI.Intracomm, to: int, tag: int, what: int) -> None:
         # Do not wait for it: a rank that has stalled or ended may never receive it.
@@ -136,5 +136,6 @@ class StallProbe:
             yield status.source, int(what[0])
 
 
-def _in_world(ranks: MPI.Intracomm, rank: int) -> int:
-    return int(ranks.group.Translate_ranks([rank], MPI.COMM_WORLD.group)[0])
+def in_world(ranks: MPI.Intracomm) -> list[int]:
+    """Return the numbers in ``MPI_COMM_WORLD`` of the ranks of a communicator."""
+    return ranks.group.Translate_ranks(None, MPI.COMM_WORLD.group)

@@ -111,6 +111,7 @@ def test_an_operation_that_comes_to_an_end_ends_nothing(monitor):
 
 def test_purposes_and_explanations_are_added(monitor, monkeypatch):
     monkeypatch.setattr(stall, "explanations", explanations := [])
+    explanations.append(lambda: 1 / 0)
     explanations.append(lambda: ["three of them are open"])
     comm = Fake()
 
@@ -125,6 +126,7 @@ def test_purposes_and_explanations_are_added(monitor, monkeypatch):
     comm.release.set()
     thread.join()
     assert "bcast(data=None, root=0) for the gradient of x, at" in monitor.said[0]
+    assert "  a function passed to explain_stalls raised ZeroDivisionError: division by zero\n" in monitor.said[0]
     assert "  three of them are open\n" in monitor.said[0]
 
 
