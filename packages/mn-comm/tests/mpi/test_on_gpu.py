@@ -73,6 +73,18 @@ def test_every_strategy_computes_the_mean(make, name, wire, batched):
 
 
 @several
+def test_gradients_in_host_memory_and_on_a_device_do_not_use_the_same_memory(make):
+    """Another rank may still be reading the sums of the former while the latter are copied."""
+    comm = make("non_cuda_aware")
+    grads = {key: [random((1000,), "f4", rank, 0) for rank in range(SIZE)] for key in "ab"}
+    model = Model(a=Param(None, grads["a"][RANK].copy()), b=Param(None, cupy.asarray(grads["b"][RANK])))
+    for _ in range(2):
+        comm.multi_node_mean_grad(model)
+    on_host, on_device = comm._reducer_of(model)._layouts._latest[-1].buckets().buckets
+    assert not np.shares_memory(on_host.memory, on_device.host.memory)
+
+
+@several
 @pytest.mark.parametrize("in_background", [False, True])
 @pytest.mark.parametrize("in_turns", [False, True])
 @pytest.mark.parametrize("wire", [None, "f2", "f8"])

@@ -192,15 +192,7 @@ class DeviceBucket:
         """Submit a function that is called with the side stream as the current one, and waits for its operations."""
         on_side = self.on_side_stream()
 
-        def call() -> Any:
-            with on_side() as stream:
-                result = function()
-                # As soon as this has finished, pinned memory is reused, maybe by other ranks, and another stream uses
-                # the result.
-                stream.synchronize()
-            return result
-
-        return self.submit(call)
+        return self.submit(lambda: _finished(on_side, function))
 
     def _follow_stream(self) -> None:
         """Let the current stream wait for the one on which the program has packed or unpacked before."""
@@ -233,14 +225,16 @@ class _OnDevice:
 
     def then(self, function: Callable[[Any], Any]) -> _OnDevice:
         """Return a future of a function of the array, computed in the worker, on its device."""
+        return _OnDevice(self._future.then(lambda array: _finished(self._on_side, function, array)), self._on_side)
 
-        def call(array: Any) -> Any:
-            with self._on_side() as stream:
-                result = function(array)
-                stream.synchronize()
-            return result
 
-        return _OnDevice(self._future.then(call), self._on_side)
+def _finished(on_side: Callable[[], AbstractContextManager[Any]], function: Callable[..., Any], *args: Any) -> Any:
+    with on_side() as stream:
+        result = function(*args)
+        # As soon as this has finished, pinned memory is reused, maybe by other ranks, and another stream uses the
+        # result.
+        stream.synchronize()
+    return result
 
 
 def _let_wait(stream: Any, others: Sequence[Any], device: Any) -> None:

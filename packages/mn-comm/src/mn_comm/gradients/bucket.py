@@ -24,7 +24,6 @@ __all__ = [
 ]
 
 _Array = np.ndarray[Any, Any]
-_Dtype = np.dtype[Any]
 
 
 class Block(NamedTuple):

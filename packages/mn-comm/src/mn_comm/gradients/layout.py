@@ -22,7 +22,6 @@ from mn_comm.gradients.strategies import Strategy
 __all__ = ["Layout", "Layouts"]
 
 _Array = np.ndarray[Any, Any]
-_Dtype = np.dtype[Any]
 
 # The bytes that a rank adds up at a time: with the same part of a few neighbors, they fit into a core's second-level
 # cache.
@@ -90,7 +89,7 @@ class Layout:
         self.strategy = strategy
         self.config = config
         self._bucket_bytes = bucket_bytes
-        self._whole = whole or not strategy.packs
+        self._whole = whole
         self.lasting = lasting
         self._made: dict[int, BucketSet] = {}
         position_of = {spec[0]: position for position, spec in enumerate(self.specs)}
@@ -127,32 +126,38 @@ class Layout:
             filled = [(parts, self._ownership.ranges(parts)) for parts in owned]
             for_all = [member for member in for_all if not self._ownership.has(member)]
         filled += [(parts, None) for parts in fill_buckets(self.specs, for_all, limit, whole=self._whole)]
-        buckets = self._make_buckets(filled)
+        buckets = self._make_buckets(filled, self.lasting)
         return self._lay_out_on_host() if buckets is None else buckets
 
     def _lay_out_on_device(self) -> list[Any]:
         if not self._on_device:
             return []
-        limit = 0 if not self.strategy.packs else self._bucket_bytes
-        filled = list(fill_buckets(self.specs, self._on_device, limit, whole=True))
+        filled = list(fill_buckets(self.specs, self._on_device, self._bucket_bytes, whole=True))
         return device_backend().lay_out(self, filled, self._like_on_device)
 
     def staging_buckets(self, filled: Sequence[Sequence[Part]]) -> list[Bucket]:
         """Return buckets in host memory, through which buckets of these parts on devices are averaged; collective."""
         with_all = [(parts, None) for parts in filled]
-        return self._make_buckets(with_all) or self._make_buckets(with_all) or []
+        # Other ranks may still be reading the memory that buckets of gradients in host memory have used just before.
+        lasting = self.lasting or bool(self._on_host)
+        buckets = self._make_buckets(with_all, lasting)
+        return self.staging_buckets(filled) if buckets is None else buckets
 
-    def _make_buckets(self, filled: Sequence[tuple[Sequence[Part], Ranges | None]]) -> list[Bucket] | None:
+    def _make_buckets(
+        self, filled: Sequence[tuple[Sequence[Part], Ranges | None]], lasting: bool
+    ) -> list[Bucket] | None:
         """Return buckets in host memory, or ``None`` if memory cannot be shared; collective.
 
         ``filled`` has the parts of each, and the ranges for each rank, unless all ranks get all means.
         """
+        if not filled:
+            return []
         strategy, specs = self.strategy, self.specs
         shares_memory = strategy.shares_memory
         dtypes = [self.config.allreduce_grad_dtype or specs[parts[0].member][2] for parts, _ in filled]
         nbytes = [parts[-1].end * dtype.itemsize for (parts, _), dtype in zip(filled, dtypes, strict=True)]
-        places = _places(nbytes, len(filled) if self.lasting else _SLOTS if shares_memory else 1)
-        segments = strategy.allocate(max((end for _, end in places), default=0), self.lasting)
+        places = _places(nbytes, len(filled) if lasting else _SLOTS if shares_memory else 1)
+        segments = strategy.allocate(max(end for _, end in places), lasting)
         if strategy.shares_memory != shares_memory:
             return None
         mine = strategy.place
@@ -220,15 +225,13 @@ class Layout:
     def _chooses_share_size(self) -> bool:
         """Whether ranks can choose how often to meet: if everything is added up in one step, in shared memory."""
         is_free = self._bucket_bytes is None and not self.lasting
-        return is_free and self.strategy.packs and self.strategy.takes_one_step
+        return is_free and self.strategy.takes_one_step
 
     def _limit(self) -> int:
         """Return the maximum size in bytes of a bucket in host memory."""
         if self._chooses_share_size:
             return self.share_size.share_bytes * self.strategy.context.topology.intra_size
-        if self._bucket_bytes is None or not self.strategy.packs:
-            return self.strategy.bucket_bytes(self.lasting)
-        return self._bucket_bytes
+        return self.strategy.bucket_bytes(self.lasting) if self._bucket_bytes is None else self._bucket_bytes
 
 
 class Layouts:

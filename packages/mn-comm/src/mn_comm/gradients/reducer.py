@@ -348,14 +348,15 @@ class GradientReducer:
         entries = signature[_N_SETTINGS:]
         self._check(entries)
         is_foreground = self._hook is None and self._worker is None
+        bucket_bytes = self._bucket_bytes if self._strategy.packs else 0
         layout = Layout(
             self._strategy,
             entries,
             selection.likes,
             order,
             self._config(),
-            bucket_bytes=self._bucket_bytes,
-            whole=not is_foreground or self._bucket_bytes is not None,
+            bucket_bytes=bucket_bytes,
+            whole=not is_foreground or bucket_bytes is not None,
             lasting=not is_foreground,
             owners=owners,
         )

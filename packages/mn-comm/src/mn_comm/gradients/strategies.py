@@ -157,8 +157,6 @@ class Strategy:
 
         With ``is_large``, buckets are large also if all ranks are on one node.
         """
-        if not self.packs:
-            return 0
         return _BUCKET_BYTES_ACROSS if self.shares_memory or is_large else _BUCKET_BYTES
 
     def shares_of(self, length: int) -> list[int]:
