@@ -129,6 +129,10 @@ def test_reductions_by_every_operation(shape, dtype, op, root):
     same(mine, few(shape, dtype, RANK))
 
 
+def test_the_name_of_an_operation_may_be_any_string():
+    assert COMM.allreduce(np.ones(2), op=np.str_("sum") if RANK == 0 else "sum")[0] == SIZE
+
+
 @pytest.mark.parametrize("dtype", ["f2", "f4", "f8", "g"])
 @pytest.mark.parametrize("op", ["sum", "prod", "max", "min"])
 @pytest.mark.parametrize("shape", [(), (3,), (7, 5)])

@@ -2,12 +2,14 @@
 
 import numpy as np
 import pytest
+from fake_model import Model, Param
 from hypothesis import given
 from hypothesis import strategies as st
 from mpi4py import MPI
 
 from mn_comm import CommunicatorBase, create_communicator
 from mn_comm.gradients import owned
+from mn_comm.ranks.intracomm import Ranks
 
 pytestmark = pytest.mark.sizes(1, 3)
 
@@ -57,6 +59,29 @@ def test_every_communicator(comms, name):
         check(comms[name], [(i + seed) % SIZE for i in range(len(SHAPES))], seed)
     check(comms[name], [SIZE - 1] * len(SHAPES))
     comms[name].all_gather_owned([], [])
+
+
+@several
+def test_many_arrays_are_sent_together_by_every_communicator(comms, monkeypatch):
+    calls = []
+    gather = Ranks.Allgatherv
+    monkeypatch.setattr(Ranks, "Allgatherv", lambda *args: (calls.append(0), gather(*args)))
+    owners = [i % SIZE for i in range(300)]
+    for comm in comms.values():
+        named = [(str(i), np.full(5, RANK, "f4")) for i in range(300)]
+        comm.all_gather_owned(named, owners)
+        assert [int(array[0]) for _, array in named] == owners
+    assert len(calls) <= len(comms)
+
+
+@several
+def test_another_operation_on_one_rank(comms):
+    for comm in comms.values():
+        with pytest.raises(ValueError, match="expected all ranks in the same operation, got all_gather_owned on rank"):
+            if RANK == 0:
+                comm.all_gather_owned([("a", np.zeros(3))], [0])
+            else:
+                comm.bcast_data(Model(a=Param(np.zeros(3, "f4"), None)))
 
 
 @pytest.mark.parametrize("name", ["naive", "two_dimensional"])
@@ -121,12 +146,12 @@ def differ(comm):
     if SIZE == 1:
         return
     with pytest.raises(
-        ValueError, match=r"a of shape \(3,\) and dtype float64, owned by rank 0, on rank 0, a of shape"
+        ValueError, match=r"first at a: shape \(3,\) and dtype float64 \(owned by rank 0\) on rank 0, shape"
     ):
         comm.all_gather_owned([("a", np.zeros(3 + (RANK == SIZE - 1) * 50_000))], [0])
-    with pytest.raises(ValueError, match=r"owned by rank 0, on rank 0, a of .* owned by rank 1, on rank"):
+    with pytest.raises(ValueError, match=r"\(owned by rank 0\) on rank 0, .* \(owned by rank 1\) on rank"):
         comm.all_gather_owned([("a", np.zeros(3))], [int(RANK == SIZE - 1)])
-    with pytest.raises(ValueError, match=r"nothing more on rank 0, a of shape"):
+    with pytest.raises(ValueError, match=r"missing on rank 0, shape"):
         comm.all_gather_owned([("a", np.zeros(3))] * (RANK == SIZE - 1), [0] * (RANK == SIZE - 1))
 
 
@@ -171,7 +196,7 @@ def test_wrong_arguments(comms, wrong, ranks):
 def test_dtypes_of_the_same_length_differ(comms):
     array = np.zeros(3, "f4, f4" if RANK == 0 else "i4, i4")
     for comm in comms.values():
-        with pytest.raises(ValueError, match="expected the same arrays and owners on every rank, but rank 1 differs"):
+        with pytest.raises(ValueError, match="expected the same parameters on every rank, but rank 1 differs"):
             comm.all_gather_owned([("a", array)], [0])
 
 

@@ -52,11 +52,9 @@ def _combine(ranks: Ranks, array: Any, op: str, what: str, root: int | None = No
 def reduce_scatter(ranks: Ranks, array: Any, op: str) -> _Array:
     """Combine the arrays of all ranks, one block on each rank; see :meth:`mn_comm.Communicator.reduce_scatter`."""
     total_dtype = _agree_on(ranks, array, op, "reduce_scatter")
-    with agreement.raise_on_all(ranks):
-        if not array.ndim or array.shape[0] % ranks.size:
-            raise ValueError(
-                f"reduce_scatter: expected a first axis whose length is a multiple of {ranks.size}, got {array.shape}"
-            )
+    if not array.ndim or array.shape[0] % ranks.size:
+        error = f"reduce_scatter: expected a first axis whose length is a multiple of {ranks.size}, got {array.shape}"
+        raise agreement.everywhere(ValueError(error))
     shape = (array.shape[0] // ranks.size, *array.shape[1:])
     if placement.is_device_array(array):
         total = device_backend().allreduce(ranks, array, total_dtype, op)
@@ -89,7 +87,7 @@ def _agree_on(ranks: Ranks, data: Any, op: str, what: str) -> np.dtype[Any]:
         array = wire.check_array(data, what)
         if wire.check_sum(array.dtype, what).kind == "c" and op in ("max", "min"):
             raise TypeError(f"{what}: expected numbers that have an order for op={op!r}, got dtype {array.dtype}")
-        return (array.shape, array.dtype.name, op, *(["on a device"] if placement.is_device_array(array) else []))
+        return (array.shape, array.dtype.name, str(op), *(["on a device"] if placement.is_device_array(array) else []))
 
     agreement.agree(ranks, check, functools.partial(_explain, what))
     return wire.check_sum(data.dtype, what)
@@ -141,7 +139,7 @@ def mean_in_place(ranks: Ranks, flat: _Array) -> None:
 
 
 def _explain(what: str, signatures: Sequence[tuple[Any, ...]]) -> ValueError:
-    rank = next(rank for rank, other in enumerate(signatures) if other != signatures[0])
+    rank = agreement.first_other(signatures)
     return ValueError(
         f"{what}: expected arrays of the same shape and dtype, and the same op, on every rank, got {signatures[0]} on "
         f"rank 0 and {signatures[rank]} on rank {rank}"

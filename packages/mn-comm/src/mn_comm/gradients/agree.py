@@ -12,7 +12,7 @@ import numpy as np
 from mn_comm.basis.mpi import MPI
 from mn_comm.basis.placement import is_device_array
 from mn_comm.basis.protocols import Model, Parameter
-from mn_comm.ranks.agreement import digest, everywhere, remote_error
+from mn_comm.ranks.agreement import digest, everywhere, first_other, remote_error
 
 if TYPE_CHECKING:
     from mn_comm.ranks.intracomm import Ranks
@@ -37,8 +37,8 @@ __all__ = [
 Named = tuple[str, Parameter]
 Entry = tuple[Any, ...]
 """Name, shape and dtype of an array; both are ``None`` for one that is missing, and ``ON_DEVICE`` follows for one on a
-device. For a setting its name and value; for an exception that was raised instead, ``FAILURE``, its type and its
-text."""
+device. More strings may follow, which must be the same, too. For a setting its name and value; for an exception that
+was raised instead, ``FAILURE``, its type and its text."""
 Signature = tuple[Entry, ...]
 
 _SHAPE, _DTYPE = attrgetter("shape"), attrgetter("dtype")
@@ -218,7 +218,7 @@ def _explain(found: Sequence[tuple[str, Signature]]) -> Exception:
 
 
 def _different_operations(operations: Sequence[str], signatures: Sequence[Signature]) -> ValueError:
-    rank = next(rank for rank, other in enumerate(operations) if other != operations[0])
+    rank = first_other(operations)
     here, there = ({name for name, *_ in signatures[i] if str(name).startswith("/")} for i in (0, rank))
     # If a parameter was added on one rank, that rank distributes its parameters, while the others average gradients.
     names = sorted(here ^ there) if here and there else []
@@ -230,7 +230,7 @@ def _different_operations(operations: Sequence[str], signatures: Sequence[Signat
 
 
 def _difference(operation: str, signatures: Sequence[Signature]) -> ValueError:
-    rank = next(rank for rank, other in enumerate(signatures) if repr(other) != repr(signatures[0]))
+    rank = first_other(signatures)
     expected, got = first_difference(signatures[0], signatures[rank])
     if expected is not None and got is not None and len(expected) == len(got) == 2:
         name, value = got

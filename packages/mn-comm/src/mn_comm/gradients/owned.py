@@ -14,10 +14,9 @@ import numpy as np
 
 from mn_comm.basis import wire
 from mn_comm.basis.config import Config
-from mn_comm.basis.mpi import MPI
 from mn_comm.basis.placement import is_device_array
 from mn_comm.collectives.bcast import bcast_in_place
-from mn_comm.gradients.agree import Entry, Signature, first_difference, outline, signature_of
+from mn_comm.gradients.agree import FAILURE, Agreement, Signature, outline, signature_of
 from mn_comm.gradients.filling import Owners
 from mn_comm.gradients.layout import Layout, Layouts
 from mn_comm.ranks import agreement
@@ -44,32 +43,31 @@ class OwnedArrays:
     def __init__(self, strategy: Strategy) -> None:
         self._strategy = strategy
         self._ranks = strategy.context.ranks
+        self._agreement = Agreement(self._ranks, "all_gather_owned")
         self._seen: tuple[object, ...] = ()
         self._signature: Signature = ()
-        self._digest = 0
         self._layouts = Layouts()
 
     def gather(self, named: Sequence[tuple[str, Any]], owners: Sequence[int], failure: Exception | None) -> None:
         """Overwrite arrays with the values of their owners; see :meth:`mn_comm.CommunicatorBase.all_gather_owned`."""
+        unusable: Exception | None = None
         try:
             self._look_at(named, owners)
             failure = failure or _find_read_only(named)
         except (TypeError, ValueError) as error:
-            failure = failure or error
-            self._seen, self._signature, self._digest = (), (), 0
-            named = owners = ()
-        numbers = np.array([self._digest, -self._digest, failure is not None], np.int64)
-        self._ranks.Allreduce(MPI.IN_PLACE, numbers, MPI.MAX)
-        highest, negative_of_lowest, has_failed = numbers.tolist()
-        if highest == -negative_of_lowest:
-            if self._ranks.size > 1:
-                self._gather(named, owners)
-            if not has_failed:
-                return
-        with agreement.raise_on_all(self._ranks):
-            if failure is not None:
-                raise failure
-        raise _explain(self._ranks.allgather(self._signature))
+            unusable = failure or error
+            self._seen, self._signature = (), ((FAILURE, *agreement.describe(unusable)),)
+        try:
+            (has_failed, *_) = self._agreement.check(self._signature, (failure is not None,))
+        finally:
+            if unusable is not None:
+                raise unusable
+        if self._ranks.size > 1:
+            self._gather(named, owners)
+        if has_failed:
+            with agreement.raise_on_all(self._ranks):
+                if failure is not None:
+                    raise failure
 
     def _gather(self, named: Sequence[tuple[str, Any]], owners: Sequence[int]) -> None:
         """Gather arrays, of which all ranks have the same; collective."""
@@ -95,8 +93,8 @@ class OwnedArrays:
             return
         _check(named, owners, self._ranks.size)
         entries = zip(signature_of(named), owners, strict=True)
-        self._seen, self._signature = seen, tuple((*entry, owner) for entry, owner in entries)
-        self._digest = agreement.digest(self._signature)
+        self._seen = seen
+        self._signature = tuple((*entry, f"(owned by rank {owner})") for entry, owner in entries)
 
     def _layout(self, owners: Sequence[int], targets: Sequence[_Target]) -> Layout:
         """Return the layout of the arrays in host memory; collective if it is a new one."""
@@ -130,23 +128,6 @@ class _Target:
         """Write the received bytes to the array, if they are in a temporary one."""
         if self._contiguous is not self._array and self._array.flags.writeable:
             self._array[...] = self._contiguous
-
-
-def _explain(signatures: Sequence[Signature]) -> Exception:
-    rank = next(rank for rank, other in enumerate(signatures) if repr(other) != repr(signatures[0]))
-    expected, got = first_difference(signatures[0], signatures[rank])
-    error = ValueError(
-        f"all_gather_owned: expected the same arrays and owners on every rank, but rank {rank} differs from rank 0: "
-        f"{_describe(expected)} on rank 0, {_describe(got)} on rank {rank}"
-    )
-    return agreement.everywhere(error)
-
-
-def _describe(entry: Entry | None) -> str:
-    if entry is None:
-        return "nothing more"
-    name, shape, dtype, *place, owner = entry
-    return f"{name} of {' '.join([f'shape {shape} and dtype {dtype}', *place])}, owned by rank {owner},"
 
 
 def _check(arrays: Sequence[tuple[str, Any]], owners: Sequence[int], size: int) -> None:

@@ -22,9 +22,11 @@ __all__ = [
     "digest",
     "everywhere",
     "expect_same",
+    "first_other",
     "group_of",
     "is_elastic",
     "raise_on_all",
+    "refuse_elastic",
     "remote_error",
     "transact",
 ]
@@ -114,6 +116,18 @@ def is_elastic(communicator: Any) -> bool:
     return getattr(type(communicator), "is_elastic", False) is True
 
 
+def refuse_elastic(communicator: Any, what: str, why: str) -> None:
+    """Raise ValueError, on every rank, if a communicator continues without ranks that die; not collective.
+
+    Args:
+        communicator: The communicator.
+        what: What cannot be used with it.
+        why: Why not.
+    """
+    if is_elastic(communicator):
+        raise ValueError(f"expected a communicator made with elastic=False for {what}, got an elastic one: {why}")
+
+
 @contextmanager
 def raise_on_all(communicator: Communicating | MPI.Intracomm | Group) -> Iterator[None]:
     """Run a block on every rank and raise on all of them if it raised on any; collective.
@@ -185,8 +199,15 @@ def agree(group: Group, check: Callable[[], _T], explain: Callable[[Sequence[_T]
 
 def difference_of(what: str, values: Sequence[Any]) -> ValueError:
     """Return the exception for ranks that have different values of something."""
-    rank, other = next((rank, other) for rank, other in enumerate(values) if repr(other) != repr(values[0]))
-    return ValueError(f"expected the same {what} on every rank, got {values[0]} on rank 0 and {other} on rank {rank}")
+    rank = first_other(values)
+    return ValueError(
+        f"expected the same {what} on every rank, got {values[0]} on rank 0 and {values[rank]} on rank {rank}"
+    )
+
+
+def first_other(values: Sequence[Any]) -> int:
+    """Return the first rank whose value differs from that of rank 0, as :func:`digest` compares them."""
+    return next(rank for rank, other in enumerate(values) if repr(other) != repr(values[0]))
 
 
 def expect_same(communicator: Communicating | MPI.Intracomm | Group, what: str, value: Any) -> None:
