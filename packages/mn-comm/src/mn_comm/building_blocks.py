@@ -16,6 +16,8 @@ if TYPE_CHECKING:
     from mn_comm.basis.protocols import Parameter as Parameter
     from mn_comm.basis.replicas import register_synchronizer as register_synchronizer
     from mn_comm.basis.replicas import synchronize_replicas as synchronize_replicas
+    from mn_comm.collectives.pieces import as_bytes as as_bytes
+    from mn_comm.collectives.pieces import pieces as pieces
     from mn_comm.gradients.agree import JoinMessages as JoinMessages
     from mn_comm.gradients.bucket import AnyBucket as AnyBucket
     from mn_comm.gradients.compression import (
@@ -29,6 +31,7 @@ if TYPE_CHECKING:
     from mn_comm.gradients.reduction import Reduction as Reduction
     from mn_comm.gradients.strategies import STRATEGIES as STRATEGIES
     from mn_comm.gradients.targets import check_in_debug_mode as check_in_debug_mode
+    from mn_comm.ranks.agreement import refuse_elastic as refuse_elastic
     from mn_comm.ranks.background import Worker as Worker
     from mn_comm.ranks.intracomm import Ranks as Ranks
     from mn_comm.ranks.spans import is_recording as is_recording
@@ -53,10 +56,13 @@ _HOME_OF = {
     "Topology": "ranks.topology",
     "Worker": "ranks.background",
     "activity": "ranks.watch",
+    "as_bytes": "collectives.pieces",
     "at_exit": "basis.guard",
     "check_in_debug_mode": "gradients.targets",
     "is_recording": "ranks.spans",
     "operation": "ranks.watch",
+    "pieces": "collectives.pieces",
+    "refuse_elastic": "ranks.agreement",
     "register_synchronizer": "basis.replicas",
     "synchronize_replicas": "basis.replicas",
     "waiting_for": "ranks.watch",

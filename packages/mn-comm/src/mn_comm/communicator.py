@@ -365,7 +365,7 @@ class Communicator(CommunicatorBase):
         return reducer
 
     def mean_grad_reducer(self, model: Model) -> GradientReducer:
-        if type(self).multi_node_mean_grad is not Communicator.multi_node_mean_grad:
+        if self._averages_in_its_own_way:
             return super().mean_grad_reducer(model)
         return self._reducer_of(model)
 

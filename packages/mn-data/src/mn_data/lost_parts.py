@@ -7,18 +7,9 @@ import logging
 from mn_comm import Change, CommunicatorBase, is_elastic
 from mn_data.plan import part
 
-__all__ = ["place_of", "places", "refuse_elastic", "tell_of_lost_parts"]
+__all__ = ["place_of", "places", "tell_of_lost_parts"]
 
 logger = logging.getLogger(__name__)
-
-
-def refuse_elastic(communicator: CommunicatorBase) -> None:
-    """Raise ValueError, on every rank, for an elastic communicator: the rank that has the batches may be lost."""
-    if is_elastic(communicator):
-        raise ValueError(
-            "expected a communicator made with elastic=False for an iterator of which one rank has the order, got an "
-            "elastic one: use mn_data.ElasticIterator"
-        )
 
 
 def places(communicator: CommunicatorBase) -> int:

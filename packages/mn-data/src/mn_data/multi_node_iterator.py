@@ -9,7 +9,7 @@ import numpy as np
 from chainer.dataset import Iterator
 
 from mn_comm import CommunicatorBase, raise_on_all
-from mn_data.lost_parts import refuse_elastic
+from mn_comm.building_blocks import refuse_elastic
 from mn_data.wrapper import Wrapper
 
 __all__ = ["create_multi_node_iterator"]
@@ -40,7 +40,7 @@ def create_multi_node_iterator(actual_iterator: Any, communicator: CommunicatorB
         TypeError: ``actual_iterator`` at ``rank_master`` is not an iterator (on every rank).
         ValueError: ``rank_master`` is out of range.
     """
-    refuse_elastic(communicator)
+    refuse_elastic(communicator, "an iterator of which one rank has the order", "use mn_data.ElasticIterator")
     with raise_on_all(communicator):
         if not 0 <= rank_master < communicator.size:
             raise ValueError(f"expected rank_master in 0..{communicator.size - 1}, got {rank_master}")

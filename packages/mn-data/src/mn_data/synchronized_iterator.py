@@ -9,7 +9,7 @@ import numpy as np
 from chainer.iterators import OrderSampler
 
 from mn_comm import CommunicatorBase, expect_same, raise_on_all
-from mn_data.lost_parts import refuse_elastic
+from mn_comm.building_blocks import refuse_elastic
 from mn_data.wrapper import Wrapper
 
 __all__ = ["create_synchronized_iterator"]
@@ -33,7 +33,7 @@ def create_synchronized_iterator(actual_iterator: Any, communicator: Communicato
     Raises:
         ValueError: It has no ``order_sampler``, or the ranks' datasets differ in length (on every rank).
     """
-    refuse_elastic(communicator)
+    refuse_elastic(communicator, "an iterator of which one rank has the order", "use mn_data.ElasticIterator")
     with raise_on_all(communicator):
         if not hasattr(actual_iterator, "order_sampler"):
             raise ValueError(

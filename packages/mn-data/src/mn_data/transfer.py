@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from mn_comm import raise_on_all
+from mn_comm.building_blocks import as_bytes, pieces
 from mn_data.columns import ArrayLayout, Column
 
 if TYPE_CHECKING:
@@ -131,12 +132,12 @@ class Transfer(NamedTuple):
         return [rank for rank in range(self.ranks.size) if rank != self.root]
 
     def _send(self, array: _Array, dest: int) -> None:
-        for piece in self._byte_pieces(array):
+        for piece in pieces(as_bytes(array), self.max_buf_len):
             self.ranks.Send(piece, dest, _TAG)
             self.advance(piece.size)
 
     def _recv(self, array: _Array) -> None:
-        for piece in self._byte_pieces(array):
+        for piece in pieces(as_bytes(array), self.max_buf_len):
             self.ranks.Recv(piece, self.root, _TAG)
             self.advance(piece.size)
 
@@ -159,12 +160,6 @@ class Transfer(NamedTuple):
             step = max(1, min(_GATHER_BYTES, self.max_buf_len) // layout.row_bytes)
             for begin in range(0, length, step):
                 yield begin, min(begin + step, length)
-
-    def _byte_pieces(self, array: _Array) -> Iterator[_Array]:
-        """Yield the bytes of a C-contiguous array, as views of at most ``max_buf_len`` each."""
-        flat = array.reshape(-1).view(np.uint8)
-        for begin in range(0, flat.size, self.max_buf_len):
-            yield flat[begin : begin + self.max_buf_len]
 
 
 def _pickled(part: Column, dest: int) -> Iterator[tuple[int, bytes]]:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 import numpy as np
 
 from mn_comm import Communicator, CommunicatorBase
-from mn_comm.building_blocks import MPI, operation
+from mn_comm.building_blocks import MPI, as_bytes, operation, pieces
 from mn_modelpar.values import Spec, spec_of
 
 if TYPE_CHECKING:
@@ -26,7 +26,6 @@ GRADIENT = "gradient"
 NONE = "none"
 UNWANTED = "unwanted"
 
-_PIECE_BYTES = 1 << 30  # Open MPI refuses a count above 2**31-1
 _SLOW_NETWORK = 100e6  # bytes per second
 
 _Array = np.ndarray[Any, Any]
@@ -82,7 +81,7 @@ class NonblockingPost:
         # Copies: the owner may add to a gradient or average it in place afterwards.
         copies = [np.array(array, order="C") for array in arrays]
         requests = [self._ranks.isend(word, peer, tag)]
-        requests += [self._ranks.Isend(piece, peer, tag) for copy in copies for piece in _pieces(copy)]
+        requests += [self._ranks.Isend(piece, peer, tag) for copy in copies for piece in pieces(as_bytes(copy))]
         _under_way[:] = [other for other in _under_way if not MPI.Request.Testall(other[0])]
         _under_way.append((requests, copies))
         # On some networks, a send makes progress only when this rank calls MPI. If the peer receives the message at
@@ -101,7 +100,7 @@ class NonblockingPost:
         word = Word(*self._ranks.recv(source=source, tag=tag))
         arrays = [np.empty(shape, dtype) for shape, dtype in word.specs]
         for array in arrays:
-            for piece in _pieces(array):
+            for piece in pieces(as_bytes(array)):
                 self._ranks.Recv(piece, source, tag)
         return word, arrays
 
@@ -140,8 +139,3 @@ def post_of(communicator: CommunicatorBase) -> Post:
     if isinstance(communicator, Communicator):
         return NonblockingPost(communicator.ranks)
     return BlockingPost(communicator)
-
-
-def _pieces(array: _Array) -> list[_Array]:
-    flat = array.reshape(-1).view(np.uint8)
-    return [flat[begin : begin + _PIECE_BYTES] for begin in range(0, flat.size, _PIECE_BYTES)]

@@ -24,14 +24,14 @@ from typing import Any
 import chainer
 import numpy as np
 
-from mn_comm import Communicator, CommunicatorBase, explain_stalls, is_elastic
-from mn_comm.building_blocks import MPI, waiting_for
+from mn_comm import Communicator, CommunicatorBase, explain_stalls
+from mn_comm.building_blocks import MPI, refuse_elastic, waiting_for
 from mn_modelpar.callsite import CallSite, call_site
 from mn_modelpar.replies import GRADIENT, NONE, UNWANTED, Post, Word, gradient_tag, post_of
 from mn_modelpar.staging import empty_like
 from mn_modelpar.values import Spec
 
-__all__ = ["Anchor", "MessageRecord", "Record", "Traffic", "describe", "gradient_tag", "refuse_elastic", "traffic_of"]
+__all__ = ["Anchor", "MessageRecord", "Record", "Traffic", "describe", "expect_lasting", "gradient_tag", "traffic_of"]
 
 _Array = np.ndarray[Any, Any]
 
@@ -351,13 +351,9 @@ _all: weakref.WeakSet[Traffic] = weakref.WeakSet()
 _of_others: weakref.WeakKeyDictionary[CommunicatorBase, Traffic] = weakref.WeakKeyDictionary()
 
 
-def refuse_elastic(communicator: CommunicatorBase) -> None:
-    """Raise ValueError, on every rank, for an elastic communicator: a part of a model is lost with its rank."""
-    if is_elastic(communicator):
-        raise ValueError(
-            "expected a communicator made with elastic=False for a model that spans ranks, got an elastic one: a lost "
-            "rank's part of the model is on no other rank"
-        )
+def expect_lasting(communicator: CommunicatorBase) -> None:
+    """Raise ValueError, on every rank, for an elastic communicator."""
+    refuse_elastic(communicator, "a model that spans ranks", "a lost rank's part of the model is on no other rank")
 
 
 def traffic_of(communicator: CommunicatorBase) -> Traffic:
@@ -365,7 +361,7 @@ def traffic_of(communicator: CommunicatorBase) -> Traffic:
 
     Communicators over one MPI communicator share them, because one can receive the messages of the other.
     """
-    refuse_elastic(communicator)
+    expect_lasting(communicator)
     if not isinstance(communicator, Communicator):
         found = _of_others.get(communicator)
         if found is None:

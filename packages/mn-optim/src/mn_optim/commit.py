@@ -12,11 +12,11 @@ from typing import Any
 import chainer
 import numpy as np
 
-from mn_comm import CommunicatorBase, RankLost, is_elastic
+from mn_comm import RankLost
 from mn_optim.side_effects import KeptPersistents, copy_of
 from mn_optim.stepper import Defer, Stepper
 
-__all__ = ["commit", "refuse_elastic"]
+__all__ = ["commit"]
 
 
 def commit(stepper: Stepper, model: chainer.Link, attempt: Callable[[Defer], None], can_repeat: bool) -> None:
@@ -55,15 +55,6 @@ def commit(stepper: Stepper, model: chainer.Link, attempt: Callable[[Defer], Non
         raise
     for step in deferred:
         step()
-
-
-def refuse_elastic(communicator: CommunicatorBase, what: str) -> None:
-    """Raise ValueError, on every rank, for options that do not allow a step to be repeated."""
-    if is_elastic(communicator):
-        raise ValueError(
-            f"expected {what} with a communicator made by create_communicator(…, elastic=False), got an elastic one: "
-            "ranks whose parameters differ, or that have parts of a state, cannot stand in for one that is lost"
-        )
 
 
 class _Before:

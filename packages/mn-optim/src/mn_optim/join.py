@@ -12,9 +12,9 @@ import chainer
 import numpy as np
 from chainer.backends import cuda
 
-from mn_optim.commit import refuse_elastic
+from mn_comm.building_blocks import refuse_elastic
 from mn_optim.join_state import OVER, Everyone, JoinState, LeftByException, NeedsParameters, describe
-from mn_optim.schemes.scheme import Backward
+from mn_optim.schemes.scheme import NO_REPLACEMENT, Backward
 from mn_optim.side_effects import KeptPersistents, communicating_links, observing
 from mn_optim.stepper import Stepper
 
@@ -35,20 +35,22 @@ class JoinParticipant:
     Args:
         stepper: Takes the optimizer's steps.
         over: The ranks to average over: ``"present"`` for the ranks that have data, ``"all"`` for all ranks.
+        is_lasting: Whether the join has no end, until another one replaces it.
+
+    Attributes:
+        is_lasting: Whether the join has no end.
 
     Raises:
         ValueError: ``over`` is neither of these; or missing gradients do not count as zeros.
-        RuntimeError: There is a join already.
     """
 
-    def __init__(self, stepper: Stepper, over: str) -> None:
+    def __init__(self, stepper: Stepper, over: str, is_lasting: bool = False) -> None:
         if over not in OVER:
             raise ValueError(f"expected 'present' or 'all' for over, got {over!r}")
-        refuse_elastic(stepper.communicator, "join")
+        refuse_elastic(stepper.communicator, "join", NO_REPLACEMENT)
         if not stepper.scheme.zero_fill:
             raise ValueError("expected zero_fill=True with join, got False: a rank without data has no gradients")
-        if stepper.scheme.join is not None:
-            raise RuntimeError("expected one join at a time, got one within another")
+        self.is_lasting = is_lasting
         self._stepper = stepper
         self._scheme = stepper.scheme
         self._lossfun: LossFunction | None = None

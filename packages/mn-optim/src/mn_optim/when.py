@@ -9,11 +9,10 @@ from typing import Any
 import chainer
 
 from mn_comm import CommunicationHook, CommunicatorBase, expect_same, raise_on_all, transact
-from mn_comm.building_blocks import CompressionScheme
-from mn_optim.commit import refuse_elastic
+from mn_comm.building_blocks import CompressionScheme, refuse_elastic
 from mn_optim.schemes.asynchronous import AsynchronousMean
 from mn_optim.schemes.local_steps import LocalSteps
-from mn_optim.schemes.scheme import DoubleBuffered, Overlapped, Plain, Scheme, Synchronous
+from mn_optim.schemes.scheme import NO_REPLACEMENT, DoubleBuffered, Overlapped, Plain, Scheme, Synchronous
 from mn_optim.schemes.two_phases import TwoPhases
 from mn_optim.sharding.shards import Shards
 
@@ -143,7 +142,7 @@ class Sharded(When):
 
     def start(self, communicator: CommunicatorBase, actual_optimizer: Any) -> Scheme:
         """Return the scheme."""
-        refuse_elastic(communicator, "Sharded")
+        refuse_elastic(communicator, "Sharded", NO_REPLACEMENT)
         scheme = self.when.start(communicator, actual_optimizer)
         scheme.shards = Shards(communicator, actual_optimizer)
         return scheme
@@ -212,7 +211,7 @@ class LocalSGD(When):
 
     def start(self, communicator: CommunicatorBase, actual_optimizer: Any) -> Scheme:
         """Return the scheme."""
-        refuse_elastic(communicator, "LocalSGD")
+        refuse_elastic(communicator, "LocalSGD", NO_REPLACEMENT)
         plain = chainer.optimizers.SGD(lr=1.0)  # applies the mean unchanged
         sends = _reducer_options(self.send)
         return LocalSteps(communicator, self.steps, plain, average_state=self.average_state, sends=sends)
@@ -246,7 +245,7 @@ class DiLoCo(When):
 
     def start(self, communicator: CommunicatorBase, actual_optimizer: Any) -> Scheme:
         """Return the scheme."""
-        refuse_elastic(communicator, "DiLoCo")
+        refuse_elastic(communicator, "DiLoCo", NO_REPLACEMENT)
         return LocalSteps(communicator, self.steps, self.outer, sends=_reducer_options(self.send))
 
 
@@ -300,7 +299,7 @@ class StreamingDiLoCo(When):
 
     def start(self, communicator: CommunicatorBase, actual_optimizer: Any) -> Scheme:
         """Return the scheme."""
-        refuse_elastic(communicator, "StreamingDiLoCo")
+        refuse_elastic(communicator, "StreamingDiLoCo", NO_REPLACEMENT)
         return LocalSteps(
             communicator,
             self.steps,
@@ -339,7 +338,7 @@ class Asynchronous(When):
 
     def start(self, communicator: CommunicatorBase, actual_optimizer: Any) -> Scheme:
         """Return the scheme."""
-        refuse_elastic(communicator, "Asynchronous")
+        refuse_elastic(communicator, "Asynchronous", NO_REPLACEMENT)
         return AsynchronousMean(communicator, self.max_staleness, self.interval)
 
 

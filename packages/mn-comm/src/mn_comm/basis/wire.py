@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import operator
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -19,6 +19,7 @@ __all__ = [
     "check_intracomm",
     "check_parts",
     "check_rank",
+    "check_same_dtype",
     "check_sum",
     "check_tag",
     "has_mpi_datatype",
@@ -53,13 +54,18 @@ def check_parts(arrays: Iterable[Any], operation: str) -> list[Any]:
         TypeError: The dtypes differ, or :func:`check_array` raises it.
     """
     checked = [check_array(array, operation) for array in arrays]
-    for rank, array in enumerate(checked):
-        if array.dtype != checked[0].dtype:
-            raise TypeError(
-                f"{operation}: expected the same dtype for every rank, got {checked[0].dtype} for rank 0 and "
-                f"{array.dtype} for rank {rank}"
-            )
+    check_same_dtype([array.dtype for array in checked], operation, "for")
     return checked
+
+
+def check_same_dtype(dtypes: Sequence[np.dtype[Any]], operation: str, where: str) -> None:
+    """Raise TypeError unless the dtypes are equal: one ``"on"`` each rank, or one ``"for"`` each rank."""
+    for rank, dtype in enumerate(dtypes):
+        if dtype != dtypes[0]:
+            raise TypeError(
+                f"{operation}: expected the same dtype {where} every rank, got {dtypes[0]} {where} rank 0 and {dtype} "
+                f"{where} rank {rank}"
+            )
 
 
 def check_sum(dtype: np.dtype[Any], operation: str) -> np.dtype[Any]:

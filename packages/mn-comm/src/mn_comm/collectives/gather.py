@@ -74,10 +74,5 @@ def _announce(ranks: Ranks, data: Any, operation: str) -> list[header.Header]:
         raise error
     for rank, other in enumerate(announced):
         header.raise_failure(other, rank)
-    for rank, other in enumerate(announced):
-        if other.dtypes != announced[0].dtypes:
-            raise TypeError(
-                f"{operation}: expected the same dtype on every rank, got {announced[0].dtypes[0]} on rank 0 and "
-                f"{other.dtypes[0]} on rank {rank}"
-            )
+    wire.check_same_dtype([other.dtypes[0] for other in announced], operation, "on")
     return announced

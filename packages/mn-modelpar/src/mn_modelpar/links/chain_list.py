@@ -18,7 +18,7 @@ from mn_modelpar.functions.point_to_point import receive, send
 from mn_modelpar.functions.pseudo_connect import connect
 from mn_modelpar.links.copying import deepcopy_sharing
 from mn_modelpar.staging import put_on
-from mn_modelpar.traffic import refuse_elastic
+from mn_modelpar.traffic import expect_lasting
 from mn_modelpar.values import has_floats, spec_of
 
 __all__ = ["MultiNodeChainList"]
@@ -65,7 +65,7 @@ class MultiNodeChainList(chainer.ChainList):  # type: ignore[misc]  # Chainer ha
             cls.forward = _marked(cls.forward)  # type: ignore[method-assign]
 
     def __init__(self, comm: CommunicatorBase) -> None:
-        refuse_elastic(comm)
+        expect_lasting(comm)
         super().__init__()
         self._comm = comm
         self._routes: list[Route] = []
