@@ -261,7 +261,7 @@ class MultiNodeOptimizer:
                 was created with ``zero_fill=False``.
         """
         model = self._stepper.model("join")
-        participant = self._participant = JoinParticipant(self._stepper, over)
+        participant = self._join(over, is_lasting=False)
         try:
             yield
             participant.leave(model)
@@ -275,12 +275,21 @@ class MultiNodeOptimizer:
     def join_in_steps(self, over: str = "present") -> None:
         """Declare that from now on, every rank calls either ``update`` or :meth:`update_without_data` in each step.
 
-        For updaters that do so. Call it on every rank.
+        For updaters that do so. Call it on every rank; it ends at the next call of this method, or of :meth:`join`.
 
         Args:
             over: The ranks to average over, ``"present"`` or ``"all"``.
+
+        Raises:
+            RuntimeError: It is called within a :meth:`join`.
         """
-        self._participant = JoinParticipant(self._stepper, over)
+        self._join(over, is_lasting=True)
+
+    def _join(self, over: str, is_lasting: bool) -> JoinParticipant:
+        if self._participant is not None and not self._participant.is_lasting:
+            raise RuntimeError("expected one join at a time, got one within another")
+        self._participant = JoinParticipant(self._stepper, over, is_lasting)
+        return self._participant
 
     def update_without_data(self, lossfun: Callable[..., chainer.Variable] | None = None) -> None:
         """Take part in a step of other ranks without own data; collective with their ``update``.

@@ -77,7 +77,7 @@ class Stepper:
 
     def assume_synchronized(self) -> None:
         """Assume that the parameters of all ranks are equal already."""
-        model = self.actual_optimizer.target
+        model = self.model("assume_synchronized")
         register_synchronizer(self, (param for _, param in model.namedparams()))
         self._share(model)
 
@@ -116,6 +116,7 @@ class Stepper:
             synchronous.use_loss_scale(loss_scale, has_loss)
 
         def take_step() -> None:
+            self.scheme.count_step()
             scale = loss_scale if synchronous is None else synchronous.loss_scale
             if scale is not None:
                 # A mean is scaled even if this rank's backward pass gave no gradient.

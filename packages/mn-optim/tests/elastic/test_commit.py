@@ -13,6 +13,7 @@ import numpy as np
 from mn_comm import RankLost, create_communicator
 from mn_comm.ranks.watch import Activity
 from mn_optim import AfterBackward, Asynchronous, DuringBackward, LocalSGD, MultiNodeOptimizer, OneStepLate
+from mn_optim import SynchronousFirst
 
 comm = create_communicator(sys.argv[1], elastic=True)
 me = comm.rank
@@ -87,6 +88,25 @@ def test_whenever_a_rank_dies_the_others_take_the_same_steps(job, when, wait):
     fewest = 4 - len(lost) if "Late" in when else 5
     assert printed in [[f"2 {steps}"] * 2 for steps in range(fewest, 4 if "Late" in when else 6)], job.stderr
     assert ("are dropped" in job.stderr) == ("Late" in when)
+
+
+TWO_PHASES = """
+opt = optimizer(SynchronousFirst(4, OneStepLate()))
+taken = []
+for step in range(7):
+    if me == 1 and step == 3:
+        die_at_wait(int(sys.argv[2]))
+    opt.update(net, *batch(step))
+    taken.append(opt.t)
+expect_equal()
+say(comm.size, taken)
+"""
+
+
+@pytest.mark.parametrize("wait", range(1, 6))
+def test_a_step_of_the_first_phase_that_is_repeated_counts_once(job, wait):
+    printed = job(3, START + TWO_PHASES, "two_dimensional", str(wait))
+    assert printed == ["2 [0, 1, 2, 3, 4, 4, 5]"] * 2, job.stderr  # the second phase begins with a step that is late
 
 
 @pytest.mark.parametrize("wait", range(4))

@@ -304,6 +304,32 @@ def test_a_snapshot_of_diverged_ranks_warns():
     chainer.serializers.save_npz(io.BytesIO(), optimizer)
 
 
+def test_loading_while_parameters_are_averaged_warns():
+    optimizer = make()
+    file = io.BytesIO()
+    chainer.serializers.save_npz(file, optimizer)
+    file.seek(0)
+    pull(optimizer, RANK)
+    with pytest.warns(RuntimeWarning, match="state is loaded while parameters are averaged"):
+        chainer.serializers.load_npz(file, optimizer)
+    optimizer.synchronize()
+    file.seek(0)
+    chainer.serializers.load_npz(file, optimizer)
+
+
+def test_another_model_after_a_step_of_some_ranks_only():
+    optimizer = make()
+    pull(optimizer, RANK)
+    optimizer.synchronize()
+    if RANK == 0:
+        pull(optimizer, RANK)
+    optimizer.setup(Net(RANK))
+    for _ in range(3):
+        pull(optimizer, RANK)
+    optimizer.synchronize()
+    equal_everywhere(optimizer.target)
+
+
 class Communicating(chainer.Chain):
     def __init__(self, comm):
         super().__init__()

@@ -283,6 +283,24 @@ def test_a_rank_without_data_in_the_first_asynchronous_step(n_steps):
     expect_equal_everywhere(optimizer.target)
 
 
+def test_a_join_in_steps_ends_at_the_next_join():
+    optimizer = MultiNodeOptimizer(chainer.optimizers.SGD(0.1), COMM, AfterBackward()).setup(Net())
+    for _ in range(2):
+        optimizer.join_in_steps()
+        for i in range(3):
+            if i < 2 or RANK == 0:
+                optimizer.update(optimizer.target, *batch(RANK, i))
+            else:
+                optimizer.update_without_data()
+    with optimizer.join():
+        for i in range(2 + RANK):
+            optimizer.update(optimizer.target, *batch(RANK, i))
+        with pytest.raises(RuntimeError, match="expected one join at a time, got one within another"):
+            optimizer.join_in_steps()
+    assert optimizer.t == 5 + 1 + SIZE
+    expect_equal_everywhere(optimizer.target)
+
+
 @pytest.mark.skipif(SIZE < 2, reason="needs a rank that waits")
 @pytest.mark.parametrize("others_have_data", [False, True])
 @pytest.mark.parametrize("is_first", [False, True])

@@ -497,6 +497,10 @@ def test_parameters_without_axes_and_without_elements(local_steps):
     optimizer.synchronize()
     equal_everywhere(model)
     assert (model.scalar.data < 0) == (SIZE > 1)
+    if isinstance(local_steps, LocalSGD):
+        momentum = {name: param.update_rule.state["v"] for name, param in model.namedparams()}
+        for other in COMM.allgather_obj(momentum):
+            same(momentum, other)
 
 
 def test_a_parameter_that_is_initialised_later():
@@ -610,6 +614,43 @@ def test_snapshots_from_and_for_plain_chainer():
     assert other.t == 4
     for step in train(other, range(6)):
         assert other.is_meeting == (step % 3 == 2)
+
+
+@pytest.mark.filterwarnings("ignore:the parameters of rank")
+@pytest.mark.parametrize("when", [DiLoCo(3), SynchronousFirst(3, DiLoCo(2)), StreamingDiLoCo(2, fragments=2, delay=1)])
+def test_an_optimizer_that_was_used_forgets_when_a_snapshot_of_plain_chainer_is_loaded(when):
+    optimizer = start(make(when, chainer.optimizers.MomentumSGD(0.1)))
+    for _ in train(optimizer, range(5)):
+        pass
+    plain = chainer.optimizers.MomentumSGD(0.1).setup(Net(seed=1))
+    for name, grad in gradients(0, 0).items():
+        getattr(plain.target, name).grad = grad
+    plain.update()
+    fresh = start(make(when, chainer.optimizers.MomentumSGD(0.1)))
+    for each in (optimizer, fresh):
+        chainer.serializers.load_npz(saved(plain.target), each.target)
+        chainer.serializers.load_npz(saved(plain), each)
+    for _ in zip(train(optimizer, range(7)), train(fresh, range(7)), strict=True):
+        same(parameters(optimizer.target), parameters(fresh.target))
+        assert optimizer.is_meeting == fresh.is_meeting
+
+
+def test_a_meeting_that_fails_on_all_ranks_is_made_up_for(monkeypatch):
+    optimizer = start(make(DiLoCo(2)))
+    advance(optimizer, 0)
+    (fragment,) = optimizer._stepper.scheme._fragments
+    with monkeypatch.context() as patch, pytest.raises(ZeroDivisionError):
+        patch.setattr(fragment, "_average", lambda model: 1 / 0)
+        advance(optimizer, 1)
+    for _ in train(optimizer, range(2, 5)):
+        pass
+    optimizer.synchronize()
+    equal_everywhere(optimizer.target)
+
+
+def test_a_model_is_needed():
+    with pytest.raises(RuntimeError, match="expected a model before assume_synchronized"):
+        make(2).assume_synchronized()
 
 
 def test_meetings_are_reported():

@@ -159,6 +159,23 @@ def test_double_buffering_applies_the_gradients_of_the_step_before(name):
     assert optimizer.t == 4
 
 
+def test_loading_discards_the_mean_that_double_buffering_would_apply_next(tmp_path):
+    optimizer = MultiNodeOptimizer(chainer.optimizers.MomentumSGD(0.1), COMM, OneStepLate())
+    train(optimizer)
+    files = [tmp_path / "model.npz", tmp_path / "optimizer.npz"]
+    for file, each in zip(files, (optimizer.target, optimizer), strict=True):
+        chainer.serializers.save_npz(file, each)
+    expected = parameters(optimizer.target)
+    optimizer.target.first.W.data[...] = np.nan
+    optimizer.update(optimizer.target, *batch(6))
+    for file, each in zip(files, (optimizer.target, optimizer), strict=True):
+        chainer.serializers.load_npz(file, each)
+    optimizer.update(optimizer.target, *batch(7))
+    same(parameters(optimizer.target), expected)
+    optimizer.update(optimizer.target, *batch(8))
+    assert all(np.isfinite(data).all() for data in parameters(optimizer.target).values())
+
+
 def mean_gradients(model, iteration):
     """Return the mean over all ranks, computed on this rank alone."""
     total = {name: np.zeros_like(param.data) for name, param in model.namedparams()}

@@ -90,7 +90,7 @@ def _state_of(model: chainer.Link) -> Iterator[tuple[str, Any]]:
     for name, param in model.namedparams():
         state = getattr(param.update_rule, "state", None) or {}
         for key, value in state.items():
-            if getattr(getattr(value, "dtype", None), "kind", None) == "f" and value.ndim:
+            if isinstance(value, chainer.get_array_types()) and value.dtype.kind == "f":
                 yield f"{name}/{key}", value
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import threading
+import warnings
 import weakref
 from collections.abc import Iterator
 from queue import Empty, SimpleQueue
@@ -83,6 +84,8 @@ class AsynchronousMean(Scheme):
 
     def restart(self, model: chainer.Link) -> None:
         """End the current rounds; collective."""
+        if self._is_shared:
+            self._run(model)  # of this rank there may be none, but the others are in them
         self._stop(restarts=True)
         self._is_shared = self.has_diverged = False
         self._share(model)
@@ -93,6 +96,16 @@ class AsynchronousMean(Scheme):
         self._stop()
         self.has_diverged = False
         return False
+
+    def serialize(self, serializer: Any, model: chainer.Link) -> None:
+        """Warn if parameters are loaded while copies of others are averaged."""
+        if self._rounds and not isinstance(serializer, chainer.Serializer):
+            warnings.warn(
+                "asynchronous: state is loaded while parameters are averaged, so that means of the former parameters "
+                "may be added to those that are loaded: call synchronize() on every rank before",
+                RuntimeWarning,
+                stacklevel=2,
+            )
 
     def check(self, model: chainer.Link) -> None:
         """Raise on every rank if a link of the model communicates; collective.

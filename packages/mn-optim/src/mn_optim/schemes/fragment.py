@@ -96,15 +96,14 @@ class Fragment:
         """
         for name, common in self._common.namedparams():
             common.update_rule.enabled = name not in held
-        self.due = due
-        self.has_moved = False
-        self._under_way = self._average(self._common)
-        if self._under_way is not None:
+        under_way = self._average(self._common)
+        if under_way is not None:
             try:
-                self._under_way.ready_all()
+                under_way.ready_all()
             except BaseException:
-                self._under_way.abandon()
+                under_way.abandon()
                 raise
+        self._under_way, self.due, self.has_moved = under_way, due, False
 
     def land(self, alpha: float) -> None:
         """Wait for the mean, let the outer optimizer take a step, and mix the result with the rank's own parameters."""

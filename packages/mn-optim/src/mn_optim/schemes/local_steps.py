@@ -198,6 +198,7 @@ class LocalSteps(Scheme):
     def _load(self, mine: Any, model: chainer.Link) -> bool:
         position = read(mine, "position")
         if position is None:
+            self._forget()
             return False
         self._position = int(position[0])
         params = dict(model.namedparams())  # uninitialised parameters are about to be loaded

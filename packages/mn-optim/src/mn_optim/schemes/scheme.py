@@ -20,7 +20,7 @@ from mn_optim.schemes.parameters import share_out
 from mn_optim.serialized import serialize_compression
 from mn_optim.sharding.shards import Shards
 
-__all__ = ["Backward", "DoubleBuffered", "Overlapped", "Plain", "Scheme", "Synchronous", "TakeStep"]
+__all__ = ["NO_REPLACEMENT", "Backward", "DoubleBuffered", "Overlapped", "Plain", "Scheme", "Synchronous", "TakeStep"]
 
 logger = logging.getLogger(__name__)
 
@@ -28,6 +28,8 @@ Backward = Callable[[Callable[[chainer.Variable], None] | None], None]
 """Computes the gradients; calls its argument with each gradient as it becomes final."""
 TakeStep = Callable[[], None]
 """Makes the actual optimizer take a step with the current gradients of the model."""
+NO_REPLACEMENT = "ranks whose parameters differ, or that have parts of a state, cannot stand in for one that is lost"
+"""Why an elastic communicator is refused."""
 
 
 class Scheme:
@@ -83,6 +85,9 @@ class Scheme:
             take_step: Takes the step; need not be called.
         """
         raise NotImplementedError
+
+    def count_step(self) -> None:
+        """Count a step that the optimizer is about to take: where it fails, it has failed between two meetings."""
 
     def idle(self, model: chainer.Link) -> None:
         """Take part in local steps of the other ranks, without data."""
@@ -425,6 +430,12 @@ class DoubleBuffered(Synchronous):
         if self._has_begun and is_elastic(self._communicator) and self._communicator.rank == 0:
             logger.warning("double buffering: the gradients of the step before were under way, and are dropped")
         self._has_begun = False
+
+    def serialize(self, serializer: Any, model: chainer.Link) -> None:
+        """Save or load the part that compression has not sent yet; loading discards a pending average."""
+        if not isinstance(serializer, chainer.Serializer):
+            self.restart(model)
+        super().serialize(serializer, model)
 
 
 def _run(backward: Backward, model: chainer.Link, on_final: Callable[[str], None]) -> None:

@@ -71,14 +71,14 @@ class TwoPhases(Scheme):
     def step(self, model: chainer.Link, backward: Backward | None, take_step: TakeStep) -> None:
         """Take a step with the current scheme."""
         scheme = self.current
-
-        def count() -> None:
-            self._taken += 1  # before: where the step fails, it has failed between two meetings
-            take_step()
-
-        scheme.step(model, backward, count if scheme is self._first else take_step)
+        scheme.step(model, backward, take_step)
         self.is_meeting = scheme.is_meeting
         self.share_of_meeting = scheme.share_of_meeting
+
+    def count_step(self) -> None:
+        """Count the steps of the first phase."""
+        if self.current is self._first:
+            self._taken += 1
 
     def idle(self, model: chainer.Link) -> None:
         """Take part in local steps of the other ranks, without data."""
@@ -104,7 +104,8 @@ class TwoPhases(Scheme):
         mine = serializer["multi_node_synchronous_first"]
         if isinstance(serializer, chainer.Serializer):
             mine("taken", np.array([self._taken]))
-        elif (taken := read(mine, "taken")) is not None:
-            self._taken = int(taken[0])
+        else:
+            taken = read(mine, "taken")
+            self._taken = 0 if taken is None else int(taken[0])
         self._first.serialize(mine, model)
         self._then.serialize(serializer, model)
