@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
-import multiprocessing
+import itertools
 import signal
 from collections.abc import Sequence
+from concurrent.futures import Future, ProcessPoolExecutor
 from typing import Any
 
 __all__ = ["Loader"]
@@ -27,8 +28,9 @@ class Loader:
     def __init__(self, dataset: Any, n_processes: int) -> None:
         self._dataset = dataset
         self._n_processes = n_processes
-        self._pool: Any = None
-        self._ahead: dict[tuple[int, ...], Any] = {}
+        # Not a multiprocessing.Pool: it hangs if a process is ended while it writes a result, by terminate() too.
+        self._pool: ProcessPoolExecutor | None = None
+        self._ahead: dict[tuple[int, ...], list[Future[list[Any]]]] = {}
 
     @property
     def is_parallel(self) -> bool:
@@ -36,31 +38,38 @@ class Loader:
         return self._n_processes > 0
 
     def load(self, indices: Sequence[int]) -> list[Any]:
-        """Return the samples of these indices."""
+        """Return the samples of these indices.
+
+        Raises:
+            BrokenProcessPool: A process that reads has died.
+        """
         if not self._n_processes:
             return [self._dataset[index] for index in indices]
-        result = self._ahead.pop(tuple(indices), None) or self._start(indices)
-        samples: list[Any] = result.get()
-        return samples
+        parts = self._ahead.pop(tuple(indices), None) or self._start(indices)
+        return list(itertools.chain.from_iterable(part.result() for part in parts))
 
     def expect(self, batches: Sequence[Sequence[int]]) -> None:
         """Read ahead samples that will probably be requested next, and discard earlier ones."""
         if self._n_processes:
             known = self._ahead
-            self._ahead = {tuple(each): known.get(tuple(each)) or self._start(each) for each in batches}
+            wanted = [tuple(each) for each in batches]
+            for part in (part for each in known.keys() - set(wanted) for part in known[each]):
+                part.cancel()
+            self._ahead = {each: known.get(each) or self._start(each) for each in wanted}
 
     def close(self) -> None:
-        """End the processes; the next :meth:`load` starts new ones."""
+        """End the processes when they have read what they are reading; the next :meth:`load` starts new ones."""
         self._ahead.clear()
         if self._pool is not None:
-            self._pool.terminate()
-            self._pool.join()
+            self._pool.shutdown(cancel_futures=True)
             self._pool = None
 
-    def _start(self, indices: Sequence[int]) -> Any:
+    def _start(self, indices: Sequence[int]) -> list[Future[list[Any]]]:
         if self._pool is None:
-            self._pool = multiprocessing.Pool(self._n_processes, _begin, (self._dataset,))
-        return self._pool.map_async(_read, indices, chunksize=max(1, -(-len(indices) // self._n_processes)))
+            self._pool = ProcessPoolExecutor(self._n_processes, initializer=_begin, initargs=(self._dataset,))
+        length = max(1, -(-len(indices) // self._n_processes))
+        begins = range(0, len(indices), length)
+        return [self._pool.submit(_read, indices[begin : begin + length]) for begin in begins]
 
 
 def _begin(dataset: Any) -> None:
@@ -72,5 +81,5 @@ def _begin(dataset: Any) -> None:
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
-def _read(index: int) -> Any:
-    return _dataset[index]
+def _read(indices: Sequence[int]) -> list[Any]:
+    return [_dataset[index] for index in indices]
