@@ -456,7 +456,7 @@ def test_arrays_that_one_rank_owns(comms, make, name):
         comm.all_gather_owned([("a", array)], [SIZE - 1], failure)
     assert (array == SIZE - 1).all()
     if SIZE > 1:
-        with pytest.raises(ValueError, match=r"a of shape .* on a device"):
+        with pytest.raises(ValueError, match=r"a: shape .* on a device"):
             array = on_device(np.zeros(3)) if RANK == 0 else np.zeros(3)
             comm.all_gather_owned([("a", array)], [0])
 
