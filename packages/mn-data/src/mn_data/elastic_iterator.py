@@ -59,7 +59,8 @@ class ElasticIterator(Iterator):  # type: ignore[misc]  # Chainer has no types
         seed: The seed for the orders; by default a number that rank 0 draws.
         global_batch: Whether the global mini-batch keeps its size when ranks are lost, rather than each rank's part of
             it.
-        n_processes: How many processes read samples ahead of time; 0 to read samples when they are needed.
+        n_processes: How many processes read samples ahead of time; 0 to read samples when they are needed. If one of
+            them dies, the next mini-batch raises ``BrokenProcessPool``.
         n_prefetch: How many mini-batches to read ahead.
 
     Raises:

@@ -53,8 +53,9 @@ class Loader:
         if self._n_processes:
             known = self._ahead
             wanted = [tuple(each) for each in batches]
-            for part in (part for each in known.keys() - set(wanted) for part in known[each]):
-                part.cancel()
+            for each in known.keys() - set(wanted):
+                for part in known[each]:
+                    part.cancel()
             self._ahead = {each: known.get(each) or self._start(each) for each in wanted}
 
     def close(self) -> None:
