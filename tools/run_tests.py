@@ -37,10 +37,12 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
 from outcomes import Display, Outcome, count, read, show_summary
-from scheduling import Cost, Ended, Record, Schedule, Task, run_all
+from scheduling import Cost, Ended, IdleCores, Record, Schedule, Task, run_all
 
 ROOT = Path(__file__).resolve().parent.parent
 RECORD = ROOT / ".nox" / "record.json"
+# A record of a complete run, so that the first run in a clone knows what takes long; see CONTRIBUTING.md.
+FIRST_RECORD = Path(__file__).with_name("test-times.json")
 # Other plugins would cost each process and each rank an import: Hypothesis takes as long as pytest itself.
 PYTEST = ["-m", "pytest", "-c", str(ROOT / "pyproject.toml"), "-p", "no:cacheprovider"]
 PYTEST += ["--disable-plugin-autoload", "-p", "pytest_timeout"]
@@ -124,7 +126,7 @@ def main() -> int:
     with tempfile.TemporaryDirectory(prefix="mn-", ignore_cleanup_errors=True) as scratch:
         reports = (arguments.reports or Path(scratch, "reports")).resolve()
         title, suites, commands = read_plan(arguments)
-        record = Record(arguments.record)
+        record = Record(arguments.record, FIRST_RECORD if arguments.record == RECORD else None)
         planned = [plan_command(command, reports, record) for command in commands]
         planned += [one for suite in suites for one in plan_suite(suite, reports, record)]
         outcomes = run(planned, record, Path(scratch), verbose=bool(arguments.pytest), title=title)
@@ -155,11 +157,17 @@ def parse_arguments() -> argparse.Namespace:
 
 
 def check_installed(name: str) -> None:
-    """Refuse to test a working tree instead of installed packages."""
+    """Refuse to test a working tree instead of installed packages; import what most tests import.
+
+    This compiles it once; otherwise, all ranks of the first job would do so at the same time.
+    """
     module = importlib.util.find_spec(name.replace("-", "_"))
     place = sysconfig.get_path("purelib")
     if module is None or not str(module.origin).startswith(place):
         sys.exit(f"expected {name} to be installed in {place}, got {module and module.origin}")
+    for common in (module.name, "chainermn", "chainer", "pytest", "hypothesis"):
+        if importlib.util.find_spec(common):
+            importlib.import_module(common)
 
 
 def read_plan(arguments: argparse.Namespace) -> tuple[str, list[Suite], list[Command]]:
@@ -326,7 +334,7 @@ def environment_of(python: str) -> dict[str, str]:
 def run(planned: Sequence[Planned], record: Record, scratch: Path, *, verbose: bool, title: str) -> list[Outcome]:
     """Run the tasks, show how they end, and return their outcomes."""
     by_name = {one.task.name: one for one in planned}
-    schedule = Schedule([one.task for one in planned], os.cpu_count() or 1)
+    schedule = Schedule([one.task for one in planned], os.cpu_count() or 1, IdleCores())
     display, outcomes = Display(len(planned)), []
 
     def note(ended: Ended) -> bool:

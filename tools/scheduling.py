@@ -1,8 +1,8 @@
 """Decides which tests run beside one another, for ``tools/run_tests.py``.
 
 A task is one process or one MPI job. How long it takes, and how many cores it keeps busy meanwhile, is known from the
-last time it ran. Tasks that mostly wait run beside those that compute, the longest first; a task that measures times
-runs when nothing else does.
+last time it ran. Tasks that mostly wait run beside those that compute, the longest first, and more of them while cores
+have nothing to do; a task that measures times runs when nothing else does.
 """
 
 from __future__ import annotations
@@ -18,13 +18,15 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from queue import Empty, Queue
 
-__all__ = ["HUNG", "LIMIT", "Cost", "Ended", "Record", "Schedule", "Task", "run_all"]
+__all__ = ["HUNG", "LIMIT", "Cost", "Ended", "IdleCores", "Record", "Schedule", "Task", "run_all"]
 
 LIMIT = 600  # seconds; for a job that hangs outside pytest's time-outs, for example while MPI is finalized
 HUNG = 124
 # A rank that shares its core with one process that mostly waits loses little.
 _MOST_LOAD = 1.5  # for each core
-_MOST_TASKS = 3  # for each core: every process needs memory
+_MOST_TASKS = 5  # for each core: every process needs memory
+_LEAST_IDLE = 0.3  # of a core; with less, another task would only slow down those that run
+_IDLE_SECONDS = 1.5  # a new task first waits for its files; so long, it is not known how much it computes
 
 
 @dataclasses.dataclass(frozen=True)
@@ -81,18 +83,17 @@ class Record:
 
     Args:
         file: The file; it does not have to exist.
+        first: A file with what tasks took elsewhere, for those that have not run here yet.
     """
 
-    def __init__(self, file: Path) -> None:
+    def __init__(self, file: Path, first: Path | None = None) -> None:
         self._file = file
-        try:
-            self._costs = {name: Cost(*cost) for name, cost in json.loads(file.read_text()).items()}
-        except (OSError, ValueError, TypeError, AttributeError):  # none yet, or of another version
-            self._costs = {}
+        self._costs = _read_costs(file)
+        self._first = {} if first is None else _read_costs(first)
 
     def estimate(self, name: str, otherwise: Cost) -> Cost:
-        """Return what a task took the last time, or else the given cost."""
-        return self._costs.get(name, otherwise)
+        """Return what a task took the last time, here or elsewhere, or else the given cost."""
+        return self._costs.get(name, self._first.get(name, otherwise))
 
     def keep(self, name: str, cost: Cost) -> None:
         """Write down what a task took, also if this process is killed later."""
@@ -104,19 +105,58 @@ class Record:
         part.replace(self._file)
 
 
+def _read_costs(file: Path) -> dict[str, Cost]:
+    try:
+        return {name: Cost(*cost) for name, cost in json.loads(file.read_text()).items()}
+    except (OSError, ValueError, TypeError, AttributeError):  # none yet, or of another version
+        return {}
+
+
+class IdleCores:
+    """How many cores had nothing to do; other programs count as well.
+
+    Args:
+        file: Linux's count of what the cores have done since the machine was started.
+    """
+
+    def __init__(self, file: Path = Path("/proc/stat")) -> None:
+        self._file = file
+        self._began = time.monotonic()
+        self._idle, self._all = self._read()
+
+    def __call__(self) -> float:
+        """Return the mean number of idle cores since the last answer; 0 if that was a moment ago."""
+        now = time.monotonic()
+        if now - self._began < _IDLE_SECONDS:
+            return 0.0
+        before, self._began = (self._idle, self._all), now
+        self._idle, self._all = self._read()
+        return (os.cpu_count() or 1) * (self._idle - before[0]) / max(self._all - before[1], 1)
+
+    def _read(self) -> tuple[int, int]:
+        """Return for how long the cores have been idle, and how much time has passed on all of them."""
+        try:
+            times = [int(word) for word in self._file.read_text().split("\n", 1)[0].split()[1:9]]
+        except OSError:  # not Linux
+            return 0, 0
+        return times[3] + times[4], sum(times)
+
+
 class Schedule:
     """Which task is next; it starts none.
 
     Args:
         tasks: All tasks.
         cores: The number of cores.
+        idle_cores: Returns how many of them have nothing to do, if that is known.
     """
 
-    def __init__(self, tasks: Iterable[Task], cores: int) -> None:
+    def __init__(self, tasks: Iterable[Task], cores: int, idle_cores: Callable[[], float] = float) -> None:
         self.waiting = _sort(list(tasks))
         self.running: list[Task] = []
         self._succeeded: set[str] = set()
         self._cores = cores
+        self._idle_cores = idle_cores
 
     def start(self) -> Task | None:
         """Return a task to be started now, or None if none fits beside those that run."""
@@ -156,9 +196,12 @@ class Schedule:
         # While a job of several ranks runs, what mostly waits fills its gaps. Such jobs run one after the other, and
         # the next one must not wait until all small tasks are done.
         large = [task for task in together if self._is_large(task)]
-        if large and not any(self._is_large(task) for task in self.running):
-            return large[0] if self._fits(large[0]) else None
-        return next((task for task in together if not self._is_large(task) and self._fits(task)), None)
+        small = [task for task in together if not self._is_large(task)]
+        candidates = small if any(self._is_large(task) for task in self.running) or not large else large[:1]
+        fitting = next((task for task in candidates if self._fits(task)), None)
+        if fitting is None and candidates and self._idle_cores() >= _LEAST_IDLE:
+            return candidates[0]
+        return fitting
 
     def _blocked(self) -> bool:
         """Return whether tasks wait for others that run beside others."""

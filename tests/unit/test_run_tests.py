@@ -87,6 +87,33 @@ def test_a_large_job_that_does_not_fit_keeps_later_ones_from_starting(scheduling
     assert start_all(schedule) == ["after", "later"]
 
 
+def test_idle_cores_take_more_than_the_record_allows(scheduling, task):
+    idle = [0.2, 0.4, 0.0, 0.4, 0.0]
+    tasks = [task(name, 9, 0.9) for name in "abcdef"]
+    schedule = scheduling.Schedule([*tasks, task("job", 1, 2)], 2, lambda: idle.pop(0))
+    assert start_all(schedule) == ["job", "a"]
+    assert start_all(schedule) == ["b"]
+    schedule.end(schedule.running[0], succeeded=True)
+    assert start_all(schedule) == ["c", "d"]
+    assert idle == []
+
+
+def test_how_many_cores_are_idle(scheduling, tmp_path, monkeypatch):
+    now = [10.0]
+    monkeypatch.setattr(scheduling.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(scheduling.os, "cpu_count", lambda: 4)
+    file = tmp_path / "stat"
+    file.write_text("cpu 100 0 0 1000 50 0 0 0 0 0\ncpu0 1 2 3 4\n")
+    idle = scheduling.IdleCores(file)
+    file.write_text("cpu 150 0 50 1070 80 0 0 0 0 0\ncpu0 1 2 3 4\n")
+    assert idle() == 0  # too soon
+    now[0] += 2
+    assert idle() == pytest.approx(2.0)
+    file.unlink()
+    now[0] += 2
+    assert idle() <= 0
+
+
 def test_what_measures_times_runs_alone_at_the_end(scheduling, task):
     schedule = scheduling.Schedule([task("alone1", 99, 0.1, alone=True), task("alone2", 98, alone=True), task("a")], 2)
     assert start_all(schedule) == ["a"]
@@ -135,6 +162,10 @@ def test_a_record_is_kept_and_an_unreadable_one_ignored(scheduling, tmp_path):
     scheduling.Record(file).keep("a", cost)
     record = scheduling.Record(file)
     assert (record.estimate("a", other), record.estimate("b", other)) == (cost, other)
+    record = scheduling.Record(tmp_path / "another", file)  # what was kept elsewhere
+    record.keep("b", other)
+    assert (record.estimate("a", other), record.estimate("b", cost)) == (cost, other)
+    assert scheduling.Record(tmp_path / "another").estimate("a", other) == other
     for text in ("{", "[]", '{"a": 1}', '{"a": [1, 2, 3, 4]}'):
         file.write_text(text)
         assert scheduling.Record(file).estimate("a", other) == other
