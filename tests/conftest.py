@@ -13,6 +13,15 @@ sys.path.insert(0, str(Path(__file__).parent / "slurm"))
 from on_gpu import devices, make  # noqa: F401
 from shared_fixtures import on_nodes, world  # noqa: F401
 
+WITH_JOBS = [Path(__file__).with_name(part) for part in ("jobs", "elastic")]
+
+
+def pytest_collection_modifyitems(items):
+    """Give whole trainings more time than other tests: other processes may use the cores, too."""
+    for item in items:
+        if item.path.parent in WITH_JOBS and item.get_closest_marker("timeout") is None:
+            item.add_marker(pytest.mark.timeout(240))
+
 
 @pytest.fixture
 def mpiexec(tmp_path):
@@ -26,7 +35,7 @@ def mpiexec(tmp_path):
             env={**os.environ, "OMP_NUM_THREADS": "1", **environ},
             capture_output=True,
             text=True,
-            timeout=70,
+            timeout=220,
         )
         assert job.returncode == 0, job.stdout + job.stderr
         run.stderr = job.stderr

@@ -59,7 +59,7 @@ def test_the_other_script_is_started_again(launcher, tmp_path):
         env={**os.environ, "PRTE_MCA_rmaps_default_mapping_policy": ":oversubscribe", "OMP_NUM_THREADS": "1"},
         capture_output=True,
         text=True,
-        timeout=70,
+        timeout=220,
     )
     assert job.returncode == 0, job.stdout + job.stderr
     assert sorted(job.stdout.splitlines()) == ["went on from 10"] * 2 + ["went on from None"] * 2

@@ -32,7 +32,7 @@ def test_ranks_are_on_the_hosts_that_they_are_meant_for(virtual_cluster):
         [sys.executable, virtual_cluster.__file__, *options, "--", sys.executable, "-c", HELLO],
         capture_output=True,
         text=True,
-        timeout=70,
+        timeout=220,
     )
     assert job.returncode == 0, job.stdout + job.stderr
     places = ["rank 0: rank 0 on host 0", "rank 1: rank 0 on host 1", "rank 2: rank 1 on host 1"]

@@ -49,7 +49,7 @@ def job(tmp_path_factory):
         env={**os.environ, "OMP_NUM_THREADS": "1", "CHAINERMN_IMPL": "bundled", "MN_COMPAT_RESTORE": "numpy_scalars"},
         capture_output=True,
         text=True,
-        timeout=70,
+        timeout=220,
     )
     reports = [folder / f"rank-{rank}.xml" for rank in range(2)]
     return done, [list(ElementTree.parse(report).iter("testcase")) if report.exists() else [] for report in reports]

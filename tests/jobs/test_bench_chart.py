@@ -12,6 +12,6 @@ import pytest
 def test_a_chart(what, tmp_path):
     file = tmp_path / "chart.png"
     argv = ["--ranks", "2", *what, "--plot", str(file)]
-    job = subprocess.run([sys.executable, "-m", "mn_comm", "bench", *argv], capture_output=True, text=True, timeout=70)
+    job = subprocess.run([sys.executable, "-m", "mn_comm", "bench", *argv], capture_output=True, text=True, timeout=220)
     assert job.returncode == 0, job.stderr
     assert file.read_bytes().startswith(b"\x89PNG\r\n\x1a\n")

@@ -88,7 +88,7 @@ def train(folder, kind, death):
         cwd=folder,
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=220,
     )
 
 

@@ -22,7 +22,7 @@ def examine(hosts, names):
         env={**hosts.environ, "PATH": f"{os.path.dirname(sys.executable)}:{os.environ['PATH']}"},
         capture_output=True,
         text=True,
-        timeout=70,
+        timeout=220,
     )
     assert job.stdout.startswith("{"), job.stdout + job.stderr
     checks = json.loads(job.stdout)["checks"]

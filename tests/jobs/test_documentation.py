@@ -133,7 +133,7 @@ def run(command, folder):
         cwd=folder,
         env=environ,
         text=True,
-        timeout=70,
+        timeout=220,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
     )

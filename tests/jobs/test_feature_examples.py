@@ -58,7 +58,7 @@ def test_a_model_fits_only_with_sharded_state(mpiexec, tmp_path):
 def test_a_job_that_is_started_again(tmp_path):
     command = Path(sys.executable).with_name("chainermn"), "elastic", "-n", "2", FEATURES / "restart.py"
     environ = {**os.environ, "OMP_NUM_THREADS": "1"}
-    done = subprocess.run(command, cwd=tmp_path, env=environ, capture_output=True, text=True, timeout=70)
+    done = subprocess.run(command, cwd=tmp_path, env=environ, capture_output=True, text=True, timeout=220)
     assert done.returncode == 0, done.stderr
     assert "killed after step 60, continued after step 50: 120 steps, loss" in done.stdout
     check_picture(tmp_path / "restart.png")

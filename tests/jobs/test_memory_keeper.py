@@ -55,7 +55,7 @@ def train(tmp_path):
         script.write_text(TRAINING)
         command = [sys.executable, "-m", "chainermn", "elastic", "-n", "2", str(script), kind, str(when)]
         environ = {**os.environ, "OMP_NUM_THREADS": "1"}
-        done = subprocess.run(command, capture_output=True, text=True, timeout=70, cwd=tmp_path, env=environ)
+        done = subprocess.run(command, capture_output=True, text=True, timeout=220, cwd=tmp_path, env=environ)
         assert done.returncode == 0, done.stderr
         return [line.split(" ", 5) for line in done.stdout.splitlines() if line.startswith("end")]
 
@@ -112,7 +112,7 @@ def test_several_trainings_in_a_script_do_not_load_each_others_state(tmp_path):
     script = tmp_path / "training.py"
     script.write_text(TRAININGS)
     command = [sys.executable, "-m", "chainermn", "elastic", "-n", "2", str(script)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=70, cwd=tmp_path)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=220, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     folds = [line for line in done.stdout.splitlines() if line.startswith("fold")]
     assert folds == ["fold 0 from 0: 20", *(f"fold {fold} from 0: 20" for fold in range(3))]

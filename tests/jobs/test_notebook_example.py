@@ -20,7 +20,7 @@ def test_it_trains_on_two_engines_and_plots(tmp_path, monkeypatch):
     # Engines are started by the mpiexec of this environment, the kernel by its Python.
     monkeypatch.setenv("PATH", str(Path(sys.executable).parent), prepend=":")
     notebook = nbformat.read(NOTEBOOK, as_version=4)
-    nbclient.NotebookClient(notebook, timeout=60, kernel_name="python3").execute(cwd=str(tmp_path))
+    nbclient.NotebookClient(notebook, timeout=220, kernel_name="python3").execute(cwd=str(tmp_path))
     outputs = [output for cell in notebook.cells for output in cell.get("outputs", ())]
     shown = [output.get("data", {}) for output in outputs]
     (ranks,) = [data["text/plain"] for data in shown if "rank 0 of 2" in data.get("text/plain", "")]

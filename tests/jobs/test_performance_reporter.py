@@ -40,7 +40,7 @@ def start(*arguments):
         env={**os.environ, "OMP_NUM_THREADS": "1"},
         capture_output=True,
         text=True,
-        timeout=70,
+        timeout=220,
     )
 
 

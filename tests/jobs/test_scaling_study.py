@@ -17,7 +17,7 @@ def run(*arguments):
         env={**os.environ, "OMP_NUM_THREADS": "1"},
         capture_output=True,
         text=True,
-        timeout=70,
+        timeout=220,
     )
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout

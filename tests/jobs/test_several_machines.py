@@ -45,7 +45,7 @@ def run(virtual_cluster, tmp_path_factory):
 
         def start(command):
             here = hosts.command_on(HOSTS[0], ["sh", "-c", command])
-            return subprocess.run(here, cwd=folder, env=environ, capture_output=True, text=True, timeout=70)
+            return subprocess.run(here, cwd=folder, env=environ, capture_output=True, text=True, timeout=220)
 
         yield start
 

@@ -13,7 +13,7 @@ SCRIPT = ROOT / "tools" / "compare_surface.py"
 
 
 def run(*arguments):
-    job = subprocess.run([sys.executable, SCRIPT, *arguments], capture_output=True, text=True, timeout=70, check=False)
+    job = subprocess.run([sys.executable, SCRIPT, *arguments], capture_output=True, text=True, timeout=220, check=False)
     assert job.returncode == 0, job.stderr
     return job.stdout
 

@@ -108,7 +108,7 @@ def start(installed, folder, script, ranks, *arguments):
         env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(installed)},
         capture_output=True,
         text=True,
-        timeout=70,
+        timeout=220,
     )
 
 

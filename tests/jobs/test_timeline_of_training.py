@@ -54,7 +54,7 @@ def train(kind, file):
         env=environ,
         capture_output=True,
         text=True,
-        timeout=70,
+        timeout=220,
     )
     assert (job.returncode, job.stderr) == (0, "")
 

@@ -21,7 +21,7 @@ def test_strategies(ranks, tmp_path):
         env={**os.environ, "RANKS_PER_HOST": ranks},
         capture_output=True,
         text=True,
-        timeout=70,
+        timeout=220,
     )
     if job.returncode == NOT_HERE:
         pytest.skip(job.stderr.strip())
@@ -42,7 +42,7 @@ def test_an_end_without_a_word():
         [sys.executable, ROOT / "tools/cluster.py", "--hosts", "2,1", "--", sys.executable, "-c", END],
         capture_output=True,
         text=True,
-        timeout=70,
+        timeout=220,
     )
     if job.returncode == NOT_HERE:
         pytest.skip(job.stderr.strip())

@@ -75,7 +75,7 @@ def test_every_collective_call_is_watched(tmp_path):
         env={**os.environ, "OMP_NUM_THREADS": "1", "CHAINERMN_STALL_SECONDS": "0.2"},
         capture_output=True,
         text=True,
-        timeout=70,
+        timeout=220,
     )
     assert job.returncode == 0, job.stdout + job.stderr
     found = dict(line.split(": ") for line in job.stdout.splitlines())
