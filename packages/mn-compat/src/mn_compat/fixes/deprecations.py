@@ -26,11 +26,7 @@ FIXES = (
     Fix(
         "convert_out",
         "NumPy deprecates a positional output array for maximum, which concat_examples passes",
-        Substitution(
-            "chainer.dataset.convert",
-            "numpy.maximum(shape, array.shape, shape)",
-            "numpy.maximum(shape, array.shape, out=shape)",
-        ),
+        Substitution("chainer.dataset.convert", "(shape, array.shape, shape)", "(shape, array.shape, out=shape)"),
     ),
     Fix(
         "set_daemon",
