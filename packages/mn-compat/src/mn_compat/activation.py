@@ -28,7 +28,7 @@ def activate() -> ChainerFinder:
     # The small finder of the start-up module is no longer needed.
     sys.meta_path[:] = [each for each in sys.meta_path if type(each).__module__ != "_mn_compat_startup"]
     sys.meta_path.insert(0, _FINDER)
-    restore(*(restoration.name for restoration in wanted))
+    restore(*wanted)
     return _FINDER
 
 

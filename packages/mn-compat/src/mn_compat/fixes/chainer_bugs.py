@@ -28,11 +28,7 @@ FIXES = (
     Fix(
         "evaluator_finalize",
         "an evaluator whose iterator is None, as in ChainerMN's old seq2seq examples, raised when training ended",
-        Substitution(
-            "chainer.training.extensions.evaluator",
-            "            iterator.finalize()\n",
-            "            iterator is None or iterator.finalize()\n",
-        ),
+        Substitution("chainer.training.extensions.evaluator", " iterator.fin", " iterator is None or iterator.fin"),
     ),
     Fix(
         "deconvolution_weights",
