@@ -80,6 +80,8 @@ class Task:
 
 
 def _describe(process: int, status: int) -> str:
-    how = f"was killed by {signal.Signals(-status).name}" if status < 0 else f"ended with status {status}"
+    names = {each.value: each.name for each in signal.Signals}  # most real-time signals have none
+    killer = names.get(-status, f"signal {-status}")
+    how = f"was killed by {killer}" if status < 0 else f"ended with status {status}"
     reason = ", as the system does when memory has run out" if status == -signal.SIGKILL else ""
     return f"worker process {process} of the iterator {how}{reason}, so the samples that it was reading are lost"
