@@ -14,19 +14,17 @@ USAGE = "usage: python -m mn_compat SCRIPT [ARG]...\n       python -m mn_compat 
 
 def main(arguments: list[str]) -> int:
     """Run the script or module that `arguments` name, as ``__main__``; return an exit status."""
+    run = run_script
     if arguments[:1] == ["-m"]:
-        return run_module(arguments[1:])
+        run, arguments = run_module, arguments[1:]
     if not arguments or arguments[0].startswith("-"):
         sys.stderr.write(USAGE)
         return 2
-    return run_script(arguments)
+    return run(arguments)
 
 
 def run_module(arguments: list[str]) -> int:
     """Run ``arguments[0]`` as ``python -m`` does; the working directory stays first on the path."""
-    if not arguments:
-        sys.stderr.write(USAGE)
-        return 2
     sys.argv[:] = arguments
     runpy.run_module(arguments[0], run_name="__main__", alter_sys=True)
     return 0

@@ -28,7 +28,7 @@ def activate() -> ChainerFinder:
     # The small finder of the start-up module is no longer needed.
     sys.meta_path[:] = [each for each in sys.meta_path if type(each).__module__ != "_mn_compat_startup"]
     sys.meta_path.insert(0, _FINDER)
-    restore(*(restoration.name for restoration in wanted))
+    restore(*wanted)
     return _FINDER
 
 
@@ -38,8 +38,6 @@ def is_active() -> bool:
 
 
 def _refuse_if_late() -> None:
-    if not any(name == "chainer" or name.startswith(("chainer.", "chainermn")) for name in sys.modules):
-        return
     late = _unpatched_modules()
     if late:
         raise ImportError(
@@ -48,21 +46,24 @@ def _refuse_if_late() -> None:
             name="mn_compat",
         )
     chainermn = sys.modules.get("chainermn")
-    ours = find_chainermn()
-    if chainermn is not None and ours is not None and getattr(chainermn, "__file__", None) != ours.origin:
+    ours = find_chainermn() if chainermn is not None else None
+    loaded = getattr(chainermn, "__file__", None)
+    if ours is not None and loaded != ours.origin:
         raise ImportError(
-            f"chainermn was imported before mn_compat, from {getattr(chainermn, '__file__', None)} instead of "
-            f"{ours.origin}: import mn_compat before chainermn",
+            f"chainermn was imported before mn_compat, from {loaded} instead of {ours.origin}: "
+            "import mn_compat before chainermn",
             name="mn_compat",
         )
 
 
 def _unpatched_modules() -> list[str]:
-    release = find_release()
+    # These exist also after an import of Chainer that has failed.
+    loaded = [name for name in sys.modules if name.startswith("chainer.")]
+    release = find_release() if loaded else None
     if release is None or not release.supported:
         return []
     return [
         name
-        for name in sorted(load_table())
-        if name in sys.modules and not isinstance(getattr(sys.modules[name], "__loader__", None), SubstitutingLoader)
+        for name in sorted(load_table().keys() & loaded)
+        if not isinstance(getattr(sys.modules[name], "__loader__", None), SubstitutingLoader)
     ]

@@ -1,7 +1,8 @@
-"""The finder: handles only the names ``chainer`` and ``chainermn``."""
+"""The finder: handles only ``chainermn``, and the modules of ``chainer``."""
 
 from __future__ import annotations
 
+import functools
 import os
 import sys
 import warnings
@@ -9,12 +10,11 @@ from collections.abc import Sequence
 from importlib.machinery import ModuleSpec, PathFinder, SourceFileLoader
 from types import ModuleType
 
+from mn_compat.fixes import selected
 from mn_compat.loader import SubstitutingLoader
 from mn_compat.ownership import find_chainermn
-from mn_compat.release import SUPPORTED, Release, find_release, read_version
+from mn_compat.release import SUPPORTED, release_in
 from mn_compat.substitution import Substitution
-
-Table = dict[str, tuple[Substitution, ...]]
 
 
 class ChainerFinder:
@@ -22,11 +22,6 @@ class ChainerFinder:
 
     For all other names it returns None, so that other finders handle them.
     """
-
-    def __init__(self) -> None:
-        # Both are created when Chainer is first imported: reading the tables takes a few milliseconds.
-        self._release: Release | None = None
-        self._table: Table | None = None
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None = None, target: ModuleType | None = None
@@ -36,75 +31,50 @@ class ChainerFinder:
         Raises:
             ImportError: A setting in the environment or the installed Chainer is not supported.
         """
-        if not fullname.startswith("chainer"):
-            return None
         if fullname == "chainermn":
             return find_chainermn()
-        if fullname == "chainer":
-            self._meet(find_release())
+        if not fullname.startswith("chainer.") or fullname not in load_table() or not _can_be_patched():
             return None
-        substitutions = self._substitutions(fullname)
-        if not substitutions:
-            return None
-        return _patched_spec(fullname, path, target, substitutions)
-
-    def _substitutions(self, fullname: str) -> tuple[Substitution, ...]:
-        if self._table is None:
-            self._table = load_table()
-        substitutions = self._table.get(fullname, ())
-        if not substitutions:
-            return ()
-        if self._release is None:
-            # Another finder has found the package; its folder tells which release it is.
-            self._meet(_imported_release())
-        return substitutions if self._release is not None and self._release.supported else ()
-
-    def _meet(self, release: Release | None) -> None:
-        if release is None or release == self._release:
-            return
-        self._release = release
-        if not release.supported:
-            warnings.warn(
-                f"mn_compat supports Chainer {' and '.join(SUPPORTED)}, and does not patch Chainer {release.version} "
-                f"in {release.directory}",
-                RuntimeWarning,
-                stacklevel=2,
-            )
+        spec = PathFinder.find_spec(fullname, path, target)
+        if spec is not None:
+            spec.loader = _patching_loader(spec)
+        return spec
 
 
-def load_table() -> Table:
+@functools.cache
+def load_table() -> dict[str, tuple[Substitution, ...]]:
     """Return the substitutions of every fix that is not omitted, by module."""
-    from mn_compat.fixes import selected
-
-    table: dict[str, list[Substitution]] = {}
+    table: dict[str, tuple[Substitution, ...]] = {}
     for fix in selected():
         for substitution in fix.substitutions:
-            table.setdefault(substitution.module, []).append(substitution)
-    return {module: tuple(substitutions) for module, substitutions in table.items()}
+            table[substitution.module] = (*table.get(substitution.module, ()), substitution)
+    return table
 
 
-def _imported_release() -> Release | None:
-    locations = getattr(sys.modules.get("chainer"), "__path__", None)
-    if not locations:
-        return None
-    directory = os.fspath(next(iter(locations)))
-    return Release(directory, read_version(directory))
+def _can_be_patched() -> bool:
+    """Return whether the Chainer that is being imported is supported; any finder may have found it."""
+    folder = next(iter(getattr(sys.modules.get("chainer"), "__path__", ())), None)
+    return folder is not None and _is_supported(os.fspath(folder))
 
 
-def _patched_spec(
-    fullname: str,
-    path: Sequence[str] | None,
-    target: ModuleType | None,
-    substitutions: tuple[Substitution, ...],
-) -> ModuleSpec | None:
-    spec = PathFinder.find_spec(fullname, path, target)
-    if spec is None:
-        return None
+@functools.cache
+def _is_supported(folder: str) -> bool:
+    release = release_in(folder)
+    if not release.supported:
+        warnings.warn(
+            f"mn_compat supports Chainer {' and '.join(SUPPORTED)}, and does not patch Chainer {release.version} "
+            f"in {release.directory}",
+            RuntimeWarning,
+            stacklevel=2,
+        )
+    return release.supported
+
+
+def _patching_loader(spec: ModuleSpec) -> SubstitutingLoader:
     if not isinstance(spec.loader, SourceFileLoader):
         raise ImportError(  # noqa: TRY004 - an import fails with ImportError
-            f"expecting {fullname} as a source file, which mn_compat can patch, got {spec.loader!r}",
-            name=fullname,
+            f"expecting {spec.name} as a source file, which mn_compat can patch, got {spec.loader!r}",
+            name=spec.name,
             path=spec.origin,
         )
-    spec.loader = SubstitutingLoader(fullname, spec.loader.path, substitutions)
-    return spec
+    return SubstitutingLoader(spec.name, spec.loader.path, load_table()[spec.name])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import marshal
 import os
 import sys
@@ -18,9 +19,6 @@ _HEAD = b"mn_compat" + MAGIC_NUMBER
 
 class SubstitutingLoader(SourceFileLoader):
     """A source loader whose source is the file's text after the substitutions."""
-
-    _compiled: dict[str, tuple[bytes, bytes]] | None = None
-    """For each module, a hash of what was compiled, and the code; read from a file at first use."""
 
     def __init__(self, fullname: str, path: str, substitutions: tuple[Substitution, ...]) -> None:
         super().__init__(fullname, path)
@@ -39,7 +37,7 @@ class SubstitutingLoader(SourceFileLoader):
         path = self.get_filename(fullname)
         source = self.get_data(path)
         found = source_hash(os.fsencode(path) + b"\0" + source)
-        compiled = self._read()
+        compiled = _compiled()
         key, kept = compiled.get(fullname, (b"", b""))
         if key == found:
             code: CodeType = marshal.loads(kept)
@@ -50,15 +48,16 @@ class SubstitutingLoader(SourceFileLoader):
             self.set_data(_file(), _HEAD + marshal.dumps(compiled))
         return code
 
-    def _read(self) -> dict[str, tuple[bytes, bytes]]:
-        if SubstitutingLoader._compiled is None:
-            SubstitutingLoader._compiled = {}
-            # It may be missing, damaged, or the bytecode of bytecode.py, which pip compiles.
-            with contextlib.suppress(OSError, EOFError, ValueError, TypeError):
-                data = super().get_data(_file())
-                if data.startswith(_HEAD):
-                    SubstitutingLoader._compiled = marshal.loads(data[len(_HEAD) :])
-        return SubstitutingLoader._compiled
+
+@functools.cache
+def _compiled() -> dict[str, tuple[bytes, bytes]]:
+    """Return, for each module, a hash of what was compiled, and the code, as they were in the file at first use."""
+    # It may be missing, damaged, or the bytecode of bytecode.py, which pip compiles.
+    with contextlib.suppress(OSError, EOFError, ValueError, TypeError), open(_file(), "rb") as file:
+        if file.read(len(_HEAD)) == _HEAD:
+            compiled: dict[str, tuple[bytes, bytes]] = marshal.load(file)
+            return compiled
+    return {}
 
 
 def _file() -> str:

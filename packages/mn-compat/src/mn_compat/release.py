@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from importlib.machinery import PathFinder
 from typing import NamedTuple
@@ -32,19 +33,14 @@ def find_release() -> Release | None:
     spec = PathFinder.find_spec("chainer")
     if spec is None or not spec.has_location or not spec.submodule_search_locations:
         return None
-    directory = next(iter(spec.submodule_search_locations))
-    return Release(directory, read_version(directory))
+    return release_in(next(iter(spec.submodule_search_locations)))
 
 
-def read_version(directory: str) -> str:
-    """Return the version in a Chainer folder, from its text: importing ``importlib.metadata`` takes 20 ms."""
-    try:
-        with open(os.path.join(directory, "_version.py"), encoding="utf-8") as file:
-            lines = file.readlines()
-    except OSError:
-        return "unknown"
-    for line in lines:
-        name, _, value = line.partition("=")
-        if name.strip() == "__version__":
-            return value.strip().strip("'\"")
-    return "unknown"
+def release_in(directory: str) -> Release:
+    """Return the Chainer in a folder; its version is read as text: importing ``importlib.metadata`` takes 20 ms."""
+    with contextlib.suppress(OSError), open(os.path.join(directory, "_version.py"), encoding="utf-8") as file:
+        for line in file:
+            name, _, value = line.partition("=")
+            if name.strip() == "__version__":
+                return Release(directory, value.strip().strip("'\""))
+    return Release(directory, "unknown")

@@ -8,16 +8,11 @@ from collections.abc import Sequence
 from importlib.machinery import ModuleSpec
 from importlib.util import spec_from_file_location
 from types import ModuleType
-from typing import TYPE_CHECKING
+from typing import Any
 
 from mn_compat.restorations import Restoration, chosen
 
-if TYPE_CHECKING:
-    from importlib.abc import Loader
-else:
-    Loader = object  # importlib.abc takes 10 ms to import
-
-_STAND_INS = {"pkg_resources": os.path.join(os.path.dirname(__file__), "helpers", "pkg_resources.py")}
+_PKG_RESOURCES = os.path.join(os.path.dirname(__file__), "helpers", "pkg_resources.py")
 
 
 def restore(*names: str) -> None:
@@ -42,7 +37,12 @@ def restore(*names: str) -> None:
     if wanted and _RESTORER not in sys.meta_path:
         sys.meta_path.insert(0, _RESTORER)
     for restoration in wanted:
-        _RESTORER.add(restoration)
+        if restoration in _RESTORER.wanted:
+            continue
+        module = sys.modules.get(restoration.module)
+        if module is not None:
+            restoration.apply(module)
+        _RESTORER.wanted.append(restoration)
 
 
 def restored() -> tuple[str, ...]:
@@ -56,21 +56,6 @@ class Restorer:
     def __init__(self) -> None:
         self.wanted: list[Restoration] = []
 
-    def add(self, restoration: Restoration) -> None:
-        """Add a restoration, which is applied now or when its module is imported."""
-        if restoration in self.wanted:
-            return
-        module = sys.modules.get(restoration.module)
-        if module is not None and restoration.apply is not None:
-            restoration.apply(module)
-        self.wanted.append(restoration)
-
-    def apply(self, module: ModuleType) -> None:
-        """Change a module that was just imported."""
-        for restoration in self.wanted:
-            if restoration.module == module.__name__ and restoration.apply is not None:
-                restoration.apply(module)
-
     def find_spec(
         self, fullname: str, path: Sequence[str] | None = None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
@@ -78,10 +63,10 @@ class Restorer:
         if all(fullname != restoration.module for restoration in self.wanted):
             return None
         spec = self._find(fullname, path, target)
-        if spec is None and fullname in _STAND_INS:
-            return spec_from_file_location(fullname, _STAND_INS[fullname])
+        if spec is None and fullname == "pkg_resources":
+            return spec_from_file_location(fullname, _PKG_RESOURCES)
         if spec is not None and spec.loader is not None:
-            spec.loader = RestoringLoader(spec.loader, self)
+            spec.loader = RestoringLoader(spec.loader)  # type: ignore[assignment] # importlib.abc takes 10 ms to import
         return spec
 
     def _find(self, fullname: str, path: Sequence[str] | None, target: ModuleType | None) -> ModuleSpec | None:
@@ -91,16 +76,12 @@ class Restorer:
         return next((spec for spec in found if spec is not None), None)
 
 
-class RestoringLoader(Loader):
+class RestoringLoader:
     """Loads a module with its own loader, to which ``__loader__`` still refers, and changes the module afterwards."""
 
-    def __init__(self, loader: Loader, restorer: Restorer) -> None:
+    def __init__(self, loader: Any) -> None:
         self._loader = loader
-        self._restorer = restorer
-
-    def create_module(self, spec: ModuleSpec) -> ModuleType | None:
-        """Leave it to the module's own loader."""
-        return self._loader.create_module(spec)
+        self.create_module = loader.create_module
 
     def exec_module(self, module: ModuleType) -> None:
         """Run the module, then restore the names that it no longer has."""
@@ -108,7 +89,9 @@ class RestoringLoader(Loader):
         if module.__spec__ is not None:
             module.__spec__.loader = self._loader
         self._loader.exec_module(module)
-        self._restorer.apply(module)
+        for restoration in _RESTORER.wanted:
+            if restoration.module == module.__name__:
+                restoration.apply(module)
 
 
 _RESTORER = Restorer()

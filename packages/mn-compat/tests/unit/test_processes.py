@@ -2,6 +2,8 @@
 
 import pytest
 
+from mn_compat.helpers import worker_error
+
 SCRIPT = """
 import multiprocessing, sys
 import chainer
@@ -29,3 +31,10 @@ def test_children_are_patched(python, tmp_path, method):
     script = tmp_path / "script.py"
     script.write_text(SCRIPT)
     assert python(script, method).stdout.strip() == "SubstitutingLoader"
+
+
+@pytest.mark.parametrize(
+    ("status", "how"), [(-9, "killed by SIGKILL, as"), (-11, "killed by SIGSEGV, so"), (-40, "killed by signal 40, so")]
+)
+def test_every_signal_that_ends_a_worker_is_described(status, how):
+    assert f" was {how} " in worker_error._describe(7, status)

@@ -7,36 +7,13 @@ from __future__ import annotations
 
 import os
 
-from mn_compat.fixes import (
-    cupy,
-    deprecations,
-    differentiation,
-    evaluator,
-    iterators,
-    nep50,
-    numpy_names,
-    numpy_results,
-    protobuf,
-    scipy_h5py,
-    setuptools,
-)
+from mn_compat.fixes import chainer_bugs, cupy, deprecations, libraries, nep50, numpy_changes
 from mn_compat.substitution import Fix
 
 VARIABLE = "MN_COMPAT_SKIP"
 
-FIXES: tuple[Fix, ...] = (
-    *numpy_names.FIXES,
-    *numpy_results.FIXES,
-    *nep50.FIXES,
-    *setuptools.FIXES,
-    *protobuf.FIXES,
-    *scipy_h5py.FIXES,
-    *deprecations.FIXES,
-    *iterators.FIXES,
-    *evaluator.FIXES,
-    *differentiation.FIXES,
-    *cupy.FIXES,
-)
+_TOPICS = (numpy_changes, nep50, libraries, deprecations, chainer_bugs, cupy)
+FIXES: tuple[Fix, ...] = tuple(fix for topic in _TOPICS for fix in topic.FIXES)
 
 
 def selected() -> tuple[Fix, ...]:
@@ -48,8 +25,8 @@ def selected() -> tuple[Fix, ...]:
     skipped = {name.strip() for name in os.environ.get(VARIABLE, "").split(",")} - {""}
     if skipped == {"all"}:
         return ()
-    unknown = skipped - {fix.name for fix in FIXES}
+    known = {fix.name for fix in FIXES}
+    unknown = ", ".join(sorted(skipped - known))
     if unknown:
-        known = ", ".join(sorted(fix.name for fix in FIXES))
-        raise ImportError(f"expecting {VARIABLE} to name fixes among {known}, got {', '.join(sorted(unknown))}")
+        raise ImportError(f"expecting {VARIABLE} to name fixes among {', '.join(sorted(known))}, got {unknown}")
     return tuple(fix for fix in FIXES if fix.name not in skipped)

@@ -11,13 +11,16 @@ _NEGATIVE_SAMPLING = "chainer.functions.loss.negative_sampling"
 _HIERARCHICAL_SOFTMAX = "chainer.links.loss.hierarchical_softmax"
 _MULTIPROCESS_UPDATER = "chainer.training.updaters.multiprocess_parallel_updater"
 
-# Where Chainer calls cupyx.scatter_add, which warns as the method of arrays does.
+# These call cupyx.scatter_add, which warns as the method of arrays does.
 _SCATTERING = (
-    ("chainer.functions.array.as_strided", "    ", "(augend"),
-    ("chainer.functions.array.scatter_add", "    ", "(y"),
-    ("chainer.functions.array.spatial_transformer_sampler", "scatter_add = ", "\n"),
-    ("chainer.utils.sparse", "add_at = ", "\n"),
+    "chainer.functions.array.as_strided",
+    "chainer.functions.array.scatter_add",
+    "chainer.functions.array.spatial_transformer_sampler",
+    "chainer.utils.sparse",
 )
+
+# Each fix can be omitted, so each imports the helper where it needs it.
+_HELPER = "__import__('mn_compat.helpers.cuda').helpers.cuda"
 
 # CuPy 13 defines float16 for every kernel, and has no such header.
 _INCLUDE_FLOAT16 = "preamble='#if __has_include(<cupy/float16.cuh>)\\n#include <cupy/float16.cuh>\\n#endif\\n'"
@@ -33,27 +36,21 @@ FIXES = (
         "cudnn_tensor_core",
         "should_use_cudnn_tensor_core raised NameError where there is no cuDNN",
         Substitution(_CUDA, "cudnn_enabled = False  #", "cudnn_enabled, cudnn = False, None  #"),
-        Substitution(
-            _CUDA,
-            "cudnn.is_tensor_core_available(dtype)",
-            "cudnn is not None and cudnn.is_tensor_core_available(dtype)",
-        ),
+        Substitution(_CUDA, "cudnn.is_tensor_core", "cudnn is not None and cudnn.is_tensor_core"),
     ),
     Fix(
         "cudnn_missing",
         "use_cudnn='always' was silently ignored without cuDNN, and 'cudnn_fast' raised an error without a message",
         Substitution(
             _CUDA,
-            "    if _cudnn_version < lowest_version:\n        return False\n",
-            "    if _cudnn_version < lowest_version:\n"
-            "        return __import__('mn_compat.helpers.cudnn').helpers.cudnn.without("
-            "config.use_cudnn, chainer.backends.cuda)\n",
+            "if _cudnn_version < lowest_version:\n        return False\n",
+            "if _cudnn_version < lowest_version:\n"
+            f"        return {_HELPER}.without_cudnn(config.use_cudnn, chainer.backends.cuda)\n",
         ),
         Substitution(
             "chainer.links.connection.convolution_2d",
-            "chainer.get_compute_mode() == 'cudnn_fast'",
-            "chainer.get_compute_mode() == 'cudnn_fast' and "
-            "__import__('mn_compat.helpers.cudnn').helpers.cudnn.require(chainer.backends.cuda)",
+            "== 'cudnn_fast'",
+            f"== 'cudnn_fast' and {_HELPER}.require_cudnn(chainer.backends.cuda)",
         ),
     ),
     Fix(
@@ -62,18 +59,13 @@ FIXES = (
         Substitution(
             _CUDA,
             "_resolution_error = e\n\n    class ndarray",
-            "_resolution_error = e\n    __import__('mn_compat.helpers.cupy_loss').helpers.cupy_loss.report(e)\n"
-            "    class ndarray",
+            f"_resolution_error = e\n    {_HELPER}.report_loss(e)\n    class ndarray",
         ),
     ),
     Fix(
         "cuda_available",
         "chainer.cuda.available was True without a driver, where CuPy can be imported now, so to_gpu() failed later",
-        Substitution(
-            _CUDA,
-            "    available = True\nexcept",
-            "    available = __import__('mn_compat.helpers.cuda_driver').helpers.cuda_driver.require(cuda)\nexcept",
-        ),
+        Substitution(_CUDA, "available = True\n", f"available = {_HELPER}.require_driver(cuda)\n"),
     ),
     Fix(
         "cuda_copy",
@@ -88,15 +80,8 @@ FIXES = (
     Fix(
         "scatter_add",
         "CuPy deprecates scatter_add, which gradients of get_item, as_strided, sparse_matmul and others call",
-        Substitution(
-            "chainer.functions.array.get_item",
-            "gx.scatter_add(slices, inputs[0])",
-            "chainer.backends.cuda.cupy.add.at(gx, slices, inputs[0])",
-        ),
-        *(
-            Substitution(module, f"{before}cuda.cupyx.scatter_add{after}", f"{before}cuda.cupy.add.at{after}")
-            for module, before, after in _SCATTERING
-        ),
+        Substitution("chainer.functions.array.get_item", "gx.scatter_add(", "chainer.backends.cuda.cupy.add.at(gx, "),
+        *(Substitution(module, "cuda.cupyx.scatter_add", "cuda.cupy.add.at") for module in _SCATTERING),
     ),
     Fix(
         "nvtx_enabled",
@@ -118,7 +103,7 @@ FIXES = (
     Fix(
         "half_parameters",
         "CuPy 14 does not define float16 in MultiprocessParallelUpdater's kernels, which have no argument of that type",
-        *tuple(
+        *(
             Substitution(_MULTIPROCESS_UPDATER, f"'_memcpy_{name}',\n", f"'_memcpy_{name}', {_INCLUDE_FLOAT16},\n")
             for name in ("gather", "scatter")
         ),

@@ -9,13 +9,8 @@ FIXES = (
         "maxout_shape",
         "NumPy 2.5 deprecates assigning to an array's shape, as Maxout does around a callable initializer",
         # The initializer fills a view, so the shape does not have to be restored.
-        Substitution(
-            _MAXOUT,
-            "array.shape = (out_size, pool_size, in_size)",
-            "array = array.reshape(out_size, pool_size, in_size)",
-        ),
+        Substitution(_MAXOUT, "array.shape = (out_size", "array = array.reshape(out_size", times=2),
         Substitution(_MAXOUT, "array.shape = (linear_out_size, in_size)", ""),
-        Substitution(_MAXOUT, "array.shape = (out_size, pool_size)", "array = array.reshape(out_size, pool_size)"),
         Substitution(_MAXOUT, "array.shape = linear_out_size,", ""),
     ),
     Fix(
@@ -26,11 +21,7 @@ FIXES = (
     Fix(
         "convert_out",
         "NumPy deprecates a positional output array for maximum, which concat_examples passes",
-        Substitution(
-            "chainer.dataset.convert",
-            "numpy.maximum(shape, array.shape, shape)",
-            "numpy.maximum(shape, array.shape, out=shape)",
-        ),
+        Substitution("chainer.dataset.convert", "(shape, array.shape, shape)", "(shape, array.shape, out=shape)"),
     ),
     Fix(
         "set_daemon",

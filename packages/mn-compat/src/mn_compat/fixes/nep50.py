@@ -10,26 +10,19 @@ _MICRO_AVERAGE = "chainer.training.extensions.micro_average"
 _CLIPPING = "chainer.optimizer_hooks.gradient_clipping"
 _LARS = "chainer.optimizer_hooks.gradient_lars"
 _PAD_SEQUENCE = "chainer.functions.array.pad_sequence"
-_LAYER_NORMALIZATION = "chainer.functions.normalization.layer_normalization"
-_LOCAL_RESPONSE = "chainer.functions.normalization.local_response_normalization"
-_BATCH_RENORMALIZATION = "chainer.functions.normalization.batch_renormalization"
 
 
-def _in_float64(module: str, scale: str, coordinates: dict[str, int]) -> tuple[Substitution, ...]:
-    """Scale coordinates in float64, which the following rounding needs; each occurs a given number of times."""
+def _in_float64(module: str, scale: str, names: tuple[str, ...], times: int = 2) -> tuple[Substitution, ...]:
+    """Scale coordinates in float64, which the following rounding needs."""
+    module = f"chainer.functions.pooling.{module}"
+    return tuple(Substitution(module, f"{name} * {scale}", f"numpy.float64({name}) * {scale}", times) for name in names)
+
+
+def _as_float(module: str, *names: str, times: int = 1) -> tuple[Substitution, ...]:
+    """Store arguments as Python floats, which take the dtype of the array."""
+    module = f"chainer.functions.normalization.{module}"
     return tuple(
-        Substitution(
-            f"chainer.functions.pooling.{module}", f"{name} * {scale}", f"numpy.float64({name}) * {scale}", times
-        )
-        for name, times in coordinates.items()
-    )
-
-
-def _as_float(module: str, names: dict[str, int]) -> tuple[Substitution, ...]:
-    """Store arguments as Python floats, which take the dtype of the array; each occurs a given number of times."""
-    return tuple(
-        Substitution(module, f"self.{name} = {name}\n", f"self.{name} = float({name})\n", times)
-        for name, times in names.items()
+        Substitution(module, f"self.{name} = {name}\n", f"self.{name} = float({name})\n", times) for name in names
     )
 
 
@@ -56,13 +49,9 @@ FIXES = (
         "micro_average",
         "MicroAverage kept its sums in the precision of the values, as Summary did",
         _import(_MICRO_AVERAGE, "from chainer.training import util", "widened"),
-        Substitution(
-            _MICRO_AVERAGE, "observation[self._numerator_key]\n", "widened(observation[self._numerator_key])\n"
-        ),
-        Substitution(
-            _MICRO_AVERAGE,
-            "observation[self._denominator_key]\n",
-            "widened(observation[self._denominator_key])\n",
+        *(
+            Substitution(_MICRO_AVERAGE, f"observation[self._{name}_key]", f"widened(observation[self._{name}_key])")
+            for name in ("numerator", "denominator")
         ),
     ),
     Fix(
@@ -84,16 +73,8 @@ FIXES = (
     Fix(
         "pad_sequence",
         "padding an unsigned array with -1 raised OverflowError",
-        Substitution(
-            _PAD_SEQUENCE,
-            "y[i, l:] = self.padding",
-            "y[i, l:] = numpy.asarray(self.padding).astype(y.dtype)[()]",
-        ),
-        Substitution(
-            _PAD_SEQUENCE,
-            "lengths, self.padding, base",
-            "lengths, numpy.asarray(self.padding).astype(y.dtype)[()], base",
-        ),
+        Substitution(_PAD_SEQUENCE, "] = self.padding", "] = numpy.asarray(self.padding).astype(y.dtype)[()]"),
+        Substitution(_PAD_SEQUENCE, ", self.padding,", ", numpy.asarray(self.padding).astype(y.dtype)[()],"),
     ),
     Fix(
         "concat_padding",
@@ -107,26 +88,26 @@ FIXES = (
     Fix(
         "roi",
         "the ROI functions scaled their coordinates in float32 on the CPU and could pick a neighbouring bin",
-        *_in_float64("roi_average_align_2d", "spatial_scale", dict.fromkeys(_CORNERS, 2)),
-        *_in_float64("roi_max_align_2d", "spatial_scale", dict.fromkeys(_CORNERS, 2)),
-        *_in_float64("roi_average_pooling_2d", "self.spatial_scale", dict.fromkeys(_EDGES, 2)),
-        *_in_float64("roi_max_pooling_2d", "self.spatial_scale", dict.fromkeys(_EDGES, 1)),
-        *_in_float64("roi_pooling_2d", "self.spatial_scale", dict.fromkeys(_EDGES, 2)),
+        *_in_float64("roi_average_align_2d", "spatial_scale", _CORNERS),
+        *_in_float64("roi_max_align_2d", "spatial_scale", _CORNERS),
+        *_in_float64("roi_average_pooling_2d", "self.spatial_scale", _EDGES),
+        *_in_float64("roi_max_pooling_2d", "self.spatial_scale", _EDGES, times=1),
+        *_in_float64("roi_pooling_2d", "self.spatial_scale", _EDGES),
     ),
     Fix(
         "layer_normalization",
         "a NumPy scalar as eps made the backward pass of layer_normalization fail",
-        *_as_float(_LAYER_NORMALIZATION, {"eps": 1}),
+        *_as_float("layer_normalization", "eps"),
     ),
     Fix(
         "local_response_normalization",
         "NumPy scalars as k, alpha or beta made local_response_normalization raise",
-        *_as_float(_LOCAL_RESPONSE, {"k": 2, "alpha": 2, "beta": 2}),
+        *_as_float("local_response_normalization", "k", "alpha", "beta", times=2),
     ),
     Fix(
         "batch_renormalization",
         "NumPy scalars as rmax or dmax made batch_renormalization raise",
-        *_as_float(_BATCH_RENORMALIZATION, {"rmax": 1, "dmax": 1}),
+        *_as_float("batch_renormalization", "rmax", "dmax"),
     ),
     Fix(
         "hyperparameter",

@@ -11,22 +11,6 @@ from typing import BinaryIO
 from packaging.requirements import Requirement
 from packaging.version import Version
 
-__all__ = [
-    "DistributionNotFound",
-    "ResolutionError",
-    "VersionConflict",
-    "WorkingSet",
-    "get_distribution",
-    "iter_entry_points",
-    "parse_version",
-    "require",
-    "resource_exists",
-    "resource_filename",
-    "resource_stream",
-    "resource_string",
-    "working_set",
-]
-
 
 class ResolutionError(Exception):
     """The installed packages do not meet a requirement."""
@@ -76,11 +60,7 @@ class WorkingSet:
 
 working_set = WorkingSet()
 require = working_set.require
-
-
-def parse_version(version: str) -> Version:
-    """Return a version that can be compared with other versions."""
-    return Version(version)
+parse_version = Version
 
 
 def iter_entry_points(group: str, name: str | None = None) -> Iterator[EntryPoint]:

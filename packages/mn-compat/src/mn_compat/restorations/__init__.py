@@ -23,13 +23,13 @@ class Restoration(NamedTuple):
         name: Short and unique; accepted by ``MN_COMPAT_RESTORE`` and :func:`mn_compat.restore`.
         reason: What fails without it, in one sentence.
         module: Full name of the module that is changed.
-        apply: Changes the module, which has been imported; None if a stand-in replaces a missing module.
+        apply: Changes the module, which has been imported.
     """
 
     name: str
     reason: str
     module: str
-    apply: Callable[[ModuleType], None] | None
+    apply: Callable[[ModuleType], None]
 
 
 RESTORATIONS = (
@@ -67,7 +67,7 @@ RESTORATIONS = (
         "pkg_resources",
         "setuptools 82 no longer contains pkg_resources; a small stand-in replaces it",
         "pkg_resources",
-        None,
+        lambda _: None,  # the finder provides the stand-in
     ),
 )
 
@@ -80,20 +80,20 @@ def chosen(names: Iterable[str]) -> tuple[Restoration, ...]:
     """
     wanted = set(names)
     known = {restoration.name for restoration in RESTORATIONS}
-    unknown = wanted - known - {"all"}
+    unknown = ", ".join(sorted(wanted - known - {"all"}))
     if unknown:
-        raise ValueError(f"expecting names among all, {', '.join(sorted(known))}, got {', '.join(sorted(unknown))}")
+        raise ValueError(f"expecting names among all, {', '.join(sorted(known))}, got {unknown}")
     return tuple(restoration for restoration in RESTORATIONS if {"all", restoration.name} & wanted)
 
 
-def requested() -> tuple[Restoration, ...]:
-    """Return the restorations that the environment requests.
+def requested() -> list[str]:
+    """Return the names of the restorations that the environment requests.
 
     Raises:
         ImportError: It names a restoration that does not exist.
     """
     names = {name.strip() for name in os.environ.get(VARIABLE, "").split(",")} - {""}
     try:
-        return chosen(names)
+        return [restoration.name for restoration in chosen(names)]
     except ValueError as error:
         raise ImportError(f"{VARIABLE}: {error}", name="mn_compat") from error

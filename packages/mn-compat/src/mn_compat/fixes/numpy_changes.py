@@ -1,4 +1,4 @@
-"""Names that NumPy no longer has."""
+"""Names that NumPy no longer has, and calls and attributes whose results have changed."""
 
 from mn_compat.substitution import Fix, Substitution
 
@@ -16,5 +16,19 @@ FIXES = (
         "resize_images",
         "NumPy 1.24 and later have no float, the dtype of resize_images' coordinates",
         Substitution(_RESIZE_IMAGES, "dtype=numpy.float)", "dtype=numpy.float64)", times=6),
+    ),
+    Fix(
+        "categorical",
+        "numpy.meshgrid returns a tuple since 2.0, and Categorical.log_prob adds a list to it",
+        Substitution("chainer.distributions.categorical", "self.log_p[mg + [", "self.log_p[list(mg) + [", times=2),
+    ),
+    Fix(
+        "variable_device",
+        "NumPy arrays have a device attribute since 2.0, so debug_print shows it instead of Chainer's CPU",
+        Substitution(
+            "chainer.variable",
+            "device = getattr(array, 'device', 'CPU')",
+            "device = 'CPU' if isinstance(array, numpy.ndarray) else getattr(array, 'device', 'CPU')",
+        ),
     ),
 )

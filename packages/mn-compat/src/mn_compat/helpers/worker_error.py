@@ -1,7 +1,4 @@
-"""A task for the workers of a multiprocessing pool that fails when one of them dies.
-
-A pool replaces a worker that has died, but forgets the worker's task: its result never arrives.
-"""
+"""Carries an exception, or the death of a worker, from an iterator's threads and processes to the training script."""
 
 from __future__ import annotations
 
@@ -12,14 +9,34 @@ from collections.abc import Callable, Iterable
 from multiprocessing.pool import Pool
 from typing import Any
 
-from mn_compat.helpers.outcome import Failure, of
-
 _workers_of: weakref.WeakKeyDictionary[Pool, dict[int, Any]] = weakref.WeakKeyDictionary()
-_failure_of: weakref.WeakKeyDictionary[Pool, Failure] = weakref.WeakKeyDictionary()
+_failure_of: weakref.WeakKeyDictionary[Pool, Exception] = weakref.WeakKeyDictionary()
+
+
+def outcome_of(function: Callable[[], list[Any]]) -> list[Any] | Exception:
+    """Return the list that a function returns, or the exception that it raises."""
+    try:
+        return function()
+    except Exception as error:
+        return error
+
+
+def result(outcome: Any) -> Any:
+    """Return a result; raise an exception."""
+    if isinstance(outcome, Exception):
+        raise outcome
+    return outcome
+
+
+def then(outcome: list[Any] | Exception, function: Callable[[Any], Any]) -> list[Any] | Exception:
+    """Return the results of a function for each item of an outcome, or the exception that the outcome is."""
+    return outcome if isinstance(outcome, Exception) else [function(item) for item in outcome]
 
 
 class Task:
-    """The computation of a function for some items by a pool.
+    """The computation of a function for some items by a pool, which fails when one of the pool's workers dies.
+
+    A pool replaces a worker that has died, but forgets the worker's task: its result never arrives.
 
     Args:
         pool: The pool. After one of its workers has died, it computes nothing more.
@@ -33,16 +50,16 @@ class Task:
         self._note_workers()  # the pool soon forgets a worker that dies
         self._result = None if pool in _failure_of else pool.map_async(function, items)
 
-    def get(self, timeout: float) -> Any:
-        """Return the results, or raise the failure to compute them.
+    def get(self, timeout: float) -> list[Any] | Exception:
+        """Return the results, or the exception for which there are none.
 
         Raises:
-            multiprocessing.TimeoutError: There is no result or failure within ``timeout`` seconds.
+            multiprocessing.TimeoutError: There is no outcome within ``timeout`` seconds.
         """
         if self._result is not None:
             self._result.wait(timeout)
             if self._result.ready():
-                return of(self._result.get)
+                return outcome_of(self._result.get)
             self._look_for_the_dead()
         if self._pool in _failure_of:
             return _failure_of[self._pool]
@@ -57,12 +74,14 @@ class Task:
         may_end = bool(self._pool._maxtasksperchild)  # type: ignore[attr-defined]  # noqa: SLF001
         for process, worker in self._workers.items():
             if worker.exitcode is not None and not (may_end and worker.exitcode == 0):
-                _failure_of[self._pool] = Failure(RuntimeError(_describe(process, worker.exitcode)))
+                _failure_of[self._pool] = RuntimeError(_describe(process, worker.exitcode))
                 self._pool.terminate()  # closing it would wait for the result
                 return
 
 
 def _describe(process: int, status: int) -> str:
-    how = f"was killed by {signal.Signals(-status).name}" if status < 0 else f"ended with status {status}"
+    names = {each.value: each.name for each in signal.Signals}  # most real-time signals have none
+    killer = names.get(-status, f"signal {-status}")
+    how = f"was killed by {killer}" if status < 0 else f"ended with status {status}"
     reason = ", as the system does when memory has run out" if status == -signal.SIGKILL else ""
     return f"worker process {process} of the iterator {how}{reason}, so the samples that it was reading are lost"
