@@ -38,12 +38,12 @@ import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from mn_tools.doctor import devices, hosts, launch, leftovers, memory, mpi, network, software
+from mn_tools.doctor.commands import emit, errors_as
 from mn_tools.doctor.commands import python as run_python
 from mn_tools.doctor.options import Options, parse
-from mn_tools.doctor.records import emit, in_short
 from mn_tools.doctor.report import Catalogue, Check, Status, as_json, as_text, ok, summary, worst
 
-__all__ = ["Catalogue", "Check", "Options", "Status", "emit", "examine", "in_short", "main", "ok", "run_python"]
+__all__ = ["Catalogue", "Check", "Options", "Status", "emit", "errors_as", "examine", "main", "ok", "run_python"]
 
 Examination = Callable[[Options], Iterable[Check]]
 

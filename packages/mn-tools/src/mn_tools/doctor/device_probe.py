@@ -4,9 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from mn_tools.doctor.records import emit, errors_as
-
-__all__: list[str] = []
+from mn_tools.doctor.commands import emit, errors_as
 
 
 def main() -> None:

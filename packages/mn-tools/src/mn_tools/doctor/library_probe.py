@@ -2,34 +2,25 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 
-from mn_tools.doctor.records import emit, errors_as, in_short
-
-__all__: list[str] = []
+from mn_tools.doctor.commands import emit, errors_as
 
 
 def main() -> None:
     """Load and initialise MPI; each step is written as soon as it is done, because any step may end the process."""
-    try:
+    with errors_as("error"):
         import mpi4py
 
         mpi4py.rc.initialize = False
         from mpi4py import MPI
-    except Exception as error:
-        emit(error=in_short(error), settings={name: os.environ[name] for name in SETTINGS if name in os.environ})
-        return
-    vendor, numbers = MPI.get_vendor()
-    version = ".".join(map(str, numbers))
-    emit(vendor=vendor, version=version, files=loaded(), full=MPI.Get_library_version().split("\n")[0])
-    with errors_as("error"):
+
+        vendor, numbers = MPI.get_vendor()
+        version = ".".join(map(str, numbers))
+        emit(vendor=vendor, version=version, files=loaded(), full=MPI.Get_library_version().split("\n")[0])
         MPI.Init_thread(MPI.THREAD_MULTIPLE)
         emit(started=True, threads=MPI.Query_thread() == MPI.THREAD_MULTIPLE)
         MPI.Finalize()
-
-
-SETTINGS = ("MPI4PY_LIBMPI", "MPI4PY_MPIABI")
 
 
 def loaded() -> list[str]:

@@ -12,9 +12,7 @@ import sys
 import time
 from collections.abc import Callable
 
-from mn_tools.doctor.records import emit, in_short
-
-__all__: list[str] = []
+from mn_tools.doctor.commands import emit, in_short
 
 FATAL = "point-to-point", "reduction"  # nothing works without them
 GRACE = 1.0  # seconds in which a launcher can pass on what was written
