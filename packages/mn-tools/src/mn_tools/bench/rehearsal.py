@@ -21,15 +21,7 @@ from mn_tools.bench.contestants import Parameter
 from mn_tools.bench.measure import Turn, one_round, slowest
 from mn_tools.bench.models import Arrays
 
-__all__ = [
-    "BUCKET_BYTES",
-    "LOCAL_STEPS",
-    "Replica",
-    "Work",
-    "local_turn",
-    "take_turns",
-    "turn_of",
-]
+__all__ = ["BUCKET_BYTES", "LOCAL_STEPS", "Replica", "Work", "local_turn", "take_turns", "turn_of"]
 
 BUCKET_BYTES = 4 * 1024 * 1024
 """The bytes that ``DuringBackward`` sends together."""

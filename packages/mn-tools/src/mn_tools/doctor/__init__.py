@@ -73,7 +73,9 @@ def main(arguments: list[str], program: str = "mn_comm", more: Sequence[Examinat
         sys.stdout.write(f"{program} doctor on {socket.gethostname()}\n")
     for check in examine(options, more):
         if not options.json:
-            _write(check, new_group=not found or found[-1].group != check.group)
+            heading = "" if found and found[-1].group == check.group else f"\n{check.group}\n"
+            sys.stdout.write(heading + as_text(check))
+            sys.stdout.flush()
         found.append(check)
     settings = {"program": program, "ranks": options.ranks, "hosts": list(options.hosts)}
     sys.stdout.write(as_json(found, settings) if options.json else f"\n{summary(found)}")
@@ -128,9 +130,3 @@ def _examine_hosts(options: Options, launcher: mpi.Launcher | None, library: mpi
         about_job, job = launch.check(launcher, library, options, options.hosts)
         yield from about_job
         yield from devices.check_sharing(job)
-
-
-def _write(check: Check, *, new_group: bool) -> None:
-    heading = f"\n{check.group}\n" if new_group else ""
-    sys.stdout.write(heading + as_text(check))
-    sys.stdout.flush()

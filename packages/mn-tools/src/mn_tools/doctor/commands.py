@@ -103,9 +103,9 @@ def run(command: Sequence[str], seconds: float, *, text: str = "", environ: Mapp
         return Outcome(_wait(process, seconds), _read(out), _read(err))
 
 
-def python(module: str, seconds: float, *arguments: str, environ: Mapping[str, str] | None = None) -> Outcome:
-    """Run a module of this package in a separate interpreter."""
-    return run([sys.executable, "-m", module, *arguments], seconds, environ=environ)
+def python(module: str, seconds: float, *arguments: str) -> Outcome:
+    """Run a module in a separate interpreter."""
+    return run([sys.executable, "-m", module, *arguments], seconds)
 
 
 def emit(*, to: int = 1, **record: object) -> None:

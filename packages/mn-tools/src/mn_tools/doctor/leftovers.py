@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import shutil
@@ -34,8 +35,8 @@ def check(options: Options, shared: Path = Path("/dev/shm"), temporary: Path | N
         temporary: The folder of Open MPI's session folders; by default, the folder for temporary files.
     """
     files = _unused_memory(shared)
-    size = sum(status.st_size for path in files if (status := _status(path)) is not None)
-    yield from _report("shm-leftovers", files, f"files of jobs that have ended, {size / MEBI:,.0f} MiB", options.fix)
+    what = f"files of jobs that have ended, {sum(files.values()) / MEBI:,.0f} MiB"
+    yield from _report("shm-leftovers", list(files), what, options.fix)
     folders = _ended_sessions(Path(tempfile.gettempdir()) if temporary is None else temporary)
     yield from _report("session-leftovers", folders, "session folders of Open MPI jobs that have ended", options.fix)
 
@@ -57,12 +58,12 @@ def _report(code: str, left: list[Path], what: str, fix: bool) -> Iterator[Check
     yield ok(GROUP, "left behind", f"removed {found}")
 
 
-def _unused_memory(folder: Path) -> list[Path]:
+def _unused_memory(folder: Path) -> dict[Path, int]:
     # Files of other users' jobs may be in use; without permission to inspect their processes, this cannot be
     # determined. A file that was just created may be mapped a moment later.
     found = _own_and_old(folder.glob("mpich_shm_*"))
     mapped = _mapped_files() if found else set()
-    return [path for path in found if str(path) not in mapped]
+    return {path: size for path, size in found.items() if str(path) not in mapped}
 
 
 def _ended_sessions(folder: Path) -> list[Path]:
@@ -76,23 +77,16 @@ def _ended_sessions(folder: Path) -> list[Path]:
     ]
 
 
-def _own_and_old(paths: Iterable[Path]) -> list[Path]:
-    """Return the paths that this user may remove, except new ones, sorted."""
+def _own_and_old(paths: Iterable[Path]) -> dict[Path, int]:
+    """Return the paths that this user may remove, except new ones, sorted, with their sizes."""
     me, now = os.getuid(), time.time()
-    found = {path: status for path in paths if (status := _status(path)) is not None}
-    return [
-        path
-        for path, status in sorted(found.items())
-        if me in (0, status.st_uid) and now - status.st_mtime > _NEW_SECONDS
-    ]
-
-
-def _status(path: Path) -> os.stat_result | None:
-    """Return the status of a file; ``None`` if a job that has just ended has removed it."""
-    try:
-        return path.stat()
-    except OSError:
-        return None
+    found = {}
+    for path in sorted(paths):
+        with contextlib.suppress(OSError):  # a job that has just ended has removed it
+            status = path.stat()
+            if me in (0, status.st_uid) and now - status.st_mtime > _NEW_SECONDS:
+                found[path] = status.st_size
+    return found
 
 
 def _mapped_files() -> set[str]:

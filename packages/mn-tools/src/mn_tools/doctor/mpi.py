@@ -89,7 +89,7 @@ def check_library(options: Options) -> tuple[Library | None, list[Check]]:
     Returns:
         The library, if it could be loaded, and the checks.
     """
-    outcome = commands.python("mn_tools.doctor.library_probe", options.seconds)
+    outcome = commands.python("mn_tools.doctor.trials", options.seconds, "start_library")
     seen = outcome.facts()
     if "vendor" not in seen:
         return None, [_not_loaded(outcome, seen)]

@@ -38,7 +38,7 @@ def check_python(version: tuple[int, ...]) -> Check:
 
 def check_package(name: str, oldest: tuple[int, ...], seconds: float) -> Check:
     """Import a package in a separate process, and check its version."""
-    outcome = commands.python("mn_tools.doctor.import_probe", seconds, name)
+    outcome = commands.python("mn_tools.doctor.trials", seconds, "import_package", name)
     record = outcome.facts() or {"error": outcome.described()}
     requirement = f"{name}>={'.'.join(map(str, oldest))}"
     if record.get("missing") == name:
