@@ -11,6 +11,7 @@ import sys
 from collections.abc import Callable, Iterable
 from functools import partial
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 import numpy as np
@@ -56,16 +57,7 @@ def main(argv: list[str]) -> int:
         return options
     if world.size == 1:
         return _start(options.ranks, argv)
-    try:
-        return _time_averages(world, options) if options.model is None else _advise(world, options)
-    except _CannotRunError as error:
-        if world.rank == 0:
-            sys.stderr.write(f"mn_comm bench: {error}\n")
-        return _USAGE
-
-
-class _CannotRunError(Exception):
-    """The request cannot be carried out; raised on every rank."""
+    return _time_averages(world, options) if options.model is None else _advise(world, options)
 
 
 def _agree_on_options(world: MPI.Intracomm, argv: list[str]) -> Options | int:
@@ -86,8 +78,7 @@ def _agree_on_options(world: MPI.Intracomm, argv: list[str]) -> Options | int:
 
 def _start(ranks: int | None, argv: list[str]) -> int:
     """Start several processes, or print how to do so."""
-    beside = shutil.which("mpiexec", path=os.path.dirname(sys.executable))
-    mpiexec = beside or shutil.which("mpiexec")
+    mpiexec = shutil.which("mpiexec", path=os.path.dirname(sys.executable)) or shutil.which("mpiexec")
     if ranks is None:
         sys.stderr.write(f"mn_comm bench: {_HOW}")
         return _USAGE
@@ -105,12 +96,19 @@ def _without_ranks(argv: list[str]) -> list[str]:
     return parser.parse_known_args(argv)[1]
 
 
+def _refuse(world: MPI.Intracomm, error: Exception) -> int:
+    """Say why the request cannot be carried out, an error that every rank has; return the exit status."""
+    if world.rank == 0:
+        sys.stderr.write(f"mn_comm bench: {error}\n")
+    return _USAGE
+
+
 def _time_averages(world: MPI.Intracomm, options: Options) -> int:
     if options.device:
         try:
             use_device(world, create_communicator("naive", world).intra_rank)
         except RuntimeError as error:
-            raise _CannotRunError(str(error)) from None
+            return _refuse(world, error)
     report = Report(look(world), GPU if options.device else HOST, options.arrays)
     report.latencies = _latencies(world)
     entrants = Entrants(world, options.strategies)
@@ -136,7 +134,7 @@ def _latencies(world: MPI.Intracomm) -> dict[str, float]:
     object_ = partial(comm.send_obj, thing), comm.recv_obj
 
     def seconds(run: Callable[[], object]) -> float:
-        return measure.per_call(world, run, _LATENCY_ROUNDS, _LATENCY_TOGETHER)
+        return median(measure.interleave(world, {"": run}, _LATENCY_ROUNDS, _LATENCY_TOGETHER)[""])
 
     return {
         "barrier": seconds(world.Barrier),
@@ -161,7 +159,7 @@ def _advise(world: MPI.Intracomm, options: Options) -> int:
     try:
         advice = advise(world, options)
     except (RuntimeError, ValueError) as error:
-        raise _CannotRunError(str(error)) from error
+        return _refuse(world, error)
     if world.rank == 0:
         _publish(options, advice_to_json(advice), advice_to_lines(advice), partial(draw_advice, advice))
     return 0

@@ -16,7 +16,7 @@ from mpi4py import MPI
 from mn_comm import Communicator, create_communicator, raise_on_all
 from mn_tools.bench.options import ITEM_BYTES
 
-__all__ = ["MPI_ALLREDUCE", "Entrants", "Gradients", "Parameter", "use_device"]
+__all__ = ["MPI_ALLREDUCE", "Entrants", "Gradients", "Model", "use_device"]
 
 MPI_ALLREDUCE = "MPI_Allreduce"
 
@@ -32,7 +32,23 @@ class Parameter:
         self.grad: Any = None
 
 
-class Gradients:
+class Model:
+    """Parameters with names.
+
+    Args:
+        arrays: Their values.
+    """
+
+    def __init__(self, arrays: Iterable[Any]) -> None:
+        self._named = [(f"/{i:06}", Parameter(array)) for i, array in enumerate(arrays)]
+        self._params = [param for _, param in self._named]
+
+    def namedparams(self) -> Iterable[tuple[str, Any]]:
+        """Return names and parameters."""
+        return iter(self._named)
+
+
+class Gradients(Model):
     """A model of parameters with float32 gradients.
 
     Args:
@@ -47,12 +63,7 @@ class Gradients:
         self._device = device
         self._xp: Any = importlib.import_module("cupy") if device else np
         self._arrays = [self._xp.empty(end - begin, np.float32) for begin, end in pairwise(bounds)]
-        self._params = [Parameter(array) for array in self._arrays]
-        self._named = [(f"/{i:06}", param) for i, param in enumerate(self._params)]
-
-    def namedparams(self) -> Iterable[tuple[str, Any]]:
-        """Return names and parameters."""
-        return iter(self._named)
+        super().__init__(self._arrays)
 
     def fill(self, value: float) -> None:
         """Set all elements of the arrays."""

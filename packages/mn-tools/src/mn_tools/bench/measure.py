@@ -5,13 +5,12 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from statistics import median
 from typing import Any, TypeVar
 
 import numpy as np
 from mpi4py import MPI
 
-__all__ = ["Turn", "allowed_rounds", "interleave", "one_round", "per_call", "preferred", "repeats", "slowest"]
+__all__ = ["Turn", "allowed_rounds", "interleave", "one_round", "preferred", "repeats", "slowest"]
 
 _T = TypeVar("_T")
 
@@ -83,11 +82,6 @@ def slowest(mpi_comm: MPI.Intracomm, rounds: list[list[float]]) -> list[list[flo
     mpi_comm.Allreduce(MPI.IN_PLACE, seconds, MPI.MAX)
     each: list[list[float]] = seconds.tolist()
     return each
-
-
-def per_call(mpi_comm: MPI.Intracomm, run: Callable[[], object], rounds: int, together: int) -> float:
-    """Return the median seconds of one run, on the slowest rank; collective."""
-    return median(interleave(mpi_comm, {"": run}, rounds, together)[""])
 
 
 def one_round(mpi_comm: MPI.Intracomm, turns: Iterable[Turn], together: Iterable[int]) -> list[float]:

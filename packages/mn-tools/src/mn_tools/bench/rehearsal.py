@@ -8,8 +8,7 @@ model as for any other, the last ones first.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Mapping
-from typing import Any
+from collections.abc import Callable, Mapping
 
 import numpy as np
 from mpi4py import MPI
@@ -17,7 +16,7 @@ from mpi4py import MPI
 from mn_comm import Communicator, raise_on_all
 from mn_comm.building_blocks import Reduction
 from mn_tools.bench.choices import AFTER, DURING, LATE, SENDS, Choice
-from mn_tools.bench.contestants import Parameter
+from mn_tools.bench.contestants import Model
 from mn_tools.bench.measure import Turn, one_round, slowest
 from mn_tools.bench.models import Arrays
 
@@ -59,7 +58,7 @@ class Work:
             np.dot(self._factor, self._factor, out=self._product)
 
 
-class Replica:
+class Replica(Model):
     """A rank's copy of a model, and its computation.
 
     Args:
@@ -74,9 +73,8 @@ class Replica:
     """
 
     def __init__(self, arrays: Arrays, work: Work, seconds: float) -> None:
+        super().__init__(np.zeros(shape, np.float32) for shape in arrays.shapes)
         self._work = work
-        self._params = [Parameter(np.zeros(shape, np.float32)) for shape in arrays.shapes]
-        self._named = [(f"/{i:06}", param) for i, param in enumerate(self._params)]
         random = np.random.default_rng(0)
         # One gradient for all arrays of a size: a large model has to fit several times.
         self._gradients = {shape: random.standard_normal(shape, np.float32) for shape in set(arrays.shapes)}
@@ -86,10 +84,6 @@ class Replica:
         self.forward_units = round(units / 3)
         self.backward_units: list[int] = np.diff(np.round(bounds / bounds[-1] * units * 2 / 3).astype(int)).tolist()
         self.last = min(1.0, BUCKET_BYTES * arrays.share / arrays.nbytes)
-
-    def namedparams(self) -> Iterable[tuple[str, Any]]:
-        """Return names and parameters."""
-        return iter(self._named)
 
     def forward(self) -> None:
         """Compute, without a result."""
