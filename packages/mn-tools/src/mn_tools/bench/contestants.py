@@ -62,21 +62,20 @@ class Gradients(Model):
         bounds = [length * i // count for i in range(count + 1)]
         self._device = device
         self._xp: Any = importlib.import_module("cupy") if device else np
-        self._arrays = [self._xp.empty(end - begin, np.float32) for begin, end in pairwise(bounds)]
-        super().__init__(self._arrays)
+        super().__init__(self._xp.empty(end - begin, np.float32) for begin, end in pairwise(bounds))
 
     def fill(self, value: float) -> None:
         """Set all elements of the arrays."""
-        for array in self._arrays:
+        for param in self._params:
             if self._device:
-                array.set(np.full(array.shape, value, np.float32))
+                param.data.set(np.full(param.data.shape, value, np.float32))
             else:
-                array.fill(value)
+                param.data.fill(value)
 
     def average(self, comm: Communicator) -> None:
         """Average them, as after a backward pass: gradients in new arrays, which are no bucket's memory."""
-        for param, array in zip(self._params, self._arrays, strict=True):
-            param.grad = array
+        for param in self._params:
+            param.grad = param.data
         comm.multi_node_mean_grad(self)
         if self._device:
             self._xp.cuda.get_current_stream().synchronize()

@@ -69,6 +69,7 @@ class Replica(Model):
     Attributes:
         forward_units: The work of the forward pass.
         backward_units: The work of the backward pass before the gradient of each array is there.
+        share: Which part of the model it is.
         last: The last bucket's share of the gradients.
     """
 
@@ -83,6 +84,7 @@ class Replica(Model):
         bounds = np.cumsum([0, *(is_matrix if any(is_matrix) else [True] * len(is_matrix))])
         self.forward_units = round(units / 3)
         self.backward_units: list[int] = np.diff(np.round(bounds / bounds[-1] * units * 2 / 3).astype(int)).tolist()
+        self.share = arrays.share
         self.last = min(1.0, BUCKET_BYTES * arrays.share / arrays.nbytes)
 
     def forward(self) -> None:

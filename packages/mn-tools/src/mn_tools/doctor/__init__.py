@@ -37,7 +37,7 @@ import socket
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
-from mn_tools.doctor import devices, hosts, launch, leftovers, memory, mpi, network, software
+from mn_tools.doctor import devices, hosts, launch, memory, mpi, network, software
 from mn_tools.doctor.commands import emit, errors_as
 from mn_tools.doctor.commands import python as run_python
 from mn_tools.doctor.options import Options, parse
@@ -103,7 +103,7 @@ def examine(options: Options, more: Sequence[Examination] = ()) -> Iterator[Chec
         yield from mpi.check_match(launcher, library)
         yield mpi.check_survival(library)
     yield from memory.check(options)
-    yield from leftovers.check(options)
+    yield from memory.check_leftovers(options)
     job = None
     # Ranks that cannot import the packages would only repeat earlier messages.
     if launcher and library and not broken:

@@ -87,8 +87,7 @@ class Catalogue:
 
 def worst(checks: Iterable[Check]) -> Status:
     """Return the worst status among checks; OK if there are none."""
-    seen = {check.status for check in checks}
-    return next((status for status in (Status.FAILURE, Status.WARNING) if status in seen), Status.OK)
+    return max((check.status for check in checks), key=list(Status).index, default=Status.OK)
 
 
 def as_text(check: Check, columns: int | None = None) -> str:
