@@ -17,10 +17,10 @@ from mn_comm.building_blocks import STRATEGIES, GradientReducer
 from mn_tools.bench.choices import SENDS, Choice, Estimate, Parts, expected, finalists, menu
 from mn_tools.bench.contestants import Entrants
 from mn_tools.bench.machines import Machines, look
-from mn_tools.bench.measure import Turn
+from mn_tools.bench.measure import Turn, take_turns
 from mn_tools.bench.models import Arrays, explain, function_at, shapes_of, thin
 from mn_tools.bench.options import Options
-from mn_tools.bench.rehearsal import BUCKET_BYTES, Replica, Work, local_turn, take_turns, turn_of
+from mn_tools.bench.rehearsal import BUCKET_BYTES, Replica, Work, local_turn, turn_of
 
 __all__ = ["Advice", "advise", "distinct"]
 

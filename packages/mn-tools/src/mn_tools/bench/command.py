@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import os
 import shutil
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterable
 from functools import partial
 from pathlib import Path
@@ -29,6 +31,8 @@ from mn_tools.bench.report import GPU, HOST, Report, rows_of, to_json, to_lines
 
 __all__ = ["main"]
 
+_SECONDS_PER_SIZE = 10.0
+_LEAST_ROUNDS = 3
 _LATENCY_ROUNDS = 20
 _LATENCY_TOGETHER = 20
 _USAGE = 2
@@ -114,8 +118,9 @@ def _time_averages(world: MPI.Intracomm, options: Options) -> int:
     entrants = Entrants(world, options.strategies)
     for nbytes in options.sizes:
         gradients = Gradients(nbytes, options.arrays, options.device)
-        runs = entrants.runs(gradients, nbytes)
-        seconds = measure.interleave(world, runs, options.rounds, measure.repeats(nbytes))
+        turns = entrants.turns(gradients, nbytes)
+        end, together = time.perf_counter() + _SECONDS_PER_SIZE, measure.repeats(nbytes)
+        seconds = measure.take_turns(world, turns, options.rounds, end, least=_LEAST_ROUNDS, together=together)
         report.rows += rows_of(nbytes, world.size, seconds)
     report.refusals, report.wrong, report.notes = entrants.refusals, entrants.wrong, entrants.notes
     entrants.close()
@@ -134,7 +139,8 @@ def _latencies(world: MPI.Intracomm) -> dict[str, float]:
     object_ = partial(comm.send_obj, thing), comm.recv_obj
 
     def seconds(run: Callable[[], object]) -> float:
-        return median(measure.interleave(world, {"": run}, _LATENCY_ROUNDS, _LATENCY_TOGETHER)[""])
+        turns = {"": measure.Turn(run)}
+        return median(measure.take_turns(world, turns, _LATENCY_ROUNDS, math.inf, together=_LATENCY_TOGETHER)[""])
 
     return {
         "barrier": seconds(world.Barrier),

@@ -14,6 +14,7 @@ import numpy as np
 from mpi4py import MPI
 
 from mn_comm import Communicator, create_communicator, raise_on_all
+from mn_tools.bench.measure import Turn
 from mn_tools.bench.options import ITEM_BYTES
 
 __all__ = ["MPI_ALLREDUCE", "Entrants", "Gradients", "Model", "use_device"]
@@ -110,16 +111,16 @@ class Entrants:
             with self._attempting(name):
                 self.communicators[name] = create_communicator(name, mpi_comm)
 
-    def runs(self, gradients: Gradients, nbytes: int) -> dict[str, Callable[[], object]]:
-        """Try each communicator once, and return the averaging functions of those that work; collective."""
-        runs: dict[str, Callable[[], object]] = {MPI_ALLREDUCE: _raw(self._mpi_comm, nbytes)}
+    def turns(self, gradients: Gradients, nbytes: int) -> dict[str, Turn]:
+        """Try each communicator once, and return the averages of those that work; collective."""
+        turns = {MPI_ALLREDUCE: Turn(_raw(self._mpi_comm, nbytes))}
         for name, comm in list(self.communicators.items()):
             with self._attempting(name):
                 self._try(name, comm, gradients, nbytes)
-                runs[name] = partial(gradients.average, comm)
+                turns[name] = Turn(partial(gradients.average, comm))
             if name in self.refusals:
                 self.communicators.pop(name).finalize()
-        return runs
+        return turns
 
     def close(self) -> None:
         """Finalize the communicators; collective."""

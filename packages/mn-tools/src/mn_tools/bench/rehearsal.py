@@ -8,7 +8,7 @@ model as for any other, the last ones first.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 
 import numpy as np
 from mpi4py import MPI
@@ -17,10 +17,10 @@ from mn_comm import Communicator, raise_on_all
 from mn_comm.building_blocks import Reduction
 from mn_tools.bench.choices import AFTER, DURING, LATE, SENDS, Choice
 from mn_tools.bench.contestants import Model
-from mn_tools.bench.measure import Turn, one_round, slowest
+from mn_tools.bench.measure import Turn
 from mn_tools.bench.models import Arrays
 
-__all__ = ["BUCKET_BYTES", "LOCAL_STEPS", "Replica", "Work", "local_turn", "take_turns", "turn_of"]
+__all__ = ["BUCKET_BYTES", "LOCAL_STEPS", "Replica", "Work", "local_turn", "turn_of"]
 
 BUCKET_BYTES = 4 * 1024 * 1024
 """The bytes that ``DuringBackward`` sends together."""
@@ -29,8 +29,6 @@ LOCAL_STEPS = 4
 
 _WIDTH = 160
 _CALIBRATION_SECONDS = 0.3
-_TURN_SECONDS = 0.15
-_MOST_TOGETHER = 20
 
 
 class Work:
@@ -119,27 +117,6 @@ class Replica(Model):
     def order(self) -> list[str]:
         """The names, in the order in which gradients become final."""
         return [name for name, _ in reversed(self._named)]
-
-
-def take_turns(mpi_comm: MPI.Intracomm, turns: Mapping[str, Turn], rounds: int, end: float) -> dict[str, list[float]]:
-    """Let contestants take turns, round after round, after one that is not counted; collective.
-
-    Args:
-        mpi_comm: The ranks.
-        turns: The contestants, in the same order on every rank.
-        rounds: The maximum number of rounds.
-        end: When to stop on rank 0's ``time.perf_counter()``, but not before the second round.
-
-    Returns:
-        For each contestant, the seconds of one run in each round, on the slowest rank; the same on every rank.
-    """
-    together = [1] * len(turns)
-    first = slowest(mpi_comm, [one_round(mpi_comm, turns.values(), together)])
-    together = [max(1, min(_MOST_TOGETHER, int(_TURN_SECONDS / max(each[0], 1e-9)))) for each in first]
-    mine: list[list[float]] = []
-    while len(mine) < rounds and (len(mine) < 2 or mpi_comm.bcast(time.perf_counter() < end)):
-        mine.append(one_round(mpi_comm, turns.values(), together))
-    return dict(zip(turns, slowest(mpi_comm, mine), strict=True))
 
 
 def turn_of(choice: Choice, comm: Communicator, replica: Replica, bucket_bytes: int = BUCKET_BYTES) -> Turn:
