@@ -32,8 +32,6 @@ _ON_HOSTS = (
 )
 _REFUSALS = {r"attempt to run as root": "launch-refuses-root", r"not enough slots": "launch-no-slots"}
 
-Record = dict[str, Any]
-
 
 @dataclass(frozen=True)
 class Job:
@@ -53,7 +51,7 @@ class Job:
     outcome: commands.Outcome
     hosts: tuple[str, ...] = ()
 
-    def records(self, step: str, state: str) -> list[Record]:
+    def records(self, step: str, state: str) -> list[dict[str, Any]]:
         """Return what the ranks have reported about the beginning, the end or the error of a step, in their order."""
         found = [each for each in self.outcome.records() if (each["step"], each["state"]) == (step, state)]
         return sorted(found, key=lambda record: int(record["rank"]))
