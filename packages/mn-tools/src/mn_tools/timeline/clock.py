@@ -84,9 +84,8 @@ def measure(mpi_comm: MPI.Intracomm, rank: int, seconds: float) -> Sample | None
     answers: list[tuple[int, int, int]] = []
     for _ in range(_ROUNDS):
         asked = time.perf_counter_ns()
-        if not send(mpi_comm, np.zeros(1, np.int64), rank, PING, deadline):
-            break
-        if receive(mpi_comm, answer, rank, PONG, deadline) is None:
+        is_asked = send(mpi_comm, np.zeros(1, np.int64), rank, PING, deadline)
+        if not is_asked or receive(mpi_comm, answer, rank, PONG, deadline) is None:
             break
         answers.append((asked, int(answer[0]), time.perf_counter_ns()))
     return best_of(answers) if answers else None
