@@ -10,9 +10,7 @@ import warnings
 from collections.abc import Callable
 from typing import Any
 
-from mn_tools.doctor import emit, in_short
-
-__all__: list[str] = []
+from mn_tools.doctor import emit, errors_as
 
 
 def main() -> None:
@@ -41,15 +39,10 @@ def _find_chainermn() -> None:
 
 
 def _import_chainer() -> Any:
-    try:
-        import chainer
-    except ModuleNotFoundError as error:
-        emit(chainer_missing=error.name == "chainer", chainer_error=in_short(error))
-        return None
-    except Exception as error:
-        emit(chainer_error=in_short(error))
-        return None
-    emit(chainer=str(chainer.__version__), folder=os.path.dirname(chainer.__file__))
+    chainer: Any = None
+    with errors_as("chainer_error"):
+        chainer = importlib.import_module("chainer")
+        emit(chainer=str(chainer.__version__), folder=os.path.dirname(chainer.__file__))
     return chainer
 
 
@@ -57,30 +50,23 @@ def _ask_adapter() -> None:
     if importlib.util.find_spec("mn_compat") is None:
         emit(adapter_missing=True)
         return
-    try:
+    with errors_as("status_error"):
         import mn_compat
         from mn_compat.fixes import FIXES
         from mn_compat.release import find_release
         from mn_compat.restorations import RESTORATIONS
 
-        status = mn_compat.status()
-    except ImportError as error:
-        emit(status_error=in_short(error))
-        return
-    release = find_release()
-    supported = release is not None and release.supported
-    emit(
-        release=status.chainer_version,
-        status={
+        status, release = mn_compat.status(), find_release()
+        about = {
             "active": status.active,
             "reason": status.reason,
             "left_out": status.left_out,
-            "supported": supported,
+            "supported": release is not None and release.supported,
             "fixes": len(FIXES),
             "restored": status.restored,
             "restorable": [restoration.name for restoration in RESTORATIONS],
-        },
-    )
+        }
+        emit(release=status.chainer_version, status=about)
 
 
 def _try_scalars(chainer: Any) -> None:
@@ -89,11 +75,10 @@ def _try_scalars(chainer: Any) -> None:
     wrong = []
     for what, attempt in ATTEMPTS.items():
         try:
-            right = attempt(chainer, numpy)
+            if not attempt(chainer, numpy):
+                wrong.append(what)
         except Exception as error:
             wrong.append(f"{what} ({type(error).__name__})")
-        else:
-            wrong += [] if right else [what]
     emit(scalars=wrong, numpy=numpy.__version__)
 
 
@@ -129,11 +114,10 @@ ATTEMPTS: dict[str, Callable[[Any, Any], bool]] = {
 def _look_for_gpus(chainer: Any) -> None:
     cuda = chainer.backends.cuda
     gpus = 0
-    if importlib.util.find_spec("cupy") is not None:
-        with contextlib.suppress(Exception):
-            import cupy
+    with contextlib.suppress(Exception):
+        import cupy
 
-            gpus = int(cupy.cuda.runtime.getDeviceCount())
+        gpus = int(cupy.cuda.runtime.getDeviceCount())
     emit(gpus=gpus, cuda=bool(cuda.available), cuda_error=str(getattr(cuda, "_resolution_error", None) or ""))
 
 

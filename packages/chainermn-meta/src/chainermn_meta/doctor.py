@@ -94,7 +94,7 @@ def _judge_chainer(seen: dict[str, Any], ending: str) -> Check:
         if release and status and not status["supported"]:
             return problem("chainer-unsupported", GROUP, "Chainer", f"{seen['chainer']}; mn-compat patches 7.8.1 only")
         return ok(GROUP, "Chainer", f"{seen['chainer']}, {seen['folder']}")
-    if seen.get("chainer_missing"):
+    if seen.get("missing") == "chainer":
         return problem("chainer-missing", GROUP, "Chainer", "not installed")
     hint = "look at the lines below: without mn-compat Chainer cannot be imported here"
     if seen.get("status", {}).get("active"):

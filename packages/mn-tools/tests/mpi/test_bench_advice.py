@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from mpi4py import MPI
 
-from mn_tools.bench import advise, main, rehearsal
+from mn_tools.bench import advise, main, measure, rehearsal
 
 pytestmark = pytest.mark.sizes(4)
 
@@ -31,7 +31,7 @@ class Model:
 def run(capfd, monkeypatch):
     """Return a function that runs the command, and returns the status and the output of rank 0."""
     monkeypatch.setattr(rehearsal, "_CALIBRATION_SECONDS", 0.02)
-    monkeypatch.setattr(rehearsal, "_TURN_SECONDS", 0.0)
+    monkeypatch.setattr(measure, "_TURN_SECONDS", 0.0)
     monkeypatch.setattr(advise, "_COMPUTE_SECONDS", 0.01)
 
     def run(*argv):

@@ -2,6 +2,8 @@
 
 import dataclasses
 import json
+import math
+import types
 
 import pytest
 from mpi4py import MPI
@@ -166,16 +168,24 @@ def test_units_of_size(nbytes, text):
 
 def test_how_often():
     assert [measure.repeats(n) for n in (4, 64 << 10, 1 << 20)] == [50, 4, 1]
-    assert measure.allowed_rounds(20, 0.1) == 20
-    assert measure.allowed_rounds(20, 1.0) == 10
-    assert measure.allowed_rounds(20, 100.0) == 3
-    assert measure.allowed_rounds(2, 100.0) == 2
+
+
+@pytest.mark.parametrize("rounds, seconds, expected", [(20, 0.1, 20), (20, 1.0, 10), (20, 100.0, 3), (2, 100.0, 2)])
+def test_rounds_end_with_the_time(monkeypatch, rounds, seconds, expected):
+    now = [-seconds]  # the round that is not counted ends at 0
+
+    def run():
+        now[0] += seconds
+
+    monkeypatch.setattr(measure, "time", types.SimpleNamespace(perf_counter=lambda: now[0]))
+    found = measure.take_turns(MPI.COMM_SELF, {"": measure.Turn(run)}, rounds, 10.0, least=3, together=1)
+    assert found == {"": [pytest.approx(seconds)] * expected}
 
 
 def test_contestants_take_turns():
     ran = []
-    runs = {name: lambda name=name: ran.append(name) for name in "ab"}
-    seconds = measure.interleave(MPI.COMM_SELF, runs, 3, 2)
+    turns = {name: measure.Turn(lambda name=name: ran.append(name)) for name in "ab"}
+    seconds = measure.take_turns(MPI.COMM_SELF, turns, 3, math.inf, together=2)
     assert "".join(ran) == "aabb" * 4  # one round to warm up
     assert {name: len(each) for name, each in seconds.items()} == {"a": 3, "b": 3}
 
@@ -196,7 +206,7 @@ def test_a_wrong_result_is_noticed(monkeypatch):
         entrants.communicators["flat"].multi_node_mean_grad = lambda model: [
             param.grad.fill(3) for _, param in model.namedparams()
         ]
-        entrants.runs(Gradients(40, 1, device=False), 40)
+        entrants.turns(Gradients(40, 1, device=False), 40)
         assert entrants.wrong == [("flat", 40)]
     finally:
         entrants.close()

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from mpi4py import MPI
 
-from mn_tools.bench import advice_report, advise, machines, models, rehearsal
+from mn_tools.bench import advice_report, advise, machines, measure, models, rehearsal
 from mn_tools.bench.advise import Advice, distinct
 from mn_tools.bench.choices import SENDS, Choice, Estimate, Parts, best, expected, finalists, menu
 from mn_tools.bench.models import Arrays, thin
@@ -214,12 +214,12 @@ def test_the_computation_of_a_replica():
 
 def test_turns_are_longer_for_short_contestants():
     ran = []
-    turns = {"short": rehearsal.Turn(lambda: ran.append("run"), lambda: ran.append("before"))}
-    seconds = rehearsal.take_turns(MPI.COMM_SELF, turns, 5, 0.0)
+    turns = {"short": measure.Turn(lambda: ran.append("run"), lambda: ran.append("before"))}
+    seconds = measure.take_turns(MPI.COMM_SELF, turns, 5, 0.0)
     assert len(seconds["short"]) == 2  # the time was over already
     assert ran[:3] == ["before", "run", "before"]
     assert ran.count("before") == 3
-    assert ran.count("run") == 1 + 2 * rehearsal._MOST_TOGETHER
+    assert ran.count("run") == 1 + 2 * measure._MOST_IN_A_TURN
 
 
 def advice(**fields):

@@ -11,7 +11,7 @@ from dataclasses import replace
 
 import pytest
 
-from mn_tools.doctor import commands, leftovers, memory, network, software
+from mn_tools.doctor import commands, memory, network, software
 from mn_tools.doctor.options import Options
 
 OPTIONS = Options(seconds=30)
@@ -107,11 +107,11 @@ def test_files_that_aborted_jobs_have_left(tmp_path):
     (tmp_path / "of_another_program").write_bytes(bytes(2 * MEBI))
     with open(tmp_path / "mpich_shm_1", "r+b") as used:
         mapped = mmap.mmap(used.fileno(), 0)
-    (left,) = leftovers.check(OPTIONS, tmp_path, tmp_path)
+    (left,) = memory.check_leftovers(OPTIONS, tmp_path, tmp_path)
     assert left.code == "shm-leftovers"
     files = "4 files of jobs that have ended, 8 MiB: mpich_shm_0, mpich_shm_2, mpich_shm_3 and 1 more"
     assert left.found == files
-    (left,) = leftovers.check(replace(OPTIONS, fix=True), tmp_path, tmp_path)
+    (left,) = memory.check_leftovers(replace(OPTIONS, fix=True), tmp_path, tmp_path)
     mapped.close()
     assert (left.code, left.found) == ("", f"removed {files}")
     remaining = sorted(path.name for path in tmp_path.iterdir())
@@ -135,13 +135,13 @@ def test_session_folders_of_jobs_that_were_killed(tmp_path):
         if seconds is not None:
             os.utime(folder, (seconds, seconds))
     (tmp_path / "ompi.txt").touch()
-    (left,) = leftovers.check(OPTIONS, tmp_path, tmp_path)
+    (left,) = memory.check_leftovers(OPTIONS, tmp_path, tmp_path)
     folders = f"1 session folders of Open MPI jobs that have ended: ompi.{ended.pid}"
     assert (left.code, left.found) == ("session-leftovers", folders)
-    (left,) = leftovers.check(replace(OPTIONS, fix=True), tmp_path, tmp_path)
+    (left,) = memory.check_leftovers(replace(OPTIONS, fix=True), tmp_path, tmp_path)
     assert (left.code, left.found) == ("", f"removed {folders}")
     assert len(list(tmp_path.iterdir())) == 4
-    assert not list(leftovers.check(OPTIONS, tmp_path, tmp_path))
+    assert not list(memory.check_leftovers(OPTIONS, tmp_path, tmp_path))
 
 
 @pytest.fixture

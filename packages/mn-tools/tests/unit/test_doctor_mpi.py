@@ -55,7 +55,7 @@ def test_a_setting_that_names_a_library_whose_name_mpi4py_does_not_know(machine,
 
 
 def test_no_library_at_all(machine):
-    machine.at_start("import mpi4py._mpiabi\nmpi4py._mpiabi.LIBMPI_PATH[:] = ['/nowhere']", "library_probe")
+    machine.at_start("import mpi4py._mpiabi\nmpi4py._mpiabi.LIBMPI_PATH[:] = ['/nowhere']", "start_library")
     library, codes, check = library_checks()
     assert (library, codes) == (None, ["mpi-library-missing"])
     assert "cannot load MPI library" in check.found
@@ -75,7 +75,7 @@ def replace_init(machine, statement):
         "from mpi4py import MPI\n"
         f"def init(level):\n    {statement}\n"
         "MPI.Init_thread = init",
-        "library_probe",
+        "start_library",
     )
 
 

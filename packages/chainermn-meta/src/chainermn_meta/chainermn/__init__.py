@@ -26,9 +26,8 @@ if not is_command(__name__):
     )
     from chainermn.extensions import create_multi_node_checkpointer, create_multi_node_evaluator
     from chainermn.links import MultiNodeChainList
-    from chainermn.optimizers import create_multi_node_optimizer
 
-    from mn_optim import MultiNodeUpdater
+    from mn_optim import MultiNodeUpdater, create_multi_node_optimizer
 
     global_except_hook.add_hook_if_enabled()
 

@@ -14,38 +14,14 @@ import numpy as np
 from mn_comm.device import nccl
 from mn_comm.device.nccl import _available, get_build_version, get_unique_id, get_version
 
-__all__ = [
-    "NCCL_CHAR",
-    "NCCL_DOUBLE",
-    "NCCL_FLOAT",
-    "NCCL_FLOAT16",
-    "NCCL_FLOAT32",
-    "NCCL_FLOAT64",
-    "NCCL_HALF",
-    "NCCL_INT",
-    "NCCL_INT8",
-    "NCCL_INT32",
-    "NCCL_INT64",
-    "NCCL_MAX",
-    "NCCL_MIN",
-    "NCCL_PROD",
-    "NCCL_SUM",
-    "NCCL_UINT8",
-    "NCCL_UINT32",
-    "NCCL_UINT64",
-    "NcclCommunicator",
-    "NcclError",
-    "_available",
-    "get_build_version",
-    "get_unique_id",
-    "get_version",
-]
-
 # The numbers of ncclRedOp_t and ncclDataType_t in nccl.h.
 NCCL_SUM, NCCL_PROD, NCCL_MAX, NCCL_MIN = range(4)
 NCCL_INT8, NCCL_UINT8, NCCL_INT32, NCCL_UINT32, NCCL_INT64, NCCL_UINT64 = range(6)
 NCCL_FLOAT16, NCCL_FLOAT32, NCCL_FLOAT64 = range(6, 9)
 NCCL_CHAR, NCCL_INT, NCCL_HALF, NCCL_FLOAT, NCCL_DOUBLE = 0, 2, 6, 7, 8
+
+__all__ = ["NcclCommunicator", "NcclError", "_available", "get_build_version", "get_unique_id", "get_version"]
+__all__ += [name for name in dir() if name.startswith("NCCL_")]
 
 _REDUCTIONS = ("SUM", "PROD", "MAX", "MIN")
 _DTYPES = ("i1", "u1", "i4", "u4", "i8", "u8", "f2", "f4", "f8")

@@ -1,6 +1,6 @@
 """Multi-node optimizers, and optimizers and schedules for large batches."""
 
-from mn_optim import (
+from mn_optim import (  # noqa: F401 - __all__ contains what is imported here
     LAMB,
     SLOW_START,
     AfterBackward,
@@ -21,27 +21,6 @@ from mn_optim import (
     piecewise,
     sgd_share,
 )
-from mn_optim import MultiNodeOptimizer as _MultiNodeOptimizer
+from mn_optim import MultiNodeOptimizer as _MultiNodeOptimizer  # noqa: F401
 
-__all__ = [
-    "LAMB",
-    "SLOW_START",
-    "AfterBackward",
-    "Asynchronous",
-    "DiLoCo",
-    "DuringBackward",
-    "LocalSGD",
-    "MultiNodeOptimizer",
-    "OneStepLate",
-    "RMSpropWarmup",
-    "Sharded",
-    "StreamingDiLoCo",
-    "SynchronousFirst",
-    "_MultiNodeOptimizer",
-    "create_multi_node_optimizer",
-    "gradual_warmup",
-    "keep_last_statistics",
-    "linear_scaling",
-    "piecewise",
-    "sgd_share",
-]
+__all__ = [name for name in dir() if not name.startswith("__")]

@@ -17,10 +17,10 @@ from mn_comm.building_blocks import STRATEGIES, GradientReducer
 from mn_tools.bench.choices import SENDS, Choice, Estimate, Parts, expected, finalists, menu
 from mn_tools.bench.contestants import Entrants
 from mn_tools.bench.machines import Machines, look
-from mn_tools.bench.measure import Turn
+from mn_tools.bench.measure import Turn, take_turns
 from mn_tools.bench.models import Arrays, explain, function_at, shapes_of, thin
 from mn_tools.bench.options import Options
-from mn_tools.bench.rehearsal import BUCKET_BYTES, Replica, Work, local_turn, take_turns, turn_of
+from mn_tools.bench.rehearsal import BUCKET_BYTES, Replica, Work, local_turn, turn_of
 
 __all__ = ["Advice", "advise", "distinct"]
 
@@ -89,20 +89,17 @@ def advise(world: MPI.Intracomm, options: Options, work: Work | None = None) -> 
     # Others would be compressed in the same way, among more ranks; and naive refuses it.
     compressing = [name for name in comms if name in ("hierarchical", "two_dimensional")]
     compressing = compressing or [name for name in comms if name != "naive"]
-    share, trial = sample.share, _Trial(world, comms, replica)
+    trial = _Trial(world, comms, replica)
     parts = trial.parts(compressing, begin + options.seconds / 2)
-    estimates = trial.rehearse(menu(list(comms), compressing), parts, share, begin + options.seconds)
+    estimates = trial.rehearse(menu(list(comms), compressing), parts, begin + options.seconds)
     entrants.close()
     return Advice(
         machines=machines,
         arrays=arrays,
         compute=compute,
-        measured_share=share,
+        measured_share=sample.share,
         order=tuple(comms),
-        estimates=[
-            Estimate(each.choice, each.expected / share, each.rehearsed and each.rehearsed / share)
-            for each in estimates
-        ],
+        estimates=estimates,
         refusals=entrants.refusals,
         notes=entrants.notes,
         seconds=time.perf_counter() - begin,
@@ -228,23 +225,22 @@ class _Trial(NamedTuple):
         seconds = take_turns(self.world, turns, _ROUNDS - 1, end)
         return min(seconds["alone"]), min(seconds["together"]), min(seconds["computing"])
 
-    def rehearse(self, choices: Sequence[Choice], parts: Parts, share: float, end: float) -> list[Estimate]:
+    def rehearse(self, choices: Sequence[Choice], parts: Parts, end: float) -> list[Estimate]:
         """Take whole steps with the leading choices, and with local steps; collective.
 
         Args:
             choices: What can be chosen.
             parts: The measured parts of a step.
-            share: Which part of the model the replica is.
             end: When to stop, on rank 0's ``time.perf_counter()``.
 
         Returns:
-            An estimate of each choice.
+            An estimate of each choice, for the whole model.
         """
         world, comms, replica = self
         estimates = [Estimate(choice, expected(choice, parts)) for choice in choices]
         in_every_step = [each for each in estimates if not each.choice.steps]
         leading = finalists(in_every_step, next(iter(comms)), _FINALISTS)  # the same on every rank, as all times are
-        bucket_bytes = max(1, int(BUCKET_BYTES * share))
+        bucket_bytes = max(1, int(BUCKET_BYTES * replica.share))
         turns = {_key(choice): turn_of(choice, comms[choice.strategy], replica, bucket_bytes) for choice in leading}
         local = next((each.choice for each in estimates if each.choice.steps), None)
         clock: list[float] = []
@@ -257,11 +253,10 @@ class _Trial(NamedTuple):
         if local is not None:
             step, meeting = _agreed(world, clock[0::2][1:], mean), _agreed(world, clock[1::2][1:], max)
             parts = replace(parts, alone=step, meeting=0.0, averages={(local.strategy, ""): meeting})
+            seconds |= {_key(each.choice): expected(each.choice, parts) for each in estimates if each.choice.steps}
+        whole = {name: each / replica.share for name, each in seconds.items()}
         return [
-            replace(
-                each, rehearsed=expected(each.choice, parts) if each.choice.steps else seconds.get(_key(each.choice))
-            )
-            for each in estimates
+            Estimate(each.choice, each.expected / replica.share, whole.get(_key(each.choice))) for each in estimates
         ]
 
 

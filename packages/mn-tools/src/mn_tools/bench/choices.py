@@ -28,7 +28,8 @@ SENDS: dict[str, Compression] = {
 _LEADING = 1.6
 
 # What changes the training least comes first, by the accuracies in docs/compression.md and docs/local-steps.md.
-_CAVEATS: dict[str, tuple[str, str]] = {
+_CHANGES: dict[str, tuple[str, str]] = {
+    "": ("", "docs/performance.md"),
     "Int8()": ("adds a little rounding noise to every step", "docs/compression.md"),
     LATE: ("applies each gradient one step late; the learning rate may have to be lower", "docs/performance.md"),
     "PowerSGD()": ("applies part of each gradient later; the first 1,000 steps are exact", "docs/compression.md"),
@@ -71,21 +72,21 @@ class Choice:
     @property
     def caveat(self) -> str:
         """How it changes the training; empty if it does not."""
-        return "" if self.is_exact else _CAVEATS[self._change][0]
+        return _CHANGES[self._change][0]
 
     @property
     def page(self) -> str:
         """The page to read before it is used."""
-        return "docs/performance.md" if self.is_exact else _CAVEATS[self._change][1]
+        return _CHANGES[self._change][1]
 
     @property
     def harm(self) -> int:
         """Its place in the order of how much it changes the training; 0 if it does not."""
-        return 0 if self.is_exact else 1 + list(_CAVEATS).index(self._change)
+        return list(_CHANGES).index(self._change)
 
     @property
     def _change(self) -> str:
-        return self.send or (LATE if self.when == LATE else str(self))
+        return "" if self.is_exact else self.send or (LATE if self.when == LATE else str(self))
 
 
 @dataclass(frozen=True)
@@ -164,10 +165,8 @@ def menu(strategies: Sequence[str], compressing: Sequence[str]) -> list[Choice]:
     for strategy in compressing:
         choices.append(Choice(strategy, LATE))
         choices += [Choice(strategy, when, send) for send in SENDS for when in (AFTER, DURING)]
-    for strategy in compressing[:1]:
-        choices += [Choice(strategy, LOCAL, steps=4), Choice(strategy, LOCAL, steps=16)]
-        choices.append(Choice(strategy, DILOCO, steps=32))
-    return choices
+    local = (LOCAL, 4), (LOCAL, 16), (DILOCO, 32)
+    return choices + [Choice(strategy, when, steps=steps) for strategy in compressing[:1] for when, steps in local]
 
 
 def expected(choice: Choice, parts: Parts) -> float:

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import os
 import shutil
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterable
 from functools import partial
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 import numpy as np
@@ -28,6 +31,8 @@ from mn_tools.bench.report import GPU, HOST, Report, rows_of, to_json, to_lines
 
 __all__ = ["main"]
 
+_SECONDS_PER_SIZE = 10.0
+_LEAST_ROUNDS = 3
 _LATENCY_ROUNDS = 20
 _LATENCY_TOGETHER = 20
 _USAGE = 2
@@ -56,16 +61,7 @@ def main(argv: list[str]) -> int:
         return options
     if world.size == 1:
         return _start(options.ranks, argv)
-    try:
-        return _time_averages(world, options) if options.model is None else _advise(world, options)
-    except _CannotRunError as error:
-        if world.rank == 0:
-            sys.stderr.write(f"mn_comm bench: {error}\n")
-        return _USAGE
-
-
-class _CannotRunError(Exception):
-    """The request cannot be carried out; raised on every rank."""
+    return _time_averages(world, options) if options.model is None else _advise(world, options)
 
 
 def _agree_on_options(world: MPI.Intracomm, argv: list[str]) -> Options | int:
@@ -86,8 +82,7 @@ def _agree_on_options(world: MPI.Intracomm, argv: list[str]) -> Options | int:
 
 def _start(ranks: int | None, argv: list[str]) -> int:
     """Start several processes, or print how to do so."""
-    beside = shutil.which("mpiexec", path=os.path.dirname(sys.executable))
-    mpiexec = beside or shutil.which("mpiexec")
+    mpiexec = shutil.which("mpiexec", path=os.path.dirname(sys.executable)) or shutil.which("mpiexec")
     if ranks is None:
         sys.stderr.write(f"mn_comm bench: {_HOW}")
         return _USAGE
@@ -105,19 +100,27 @@ def _without_ranks(argv: list[str]) -> list[str]:
     return parser.parse_known_args(argv)[1]
 
 
+def _refuse(world: MPI.Intracomm, error: Exception) -> int:
+    """Say why the request cannot be carried out, an error that every rank has; return the exit status."""
+    if world.rank == 0:
+        sys.stderr.write(f"mn_comm bench: {error}\n")
+    return _USAGE
+
+
 def _time_averages(world: MPI.Intracomm, options: Options) -> int:
     if options.device:
         try:
             use_device(world, create_communicator("naive", world).intra_rank)
         except RuntimeError as error:
-            raise _CannotRunError(str(error)) from None
+            return _refuse(world, error)
     report = Report(look(world), GPU if options.device else HOST, options.arrays)
     report.latencies = _latencies(world)
     entrants = Entrants(world, options.strategies)
     for nbytes in options.sizes:
         gradients = Gradients(nbytes, options.arrays, options.device)
-        runs = entrants.runs(gradients, nbytes)
-        seconds = measure.interleave(world, runs, options.rounds, measure.repeats(nbytes))
+        turns = entrants.turns(gradients, nbytes)
+        end, together = time.perf_counter() + _SECONDS_PER_SIZE, measure.repeats(nbytes)
+        seconds = measure.take_turns(world, turns, options.rounds, end, least=_LEAST_ROUNDS, together=together)
         report.rows += rows_of(nbytes, world.size, seconds)
     report.refusals, report.wrong, report.notes = entrants.refusals, entrants.wrong, entrants.notes
     entrants.close()
@@ -136,7 +139,8 @@ def _latencies(world: MPI.Intracomm) -> dict[str, float]:
     object_ = partial(comm.send_obj, thing), comm.recv_obj
 
     def seconds(run: Callable[[], object]) -> float:
-        return measure.per_call(world, run, _LATENCY_ROUNDS, _LATENCY_TOGETHER)
+        turns = {"": measure.Turn(run)}
+        return median(measure.take_turns(world, turns, _LATENCY_ROUNDS, math.inf, together=_LATENCY_TOGETHER)[""])
 
     return {
         "barrier": seconds(world.Barrier),
@@ -161,7 +165,7 @@ def _advise(world: MPI.Intracomm, options: Options) -> int:
     try:
         advice = advise(world, options)
     except (RuntimeError, ValueError) as error:
-        raise _CannotRunError(str(error)) from error
+        return _refuse(world, error)
     if world.rank == 0:
         _publish(options, advice_to_json(advice), advice_to_lines(advice), partial(draw_advice, advice))
     return 0

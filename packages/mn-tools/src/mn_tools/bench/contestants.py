@@ -14,9 +14,10 @@ import numpy as np
 from mpi4py import MPI
 
 from mn_comm import Communicator, create_communicator, raise_on_all
+from mn_tools.bench.measure import Turn
 from mn_tools.bench.options import ITEM_BYTES
 
-__all__ = ["MPI_ALLREDUCE", "Entrants", "Gradients", "Parameter", "use_device"]
+__all__ = ["MPI_ALLREDUCE", "Entrants", "Gradients", "Model", "use_device"]
 
 MPI_ALLREDUCE = "MPI_Allreduce"
 
@@ -32,7 +33,23 @@ class Parameter:
         self.grad: Any = None
 
 
-class Gradients:
+class Model:
+    """Parameters with names.
+
+    Args:
+        arrays: Their values.
+    """
+
+    def __init__(self, arrays: Iterable[Any]) -> None:
+        self._named = [(f"/{i:06}", Parameter(array)) for i, array in enumerate(arrays)]
+        self._params = [param for _, param in self._named]
+
+    def namedparams(self) -> Iterable[tuple[str, Any]]:
+        """Return names and parameters."""
+        return iter(self._named)
+
+
+class Gradients(Model):
     """A model of parameters with float32 gradients.
 
     Args:
@@ -46,26 +63,20 @@ class Gradients:
         bounds = [length * i // count for i in range(count + 1)]
         self._device = device
         self._xp: Any = importlib.import_module("cupy") if device else np
-        self._arrays = [self._xp.empty(end - begin, np.float32) for begin, end in pairwise(bounds)]
-        self._params = [Parameter(array) for array in self._arrays]
-        self._named = [(f"/{i:06}", param) for i, param in enumerate(self._params)]
-
-    def namedparams(self) -> Iterable[tuple[str, Any]]:
-        """Return names and parameters."""
-        return iter(self._named)
+        super().__init__(self._xp.empty(end - begin, np.float32) for begin, end in pairwise(bounds))
 
     def fill(self, value: float) -> None:
         """Set all elements of the arrays."""
-        for array in self._arrays:
+        for param in self._params:
             if self._device:
-                array.set(np.full(array.shape, value, np.float32))
+                param.data.set(np.full(param.data.shape, value, np.float32))
             else:
-                array.fill(value)
+                param.data.fill(value)
 
     def average(self, comm: Communicator) -> None:
         """Average them, as after a backward pass: gradients in new arrays, which are no bucket's memory."""
-        for param, array in zip(self._params, self._arrays, strict=True):
-            param.grad = array
+        for param in self._params:
+            param.grad = param.data
         comm.multi_node_mean_grad(self)
         if self._device:
             self._xp.cuda.get_current_stream().synchronize()
@@ -100,16 +111,16 @@ class Entrants:
             with self._attempting(name):
                 self.communicators[name] = create_communicator(name, mpi_comm)
 
-    def runs(self, gradients: Gradients, nbytes: int) -> dict[str, Callable[[], object]]:
-        """Try each communicator once, and return the averaging functions of those that work; collective."""
-        runs: dict[str, Callable[[], object]] = {MPI_ALLREDUCE: _raw(self._mpi_comm, nbytes)}
+    def turns(self, gradients: Gradients, nbytes: int) -> dict[str, Turn]:
+        """Try each communicator once, and return the averages of those that work; collective."""
+        turns = {MPI_ALLREDUCE: Turn(_raw(self._mpi_comm, nbytes))}
         for name, comm in list(self.communicators.items()):
             with self._attempting(name):
                 self._try(name, comm, gradients, nbytes)
-                runs[name] = partial(gradients.average, comm)
+                turns[name] = Turn(partial(gradients.average, comm))
             if name in self.refusals:
                 self.communicators.pop(name).finalize()
-        return runs
+        return turns
 
     def close(self) -> None:
         """Finalize the communicators; collective."""

@@ -69,7 +69,8 @@ class Machines:
 
 def look(mpi_comm: MPI.Intracomm) -> Machines:
     """Determine the environment; collective."""
-    places = mpi_comm.allgather((MPI.Get_processor_name(), _cores()))
+    # A process that is bound to one core cannot use others.
+    places = mpi_comm.allgather((MPI.Get_processor_name(), frozenset(os.sched_getaffinity(0))))
     hosts = list(dict.fromkeys(host for host, _ in places))
     nodes = []
     for host in hosts:
@@ -86,13 +87,6 @@ def look(mpi_comm: MPI.Intracomm) -> Machines:
 def _library(version: str) -> str:
     """Return the name and version from MPI's description of itself, which may also say how it was built."""
     return " ".join(version.rstrip("\0").splitlines()[0].split(",")[0].split())
-
-
-def _cores() -> frozenset[int]:
-    """Return the cores that this process may use: a process bound to one core cannot use others."""
-    if hasattr(os, "sched_getaffinity"):
-        return frozenset(os.sched_getaffinity(0))
-    return frozenset(range(os.cpu_count() or 1))
 
 
 def _within_nodes(mpi_comm: MPI.Intracomm) -> str:

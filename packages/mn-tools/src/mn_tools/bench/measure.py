@@ -5,24 +5,21 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from statistics import median
 from typing import Any, TypeVar
 
 import numpy as np
 from mpi4py import MPI
 
-__all__ = ["Turn", "allowed_rounds", "interleave", "one_round", "per_call", "preferred", "repeats", "slowest"]
+__all__ = ["Turn", "preferred", "repeats", "take_turns"]
 
 _T = TypeVar("_T")
 
-Contestants = Mapping[str, Callable[[], object]]
-
 _AS_FAST = 1.1  # a contestant that is slower by less than this may be faster the next time
-_SECONDS_PER_SIZE = 10.0
-_LEAST_ROUNDS = 3
 # The resolution of the clock and the end of a barrier take as long as a short operation, so many are timed together.
 _BYTES_TOGETHER = 256 * 1024
 _MOST_TOGETHER = 50
+_TURN_SECONDS = 0.15
+_MOST_IN_A_TURN = 20
 
 
 @dataclass(frozen=True)
@@ -45,34 +42,33 @@ def repeats(nbytes: int) -> int:
     return max(1, min(_MOST_TOGETHER, _BYTES_TOGETHER // nbytes))
 
 
-def interleave(mpi_comm: MPI.Intracomm, contestants: Contestants, rounds: int, together: int) -> dict[str, list[float]]:
-    """Run all contestants in turn, round after round, after one round that is not counted; collective.
+def take_turns(
+    mpi_comm: MPI.Intracomm, turns: Mapping[str, Turn], rounds: int, end: float, *, least: int = 2, together: int = 0
+) -> dict[str, list[float]]:
+    """Let contestants take turns, round after round, after one that is not counted; collective.
 
     Args:
         mpi_comm: The ranks; each contestant is collective over them.
-        contestants: The functions to time, by name, in the same order on every rank.
-        rounds: The maximum number of rounds; fewer if the first round shows that they would take long.
-        together: How many runs are timed together.
+        turns: The contestants, in the same order on every rank.
+        rounds: The maximum number of rounds.
+        end: When to stop on rank 0's ``time.perf_counter()``.
+        least: How many rounds to run, even if the time is over.
+        together: How many runs are timed together; by default, as many as take 0.15 seconds, at most 20.
 
     Returns:
         For each contestant, the seconds of one run in each round, on the slowest rank; the same on every rank.
     """
-    turns = [Turn(run) for run in contestants.values()]
-    repeated = [together] * len(turns)
-    warm_up = one_round(mpi_comm, turns, repeated)
-    longest = mpi_comm.allreduce(sum(warm_up) * together, MPI.MAX)
-    mine = [one_round(mpi_comm, turns, repeated) for _ in range(allowed_rounds(rounds, longest))]
-    return dict(zip(contestants, slowest(mpi_comm, mine), strict=True))
+    repeated = [together or 1] * len(turns)
+    first = _slowest(mpi_comm, [_one_round(mpi_comm, turns.values(), repeated)])
+    if not together:
+        repeated = [max(1, min(_MOST_IN_A_TURN, int(_TURN_SECONDS / max(each[0], 1e-9)))) for each in first]
+    mine: list[list[float]] = []
+    while len(mine) < rounds and (len(mine) < least or mpi_comm.bcast(time.perf_counter() < end)):
+        mine.append(_one_round(mpi_comm, turns.values(), repeated))
+    return dict(zip(turns, _slowest(mpi_comm, mine), strict=True))
 
 
-def allowed_rounds(rounds: int, seconds: float) -> int:
-    """Return how many rounds of this many seconds to run, if ``rounds`` are requested."""
-    if seconds * rounds <= _SECONDS_PER_SIZE:
-        return rounds
-    return min(rounds, max(_LEAST_ROUNDS, int(_SECONDS_PER_SIZE / seconds)))
-
-
-def slowest(mpi_comm: MPI.Intracomm, rounds: list[list[float]]) -> list[list[float]]:
+def _slowest(mpi_comm: MPI.Intracomm, rounds: list[list[float]]) -> list[list[float]]:
     """Return, for each contestant, the seconds of each round on the slowest rank; collective.
 
     Args:
@@ -85,12 +81,7 @@ def slowest(mpi_comm: MPI.Intracomm, rounds: list[list[float]]) -> list[list[flo
     return each
 
 
-def per_call(mpi_comm: MPI.Intracomm, run: Callable[[], object], rounds: int, together: int) -> float:
-    """Return the median seconds of one run, on the slowest rank; collective."""
-    return median(interleave(mpi_comm, {"": run}, rounds, together)[""])
-
-
-def one_round(mpi_comm: MPI.Intracomm, turns: Iterable[Turn], together: Iterable[int]) -> list[float]:
+def _one_round(mpi_comm: MPI.Intracomm, turns: Iterable[Turn], together: Iterable[int]) -> list[float]:
     """Let contestants take a turn each; collective.
 
     Args:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import importlib.util
+import itertools
 import os
 import re
 from collections.abc import Mapping, Sequence
@@ -17,8 +18,7 @@ __all__ = ["ITEM_BYTES", "Options", "parse", "to_bytes", "to_seconds"]
 
 ITEM_BYTES = 4  # of a float32
 
-_SMALLEST, _FACTOR = 8, 8
-_UNITS = {"K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
+_UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
 _TIMES = {"us": 1e-6, "µs": 1e-6, "ms": 1e-3, "s": 1.0, "": 1.0}
 _CHARTS = (".png", ".pdf", ".svg")
 _LARGEST = 4 << 30  # some MPI libraries cannot handle more elements than this at once
@@ -85,12 +85,8 @@ def to_bytes(text: str) -> int:
     Raises:
         argparse.ArgumentTypeError: It is not a multiple of 4, from 4 to 4G.
     """
-    short = text.removesuffix("iB")
-    digits, unit = (short[:-1], _UNITS[short[-1].upper()]) if short[-1:].upper() in _UNITS else (text, 1)
-    try:
-        nbytes = int(digits) * unit
-    except ValueError:
-        nbytes = 0
+    match = re.fullmatch(r"(\d+)\s*(?:([KMGkmg])(?:iB)?)?", text.strip())
+    nbytes = int(match[1]) * _UNITS[match[2].upper() if match[2] else ""] if match else 0
     if not 0 < nbytes <= _LARGEST or nbytes % ITEM_BYTES:
         raise argparse.ArgumentTypeError(
             f"expected bytes, a multiple of {ITEM_BYTES} up to 4G, such as 512, 4K or 64M; got {text!r}"
@@ -130,12 +126,8 @@ def _check_model(parser: argparse.ArgumentParser, given: Mapping[str, Any]) -> N
 
 
 def _default_sizes(largest: int) -> tuple[int, ...]:
-    sizes = []
-    size = _SMALLEST
-    while size < largest:
-        sizes.append(size)
-        size *= _FACTOR
-    return (*sizes, largest)
+    powers = (8**exponent for exponent in itertools.count(1))
+    return (*itertools.takewhile(lambda size: size < largest, powers), largest)
 
 
 def _strategies(text: str) -> tuple[str, ...]:

@@ -13,7 +13,6 @@ __all__ = ["draw", "draw_advice"]
 
 # Okabe and Ito's colours, which colour-blind people can distinguish.
 _COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#8c6d31", "#999999")
-_MARKERS = "osD^vP*X"
 
 
 def draw(report: Report, file: str) -> None:
@@ -28,10 +27,13 @@ def draw(report: Report, file: str) -> None:
     figure = Figure(figsize=(11, 4.8), layout="constrained")
     times, bandwidths = figure.subplots(1, 2)
     names = list(dict.fromkeys(row.strategy for row in report.rows))
-    others = [name for name in names if name != MPI_ALLREDUCE]
+    for axes in (times, bandwidths):
+        axes.set_prop_cycle(color=_COLOURS, marker=list("osD^vP*X"))
     for name in names:
         rows = [row for row in report.rows if row.strategy == name]
-        style = _style(others.index(name)) if name in others else {"color": "black", "ls": "--", "lw": 2, "zorder": 3}
+        style: dict[str, Any] = {"lw": 1.5, "markersize": 5}
+        if name == MPI_ALLREDUCE:
+            style = {"color": "black", "marker": "", "ls": "--", "lw": 2, "zorder": 3}
         sizes = [row.bytes for row in rows]
         times.plot(sizes, [row.seconds * 1e3 for row in rows], label=name, **style)
         bandwidths.plot(sizes, [row.bus_bandwidth / 1e9 for row in rows], **style)
@@ -50,15 +52,6 @@ def draw(report: Report, file: str) -> None:
     machines = report.machines
     figure.suptitle(f"{machines.ranks} ranks on {len(machines.nodes)} node(s), {report.memory}; {machines.mpi}")
     figure.savefig(file, dpi=120)
-
-
-def _style(number: int) -> dict[str, Any]:
-    return {
-        "color": _COLOURS[number % len(_COLOURS)],
-        "marker": _MARKERS[number % len(_MARKERS)],
-        "markersize": 5,
-        "lw": 1.5,
-    }
 
 
 def draw_advice(advice: Advice, file: str) -> None:

@@ -8,8 +8,7 @@ model as for any other, the last ones first.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Mapping
-from typing import Any
+from collections.abc import Callable
 
 import numpy as np
 from mpi4py import MPI
@@ -17,19 +16,11 @@ from mpi4py import MPI
 from mn_comm import Communicator, raise_on_all
 from mn_comm.building_blocks import Reduction
 from mn_tools.bench.choices import AFTER, DURING, LATE, SENDS, Choice
-from mn_tools.bench.contestants import Parameter
-from mn_tools.bench.measure import Turn, one_round, slowest
+from mn_tools.bench.contestants import Model
+from mn_tools.bench.measure import Turn
 from mn_tools.bench.models import Arrays
 
-__all__ = [
-    "BUCKET_BYTES",
-    "LOCAL_STEPS",
-    "Replica",
-    "Work",
-    "local_turn",
-    "take_turns",
-    "turn_of",
-]
+__all__ = ["BUCKET_BYTES", "LOCAL_STEPS", "Replica", "Work", "local_turn", "turn_of"]
 
 BUCKET_BYTES = 4 * 1024 * 1024
 """The bytes that ``DuringBackward`` sends together."""
@@ -38,8 +29,6 @@ LOCAL_STEPS = 4
 
 _WIDTH = 160
 _CALIBRATION_SECONDS = 0.3
-_TURN_SECONDS = 0.15
-_MOST_TOGETHER = 20
 
 
 class Work:
@@ -67,7 +56,7 @@ class Work:
             np.dot(self._factor, self._factor, out=self._product)
 
 
-class Replica:
+class Replica(Model):
     """A rank's copy of a model, and its computation.
 
     Args:
@@ -78,13 +67,13 @@ class Replica:
     Attributes:
         forward_units: The work of the forward pass.
         backward_units: The work of the backward pass before the gradient of each array is there.
+        share: Which part of the model it is.
         last: The last bucket's share of the gradients.
     """
 
     def __init__(self, arrays: Arrays, work: Work, seconds: float) -> None:
+        super().__init__(np.zeros(shape, np.float32) for shape in arrays.shapes)
         self._work = work
-        self._params = [Parameter(np.zeros(shape, np.float32)) for shape in arrays.shapes]
-        self._named = [(f"/{i:06}", param) for i, param in enumerate(self._params)]
         random = np.random.default_rng(0)
         # One gradient for all arrays of a size: a large model has to fit several times.
         self._gradients = {shape: random.standard_normal(shape, np.float32) for shape in set(arrays.shapes)}
@@ -93,11 +82,8 @@ class Replica:
         bounds = np.cumsum([0, *(is_matrix if any(is_matrix) else [True] * len(is_matrix))])
         self.forward_units = round(units / 3)
         self.backward_units: list[int] = np.diff(np.round(bounds / bounds[-1] * units * 2 / 3).astype(int)).tolist()
+        self.share = arrays.share
         self.last = min(1.0, BUCKET_BYTES * arrays.share / arrays.nbytes)
-
-    def namedparams(self) -> Iterable[tuple[str, Any]]:
-        """Return names and parameters."""
-        return iter(self._named)
 
     def forward(self) -> None:
         """Compute, without a result."""
@@ -131,27 +117,6 @@ class Replica:
     def order(self) -> list[str]:
         """The names, in the order in which gradients become final."""
         return [name for name, _ in reversed(self._named)]
-
-
-def take_turns(mpi_comm: MPI.Intracomm, turns: Mapping[str, Turn], rounds: int, end: float) -> dict[str, list[float]]:
-    """Let contestants take turns, round after round, after one that is not counted; collective.
-
-    Args:
-        mpi_comm: The ranks.
-        turns: The contestants, in the same order on every rank.
-        rounds: The maximum number of rounds.
-        end: When to stop on rank 0's ``time.perf_counter()``, but not before the second round.
-
-    Returns:
-        For each contestant, the seconds of one run in each round, on the slowest rank; the same on every rank.
-    """
-    together = [1] * len(turns)
-    first = slowest(mpi_comm, [one_round(mpi_comm, turns.values(), together)])
-    together = [max(1, min(_MOST_TOGETHER, int(_TURN_SECONDS / max(each[0], 1e-9)))) for each in first]
-    mine: list[list[float]] = []
-    while len(mine) < rounds and (len(mine) < 2 or mpi_comm.bcast(time.perf_counter() < end)):
-        mine.append(one_round(mpi_comm, turns.values(), together))
-    return dict(zip(turns, slowest(mpi_comm, mine), strict=True))
 
 
 def turn_of(choice: Choice, comm: Communicator, replica: Replica, bucket_bytes: int = BUCKET_BYTES) -> Turn:

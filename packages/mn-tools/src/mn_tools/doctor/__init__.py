@@ -37,13 +37,13 @@ import socket
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
-from mn_tools.doctor import devices, hosts, launch, leftovers, memory, mpi, network, software
+from mn_tools.doctor import devices, hosts, launch, memory, mpi, network, software
+from mn_tools.doctor.commands import emit, errors_as
 from mn_tools.doctor.commands import python as run_python
 from mn_tools.doctor.options import Options, parse
-from mn_tools.doctor.records import emit, in_short
 from mn_tools.doctor.report import Catalogue, Check, Status, as_json, as_text, ok, summary, worst
 
-__all__ = ["Catalogue", "Check", "Options", "Status", "emit", "examine", "in_short", "main", "ok", "run_python"]
+__all__ = ["Catalogue", "Check", "Options", "Status", "emit", "errors_as", "examine", "main", "ok", "run_python"]
 
 Examination = Callable[[Options], Iterable[Check]]
 
@@ -73,7 +73,9 @@ def main(arguments: list[str], program: str = "mn_comm", more: Sequence[Examinat
         sys.stdout.write(f"{program} doctor on {socket.gethostname()}\n")
     for check in examine(options, more):
         if not options.json:
-            _write(check, new_group=not found or found[-1].group != check.group)
+            heading = "" if found and found[-1].group == check.group else f"\n{check.group}\n"
+            sys.stdout.write(heading + as_text(check))
+            sys.stdout.flush()
         found.append(check)
     settings = {"program": program, "ranks": options.ranks, "hosts": list(options.hosts)}
     sys.stdout.write(as_json(found, settings) if options.json else f"\n{summary(found)}")
@@ -101,7 +103,7 @@ def examine(options: Options, more: Sequence[Examination] = ()) -> Iterator[Chec
         yield from mpi.check_match(launcher, library)
         yield mpi.check_survival(library)
     yield from memory.check(options)
-    yield from leftovers.check(options)
+    yield from memory.check_leftovers(options)
     job = None
     # Ranks that cannot import the packages would only repeat earlier messages.
     if launcher and library and not broken:
@@ -128,9 +130,3 @@ def _examine_hosts(options: Options, launcher: mpi.Launcher | None, library: mpi
         about_job, job = launch.check(launcher, library, options, options.hosts)
         yield from about_job
         yield from devices.check_sharing(job)
-
-
-def _write(check: Check, *, new_group: bool) -> None:
-    heading = f"\n{check.group}\n" if new_group else ""
-    sys.stdout.write(heading + as_text(check))
-    sys.stdout.flush()

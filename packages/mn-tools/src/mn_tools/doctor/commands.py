@@ -1,4 +1,7 @@
-"""Runs other programs so that none of them can hang or break this one."""
+"""Runs other programs so that none of them can hang or break this one, and reads the records that they write.
+
+A record is a marked JSON object on a line of the standard output.
+"""
 
 from __future__ import annotations
 
@@ -9,11 +12,11 @@ import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-__all__ = ["MARK", "Outcome", "python", "run"]
+__all__ = ["MARK", "Outcome", "emit", "errors_as", "in_short", "python", "run"]
 
 MARK = "mn-doctor:"
 _PATIENCE = 3.0  # seconds between asking a program to end and killing it
@@ -100,9 +103,35 @@ def run(command: Sequence[str], seconds: float, *, text: str = "", environ: Mapp
         return Outcome(_wait(process, seconds), _read(out), _read(err))
 
 
-def python(module: str, seconds: float, *arguments: str, environ: Mapping[str, str] | None = None) -> Outcome:
-    """Run a module of this package in a separate interpreter."""
-    return run([sys.executable, "-m", module, *arguments], seconds, environ=environ)
+def python(module: str, seconds: float, *arguments: str) -> Outcome:
+    """Run a module in a separate interpreter."""
+    return run([sys.executable, "-m", module, *arguments], seconds)
+
+
+def emit(*, to: int = 1, **record: object) -> None:
+    """Write one record in a single call, so that records of several ranks do not mix.
+
+    Args:
+        to: The file descriptor to write to.
+        record: The content.
+    """
+    os.write(to, f"{MARK}{json.dumps(record)}\n".encode())
+
+
+@contextlib.contextmanager
+def errors_as(name: str) -> Iterator[None]:
+    """Write a record of this name if the block raises, with the name of a missing module, and continue after it."""
+    try:
+        yield
+    except ModuleNotFoundError as error:
+        emit(to=1, **{name: in_short(error), "missing": error.name})
+    except Exception as error:
+        emit(to=1, **{name: in_short(error)})
+
+
+def in_short(error: BaseException) -> str:
+    """Return the type and message of an exception."""
+    return f"{type(error).__name__}: {error}"[:1000]
 
 
 def _wait(process: subprocess.Popen[bytes], seconds: float) -> int | None:

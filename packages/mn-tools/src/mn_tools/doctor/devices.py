@@ -37,9 +37,13 @@ def check(options: Options, driver: Path = DRIVER) -> Iterator[Check]:
     if len(names) > 1:
         yield problem("cupy-twice", GROUP, "CuPy", f"installed more than once: {', '.join(names)}")
     if importlib.util.find_spec("cupy") is None:
-        yield _without_cupy(here)
+        if here:
+            yield problem("gpu-without-cupy", GROUP, "CuPy", f"not installed, but this machine has {here}")
+        else:
+            found = "not installed, and there is no NVIDIA driver: arrays can only be in host memory"
+            yield ok(GROUP, "CuPy", found)
         return
-    outcome = commands.python("mn_tools.doctor.device_probe", options.seconds)
+    outcome = commands.python("mn_tools.doctor.trials", options.seconds, "find_devices")
     seen = outcome.facts()
     if "cupy" not in seen:
         found = seen.get("cupy_error", outcome.described())
@@ -57,17 +61,10 @@ def cupy_distributions() -> list[str]:
     return sorted(name for name in names if re.fullmatch(r"cupy(-cuda\w+|-rocm-[\w-]+)?", name))
 
 
-def _without_cupy(driver: str) -> Check:
-    if driver:
-        return problem("gpu-without-cupy", GROUP, "CuPy", f"not installed, but this machine has {driver}")
-    return ok(GROUP, "CuPy", "not installed, and there is no NVIDIA driver: arrays can only be in host memory")
-
-
 def _judge_devices(seen: dict[str, Any], driver: str, outcome: commands.Outcome) -> Check:
-    error = str(seen.get("device_error", ""))
-    version = int(seen.get("driver", 0))
-    if version and (version // 1000 < int(seen["runtime"]) // 1000 or _TOO_OLD in error):
-        return _old_driver(version, int(seen["runtime"]))
+    error, version, runtime = seen.get("device_error", ""), seen.get("driver", 0), seen["runtime"]
+    if version and (version // 1000 < runtime // 1000 or _TOO_OLD in error):
+        return _old_driver(version, runtime)
     if not version and not seen.get("devices"):
         # CuPy can be imported without a driver, and then calls it too old.
         error = f"the library libcuda.so.1 is missing, although there is {driver}" if driver else "there is no driver"
@@ -75,9 +72,9 @@ def _judge_devices(seen: dict[str, Any], driver: str, outcome: commands.Outcome)
         ended = "" if "devices" in seen else outcome.described()
         return problem("cupy-without-device", GROUP, "driver", f"CuPy finds no GPU: {error or ended or 'none visible'}")
     devices = [f"{name} ({architecture})" for name, architecture in seen["devices"]]
-    if int(seen["runtime"]) // 1000 >= 13 and any(architecture in _DROPPED for _, architecture in seen["devices"]):
+    if runtime // 1000 >= 13 and any(architecture in _DROPPED for _, architecture in seen["devices"]):
         return problem("gpu-too-old", GROUP, "driver", f"CUDA 13 compiles nothing for some of {'; '.join(devices)}")
-    return ok(GROUP, "driver", f"{driver or 'driver'}, CUDA {_cuda(seen['driver'])}: {'; '.join(devices)}")
+    return ok(GROUP, "driver", f"{driver or 'driver'}, CUDA {_cuda(version)}: {'; '.join(devices)}")
 
 
 def _old_driver(version: int, runtime: int) -> Check:
@@ -90,7 +87,7 @@ def _old_driver(version: int, runtime: int) -> Check:
 
 
 def _judge_nccl(seen: dict[str, Any], outcome: commands.Outcome) -> Check:
-    version = int(seen.get("nccl", 0))
+    version = seen.get("nccl", 0)
     if version:
         return ok(GROUP, "NCCL", f"{version // 10000}.{version // 100 % 100}.{version % 100}")
     missing = "libnccl.so.2 is missing" if "nccl" in seen else outcome.described()
@@ -122,15 +119,12 @@ def check_awareness(job: Job) -> Iterator[Check]:
         yield problem("cuda-aware-setting", GROUP, "CUDA-aware MPI", error)
     elif found is not None:
         aware, library_says_so = found
-        yield _judge_awareness(aware, library_says_so)
-
-
-def _judge_awareness(aware: bool, library_says_so: bool) -> Check:
-    if aware and not library_says_so:
-        found = "MN_COMM_CUDA_AWARE_MPI says yes, but the library does not"
-        return problem("cuda-aware-claimed", GROUP, "CUDA-aware MPI", found)
-    found = "yes" if aware else "no: data on a GPU are sent through pinned host memory"
-    return ok(GROUP, "CUDA-aware MPI", found)
+        if aware and not library_says_so:
+            claim = "MN_COMM_CUDA_AWARE_MPI says yes, but the library does not"
+            yield problem("cuda-aware-claimed", GROUP, "CUDA-aware MPI", claim)
+        else:
+            sent = "yes" if aware else "no: data on a GPU are sent through pinned host memory"
+            yield ok(GROUP, "CUDA-aware MPI", sent)
 
 
 def _driver_version(folder: Path) -> str:
@@ -144,4 +138,4 @@ def _driver_version(folder: Path) -> str:
 
 
 def _cuda(version: int) -> str:
-    return f"{int(version) // 1000}.{int(version) % 1000 // 10}"
+    return f"{version // 1000}.{version % 1000 // 10}"

@@ -6,7 +6,6 @@ Each takes the communicator of all ranks, is collective, returns its observation
 from __future__ import annotations
 
 import ctypes
-import importlib.util
 import os
 from typing import Any
 
@@ -17,14 +16,7 @@ from mn_comm.building_blocks import Ranks
 from mn_comm.device import awareness
 from mn_comm.ranks.shared_memory import share
 
-__all__ = [
-    "awareness_of_devices",
-    "devices_in_use",
-    "direct_copies",
-    "point_to_point",
-    "reduction",
-    "shared_memory",
-]
+__all__ = ["awareness_of_devices", "devices_in_use", "direct_copies", "point_to_point", "reduction", "shared_memory"]
 
 # MPI libraries send short messages immediately, and long ones only when they are requested; this tests both.
 _LENGTHS = (1, 1000, 1_000_000)
@@ -123,8 +115,6 @@ def devices_in_use(world: MPI.Intracomm) -> list[tuple[str, str]]:
 
 
 def _device(intra_rank: int) -> str:
-    if importlib.util.find_spec("cupy") is None:
-        return ""
     try:
         import cupy
 

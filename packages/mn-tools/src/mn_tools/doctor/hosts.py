@@ -27,7 +27,6 @@ _COMPLAINTS = {
     r"Host key verification failed|REMOTE HOST IDENTIFICATION": "ssh-host-key",
     r"Permission denied|password|Too many authentication": "ssh-password",
 }
-_COULD_NOT = (126, 127)  # a shell's message for a command that does not exist
 
 Inventory = dict[str, Any]
 
@@ -95,7 +94,7 @@ def _not_reached(group: str, host: str, command: list[str], outcome: commands.Ou
         return problem("ssh-hangs", group, "ssh", f"no answer in time\n{said}".strip(), **values)
     if outcome.status == 127 and "No such file or directory" in said and command[0] in said:
         return problem("ssh-missing", group, "ssh", f"{command[0]} is not on PATH", **values)
-    if outcome.status in _COULD_NOT:
+    if outcome.status in (126, 127):  # a shell's, for a command that cannot be run
         return problem("host-python-missing", group, "same Python", said or outcome.ending, **values)
     if outcome.status == 255:
         code = next((code for complaint, code in _COMPLAINTS.items() if re.search(complaint, said)), "ssh-unreachable")

@@ -18,7 +18,7 @@ from mn_tools.doctor.report import Check, ok
 __all__ = ["Launcher", "Library", "check_library", "check_match", "check_survival", "find_launcher", "identify"]
 
 GROUP = "MPI"
-
+_SETTINGS = ("MPI4PY_LIBMPI", "MPI4PY_MPIABI")
 # The launchers of a family can start ranks that use the family's libraries.
 _FAMILIES = {
     "Open MPI": "Open MPI",
@@ -89,20 +89,22 @@ def check_library(options: Options) -> tuple[Library | None, list[Check]]:
     Returns:
         The library, if it could be loaded, and the checks.
     """
-    outcome = commands.python("mn_tools.doctor.library_probe", options.seconds)
+    outcome = commands.python("mn_tools.doctor.trials", options.seconds, "start_library")
     seen = outcome.facts()
     if "vendor" not in seen:
-        return None, [_not_loaded(seen.get("settings", {}), str(seen.get("error", outcome.described())))]
+        return None, [_not_loaded(outcome, seen)]
     library = Library(seen["vendor"], seen["version"], ", ".join(seen["files"]))
     found = ok(GROUP, "library", f"{library}, {library.file or 'file unknown'}")
     return library, [found, _start(outcome, seen)]
 
 
-def _not_loaded(settings: dict[str, str], error: str) -> Check:
-    if settings:
-        values = ", ".join(f"{name}={value}" for name, value in settings.items())
+def _not_loaded(outcome: commands.Outcome, seen: dict[str, Any]) -> Check:
+    error = seen.get("error", outcome.described())
+    settings = [name for name in _SETTINGS if name in os.environ]
+    if settings and "error" in seen:
+        values = ", ".join(f"{name}={os.environ[name]}" for name in settings)
         found = f"mpi4py cannot load one, with {values}: {error}"
-        library, wanted = settings.get("MPI4PY_LIBMPI", ""), re.search(r"(libmpi\.so\S*): cannot open", error)
+        library, wanted = os.environ.get("MPI4PY_LIBMPI", ""), re.search(r"(libmpi\.so\S*): cannot open", error)
         if wanted and os.path.exists(library):  # Debian's MPICH is libmpich.so.12
             return problem("mpi-library-name", GROUP, "library", found, library=library, wanted=wanted[1])
         return problem("mpi-library-setting", GROUP, "library", found, names=" and ".join(settings))

@@ -54,7 +54,7 @@ def parse(arguments: list[str], prog: str, description: str) -> Options:
     if not shlex.split(given.ssh):
         parser.error("expected a command for --ssh, got none")
     try:
-        hosts = read_hostfile(given.hostfile.read_text()) if given.hostfile else _split(given.hosts)
+        hosts = read_hostfile(given.hostfile.read_text()) if given.hostfile else _hosts(given.hosts.split(","))
     except OSError as error:
         parser.error(f"cannot read the file of hosts: {error}")
     if given.hostfile and not hosts:
@@ -65,16 +65,11 @@ def parse(arguments: list[str], prog: str, description: str) -> Options:
 def read_hostfile(text: str) -> tuple[str, ...]:
     """Return the hosts in a file for MPICH (``host:4``) or Open MPI (``host slots=4``), each once."""
     lines = (line.partition("#")[0].split() for line in text.splitlines())
-    return _once(_without_count(words[0]) for words in lines if words)
+    return _hosts(words[0] for words in lines if words)
 
 
-def _split(text: str) -> tuple[str, ...]:
-    return _once(_without_count(host.strip()) for host in text.split(","))
-
-
-def _without_count(host: str) -> str:
-    return re.sub(r"^([^:]+):\d+$", r"\1", host)  # an IPv6 address has more colons
-
-
-def _once(hosts: Iterable[str]) -> tuple[str, ...]:
+def _hosts(words: Iterable[str]) -> tuple[str, ...]:
+    """Return the hosts without their numbers of ranks, each once."""
+    # An IPv6 address has more than one colon.
+    hosts = (re.sub(r"^([^:]+):\d+$", r"\1", word.strip()) for word in words)
     return tuple(dict.fromkeys(filter(None, hosts)))

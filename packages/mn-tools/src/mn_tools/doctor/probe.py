@@ -11,10 +11,9 @@ import os
 import sys
 import time
 from collections.abc import Callable
+from functools import partial
 
-from mn_tools.doctor.records import emit, in_short
-
-__all__: list[str] = []
+from mn_tools.doctor.commands import emit, in_short
 
 FATAL = "point-to-point", "reduction"  # nothing works without them
 GRACE = 1.0  # seconds in which a launcher can pass on what was written
@@ -25,7 +24,7 @@ def main(folder: str = "") -> None:
     to = 1
     if os.path.isdir(folder):
         to = os.open(os.path.join(folder, str(os.getpid())), os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
-    at = _writer(-1, to)
+    at = partial(emit, to=to, pid=f"{os.uname().nodename}:{os.getpid()}", rank=-1)
     at(step="import", state="begin")
     try:
         import mpi4py
@@ -40,7 +39,7 @@ def main(folder: str = "") -> None:
     at(step="init", state="begin")
     MPI.Init_thread(MPI.THREAD_MULTIPLE)
     world = MPI.COMM_WORLD
-    at = _writer(world.rank, to)
+    at = partial(at, rank=world.rank)
     at(step="init", state="end", size=world.size, host=MPI.Get_processor_name())
     steps: dict[str, Callable[[MPI.Intracomm], object]] = {
         "direct copies": exercises.direct_copies,
@@ -62,13 +61,6 @@ def main(folder: str = "") -> None:
     at(step="end", state="begin")
     MPI.Finalize()
     at(step="end", state="end", found="all ranks ended as they should")
-
-
-def _writer(rank: int, to: int) -> Callable[..., None]:
-    def write(**record: object) -> None:
-        emit(to=to, pid=f"{os.uname().nodename}:{os.getpid()}", rank=rank, **record)
-
-    return write
 
 
 if __name__ == "__main__":

@@ -7,8 +7,9 @@ import json
 import shutil
 import sys
 import textwrap
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 __all__ = ["Catalogue", "Check", "Status", "as_json", "as_text", "ok", "summary", "worst"]
@@ -86,8 +87,7 @@ class Catalogue:
 
 def worst(checks: Iterable[Check]) -> Status:
     """Return the worst status among checks; OK if there are none."""
-    seen = {check.status for check in checks}
-    return next((status for status in (Status.FAILURE, Status.WARNING) if status in seen), Status.OK)
+    return max((check.status for check in checks), key=list(Status).index, default=Status.OK)
 
 
 def as_text(check: Check, columns: int | None = None) -> str:
@@ -108,30 +108,20 @@ def as_text(check: Check, columns: int | None = None) -> str:
 
 def summary(checks: Sequence[Check]) -> str:
     """Return the last line: how many checks had which result."""
-    counts = {status: sum(check.status is status for check in checks) for status in Status}
-    words = [f"{counts[Status.OK]} OK", _counted(counts[Status.WARNING], "warning")]
-    return f"{', '.join([*words, _counted(counts[Status.FAILURE], 'failure')])}\n"
+    counts = Counter(check.status for check in checks)
+    bad = [f"{counts[each]} {each.value}{'s' * (counts[each] != 1)}" for each in (Status.WARNING, Status.FAILURE)]
+    return f"{counts[Status.OK]} OK, {', '.join(bad)}\n"
 
 
 def as_json(checks: Sequence[Check], settings: Mapping[str, Any]) -> str:
     """Return all checks as one JSON object, in the form that :mod:`mn_tools.doctor` describes."""
     found = [
-        {
-            "group": check.group,
-            "name": check.name,
-            "status": check.status.value.lower(),
-            "found": check.found,
-            "code": check.code or None,
-            "advice": check.advice or None,
-        }
+        asdict(check)
+        | {"status": check.status.value.lower(), "code": check.code or None, "advice": check.advice or None}
         for check in checks
     ]
     whole = {"format": FORMAT, "status": worst(checks).value.lower(), **settings, "checks": found}
     return json.dumps(whole, indent=2) + "\n"
-
-
-def _counted(count: int, noun: str) -> str:
-    return f"{count} {noun}{'' if count == 1 else 's'}"
 
 
 def _wrap(first: str, later: str, text: str, width: int) -> list[str]:

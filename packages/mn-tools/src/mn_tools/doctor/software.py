@@ -38,10 +38,10 @@ def check_python(version: tuple[int, ...]) -> Check:
 
 def check_package(name: str, oldest: tuple[int, ...], seconds: float) -> Check:
     """Import a package in a separate process, and check its version."""
-    outcome = commands.python("mn_tools.doctor.import_probe", seconds, name)
+    outcome = commands.python("mn_tools.doctor.trials", seconds, "import_package", name)
     record = outcome.facts() or {"error": outcome.described()}
     requirement = f"{name}>={'.'.join(map(str, oldest))}"
-    if record.get("missing"):
+    if record.get("missing") == name:
         return problem("package-missing", GROUP, name, "not installed", package=requirement)
     if "error" in record:
         return problem("package-broken", GROUP, name, f"it cannot be imported: {record['error']}", package=requirement)

@@ -84,9 +84,8 @@ def measure(mpi_comm: MPI.Intracomm, rank: int, seconds: float) -> Sample | None
     answers: list[tuple[int, int, int]] = []
     for _ in range(_ROUNDS):
         asked = time.perf_counter_ns()
-        if not send(mpi_comm, np.zeros(1, np.int64), rank, PING, deadline):
-            break
-        if receive(mpi_comm, answer, rank, PONG, deadline) is None:
+        is_asked = send(mpi_comm, np.zeros(1, np.int64), rank, PING, deadline)
+        if not is_asked or receive(mpi_comm, answer, rank, PONG, deadline) is None:
             break
         answers.append((asked, int(answer[0]), time.perf_counter_ns()))
     return best_of(answers) if answers else None
@@ -128,12 +127,7 @@ def send(mpi_comm: MPI.Intracomm, buffer: Any, dest: int, tag: int, deadline: fl
         tag: The tag.
         deadline: The deadline, by ``time.monotonic()``.
     """
-    request = mpi_comm.Isend(buffer, dest, tag)
-    while not request.Test():
-        if time.monotonic() > deadline:
-            return False
-        os.sched_yield()
-    return True
+    return _completes(mpi_comm.Isend(buffer, dest, tag), deadline)
 
 
 def receive(mpi_comm: MPI.Intracomm, buffer: Any, source: int, tag: int, deadline: float) -> int | None:
@@ -151,10 +145,16 @@ def receive(mpi_comm: MPI.Intracomm, buffer: Any, source: int, tag: int, deadlin
     """
     status = MPI.Status()
     request = mpi_comm.Irecv(buffer, source, tag)
+    if _completes(request, deadline, status):
+        return status.tag
+    request.Cancel()
+    request.Wait(status)
+    return None if status.Is_cancelled() else status.tag
+
+
+def _completes(request: MPI.Request, deadline: float, status: MPI.Status | None = None) -> bool:
     while not request.Test(status):
         if time.monotonic() > deadline:
-            request.Cancel()
-            request.Wait(status)
-            return None if status.Is_cancelled() else status.tag
-        os.sched_yield()  # there may be more ranks than cores, and the answering rank may wait for this rank's core
-    return status.tag
+            return False
+        os.sched_yield()  # there may be more ranks than cores, and the other rank may wait for this rank's core
+    return True

@@ -97,10 +97,10 @@ class Collector:
     def _hand_over(self) -> bool:
         """Send the spans to rank 0, and return whether it has received them."""
         try:
-            clock.send(self._mpi_comm, _empty(1), 0, clock.HELLO, _soon())
+            clock.send(self._mpi_comm, b"", 0, clock.HELLO, _soon())
             latest = clock.reply(self._mpi_comm, _PATIENCE_SECONDS)
             if latest is None:
-                clock.send(self._mpi_comm, _empty(1), 0, clock.GAVE_UP, _soon())
+                clock.send(self._mpi_comm, b"", 0, clock.GAVE_UP, _soon())
                 return False
             self._samples += latest
             content = np.frombuffer(self._part().to_bytes(), np.uint8)
@@ -130,9 +130,9 @@ class Collector:
 
     def _answer(self, rank: int) -> bool:
         """Let a rank that has said hello send its spans, unless it has given up in the meantime."""
-        clock.receive(self._mpi_comm, _empty(1), rank, clock.HELLO, _soon())
+        clock.receive(self._mpi_comm, bytearray(), rank, clock.HELLO, _soon())
         if self._mpi_comm.Iprobe(rank, clock.GAVE_UP):
-            clock.receive(self._mpi_comm, _empty(1), rank, clock.GAVE_UP, _soon())
+            clock.receive(self._mpi_comm, bytearray(), rank, clock.GAVE_UP, _soon())
             return False
         sample = clock.measure(self._mpi_comm, rank, _CLOCK_SECONDS)
         return sample is not None and clock.tell(self._mpi_comm, rank, sample, _CLOCK_SECONDS)
@@ -171,10 +171,6 @@ class Collector:
 
 def _soon() -> float:
     return time.monotonic() + _PATIENCE_SECONDS
-
-
-def _empty(length: int) -> Any:
-    return np.zeros(length, np.int64)
 
 
 def _remove(file: str) -> None:

@@ -5,15 +5,12 @@ from __future__ import annotations
 import functools
 import os
 import warnings
-from typing import TYPE_CHECKING
 
 from mpi4py import MPI
 
 from mn_comm.ranks.spans import VARIABLE, record
+from mn_tools.timeline.collect import Collector
 from mn_tools.timeline.record import Recorder
-
-if TYPE_CHECKING:
-    from mn_tools.timeline.collect import Collector
 
 __all__ = ["join"]
 
@@ -31,8 +28,6 @@ def join(mpi_comm: MPI.Intracomm, file: str) -> None:
     # Only rank 0 checks this: other ranks may be on hosts without such a folder.
     can_write = mpi_comm.bcast(_absolute(file) if mpi_comm.rank == 0 else "")
     if _collector is None and can_write:
-        from mn_tools.timeline.collect import Collector
-
         recorder = Recorder()
         record(recorder)
         _collector = Collector(recorder, can_write)

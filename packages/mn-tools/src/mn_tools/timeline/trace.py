@@ -11,6 +11,7 @@ import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from itertools import chain
+from pathlib import Path
 from typing import Any
 
 from mn_tools.timeline.clock import Sample, offset_at
@@ -87,8 +88,7 @@ def load(file: str) -> Part:
         OSError: It cannot be read.
         ValueError: It is something else.
     """
-    with open(file, "rb") as content:
-        return Part.from_bytes(content.read())
+    return Part.from_bytes(Path(file).read_bytes())
 
 
 def write(file: str, parts: Sequence[Part], notes: Sequence[str] = ()) -> None:
@@ -231,15 +231,8 @@ def _spans(part: Part, base: Base) -> Iterator[dict[str, Any]]:
         yield _event(part.rank, row, name, first, last, args)
     if part.dropped:
         note = f"the record is full: {part.dropped} later spans are not in it"
-        yield {
-            "name": note,
-            "cat": "mn_comm",
-            "ph": "i",
-            "s": "p",
-            "pid": part.rank,
-            "tid": 0,
-            "ts": clock(part.full_at),
-        }
+        where = {"pid": part.rank, "tid": 0, "ts": clock(part.full_at)}
+        yield {"name": note, "cat": "mn_comm", "ph": "i", "s": "p", **where}
 
 
 def _event(rank: int, row: int, name: str, begin: float, end: float, args: dict[str, Any]) -> dict[str, Any]:

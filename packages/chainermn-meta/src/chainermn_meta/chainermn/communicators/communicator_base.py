@@ -1,5 +1,3 @@
 """The interface of every communicator."""
 
-from mn_comm import CommunicatorBase
-
-__all__ = ["CommunicatorBase"]
+from mn_comm import CommunicatorBase as CommunicatorBase

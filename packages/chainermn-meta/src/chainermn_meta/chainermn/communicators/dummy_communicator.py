@@ -1,5 +1,3 @@
 """The communicator of the name ``dummy``."""
 
-from mn_comm.communicators import DummyCommunicator
-
-__all__ = ["DummyCommunicator"]
+from mn_comm.communicators import DummyCommunicator as DummyCommunicator

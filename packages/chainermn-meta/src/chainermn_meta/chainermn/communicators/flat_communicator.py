@@ -1,5 +1,3 @@
 """The communicator of the name ``flat``."""
 
-from mn_comm.communicators import FlatCommunicator
-
-__all__ = ["FlatCommunicator"]
+from mn_comm.communicators import FlatCommunicator as FlatCommunicator

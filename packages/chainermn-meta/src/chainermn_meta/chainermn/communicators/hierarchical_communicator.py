@@ -1,5 +1,3 @@
 """The communicator of the name ``hierarchical``."""
 
-from mn_comm.communicators import HierarchicalCommunicator
-
-__all__ = ["HierarchicalCommunicator"]
+from mn_comm.communicators import HierarchicalCommunicator as HierarchicalCommunicator

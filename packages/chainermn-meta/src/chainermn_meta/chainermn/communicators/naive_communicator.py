@@ -1,5 +1,3 @@
 """The communicator of the name ``naive``."""
 
-from mn_comm.communicators import NaiveCommunicator
-
-__all__ = ["NaiveCommunicator"]
+from mn_comm.communicators import NaiveCommunicator as NaiveCommunicator

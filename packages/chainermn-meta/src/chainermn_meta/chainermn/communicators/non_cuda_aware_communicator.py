@@ -1,5 +1,3 @@
 """The communicator of the name ``non_cuda_aware``."""
 
-from mn_comm.communicators import NonCudaAwareCommunicator
-
-__all__ = ["NonCudaAwareCommunicator"]
+from mn_comm.communicators import NonCudaAwareCommunicator as NonCudaAwareCommunicator

@@ -1,5 +1,3 @@
 """The communicator of the name ``pure_nccl``."""
 
-from mn_comm.communicators import PureNcclCommunicator
-
-__all__ = ["PureNcclCommunicator"]
+from mn_comm.communicators import PureNcclCommunicator as PureNcclCommunicator

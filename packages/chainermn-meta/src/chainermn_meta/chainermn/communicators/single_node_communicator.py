@@ -1,5 +1,3 @@
 """The communicator of the name ``single_node``."""
 
-from mn_comm.communicators import SingleNodeCommunicator
-
-__all__ = ["SingleNodeCommunicator"]
+from mn_comm.communicators import SingleNodeCommunicator as SingleNodeCommunicator

@@ -1,5 +1,3 @@
 """The communicator of the name ``two_dimensional``."""
 
-from mn_comm.communicators import TwoDimensionalCommunicator
-
-__all__ = ["TwoDimensionalCommunicator"]
+from mn_comm.communicators import TwoDimensionalCommunicator as TwoDimensionalCommunicator

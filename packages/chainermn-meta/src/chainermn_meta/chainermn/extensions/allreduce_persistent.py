@@ -1,5 +1,3 @@
 """Persistent values averaged over all ranks."""
 
-from mn_extensions import AllreducePersistent
-
-__all__ = ["AllreducePersistent"]
+from mn_extensions import AllreducePersistent as AllreducePersistent

@@ -1,5 +1,3 @@
 """Observations averaged over all ranks."""
 
-from mn_extensions import ObservationAggregator
-
-__all__ = ["ObservationAggregator"]
+from mn_extensions import ObservationAggregator as ObservationAggregator

@@ -1,31 +1,16 @@
 """Differentiable communication."""
 
-from chainermn.functions import batch_normalization  # noqa: F401 - scripts reach it without another import
-
-# From the modules, so that importing a module later does not replace the function of the same name.
-from chainermn.functions.collective_communication import (
-    all_to_all,
-    allgather,
-    allreduce,
-    alltoall,
-    bcast,
-    gather,
-    reduce_scatter,
-    scatter,
+from chainermn.functions import (  # noqa: F401 - scripts reach them without another import
+    batch_normalization,
+    collective_communication,
+    point_to_point_communication,
 )
-from chainermn.functions.point_to_point_communication import recv, send
-from chainermn.functions.pseudo_connect import pseudo_connect
 
-__all__ = [
-    "all_to_all",
-    "allgather",
-    "allreduce",
-    "alltoall",
-    "bcast",
-    "gather",
-    "pseudo_connect",
-    "recv",
-    "reduce_scatter",
-    "scatter",
-    "send",
-]
+# From the module, so that importing the module later does not replace the function of the same name.
+from chainermn.functions.pseudo_connect import pseudo_connect as pseudo_connect
+
+from mn_modelpar.functions import *  # noqa: F403
+from mn_modelpar.functions import __all__ as _names
+from mn_modelpar.functions import alltoall as all_to_all
+
+__all__ = [*_names, "all_to_all"]

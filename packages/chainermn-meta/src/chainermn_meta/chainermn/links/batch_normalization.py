@@ -1,5 +1,3 @@
 """``MultiNodeBatchNormalization``, under the module name that scripts know."""
 
-from mn_modelpar.links import MultiNodeBatchNormalization
-
-__all__ = ["MultiNodeBatchNormalization"]
+from mn_modelpar.links import MultiNodeBatchNormalization as MultiNodeBatchNormalization

@@ -2,6 +2,4 @@
 
 import chainermn  # noqa: F401 - scripts find it here
 
-from mn_modelpar.links import create_mnbn_model
-
-__all__ = ["create_mnbn_model"]
+from mn_modelpar.links import create_mnbn_model as create_mnbn_model

@@ -2,6 +2,4 @@
 
 import chainermn  # noqa: F401 - scripts find it here
 
-from mn_modelpar.links import MultiNodeChainList
-
-__all__ = ["MultiNodeChainList"]
+from mn_modelpar.links import MultiNodeChainList as MultiNodeChainList

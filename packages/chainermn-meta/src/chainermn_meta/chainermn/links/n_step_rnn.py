@@ -2,6 +2,4 @@
 
 import chainermn  # noqa: F401 - scripts find it here
 
-from mn_modelpar.links import create_multi_node_n_step_rnn
-
-__all__ = ["create_multi_node_n_step_rnn"]
+from mn_modelpar.links import create_multi_node_n_step_rnn as create_multi_node_n_step_rnn
