@@ -15,14 +15,13 @@ import sys
 import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
-from dataclasses import dataclass, field
 from types import FrameType, TracebackType
 from typing import Any
 
 from mn_elastic.supervision.attempt import Attempt
 from mn_elastic.supervision.launch import command_of, environment_of, left, own_address, ranks_on, spares_on
 from mn_elastic.supervision.options import Host, Options
-from mn_guard.node_process import BEAT_SECONDS, SILENCE_SECONDS, Silence
+from mn_guard.node_process import BEAT_SECONDS, SILENCE_SECONDS, Incoming
 from mn_guard.supervised.link import VARIABLE, Supervision
 from mn_tools.doctor.mpi import Launcher, find_launcher, identify
 from mn_tools.doctor.options import Options as DoctorOptions
@@ -42,19 +41,14 @@ _LONGEST_GREETING = 4096
 _NO_MESSAGE = (ValueError, KeyError, TypeError, AttributeError, RecursionError)
 
 
-@dataclass
-class _Keeper:
+class _Keeper(Incoming):
     """The keeper of a node, or a connection that has not identified itself yet.
 
     Attributes:
-        silence: How long it has sent nothing.
         host: The node; empty until the keeper has sent it.
-        came: The received beginning of a line.
     """
 
-    silence: Silence = field(default_factory=Silence)
-    host: str = ""
-    came: bytes = b""
+    host = ""
 
 
 class _Stopped(Exception):
@@ -249,7 +243,7 @@ class Supervisor:
             self._spoken = now
             self._tell(op="beat")
         for connection, keeper in [*self._keepers.items()]:
-            if keeper.silence.look() > SILENCE_SECONDS:
+            if keeper.silence() > SILENCE_SECONDS:
                 if keeper.host:
                     self._attempt.silent.add(keeper.host)
                 self._lose(connection, "nothing was heard of it")
@@ -271,9 +265,8 @@ class Supervisor:
         if not came:
             self._lose(connection, "its keeper has ended")
             return
-        keeper.silence.end()
-        *lines, keeper.came = (keeper.came + came).split(b"\n")
-        if len(keeper.came) > (_LONGEST_LINE if keeper.host else _LONGEST_GREETING):
+        lines = keeper.lines(came)
+        if len(keeper.rest) > (_LONGEST_LINE if keeper.host else _LONGEST_GREETING):
             self._lose(connection, f"it has sent a line of more than {_LONGEST_LINE} bytes")
             return
         for line in lines:
