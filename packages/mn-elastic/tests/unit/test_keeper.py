@@ -151,6 +151,20 @@ def test_the_time_in_which_it_was_stopped_is_no_silence(supervisor):
     child.wait()
 
 
+def test_a_rank_that_is_dead_already_keeps_no_other_rank_alive(supervisor):
+    dead, alive = a_rank(), a_rank()
+    keeper = process_of(supervisor)
+    supervisor.hear("beat")
+    os.kill(keeper, signal.SIGSTOP)
+    supervisor.say(op="end", attempt=1)  # is read before the end of the rank's connection
+    dead.kill()
+    dead.wait()
+    os.kill(keeper, signal.SIGCONT)
+    assert alive.wait(10) == -signal.SIGKILL
+    assert supervisor.hear("gone") == {"op": "gone", "attempt": 1, "rank": 3}
+    assert link.connection().ask({"op": "load"}) == ({}, None)
+
+
 def test_a_rank_does_not_use_the_keeper_of_the_previous_attempt_that_is_about_to_end(supervisor):
     keeper = process_of(supervisor)
     os.kill(keeper, signal.SIGSTOP)

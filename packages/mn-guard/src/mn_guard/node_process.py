@@ -466,7 +466,8 @@ class _Node:
         """Kill the ranks of an attempt, or all: while a process is connected, its process ID cannot be reused."""
         for connection, name in self._clients.items():
             if name and attempt in (None, name["attempt"]):
-                os.kill(peer_of(connection)[0], signal.SIGKILL)
+                with contextlib.suppress(ProcessLookupError):  # it has ended, which has not been read yet
+                    os.kill(peer_of(connection)[0], signal.SIGKILL)
 
 
 def peer_of(connection: socket.socket) -> tuple[int, int]:
