@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 from mn_elastic.memory import NodeMemory
-from mn_guard import node, node_process
+from mn_guard import node_process
 from mn_guard.supervised import link, report
 from mn_guard.supervised import start as start_of_a_rank
 
@@ -225,7 +225,7 @@ def test_without_a_supervisor_a_rank_ends_with_one_line():
 
 def test_the_error_says_that_the_keeper_has_ended():
     near, far = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    connected = node.Connection(near, link._GONE)
+    connected = link.Connection(near)
     far.close()
     with pytest.raises(ConnectionError, match="the keeper of this node has ended"):
         connected.ask({"op": "load"})

@@ -102,7 +102,7 @@ def _address() -> tuple[str | None, socket.socket | None]:
     if supervised is not None:
         return supervised.address, None
     address = f"\0chainermn-{os.urandom(16).hex()}"
-    listening = node.listen(address) if node.can_start() else None
+    listening = node.listen(address)
     return (None, None) if listening is None else (address, listening)
 
 
