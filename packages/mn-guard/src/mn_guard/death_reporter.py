@@ -82,18 +82,15 @@ def has_spoken(summary: str) -> None:
     Args:
         summary: The message in one line: for Open MPI, which writes twenty lines of its own after it.
     """
-    _say(SPOKEN + (summary.encode(errors="replace") if _is_open_mpi() else b""))
+    from mn_comm.basis.mpi import MPI
+
+    is_open_mpi = MPI.Get_library_version().startswith("Open MPI")
+    _say(SPOKEN + (summary.encode(errors="replace") if is_open_mpi else b""))
 
 
 def has_explained() -> None:
     """Tell the process of the node that this rank has printed why it ends, and the others continue."""
     _say(FINISHED)
-
-
-def _is_open_mpi() -> bool:
-    from mn_comm.basis.mpi import MPI
-
-    return MPI.Get_library_version().startswith("Open MPI")
 
 
 def _address() -> tuple[str | None, socket.socket | None]:

@@ -56,7 +56,7 @@ class StallProbe:
             ranks: One of :attr:`joined`; for any other ranks, nothing is done.
             about: The rank that wants to know; ``None`` for this one.
         """
-        if ranks is None or not self._can_ask or not any(ranks == other for other in self.joined):
+        if ranks is None or not self._can_ask or ranks not in self.joined:
             return
         about = ranks.rank if about is None else about
         neighbor = (ranks.rank + 1) % ranks.size
