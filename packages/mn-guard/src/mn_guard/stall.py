@@ -26,6 +26,7 @@ from mn_guard import guard_thread
 from mn_guard.abort import abort_when_read, say
 from mn_guard.exit_sequence import Step, at_exit
 from mn_guard.forks import around_forks
+from mn_guard.job import as_number
 from mn_guard.stall_probe import StallProbe, in_world
 from mn_guard.stall_report import bind, describe, ranks_of
 
@@ -273,10 +274,7 @@ def _is_set(variable: str) -> bool:
 
 def _limit() -> float:
     text = os.environ.get("CHAINERMN_STALL_SECONDS", "60")
-    try:
-        limit = float(text)
-    except ValueError:
-        limit = -1.0
+    limit = as_number(text)
     if not 0 <= limit < float("inf"):
         raise ValueError(f"expected a number of seconds, 0 or more, in CHAINERMN_STALL_SECONDS, got {text!r}")
     return limit
