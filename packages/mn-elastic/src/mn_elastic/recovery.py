@@ -27,9 +27,9 @@ def next_generation(family: Family, build: Callable[[Family], _T]) -> tuple[Fami
     while True:
         family = shrink(family)
         family.all_leave(leaving=False)
-        done = attempt(family, build)
-        if done is not None:
-            return family, done[0]
+        built = attempt(family, build)
+        if built is not None:
+            return family, built
 
 
 def first_generation(base: MPI.Intracomm, build: Callable[[Family], _T]) -> tuple[Family, _T]:
@@ -40,12 +40,12 @@ def first_generation(base: MPI.Intracomm, build: Callable[[Family], _T]) -> tupl
         build: Creates everything that depends on the family; see :func:`next_generation`.
     """
     family = Family(base)
-    done = attempt(family, build)
-    return (family, done[0]) if done is not None else next_generation(family, build)
+    built = attempt(family, build)
+    return (family, built) if built is not None else next_generation(family, build)
 
 
-def attempt(family: Family, build: Callable[[Family], _T]) -> tuple[_T] | None:
-    """Return the result of ``build`` for a family; ``None``, on every rank, if a rank was lost; collective."""
+def attempt(family: Family, build: Callable[[Family], _T]) -> _T | None:
+    """Return the result of ``build``, which is not ``None``; ``None`` on every rank if a rank was lost; collective."""
     try:
         built = build(family)
         family.vote(approve=True)
@@ -56,7 +56,7 @@ def attempt(family: Family, build: Callable[[Family], _T]) -> tuple[_T] | None:
             raise  # the exception is raised on every rank: it concerns what the ranks have in common
         family.give_up()
         return None
-    return (built,)
+    return built
 
 
 def all_leave(family: Family, *, at_once: bool) -> tuple[bool, bool]:

@@ -15,7 +15,7 @@ import sys
 import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
-from types import FrameType, TracebackType
+from types import FrameType
 from typing import Any
 
 from mn_elastic.supervision.attempt import Attempt
@@ -77,9 +77,7 @@ class Supervisor:
     def __enter__(self) -> Supervisor:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         for keeper in [*self._keepers]:  # they then end the remaining ranks and themselves
             keeper.close()
         self._listening.close()
@@ -317,13 +315,12 @@ class Supervisor:
 
 def _find_launcher(options: Options) -> Launcher:
     if options.mpiexec[0] == "mpiexec":
-        found, check = find_launcher(DoctorOptions())
-        problem = check.found
+        launcher, check = find_launcher(DoctorOptions())
+        found = launcher or check.found
     else:
-        identified = identify(options.mpiexec[0], DoctorOptions().seconds)
-        found, problem = (None, identified) if isinstance(identified, str) else (identified, "")
-    if found is None:
-        raise SystemExit(f"expected a launcher, {options.mpiexec[0]}: {problem}")
+        found = identify(options.mpiexec[0], DoctorOptions().seconds)
+    if isinstance(found, str):
+        raise SystemExit(f"expected a launcher, {options.mpiexec[0]}: {found}")
     for name, value in (("--spares", options.spares), ("--detect", options.detect)):
         if value and found.family != "Open MPI":
             raise SystemExit(
