@@ -201,7 +201,7 @@ def _rank() -> int:
     return MPI.COMM_WORLD.rank
 
 
-def _abort(reason: str, status: int = 1, details: str = "", text: str = "") -> None:
+def _abort(reason: str, details: str = "", text: str = "") -> None:
     # In one piece, so that the output of other ranks does not come in between.
     say(f"{text}\nchainermn: {reason} on rank {_rank()} ({socket.gethostname()}): ending all ranks\n")
-    abort_when_read(status, ": ".join(filter(None, (reason, details.strip()[:_LONGEST_SUMMARY]))))
+    abort_when_read(1, ": ".join(filter(None, (reason, details.strip()[:_LONGEST_SUMMARY]))))

@@ -20,7 +20,7 @@ from typing import Protocol
 
 from mn_guard.forks import around_forks
 
-__all__ = ["Duty", "GuardThread", "end", "start", "this_thread"]
+__all__ = ["Duty", "GuardThread", "end", "this_thread"]
 
 _WAKE = b"\0"  # no signal has this number
 
@@ -137,11 +137,6 @@ def this_thread() -> GuardThread:
     if not _threads:
         _threads.append(GuardThread())
     return _threads[0]
-
-
-def start(duty: Duty) -> None:
-    """Let the thread of this process attend to a duty."""
-    this_thread().add(duty)
 
 
 def end() -> None:

@@ -214,7 +214,7 @@ def start() -> None:
     limit = _limit()
     if limit and _monitor is None:
         _monitor = Monitor(limit, abort=_is_set("CHAINERMN_STALL_ABORT"), stacks=_is_set("CHAINERMN_STALL_STACKS"))
-        guard_thread.start(_monitor)
+        guard_thread.this_thread().add(_monitor)
         # The thread must not be inside MPI when MPI is finalised. This happens later; or earlier, if the script
         # finalises MPI, which first frees the attributes of this communicator.
         at_exit(Step.FAREWELL, functools.partial(_end, _monitor))

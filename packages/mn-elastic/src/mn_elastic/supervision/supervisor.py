@@ -68,7 +68,7 @@ class Supervisor:
         self._listening = socket.create_server((own_address(options.hosts), 0))
         self._listening.setblocking(False)
         self._selector = selectors.DefaultSelector()
-        self._selector.register(self._listening, selectors.EVENT_READ)
+        self._selector.register(self._listening, selectors.EVENT_READ, self._accept)
         self._keepers: dict[socket.socket, _Keeper] = {}
         self._attempt = Attempt(0)  # before the first one, and between two
         self._spoken = 0.0
@@ -231,11 +231,7 @@ class Supervisor:
         """Wait a moment for events, handle them, and give a sign of life; return whether there were any events."""
         happened = self._selector.select(seconds)
         for key, _ in happened:
-            ready: socket.socket = key.fileobj  # type: ignore[assignment]
-            if ready is self._listening:
-                self._accept()
-            else:
-                self._hear(ready)
+            key.data(key.fileobj)
         now = time.monotonic()
         if now - self._spoken > BEAT_SECONDS:
             self._spoken = now
@@ -247,11 +243,11 @@ class Supervisor:
                 self._lose(connection, "nothing was heard of it")
         return bool(happened)
 
-    def _accept(self) -> None:
+    def _accept(self, listening: socket.socket) -> None:
         with contextlib.suppress(OSError):
-            connection, _ = self._listening.accept()
+            connection, _ = listening.accept()
             connection.settimeout(SILENCE_SECONDS)
-            self._selector.register(connection, selectors.EVENT_READ)
+            self._selector.register(connection, selectors.EVENT_READ, self._hear)
             self._keepers[connection] = _Keeper()
 
     def _hear(self, connection: socket.socket) -> None:
