@@ -255,9 +255,7 @@ class ElasticCommunicator(Communicator):
         """Rebuild the communicator from the remaining ranks; collective among them."""
         began = time.monotonic()
         with spans.span("recover", generation=self._generation + 1):
-            before = self._family
-            before.give_up()
-            self._abandon()
+            before = self._give_up()
             self._go_on(*recovery.next_generation(before, self._build))
         change = self._change_since(before, began)
         self._expect_majority(change)
@@ -367,10 +365,9 @@ class ElasticCommunicator(Communicator):
 
     def _muster(self, pool: spares.Pool) -> bool:
         """Decide which processes train, and continue with these; return whether this one trains; collective."""
-        began, before = time.monotonic(), self._family
+        began = time.monotonic()
         with spans.span("muster", generation=self._generation + 1):
-            before.give_up()
-            self._abandon()
+            before = self._give_up()
             mustered = pool.muster(self.rank, self._generation)
             assert mustered is not None  # this process is not leaving
             if mustered.is_called:
@@ -417,11 +414,13 @@ class ElasticCommunicator(Communicator):
         if not self._is_over:
             self._family.revoke()
 
-    def _abandon(self) -> None:
-        """End all work in the background: it fails, because the communicators are revoked."""
+    def _give_up(self) -> Family:
+        """Give up the family, and return it; end all work in the background, which fails: the family is revoked."""
+        self._family.give_up()
         for reducer in list(self._handed_out):
             reducer.drain()
         self._contexts.abandon()
+        return self._family
 
     def _go_on(self, family: Family, built: tuple[Contexts, Strategy]) -> None:
         self._family, (contexts, strategy) = family, built

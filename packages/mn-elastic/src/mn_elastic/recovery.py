@@ -11,7 +11,7 @@ from mpi4py import MPI
 from mn_comm.ranks.watch import activity
 from mn_elastic.family import Family, Overruled
 
-__all__ = ["agree_to_leave", "all_leave", "attempt", "first_generation", "next_generation", "shrink", "survivors"]
+__all__ = ["all_leave", "attempt", "first_generation", "next_generation", "shrink", "survivors"]
 
 _T = TypeVar("_T")
 
@@ -74,19 +74,6 @@ def all_leave(family: Family, *, at_once: bool) -> tuple[bool, bool]:
         family.vote(approve=False)
     family = shrink(family)
     return family.all_leave(leaving=True, failed=at_once), family.has_failed
-
-
-def agree_to_leave(family: Family, *, failed: bool) -> None:
-    """Leave together with all other ranks of a family; collective.
-
-    Args:
-        family: A family in which no rank will vote again.
-        failed: Whether this rank leaves because of a failure.
-    """
-    family = shrink(family)
-    while not family.all_leave(leaving=True, failed=failed):  # a rank has died meanwhile
-        family.give_up()
-        family = shrink(family)
 
 
 def survivors(before: MPI.Intracomm, after: MPI.Intracomm) -> tuple[int, ...]:

@@ -14,7 +14,7 @@ from typing import NamedTuple
 from mn_comm.basis.mpi import MPI
 from mn_elastic import ends
 from mn_elastic.family import Family
-from mn_elastic.recovery import agree_to_leave, attempt, shrink, survivors
+from mn_elastic.recovery import attempt, shrink, survivors
 
 __all__ = ["Mustered", "Pool"]
 
@@ -106,7 +106,10 @@ class Pool:
             failed: Whether this process ends because of a failure.
         """
         self.family.revoke()
-        agree_to_leave(self.family, failed=failed)
+        self._shrink()
+        while not self.family.all_leave(leaving=True, failed=failed):  # a process has died meanwhile
+            self.family.give_up()
+            self._shrink()
 
     @property
     def is_abandoned(self) -> bool:
