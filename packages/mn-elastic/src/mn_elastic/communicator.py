@@ -214,10 +214,6 @@ class ElasticCommunicator(Communicator):
             ends.leave_as_asked()
         return result
 
-    def _without_a_vote(self, function: Callable[[], _T], name: str) -> _T:
-        """Call a function of which only two ranks know, so that it cannot end in a vote; after a loss it joins one."""
-        return function() if self._progress.depth else self._despite_losses(function, name, repeat=False)
-
     def _despite_losses(
         self, attempt: Callable[[], _T], name: str, repeat: bool = True, prepare: Callable[[], object] | None = None
     ) -> _T:
@@ -513,9 +509,10 @@ def _surviving(name: str) -> Callable[..., Any]:
     @wraps(method)
     def call(self: ElasticCommunicator, *args: Any, **kwargs: Any) -> Any:
         function = partial(method, self, *args, **kwargs)
-        if name in _POINT_TO_POINT:
-            return self._without_a_vote(function, name)
-        return self.transact(function, repeat=False, name=name)
+        if name in _COLLECTIVE:
+            return self.transact(function, repeat=False, name=name)
+        # Only two ranks know of it, so that it cannot end in a vote; after a loss, this rank joins one.
+        return function() if self._progress.depth else self._despite_losses(function, name, repeat=False)
 
     return call
 
