@@ -50,15 +50,12 @@ class Party(Protocol):
     @property
     def has_lost(self) -> bool:
         """Whether a rank was lost or has failed, also one that this rank has noticed only while it was leaving."""
-        ...
 
     def take_leave(self, *, at_once: bool) -> bool:
         """Inform the others, and return whether all of them are leaving."""
-        ...
 
     def interrupt(self) -> None:
         """Make operations fail in which ranks wait for one that has left; called in another thread."""
-        ...
 
 
 def end_alone(party: Party) -> None:

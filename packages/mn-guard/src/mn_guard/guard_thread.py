@@ -26,12 +26,13 @@ _WAKE = b"\0"  # no signal has this number
 
 
 class Duty(Protocol):
-    """What the thread does, again and again."""
+    """What the thread does, again and again.
 
-    @property
-    def due(self) -> float:
-        """When it is to be called next, as :func:`time.monotonic` counts, at the latest."""
-        ...
+    Attributes:
+        due: When it is to be called next, as :func:`time.monotonic` counts, at the latest.
+    """
+
+    due: float
 
     def attend(self, signals: bytes) -> None:
         """Do what is due.
@@ -39,7 +40,6 @@ class Duty(Protocol):
         Args:
             signals: The numbers of the signals that have arrived.
         """
-        ...
 
 
 class GuardThread:
