@@ -16,12 +16,12 @@ class Callbacks:
     """
 
     def __init__(self) -> None:
-        self._callbacks: list[Callable[..., object]] = []
+        self._callbacks: list[Callable[[], Callable[..., object] | None]] = []  # references to them
 
     def add(self, callback: Callable[..., object]) -> None:
         """Add a function, or a weak reference to a method."""
-        self._callbacks = [each for each in self._callbacks if _function(each) is not None]
-        self._callbacks.append(callback)
+        self._callbacks = [each for each in self._callbacks if each() is not None]
+        self._callbacks.append(callback if isinstance(callback, weakref.WeakMethod) else lambda: callback)
 
     def __call__(self, *args: Any) -> None:
         """Call all functions with these arguments.
@@ -30,7 +30,8 @@ class Callbacks:
             Exception: The first exception of a function. The other functions are called nevertheless.
         """
         failures: list[Exception] = []
-        for function in map(_function, self._callbacks):
+        for reference in self._callbacks:
+            function = reference()
             try:
                 if function is not None:
                     function(*args)
@@ -38,7 +39,3 @@ class Callbacks:
                 failures.append(error)
         if failures:
             raise failures[0]
-
-
-def _function(callback: Callable[..., object]) -> Callable[..., object] | None:
-    return callback() if isinstance(callback, weakref.WeakMethod) else callback

@@ -113,12 +113,12 @@ class ElasticCommunicator(Communicator):
         self._on_commit = Callbacks()
         # Whether each communicates in the background.
         self._handed_out: weakref.WeakKeyDictionary[GradientReducer, bool] = weakref.WeakKeyDictionary()
-        self._places = ranks.size - n_spares if n_spares else 0
+        self._places = ranks.size - n_spares
         self._pool: spares.Pool | None = None
         self._waits = False
         self._is_over = False
         self._has_failed = False
-        self._renew(Family(mpi_comm))
+        self._go_on(*recovery.next_generation(Family(mpi_comm), self._build))
         if n_spares:
             self._progress.no_steps = (
                 f"{SPARES}={n_spares}: expected keeper.maybe_load(trainer) before the first step, for a keeper "
@@ -205,7 +205,6 @@ class ElasticCommunicator(Communicator):
         """
         if self._progress.depth:
             return function()
-        self._end_if_over()
         self._progress.check(is_step)
         result = self._despite_losses(partial(self._attempt, function), name, repeat, prepare)
         self._progress.alarms = 0
@@ -215,22 +214,12 @@ class ElasticCommunicator(Communicator):
             ends.leave_as_asked()
         return result
 
-    def _end_if_over(self) -> None:
-        """End a spare that was not needed, if the script still communicates while it ends: in a ``finally`` block."""
-        if self._is_over:
-            raise SystemExit(0)
-
-    def _without_a_vote(self, function: Callable[[], _T], name: str) -> _T:
-        """Call a function of which only two ranks know, so that it cannot end in a vote; after a loss it joins one."""
-        if self._progress.depth:
-            return function()
-        self._end_if_over()
-        return self._despite_losses(function, name, repeat=False)
-
     def _despite_losses(
         self, attempt: Callable[[], _T], name: str, repeat: bool = True, prepare: Callable[[], object] | None = None
     ) -> _T:
         """Return the result of a function, and recover from losses meanwhile; see :meth:`transact` for arguments."""
+        if self._is_over:  # a spare that was not needed still communicates while it ends: in a ``finally`` block
+            raise SystemExit(0)
         while True:
             try:
                 return attempt()
@@ -262,10 +251,8 @@ class ElasticCommunicator(Communicator):
         """Rebuild the communicator from the remaining ranks; collective among them."""
         began = time.monotonic()
         with spans.span("recover", generation=self._generation + 1):
-            before = self._family
-            before.give_up()
-            self._abandon()
-            self._renew(before)
+            before = self._give_up()
+            self._go_on(*recovery.next_generation(before, self._build))
         change = self._change_since(before, began)
         self._expect_majority(change)
         self._progress.alarms = 0 if change.lost else self._progress.alarms + 1
@@ -295,21 +282,18 @@ class ElasticCommunicator(Communicator):
         gone = set(range(before.base.size)) - set(alive)
         aside: set[int] = set()
         newcomers: tuple[str, ...] = ()
-        if mustered is not None:
-            assert self._pool is not None
-            aside = gone & set(recovery.survivors(before.base, self._pool.base))
+        if mustered is not None and self._pool is not None:
+            aside = gone & set(recovery.survivors(before.base, self._pool.family.base))
             present = recovery.survivors(mustered.base, self._family.base)
             names = dict(enumerate(mustered.newcomers, mustered.base.size - len(mustered.newcomers)))
             newcomers = tuple(names[each] for each in present if each in names) if len(alive) < self.size else ()
-        return Change(
-            *(self._generation, tuple(sorted(gone - aside)), alive, self.rank, time.monotonic() - began),
-            *(tuple(sorted(aside)), newcomers),
-        )
+        lost, seconds = tuple(sorted(gone - aside)), time.monotonic() - began
+        return Change(self._generation, lost, alive, self.rank, seconds, tuple(sorted(aside)), newcomers)
 
     @property
     def places(self) -> int:
         """How many ranks train; if there are more, the others will wait as spares."""
-        return min(self._places, self.size) or self.size
+        return min(self._places, self.size)
 
     @property
     def has_spares(self) -> bool:
@@ -348,11 +332,9 @@ class ElasticCommunicator(Communicator):
         lost meanwhile, :attr:`lacks_ranks` stays true. This can then be called again, but only when all ranks have
         reached the same point of the program.
         """
-        if not self.lacks_ranks:
-            return
-        assert self._pool is not None
-        self._meet()
-        self._muster(self._pool)
+        if self._pool is not None and self.lacks_ranks:
+            self._meet()
+            self._muster(self._pool)
 
     def catch_up(self, until: str) -> None:
         """Refuse transactions on a rank that has joined, until it has reached the same point as the other ranks.
@@ -379,10 +361,9 @@ class ElasticCommunicator(Communicator):
 
     def _muster(self, pool: spares.Pool) -> bool:
         """Decide which processes train, and continue with these; return whether this one trains; collective."""
-        began, before = time.monotonic(), self._family
+        began = time.monotonic()
         with spans.span("muster", generation=self._generation + 1):
-            before.give_up()
-            self._abandon()
+            before = self._give_up()
             mustered = pool.muster(self.rank, self._generation)
             assert mustered is not None  # this process is not leaving
             if mustered.is_called:
@@ -418,7 +399,7 @@ class ElasticCommunicator(Communicator):
         """
         if self._is_over or self._waits:
             # If the job has failed, its other processes have its exit status, and nobody may report success.
-            return self._is_over and not (self._pool is not None and self._pool.has_failed)
+            return self._is_over and not (self._pool is not None and self._pool.family.has_failed)
         is_over, self._has_failed = recovery.all_leave(self._family, at_once=at_once)
         if is_over and self._pool is not None:
             self._pool.dismiss(failed=at_once)
@@ -429,15 +410,13 @@ class ElasticCommunicator(Communicator):
         if not self._is_over:
             self._family.revoke()
 
-    def _abandon(self) -> None:
-        """End all work in the background: it fails, because the communicators are revoked."""
+    def _give_up(self) -> Family:
+        """Give up the family, and return it; end all work in the background, which fails: the family is revoked."""
+        self._family.give_up()
         for reducer in list(self._handed_out):
             reducer.drain()
         self._contexts.abandon()
-
-    def _renew(self, before: Family) -> None:
-        """Shrink a family that was given up, and continue with the next one; collective among the remaining ranks."""
-        self._go_on(*recovery.next_generation(before, self._build))
+        return self._family
 
     def _go_on(self, family: Family, built: tuple[Contexts, Strategy]) -> None:
         self._family, (contexts, strategy) = family, built
@@ -446,7 +425,7 @@ class ElasticCommunicator(Communicator):
         for reducer, is_background in list(self._handed_out.items()):
             if is_background:
                 context, worker = contexts.background
-                reducer.use(self._strategy_on(context), worker)
+                reducer.use(STRATEGIES[self.strategy](context), worker)
             else:
                 reducer.use(strategy, None)
 
@@ -462,10 +441,7 @@ class ElasticCommunicator(Communicator):
         # same time.
         if ranks.any(any(self._handed_out.values())):
             contexts.background  # noqa: B018 - created on first access
-        return contexts, self._strategy_on(contexts.foreground)
-
-    def _strategy_on(self, context: Any) -> Strategy:
-        return STRATEGIES[self.strategy](context)
+        return contexts, STRATEGIES[self.strategy](contexts.foreground)
 
     def gradient_reducer(self, **options: Any) -> GradientReducer:
         """Do what :meth:`CommunicatorBase.gradient_reducer` does.
@@ -533,9 +509,10 @@ def _surviving(name: str) -> Callable[..., Any]:
     @wraps(method)
     def call(self: ElasticCommunicator, *args: Any, **kwargs: Any) -> Any:
         function = partial(method, self, *args, **kwargs)
-        if name in _POINT_TO_POINT:
-            return self._without_a_vote(function, name)
-        return self.transact(function, repeat=False, name=name)
+        if name in _COLLECTIVE:
+            return self.transact(function, repeat=False, name=name)
+        # Only two ranks know of it, so that it cannot end in a vote; after a loss, this rank joins one.
+        return function() if self._progress.depth else self._despite_losses(function, name, repeat=False)
 
     return call
 

@@ -50,15 +50,12 @@ class Party(Protocol):
     @property
     def has_lost(self) -> bool:
         """Whether a rank was lost or has failed, also one that this rank has noticed only while it was leaving."""
-        ...
 
     def take_leave(self, *, at_once: bool) -> bool:
         """Inform the others, and return whether all of them are leaving."""
-        ...
 
     def interrupt(self) -> None:
         """Make operations fail in which ranks wait for one that has left; called in another thread."""
-        ...
 
 
 def end_alone(party: Party) -> None:
@@ -118,8 +115,9 @@ def _install() -> None:
     is_ours_to_handle = signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
     if is_ours_to_handle and threading.current_thread() is threading.main_thread():
         signal.signal(signal.SIGTERM, _note)
-        if guard_thread.this_thread().receive_signals():
-            guard_thread.start(_EndAtOnce())
+        thread = guard_thread.this_thread()
+        if thread.receive_signals():
+            thread.add(_EndAtOnce())
         # The workers of a pool are always ended by SIGTERM.
         around_forks(after_in_child=_have_no_handler)
         block_during_forks(signal.SIGTERM, _note)

@@ -63,18 +63,18 @@ class Family:
             raise Overruled
         # Twice, as Open MPI 5.0.11 sometimes returns 0 on all ranks although all have passed 1, while a thread averages
         # in the background (3 of some 1,500 votes). All ranks see the same, so all vote again.
-        if not any(self._agrees(approve) for _ in range(2)):
+        if not any(self._agree(int(approve)) for _ in range(2)):
             self.is_over = True
             raise Overruled
 
-    def _agrees(self, approve: bool) -> bool:
-        """Return whether all ranks approve; collective."""
+    def _agree(self, bits: int) -> int | None:
+        """Return the bits that all ranks have set, or ``None`` if a rank has died; collective."""
         try:
             # The result is the same on all ranks, also the exception, because no rank acknowledges failures. This works
             # on a revoked communicator, too.
-            return bool(activity().wait_for(_AGREE, "Agree", self.base, (self.base, int(approve))))
+            return activity().wait_for(_AGREE, "Agree", self.base, (self.base, bits))
         except MPI.Exception:
-            return False
+            return None
 
     def all_leave(self, *, leaving: bool, failed: bool = False) -> bool:
         """Return whether no rank will continue; collective, the first operation in a new family.
@@ -83,10 +83,8 @@ class Family:
             leaving: Whether this rank will not continue. If others will, it then ends, and they notice.
             failed: Whether this rank leaves because of a failure.
         """
-        bits = _LEAVES * leaving | _SUCCEEDS * (not failed)
-        try:
-            agreed = activity().wait_for(_AGREE, "Agree", self.base, (self.base, bits))
-        except MPI.Exception:
+        agreed = self._agree(_LEAVES * leaving | _SUCCEEDS * (not failed))
+        if agreed is None:
             return False
         self.has_failed = not agreed & _SUCCEEDS
         return bool(agreed & _LEAVES)

@@ -11,7 +11,7 @@ from mpi4py import MPI
 from mn_comm.ranks.watch import activity
 from mn_elastic.family import Family, Overruled
 
-__all__ = ["agree_to_leave", "all_leave", "attempt", "first_generation", "next_generation", "shrink", "survivors"]
+__all__ = ["all_leave", "attempt", "first_generation", "next_generation", "shrink", "survivors"]
 
 _T = TypeVar("_T")
 
@@ -27,9 +27,9 @@ def next_generation(family: Family, build: Callable[[Family], _T]) -> tuple[Fami
     while True:
         family = shrink(family)
         family.all_leave(leaving=False)
-        done = attempt(family, build)
-        if done is not None:
-            return family, done[0]
+        built = attempt(family, build)
+        if built is not None:
+            return family, built
 
 
 def first_generation(base: MPI.Intracomm, build: Callable[[Family], _T]) -> tuple[Family, _T]:
@@ -40,12 +40,12 @@ def first_generation(base: MPI.Intracomm, build: Callable[[Family], _T]) -> tupl
         build: Creates everything that depends on the family; see :func:`next_generation`.
     """
     family = Family(base)
-    done = attempt(family, build)
-    return (family, done[0]) if done is not None else next_generation(family, build)
+    built = attempt(family, build)
+    return (family, built) if built is not None else next_generation(family, build)
 
 
-def attempt(family: Family, build: Callable[[Family], _T]) -> tuple[_T] | None:
-    """Return the result of ``build`` for a family; ``None``, on every rank, if a rank was lost; collective."""
+def attempt(family: Family, build: Callable[[Family], _T]) -> _T | None:
+    """Return the result of ``build``, which is not ``None``; ``None`` on every rank if a rank was lost; collective."""
     try:
         built = build(family)
         family.vote(approve=True)
@@ -56,7 +56,7 @@ def attempt(family: Family, build: Callable[[Family], _T]) -> tuple[_T] | None:
             raise  # the exception is raised on every rank: it concerns what the ranks have in common
         family.give_up()
         return None
-    return (built,)
+    return built
 
 
 def all_leave(family: Family, *, at_once: bool) -> tuple[bool, bool]:
@@ -74,19 +74,6 @@ def all_leave(family: Family, *, at_once: bool) -> tuple[bool, bool]:
         family.vote(approve=False)
     family = shrink(family)
     return family.all_leave(leaving=True, failed=at_once), family.has_failed
-
-
-def agree_to_leave(family: Family, *, failed: bool) -> None:
-    """Leave together with all other ranks of a family; collective.
-
-    Args:
-        family: A family in which no rank will vote again.
-        failed: Whether this rank leaves because of a failure.
-    """
-    family = shrink(family)
-    while not family.all_leave(leaving=True, failed=failed):  # a rank has died meanwhile
-        family.give_up()
-        family = shrink(family)
 
 
 def survivors(before: MPI.Intracomm, after: MPI.Intracomm) -> tuple[int, ...]:

@@ -12,10 +12,9 @@ from functools import partial
 from typing import NamedTuple
 
 from mn_comm.basis.mpi import MPI
-from mn_comm.ranks.intracomm import Ranks
 from mn_elastic import ends
 from mn_elastic.family import Family
-from mn_elastic.recovery import agree_to_leave, attempt, shrink, survivors
+from mn_elastic.recovery import attempt, shrink, survivors
 
 __all__ = ["Mustered", "Pool"]
 
@@ -61,19 +60,15 @@ class Pool:
         places: How many of them train, if enough are alive.
 
     Attributes:
+        family: The family after the last muster; if the job is over, it tells whether a process that trained failed.
         waiting: How many of them were waiting after the last muster.
     """
 
     def __init__(self, family: Family, places: int) -> None:
-        self._family = family
+        self.family = family
         self._places = places
         self._trainers = list(range(family.base.size))
         self.waiting = 0
-
-    @property
-    def base(self) -> Ranks:
-        """The communicator of all processes in the pool."""
-        return self._family.base
 
     def muster(self, rank: int, generation: int) -> Mustered | None:
         """Decide which processes train from now on; collective among all that are alive.
@@ -85,23 +80,23 @@ class Pool:
             generation: How often its communicator has been rebuilt.
 
         Returns:
-            The result; ``None`` if the job is over. Then :attr:`has_failed` tells whether it has failed.
+            The result; ``None`` if the job is over.
         """
-        self._family.revoke()
+        self.family.revoke()
         member = Member(rank, generation, f"process {MPI.COMM_WORLD.rank} ({MPI.Get_processor_name()})")
         while True:
             self._shrink()
-            if self._family.all_leave(leaving=rank < 0):
+            if self.family.all_leave(leaving=rank < 0):
                 return None
-            done = attempt(self._family, partial(_divide, member=member, places=self._places))
-            if done is not None:
-                found, self._trainers = done[0]
-                self.waiting = self.base.size - len(self._trainers)
+            divided = attempt(self.family, partial(_divide, member=member, places=self._places))
+            if divided is not None:
+                found, self._trainers = divided
+                self.waiting = self.family.base.size - len(self._trainers)
                 return found
 
     def _shrink(self) -> None:
-        before, self._family = self._family, shrink(self._family)
-        alive = survivors(before.base, self._family.base)
+        before, self.family = self.family, shrink(self.family)
+        alive = survivors(before.base, self.family.base)
         self._trainers = [new for new, old in enumerate(alive) if old in self._trainers]
 
     def dismiss(self, *, failed: bool) -> None:
@@ -110,13 +105,11 @@ class Pool:
         Args:
             failed: Whether this process ends because of a failure.
         """
-        self._family.revoke()
-        agree_to_leave(self._family, failed=failed)
-
-    @property
-    def has_failed(self) -> bool:
-        """Whether a process that trained has failed, if the job is over."""
-        return self._family.has_failed
+        self.family.revoke()
+        self._shrink()
+        while not self.family.all_leave(leaving=True, failed=failed):  # a process has died meanwhile
+            self.family.give_up()
+            self._shrink()
 
     @property
     def is_abandoned(self) -> bool:
@@ -126,7 +119,7 @@ class Pool:
     def wait(self) -> None:
         """Wait until the next muster begins, or all processes that train are dead."""
         looks = 0
-        while not self.base.Is_revoked() and not self.is_abandoned:
+        while not self.family.base.Is_revoked() and not self.is_abandoned:
             looks += 1
             if looks % _LOOKS_UNTIL_COUNT == 0:
                 self._count()
@@ -136,7 +129,7 @@ class Pool:
             time.sleep(_PAUSE_SECONDS)
 
     def _count(self) -> None:
-        failed, all_of_it = self.base.Get_failed(), self.base.Get_group()
+        failed, all_of_it = self.family.base.Get_failed(), self.family.base.Get_group()
         dead = failed.Translate_ranks(range(failed.size), all_of_it)
         self._trainers = [each for each in self._trainers if each not in dead]
         failed.Free()

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 from mn_elastic.memory import NodeMemory
-from mn_guard import node, node_process
+from mn_guard import node_process
 from mn_guard.supervised import link, report
 from mn_guard.supervised import start as start_of_a_rank
 
@@ -151,6 +151,20 @@ def test_the_time_in_which_it_was_stopped_is_no_silence(supervisor):
     child.wait()
 
 
+def test_a_rank_that_is_dead_already_keeps_no_other_rank_alive(supervisor):
+    dead, alive = a_rank(), a_rank()
+    keeper = process_of(supervisor)
+    supervisor.hear("beat")
+    os.kill(keeper, signal.SIGSTOP)
+    supervisor.say(op="end", attempt=1)  # is read before the end of the rank's connection
+    dead.kill()
+    dead.wait()
+    os.kill(keeper, signal.SIGCONT)
+    assert alive.wait(10) == -signal.SIGKILL
+    assert supervisor.hear("gone") == {"op": "gone", "attempt": 1, "rank": 3}
+    assert link.connection().ask({"op": "load"}) == ({}, None)
+
+
 def test_a_rank_does_not_use_the_keeper_of_the_previous_attempt_that_is_about_to_end(supervisor):
     keeper = process_of(supervisor)
     os.kill(keeper, signal.SIGSTOP)
@@ -211,7 +225,7 @@ def test_without_a_supervisor_a_rank_ends_with_one_line():
 
 def test_the_error_says_that_the_keeper_has_ended():
     near, far = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    connected = node.Connection(near, link._GONE)
+    connected = link.Connection(near)
     far.close()
     with pytest.raises(ConnectionError, match="the keeper of this node has ended"):
         connected.ask({"op": "load"})

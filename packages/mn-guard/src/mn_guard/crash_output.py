@@ -29,20 +29,8 @@ if TYPE_CHECKING:
 __all__ = ["folders_of_libraries", "speak_when_ended"]
 
 _NOT_THE_SCRIPT = (
-    *(
-        "mn_comm",
-        "mn_compat",
-        "mn_compress",
-        "mn_elastic",
-        "mn_guard",
-        "mn_data",
-        "mn_extensions",
-        "mn_modelpar",
-        "mn_optim",
-        "chainermn_meta",
-        "chainer",
-    ),
-    *("mpi4py", "numpy"),
+    *("mn_comm", "mn_compat", "mn_compress", "mn_elastic", "mn_guard", "mn_data", "mn_extensions", "mn_modelpar"),
+    *("mn_optim", "chainermn_meta", "chainer", "mpi4py", "numpy"),
 )
 
 
@@ -80,12 +68,7 @@ def _write_stacks(reader: socket.socket | None) -> None:
             faulthandler.enable(reader, all_threads=False)
             around_forks(after_in_child=faulthandler.disable)
         if signal.getsignal(signal.SIGTERM) is signal.SIG_DFL and stacks is not None:
-            faulthandler.register(
-                signal.SIGTERM,
-                stacks,
-                all_threads=False,
-                chain=True,
-            )
+            faulthandler.register(signal.SIGTERM, stacks, all_threads=False, chain=True)
             # The workers of a pool are always ended by SIGTERM, so messages about it would only disturb.
             around_forks(after_in_child=functools.partial(faulthandler.unregister, signal.SIGTERM))
             block_during_forks(signal.SIGTERM, signal.SIG_DFL)

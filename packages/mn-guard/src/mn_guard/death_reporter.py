@@ -82,18 +82,15 @@ def has_spoken(summary: str) -> None:
     Args:
         summary: The message in one line: for Open MPI, which writes twenty lines of its own after it.
     """
-    _say(SPOKEN + (summary.encode(errors="replace") if _is_open_mpi() else b""))
+    from mn_comm.basis.mpi import MPI
+
+    is_open_mpi = MPI.Get_library_version().startswith("Open MPI")
+    _say(SPOKEN + (summary.encode(errors="replace") if is_open_mpi else b""))
 
 
 def has_explained() -> None:
     """Tell the process of the node that this rank has printed why it ends, and the others continue."""
     _say(FINISHED)
-
-
-def _is_open_mpi() -> bool:
-    from mn_comm.basis.mpi import MPI
-
-    return MPI.Get_library_version().startswith("Open MPI")
 
 
 def _address() -> tuple[str | None, socket.socket | None]:
@@ -102,7 +99,7 @@ def _address() -> tuple[str | None, socket.socket | None]:
     if supervised is not None:
         return supervised.address, None
     address = f"\0chainermn-{os.urandom(16).hex()}"
-    listening = node.listen(address) if node.can_start() else None
+    listening = node.listen(address)
     return (None, None) if listening is None else (address, listening)
 
 

@@ -120,8 +120,4 @@ def _unblock() -> None:
         signal.pthread_sigmask(signal.SIG_SETMASK, mask)
 
 
-os.register_at_fork(
-    before=_begin,
-    after_in_parent=_end_in_parent,
-    after_in_child=_end_in_child,
-)
+os.register_at_fork(before=_begin, after_in_parent=_end_in_parent, after_in_child=_end_in_child)

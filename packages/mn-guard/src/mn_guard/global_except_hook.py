@@ -24,9 +24,7 @@ __all__ = ["add_hook", "add_hook_by_default", "add_hook_if_enabled"]
 _VARIABLES = ("CHAINERMN_FORCE_ABORT_ON_EXCEPTION", "CHAINERMN_FORCE_ABORT_ON_EXCEPTIONS")
 """The name that ChainerMN 7 read, and the name in Chainer's manual."""
 _LONGEST_SUMMARY = 500
-_PATIENCE_SECONDS = patience.RIGHT_RANK
 _PAUSE_SECONDS = 0.01
-_PATIENCE_AFTER_CTRL_C = patience.OTHERS_AFTER_CTRL_C
 
 
 def add_hook() -> None:
@@ -106,7 +104,7 @@ class _AbortAllRanks:
         text = ""
         try:
             if issubclass(kind, KeyboardInterrupt):
-                time.sleep(_PATIENCE_AFTER_CTRL_C if _rank() else 0)
+                time.sleep(patience.OTHERS_AFTER_CTRL_C if _rank() else 0)
                 return
             with contextlib.suppress(Exception, KeyboardInterrupt):  # a rank has died; the job must still end
                 _let_the_right_rank_end(value)
@@ -171,7 +169,7 @@ def _shown_by_trainer(value: BaseException, traceback: TracebackType | None) -> 
 def _let_the_right_rank_end(value: BaseException) -> None:
     """Wait if another rank should show an exception and end the job; return if none has."""
     if "raised_on_rank" in value.__dict__:
-        time.sleep(_PATIENCE_SECONDS)
+        time.sleep(patience.RIGHT_RANK)
     elif "raised_on_all_ranks" in value.__dict__ and other_end() is None:
         _let_rank_0_end()
 
@@ -186,13 +184,13 @@ def _let_rank_0_end() -> None:
 
     flush_until_read()
     everyone = MPI.COMM_WORLD.Ibarrier()
-    deadline = time.monotonic() + _PATIENCE_SECONDS
+    deadline = time.monotonic() + patience.RIGHT_RANK
     while not everyone.Test():
         if time.monotonic() > deadline:
             return
         time.sleep(_PAUSE_SECONDS)
     if _rank() != 0:
-        time.sleep(2 * _PATIENCE_SECONDS)  # rank 0 waits, too, until its message has been read
+        time.sleep(2 * patience.RIGHT_RANK)  # rank 0 waits, too, until its message has been read
 
 
 def _rank() -> int:
@@ -201,7 +199,7 @@ def _rank() -> int:
     return MPI.COMM_WORLD.rank
 
 
-def _abort(reason: str, status: int = 1, details: str = "", text: str = "") -> None:
+def _abort(reason: str, details: str = "", text: str = "") -> None:
     # In one piece, so that the output of other ranks does not come in between.
     say(f"{text}\nchainermn: {reason} on rank {_rank()} ({socket.gethostname()}): ending all ranks\n")
-    abort_when_read(status, ": ".join(filter(None, (reason, details.strip()[:_LONGEST_SUMMARY]))))
+    abort_when_read(1, ": ".join(filter(None, (reason, details.strip()[:_LONGEST_SUMMARY]))))

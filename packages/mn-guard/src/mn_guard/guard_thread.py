@@ -20,18 +20,19 @@ from typing import Protocol
 
 from mn_guard.forks import around_forks
 
-__all__ = ["Duty", "GuardThread", "end", "start", "this_thread"]
+__all__ = ["Duty", "GuardThread", "end", "this_thread"]
 
 _WAKE = b"\0"  # no signal has this number
 
 
 class Duty(Protocol):
-    """What the thread does, again and again."""
+    """What the thread does, again and again.
 
-    @property
-    def due(self) -> float:
-        """When it is to be called next, as :func:`time.monotonic` counts, at the latest."""
-        ...
+    Attributes:
+        due: When it is to be called next, as :func:`time.monotonic` counts, at the latest.
+    """
+
+    due: float
 
     def attend(self, signals: bytes) -> None:
         """Do what is due.
@@ -39,7 +40,6 @@ class Duty(Protocol):
         Args:
             signals: The numbers of the signals that have arrived.
         """
-        ...
 
 
 class GuardThread:
@@ -137,11 +137,6 @@ def this_thread() -> GuardThread:
     if not _threads:
         _threads.append(GuardThread())
     return _threads[0]
-
-
-def start(duty: Duty) -> None:
-    """Let the thread of this process attend to a duty."""
-    this_thread().add(duty)
 
 
 def end() -> None:

@@ -82,10 +82,10 @@ def watch_interrupts(end: Callable[[], object]) -> None:
         return  # only the main thread may set the descriptor
     if signal.getsignal(signal.SIGINT) is not signal.default_int_handler:
         return
-    if not guard_thread.this_thread().receive_signals():
-        return
-    _watching = Interrupts(end)
-    guard_thread.start(_watching)
+    thread = guard_thread.this_thread()
+    if thread.receive_signals():
+        _watching = Interrupts(end)
+        thread.add(_watching)
 
 
 def _forget() -> None:

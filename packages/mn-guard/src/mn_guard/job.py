@@ -1,11 +1,12 @@
-"""What launchers say about a job in the environment of its processes."""
+"""What launchers, and users, say about a job in the environment of its processes."""
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Mapping
 
-__all__ = ["ENABLED", "RANKS", "detects", "is_tolerant"]
+__all__ = ["ENABLED", "RANKS", "as_number", "detects", "is_tolerant"]
 
 RANKS = ("OMPI_COMM_WORLD_RANK", "PMIX_RANK", "PMI_RANK")
 """Where they say which rank in ``MPI_COMM_WORLD`` a process will be."""
@@ -23,3 +24,11 @@ def is_tolerant(environ: Mapping[str, str] = os.environ) -> bool:
 def detects(environ: Mapping[str, str] = os.environ) -> bool:
     """Return whether Open MPI's failure detector is on, which regards silent ranks as dead."""
     return environ.get(_DETECTOR, "") in ("1", "true")
+
+
+def as_number(text: str) -> float:
+    """Return the number in the value of a variable; NaN, which is in no range, if there is none."""
+    try:
+        return float(text)
+    except ValueError:
+        return math.nan

@@ -3,56 +3,15 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import socket
 import sys
-import threading
-from typing import Any
 
 from mn_guard import node_process
-from mn_guard.forks import around_forks
 
-__all__ = ["Connection", "can_start", "connect", "listen", "start"]
+__all__ = ["connect", "listen", "start"]
 
-_GONE = "the process of this node has ended"
 _SHELL = "/bin/sh"
-
-
-class Connection:
-    """A connection to the process of the node; several threads may use it.
-
-    Args:
-        connected: A socket that preserves message boundaries.
-        gone: What an error says if the other end is gone.
-    """
-
-    def __init__(self, connected: socket.socket, gone: str = _GONE) -> None:
-        self._socket = connected
-        self._gone = gone
-        self._lock = threading.Lock()
-        around_forks(after_in_child=connected.close)  # a child process is not a rank
-
-    def ask(self, message: dict[str, Any], *descriptors: int) -> tuple[dict[str, Any], int | None]:
-        """Send a message, optionally with files, and return the answer, which may come with a file.
-
-        Raises:
-            ConnectionError: The process is gone.
-        """
-        try:
-            with self._lock:
-                socket.send_fds(self._socket, [json.dumps(message).encode()], descriptors)
-                answer, files, *_ = socket.recv_fds(self._socket, node_process.LONGEST_MESSAGE, 1)
-        except OSError as error:
-            raise ConnectionError(f"{self._gone}: {error}") from None
-        if not answer:
-            raise ConnectionError(self._gone)
-        return json.loads(answer), files[0] if files else None
-
-    def pass_on(self) -> int:
-        """Return the descriptor, which stays open in the program that this process runs in its place."""
-        self._socket.set_inheritable(True)
-        return self._socket.fileno()
 
 
 def connect(address: str) -> socket.socket | None:
@@ -66,11 +25,6 @@ def connect(address: str) -> socket.socket | None:
     return None
 
 
-def can_start() -> bool:
-    """Return whether a process could be started: Python knows its executable, and there is a shell."""
-    return bool(sys.executable) and all(os.access(path, os.X_OK) for path in (sys.executable, _SHELL))
-
-
 def listen(address: str) -> socket.socket | None:
     """Return a socket that listens at an address, to which processes may connect from now on.
 
@@ -78,8 +32,11 @@ def listen(address: str) -> socket.socket | None:
         address: A name outside the file system, which disappears with the process.
 
     Returns:
-        ``None`` if it cannot be, for example because another process listens there.
+        ``None`` if it cannot be: another process listens there, or none could be started, because Python does not know
+        its executable, or there is no shell.
     """
+    if not sys.executable or not all(os.access(path, os.X_OK) for path in (sys.executable, _SHELL)):
+        return None
     listening = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     try:
         listening.bind(address)

@@ -43,8 +43,8 @@ __all__ = [
     "SILENCE_SECONDS",
     "SPOKEN",
     "Group",
+    "Incoming",
     "Rank",
-    "Silence",
     "describe_death",
     "describe_others",
     "peer_of",
@@ -211,11 +211,9 @@ class Group:
     def remove(self) -> None:
         """Note that a rank has ended, and been reported."""
         self._left -= 1
-        if not self._left:
-            os.close(self._errors)
-            self._remove_shared()
-
-    def _remove_shared(self) -> None:
+        if self._left:
+            return
+        os.close(self._errors)
         for path, inode in self.shared:
             with contextlib.suppress(OSError):  # nearly always, MPI has removed it
                 # Ranks that are not in this group, because they have no communicator, may go on.
@@ -232,42 +230,33 @@ def _is_mapped(path: str) -> bool:
     return False
 
 
-class Silence:
-    """How long the other side of a connection has been silent, while this process was running.
+class Incoming:
+    """What the other side of a connection sends, in lines, and how long it has been silent while this process ran.
 
     The time during which this process was stopped does not count: then the other side was probably stopped as well, for
     example by ``scontrol suspend`` or ``docker pause``, or what it has sent has not been read yet.
+
+    Attributes:
+        rest: The received beginning of a line.
     """
 
     def __init__(self) -> None:
+        self.rest = b""
         self._seconds = 0.0
         self._looked = time.monotonic()
 
-    def look(self) -> float:
-        """Return the number of seconds; must be called about once in ``BEAT_SECONDS``."""
+    def silence(self) -> float:
+        """Return the number of seconds without a message; must be called about once in ``BEAT_SECONDS``."""
         now = time.monotonic()
         self._seconds += min(now - self._looked, BEAT_SECONDS)
         self._looked = now
         return self._seconds
 
-    def end(self) -> None:
-        """Note that the other side has sent something."""
+    def lines(self, came: bytes) -> list[bytes]:
+        """Return the lines that are complete, now that something was received."""
         self._seconds = 0.0
-
-
-class _Client:
-    """A connected process.
-
-    Args:
-        process: Its process ID.
-
-    Attributes:
-        name: Its name in messages to the supervisor; ``None`` until it has sent one.
-    """
-
-    def __init__(self, process: int) -> None:
-        self.process = process
-        self.name: dict[str, int] | None = None
+        *lines, self.rest = (self.rest + came).split(b"\n")
+        return lines
 
 
 class _Supervisor:
@@ -280,8 +269,7 @@ class _Supervisor:
 
     def __init__(self, connected: socket.socket, token: str) -> None:
         self.socket = connected
-        self._came = b""
-        self._silence = Silence()
+        self._incoming = Incoming()
         self._spoken = time.monotonic()
         connected.settimeout(SILENCE_SECONDS)
         connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -293,7 +281,7 @@ class _Supervisor:
         Raises:
             EOFError: The supervisor has been silent for too long.
         """
-        if self._silence.look() >= SILENCE_SECONDS:
+        if self._incoming.silence() >= SILENCE_SECONDS:
             raise EOFError
         if time.monotonic() - self._spoken > BEAT_SECONDS:
             self.tell(op="beat")
@@ -312,42 +300,55 @@ class _Supervisor:
         came = self.socket.recv(1 << 16)
         if not came:
             raise EOFError
-        self._silence.end()
-        *lines, self._came = (self._came + came).split(b"\n")
-        return [json.loads(line) for line in lines]
+        return [json.loads(line) for line in self._incoming.lines(came)]
 
 
 class _Node:
     """Reports the deaths of the ranks of a node, until all of them have ended.
 
+    With a supervisor, it also holds memory for the ranks, and connects them to the supervisor, until that is gone.
+
     Args:
         listening: The socket that processes connect to.
-        expected: How many ranks will have their deaths reported.
+        expected: How many ranks will have their deaths reported; 0 if ranks of further attempts may come at any time.
+        supervisor: The supervisor, if there is one.
     """
 
-    def __init__(self, listening: socket.socket, expected: int) -> None:
+    def __init__(self, listening: socket.socket, expected: int, supervisor: _Supervisor | None) -> None:
         self._listening = listening
         self._expected = expected
-        self._clients: dict[socket.socket, _Client] = {}
+        self._supervisor = supervisor
+        # The connected processes, each with its name in messages to the supervisor, once it has sent one.
+        self._clients: dict[socket.socket, dict[str, int]] = {}
         self._groups: dict[str, Group] = {}
         self._gone: list[tuple[Group, Rank]] = []
+        self._kept: tuple[int, int] | None = None  # the ranks' number for their arrays, and the file
         self._selector = selectors.DefaultSelector()
         self._selector.register(listening, selectors.EVENT_READ, self._accept)
+        if supervisor is not None:
+            self._selector.register(supervisor.socket, selectors.EVENT_READ, self._obey)
 
     def run(self) -> None:
-        """Listen until all ranks have ended."""
-        while self._selector.get_map():
-            self._report(self._look(None))
+        """Listen until all ranks have ended; or until the supervisor is gone, and then end the remaining ranks."""
+        try:
+            while self._selector.get_map():
+                self._report(self._look(None))
+        except (OSError, EOFError):
+            pass  # the supervisor has ended
+        finally:
+            self._end(None)
 
     def _look(self, timeout: float | None) -> list[tuple[Group, Rank]]:
         """Wait until something happens, and return the ranks that have ended."""
-        for key, _ in self._events(timeout):
+        if self._supervisor is not None:
+            timeout = min(BEAT_SECONDS / 2, timeout or BEAT_SECONDS)
+        # The supervisor first: if it has ended the connection, the next attempt's ranks must not be answered.
+        for key, _ in sorted(self._selector.select(timeout), key=lambda event: event[0].data != self._obey):
             key.data(key.fileobj)
         gone, self._gone = self._gone, []
+        if self._supervisor is not None:
+            self._supervisor.beat()
         return gone
-
-    def _events(self, timeout: float | None) -> list[tuple[selectors.SelectorKey, int]]:
-        return self._selector.select(timeout)
 
     def _drop(self, connection: socket.socket) -> None:
         self._selector.unregister(connection)
@@ -401,112 +402,72 @@ class _Node:
 
     def _accept(self, listening: socket.socket) -> None:
         connection, _ = listening.accept()
-        process, user = peer_of(connection)
-        if user != os.getuid():  # all processes can see the address
+        if peer_of(connection)[1] != os.getuid():  # all processes can see the address
             connection.close()
             return
         connection.settimeout(SILENCE_SECONDS)
-        self._clients[connection] = _Client(process)
+        self._clients[connection] = {}
         self._selector.register(connection, selectors.EVENT_READ, self._answer)
 
     def _answer(self, connection: socket.socket) -> None:
-        client = self._clients[connection]
         try:
             came, files, *_ = socket.recv_fds(connection, 1 << 16, _MOST_FILES)
             if came:
-                answer, sent = self._answer_to(came, files, client)
+                answer, sent = self._answer_to(came, files, connection)
                 socket.send_fds(connection, [json.dumps(answer).encode()], sent)
         except OSError:
             came = b""
         if not came:
             self._drop(connection)
-            self._disconnected(self._clients.pop(connection))
+            name = self._clients.pop(connection)
+            if name and self._supervisor is not None:
+                self._supervisor.tell(op="gone", **name)
 
-    def _answer_to(self, came: bytes, files: list[int], client: _Client) -> tuple[dict[str, Any], list[int]]:
+    def _answer_to(
+        self, came: bytes, files: list[int], connection: socket.socket
+    ) -> tuple[dict[str, Any], Sequence[int]]:
         """Process what a process has sent; return the answer, and the file that belongs to it."""
         try:
-            return self._process(json.loads(came), files, client)
+            message = json.loads(came)
+            if message["op"] == "watch":
+                self._watch(message, *files)
+            elif self._supervisor is not None:
+                return self._serve(self._supervisor, message, files, self._clients[connection])
         except _NO_MESSAGE:  # a mistake of one process must not end the other ranks of the node
             for file in files:
                 os.close(file)
-            return {}, []
+        return {}, ()
 
-    def _process(self, message: dict[str, Any], files: list[int], client: _Client) -> tuple[dict[str, Any], list[int]]:
-        if message["op"] == "watch":
-            self._watch(message, *files)
-        return {}, []
-
-    def _disconnected(self, client: _Client) -> None:
-        """Note that a process has ended, or needs no more answers."""
-
-
-class _Keeper(_Node):
-    """Also holds memory for the ranks, and connects them to the supervisor, until it is gone; then ends them.
-
-    Args:
-        listening: The socket that processes connect to.
-        supervisor: The supervisor.
-    """
-
-    def __init__(self, listening: socket.socket, supervisor: _Supervisor) -> None:
-        super().__init__(listening, expected=0)  # ranks of further attempts may come at any time
-        self._supervisor = supervisor
-        self._kept: tuple[int, int] | None = None  # the ranks' number for their arrays, and the file
-        self._selector.register(supervisor.socket, selectors.EVENT_READ, self._obey)
-
-    def run(self) -> None:
-        """Listen until the supervisor is gone, and then end the remaining ranks."""
-        try:
-            super().run()
-        except (OSError, EOFError):
-            pass  # the supervisor has ended
-        finally:
-            self._end(None)
-
-    def _look(self, timeout: float | None) -> list[tuple[Group, Rank]]:
-        gone = super()._look(min(BEAT_SECONDS / 2, timeout or BEAT_SECONDS))
-        self._supervisor.beat()
-        return gone
-
-    def _events(self, timeout: float | None) -> list[tuple[selectors.SelectorKey, int]]:
-        # The supervisor first: if it has ended the connection, the next attempt's ranks must not be answered.
-        return sorted(super()._events(timeout), key=lambda event: event[0].data != self._obey)
-
-    def _process(self, message: dict[str, Any], files: list[int], client: _Client) -> tuple[dict[str, Any], list[int]]:
-        if message["op"] == "watch":
-            return super()._process(message, files, client)
+    def _serve(
+        self, supervisor: _Supervisor, message: dict[str, Any], files: list[int], name: dict[str, int]
+    ) -> tuple[dict[str, Any], Sequence[int]]:
+        """Do what a rank of a supervised job asks for; return the answer, and the file that belongs to it."""
         if message["op"] == "keep":
-            self._keep(message["number"], files[0])
+            before, self._kept = self._kept, (message["number"], files[0])
+            if before is not None:
+                os.close(before[1])  # only now
+            supervisor.tell(op="kept", number=message["number"])
         elif message["op"] == "load":
             if self._kept is not None:
-                return {"number": self._kept[0]}, [self._kept[1]]
+                return {"number": self._kept[0]}, self._kept[1:]
         else:
             if message["op"] in ("start", "join"):
-                client.name = {key: message[key] for key in ("attempt", "rank")}
-            self._supervisor.tell(**message | (client.name or {}))
-        return {}, []
-
-    def _keep(self, number: int, file: int) -> None:
-        """Hold a file instead of the previous one, which is closed only now."""
-        before, self._kept = self._kept, (number, file)
-        if before is not None:
-            os.close(before[1])
-        self._supervisor.tell(op="kept", number=number)
-
-    def _disconnected(self, client: _Client) -> None:
-        if client.name is not None:
-            self._supervisor.tell(op="gone", **client.name)
+                name.update({key: message[key] for key in ("attempt", "rank")})
+            supervisor.tell(**message | name)
+        return {}, ()
 
     def _obey(self, _: socket.socket) -> None:
+        assert self._supervisor is not None
         for message in self._supervisor.hear():
             if message["op"] == "end":
                 self._end(message["attempt"])
 
     def _end(self, attempt: int | None) -> None:
         """Kill the ranks of an attempt, or all: while a process is connected, its process ID cannot be reused."""
-        for client in self._clients.values():
-            if client.name is not None and attempt in (None, client.name["attempt"]):
-                os.kill(client.process, signal.SIGKILL)
+        for connection, name in self._clients.items():
+            if name and attempt in (None, name["attempt"]):
+                with contextlib.suppress(ProcessLookupError):  # it has ended, which has not been read yet
+                    os.kill(peer_of(connection)[0], signal.SIGKILL)
 
 
 def peer_of(connection: socket.socket) -> tuple[int, int]:
@@ -545,10 +506,8 @@ def _main(descriptor: str, expected: str, *supervisor: str) -> None:
     connected = _connect(*supervisor[:2]) if supervisor else None
     _detach()
     listening = socket.socket(fileno=int(descriptor))
-    if connected is None:
-        _Node(listening, int(expected)).run()
-    else:
-        _Keeper(listening, _Supervisor(connected, supervisor[2])).run()
+    supervised_by = None if connected is None else _Supervisor(connected, supervisor[2])
+    _Node(listening, int(expected), supervised_by).run()
 
 
 if __name__ == "__main__":

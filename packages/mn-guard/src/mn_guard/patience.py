@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import os
 
+from mn_guard.job import as_number
+
 __all__ = ["CTRL_C", "EXIT", "FAREWELL", "OTHERS_AFTER_CTRL_C", "RIGHT_RANK", "UNREAD_OUTPUT", "factor"]
 
 
@@ -18,10 +20,7 @@ def factor() -> float:
         ValueError: It is not a number above 0.
     """
     text = os.environ.get("CHAINERMN_PATIENCE", "1")
-    try:
-        number = float(text)
-    except ValueError:
-        number = 0.0
+    number = as_number(text)
     if not 0 < number < float("inf"):
         raise ValueError(f"expected a number above 0 in CHAINERMN_PATIENCE, got {text!r}")
     return number

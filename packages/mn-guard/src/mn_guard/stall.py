@@ -14,7 +14,6 @@ While nothing stalls, the thread wakes up to look for questions at most ten time
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import os
 import threading
@@ -27,6 +26,7 @@ from mn_guard import guard_thread
 from mn_guard.abort import abort_when_read, say
 from mn_guard.exit_sequence import Step, at_exit
 from mn_guard.forks import around_forks
+from mn_guard.job import as_number
 from mn_guard.stall_probe import StallProbe, in_world
 from mn_guard.stall_report import bind, describe, ranks_of
 
@@ -55,6 +55,7 @@ class Monitor:
 
     Attributes:
         due: When to poll next, as :func:`time.monotonic` counts.
+        probe: The messages to and from other ranks' monitors.
     """
 
     def __init__(
@@ -73,7 +74,8 @@ class Monitor:
         self._stacks = stacks
         self._write = write
         self._end = end
-        self._probe = StallProbe(self._time_to_speak)
+        self._time_to_speak = 3 * self.interval + 0.5  # after this time, all ranks have checked for questions
+        self.probe = StallProbe(self._time_to_speak)
         self._reported: dict[int, float] = {}  # when each wait was reported, by its start
         self._said: object = None
         self._interrupted: set[int] = set()  # the starts of waits
@@ -82,13 +84,13 @@ class Monitor:
     def join(self, ranks: MPI.Intracomm) -> None:
         """From now on, answer questions on a private communicator."""
         with self._lock:
-            if not any(ranks == other for other in self._probe.joined):
-                self._probe.joined.append(ranks)
+            if ranks not in self.probe.joined:
+                self.probe.joined.append(ranks)
 
     def leave(self, ranks: MPI.Intracomm) -> None:
         """Stop answering on a communicator, which is about to be freed."""
         with self._lock:
-            self._probe.joined = [other for other in self._probe.joined if other != ranks]
+            self.probe.joined = [other for other in self.probe.joined if other != ranks]
 
     def poll(self) -> None:
         """Check once for waits that have stalled, and for questions of other ranks."""
@@ -103,9 +105,9 @@ class Monitor:
                     self._reported[since] = time.monotonic()
                     self._say("")
                     self._ask_neighbor(activity)
-            self._probe.answer(self._tell)
-            for rank in self._probe.silent():
-                if rank not in self._probe.finished:
+            self.probe.answer(self._tell)
+            for rank in self.probe.silent():
+                if rank not in self.probe.finished:
                     self._write(f"[chainermn] rank {rank} does not answer: {_WHY_SILENT}\n")
             hopeless = {since: why for activity, since in stalled if (why := self._why_hopeless(activity, since))}
             if hopeless:
@@ -124,17 +126,12 @@ class Monitor:
         waits = [(activity, activity.wait) for activity in list(activities.values())]
         return [(activity, wait[2]) for activity, wait in waits if wait and now - wait[2] > self.limit * 1e9]
 
-    @property
-    def _time_to_speak(self) -> float:
-        """The number of seconds after which all ranks have checked for questions."""
-        return 3 * self.interval + 0.5
-
     def _why_hopeless(self, activity: Activity, since: int) -> str:
         """Return why the job must end, if a wait was reported so long ago that all ranks have answered."""
         if time.monotonic() - self._reported[since] < self._time_to_speak:
             return ""
         for needed in _needed(activity):
-            gone = (self._probe.finished.keys() | self._probe.leaving) & needed
+            gone = (self.probe.finished.keys() | self.probe.leaving) & needed
             if gone:
                 return f"rank {min(gone)} has reached the end of its program, but this rank still waits for it"
         return "CHAINERMN_STALL_ABORT is set" if self.abort else ""
@@ -152,9 +149,9 @@ class Monitor:
 
     def _ask_neighbor(self, activity: Activity) -> None:
         for call in activity.calls:
-            self._probe.ask(ranks_of(call))
+            self.probe.ask(ranks_of(call))
         if not activity.calls and activity.wait is not None:
-            self._probe.ask(activity.wait[1])
+            self.probe.ask(activity.wait[1])
 
     def _tell(self, asking: int) -> bool:
         """Print what this rank is doing, when another rank asks; return whether the next rank must be asked."""
@@ -162,15 +159,6 @@ class Monitor:
             return False
         self._say(f", asked by rank {asking},")
         return True
-
-    def finish(self) -> None:
-        """From now on, answer that this rank has reached the end of its program."""
-        self._probe.is_leaving = True
-
-    def say_farewell(self) -> None:
-        """Tell the other ranks that this process does not take part in anything any more."""
-        with contextlib.suppress(MPI.Exception):
-            self._probe.say_farewell()
 
     def _say(self, occasion: str) -> None:
         """Print what this rank is doing, unless it has printed the same before."""
@@ -226,7 +214,7 @@ def start() -> None:
     limit = _limit()
     if limit and _monitor is None:
         _monitor = Monitor(limit, abort=_is_set("CHAINERMN_STALL_ABORT"), stacks=_is_set("CHAINERMN_STALL_STACKS"))
-        guard_thread.start(_monitor)
+        guard_thread.this_thread().add(_monitor)
         # The thread must not be inside MPI when MPI is finalised. This happens later; or earlier, if the script
         # finalises MPI, which first frees the attributes of this communicator.
         at_exit(Step.FAREWELL, functools.partial(_end, _monitor))
@@ -247,7 +235,7 @@ def join(ranks: MPI.Intracomm) -> None:
 
 def _end(monitor: Monitor) -> None:
     guard_thread.end()
-    monitor.say_farewell()
+    monitor.probe.say_farewell()
 
 
 def leave(ranks: MPI.Intracomm) -> None:
@@ -259,7 +247,7 @@ def leave(ranks: MPI.Intracomm) -> None:
 def finish() -> None:
     """Tell ranks that ask from now on that this rank has reached the end of its program, although it still waits."""
     if _monitor is not None:
-        _monitor.finish()
+        _monitor.probe.is_leaving = True
 
 
 def interrupt_by(interrupt: Callable[[], object]) -> None:
@@ -286,10 +274,7 @@ def _is_set(variable: str) -> bool:
 
 def _limit() -> float:
     text = os.environ.get("CHAINERMN_STALL_SECONDS", "60")
-    try:
-        limit = float(text)
-    except ValueError:
-        limit = -1.0
+    limit = as_number(text)
     if not 0 <= limit < float("inf"):
         raise ValueError(f"expected a number of seconds, 0 or more, in CHAINERMN_STALL_SECONDS, got {text!r}")
     return limit

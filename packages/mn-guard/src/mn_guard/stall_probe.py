@@ -20,7 +20,6 @@ __all__ = ["StallProbe", "in_world"]
 
 _QUESTION, _ANSWER, _FAREWELL = range(32764, 32767)  # MPI guarantees tags up to 32767; collectives use 0
 
-_FAREWELL_SECONDS = patience.FAREWELL
 _PAUSE_SECONDS = 0.001
 
 
@@ -56,7 +55,7 @@ class StallProbe:
             ranks: One of :attr:`joined`; for any other ranks, nothing is done.
             about: The rank that wants to know; ``None`` for this one.
         """
-        if ranks is None or not self._can_ask or not any(ranks == other for other in self.joined):
+        if ranks is None or not self._can_ask or ranks not in self.joined:
             return
         about = ranks.rank if about is None else about
         neighbor = (ranks.rank + 1) % ranks.size
@@ -112,9 +111,9 @@ class StallProbe:
         for ranks in self.joined:
             for neighbor in {(ranks.rank + step) % ranks.size for step in (-1, 1)} - {ranks.rank}:
                 expected.add((id(ranks), neighbor))
-                if begin - self.finished.get(in_world(ranks)[neighbor], begin) < _FAREWELL_SECONDS:
+                if begin - self.finished.get(in_world(ranks)[neighbor], begin) < patience.FAREWELL:
                     self._send(ranks, neighbor, _FAREWELL, ranks.rank)
-        while not expected <= self._farewells and time.monotonic() - begin < _FAREWELL_SECONDS:
+        while not expected <= self._farewells and time.monotonic() - begin < patience.FAREWELL:
             for ranks in self.joined:
                 self._hear_farewells(ranks)
             time.sleep(_PAUSE_SECONDS)

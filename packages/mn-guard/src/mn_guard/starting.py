@@ -12,7 +12,7 @@ import shlex
 import socket
 from collections.abc import Iterator, Mapping
 
-from mn_guard.job import RANKS
+from mn_guard.job import RANKS, as_number
 
 __all__ = ["watched_start"]
 
@@ -55,7 +55,7 @@ def _command(environ: Mapping[str, str]) -> str:
     """Return the shell command that waits; empty if this process waits for no other, or no message is wanted."""
     size, rank = (next((environ[name] for name in names if name in environ), "") for names in (_SIZES, RANKS))
     seconds = environ.get("CHAINERMN_STALL_SECONDS", "60")
-    if size in ("", "1") or not _is_above_zero(seconds):
+    if size in ("", "1") or not 0 < as_number(seconds) < float("inf"):  # create_communicator says what is wrong
         return ""
     process = os.getpid()
     where = f"rank {rank} of {size} ({socket.gethostname()}, process {process})"
@@ -64,10 +64,3 @@ def _command(environ: Mapping[str, str]) -> str:
     message = f"[chainermn] {where} has waited for {seconds} s in MPI_Init; {why}{'; this rank ends' * ends}"
     command = _WAIT.format(seconds=shlex.quote(seconds), message=shlex.quote(message))
     return command + (f"; kill -KILL {process}" if ends else "")
-
-
-def _is_above_zero(text: str) -> bool:
-    try:
-        return 0 < float(text) < float("inf")
-    except ValueError:  # create_communicator says so
-        return False

@@ -11,6 +11,7 @@ import sys
 from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from itertools import compress
 
 from mn_elastic.supervision.options import Host, Options
 from mn_elastic.support import SPARES
@@ -30,16 +31,15 @@ def command_of(options: Options, launcher: Launcher, hosts: Sequence[Host]) -> l
     ranks = ["-n", str(ranks_on(options, hosts) + spares_on(options, hosts))]
     script = [sys.executable, os.path.abspath(start.__file__), *options.command]
     mpiexec = [launcher.path, *options.mpiexec[1:]]
-    if launcher.family == "Open MPI":
-        # Otherwise, a rank that reads its standard input waits forever: this mpiexec does not pass on that it is empty.
-        no_input = [] if "--stdin" in mpiexec else ["--stdin", "none"]
-        fault_tolerance = ["--with-ft", "ulfm", *_detector(options.detect)]
-        where = ["--host", ",".join(f"{host.name}:{host.slots}" for host in hosts)] if hosts else []
-        for name in (VARIABLE, SPARES) if hosts else ():
-            where += ["-x", name]
-        return [*mpiexec, *no_input, *fault_tolerance, *ranks, *where, *script]
-    where = ["-hosts", ",".join(f"{host.name}:{host.slots}" for host in hosts)] if hosts else []
-    return [*mpiexec, *ranks, *where, *script]
+    listed = ",".join(f"{host.name}:{host.slots}" for host in hosts)
+    if launcher.family != "Open MPI":
+        where = ["-hosts", listed] if hosts else []
+        return [*mpiexec, *ranks, *where, *script]
+    # Otherwise, a rank that reads its standard input waits forever: this mpiexec does not pass on that it is empty.
+    no_input = [] if "--stdin" in mpiexec else ["--stdin", "none"]
+    fault_tolerance = ["--with-ft", "ulfm", *_detector(options.detect)]
+    where = ["--host", listed, "-x", VARIABLE, "-x", SPARES] if hosts else []
+    return [*mpiexec, *no_input, *fault_tolerance, *ranks, *where, *script]
 
 
 def _detector(seconds: float | None) -> list[str]:
@@ -83,8 +83,8 @@ def reachable(options: Options, address: tuple[str, int]) -> tuple[Host, ...]:
         address: The supervisor's address.
     """
     with ThreadPoolExecutor(max_workers=max(1, len(options.hosts))) as pool:
-        answers = list(pool.map(lambda host: _answers(options, host, address), options.hosts))
-    return tuple(host for host, answered in zip(options.hosts, answers, strict=True) if answered)
+        answers = pool.map(lambda host: _answers(options, host, address), options.hosts)
+        return tuple(compress(options.hosts, answers))
 
 
 def left(options: Options, address: tuple[str, int], silent: Iterable[str] = ()) -> tuple[Host, ...]:

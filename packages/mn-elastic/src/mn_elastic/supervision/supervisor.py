@@ -15,14 +15,13 @@ import sys
 import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
-from dataclasses import dataclass, field
-from types import FrameType, TracebackType
+from types import FrameType
 from typing import Any
 
 from mn_elastic.supervision.attempt import Attempt
 from mn_elastic.supervision.launch import command_of, environment_of, left, own_address, ranks_on, spares_on
 from mn_elastic.supervision.options import Host, Options
-from mn_guard.node_process import BEAT_SECONDS, SILENCE_SECONDS, Silence
+from mn_guard.node_process import BEAT_SECONDS, SILENCE_SECONDS, Incoming
 from mn_guard.supervised.link import VARIABLE, Supervision
 from mn_tools.doctor.mpi import Launcher, find_launcher, identify
 from mn_tools.doctor.options import Options as DoctorOptions
@@ -42,19 +41,14 @@ _LONGEST_GREETING = 4096
 _NO_MESSAGE = (ValueError, KeyError, TypeError, AttributeError, RecursionError)
 
 
-@dataclass
-class _Keeper:
+class _Keeper(Incoming):
     """The keeper of a node, or a connection that has not identified itself yet.
 
     Attributes:
-        silence: How long it has sent nothing.
         host: The node; empty until the keeper has sent it.
-        came: The received beginning of a line.
     """
 
-    silence: Silence = field(default_factory=Silence)
-    host: str = ""
-    came: bytes = b""
+    host = ""
 
 
 class _Stopped(Exception):
@@ -74,7 +68,7 @@ class Supervisor:
         self._listening = socket.create_server((own_address(options.hosts), 0))
         self._listening.setblocking(False)
         self._selector = selectors.DefaultSelector()
-        self._selector.register(self._listening, selectors.EVENT_READ)
+        self._selector.register(self._listening, selectors.EVENT_READ, self._accept)
         self._keepers: dict[socket.socket, _Keeper] = {}
         self._attempt = Attempt(0)  # before the first one, and between two
         self._spoken = 0.0
@@ -83,9 +77,7 @@ class Supervisor:
     def __enter__(self) -> Supervisor:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         for keeper in [*self._keepers]:  # they then end the remaining ranks and themselves
             keeper.close()
         self._listening.close()
@@ -239,27 +231,23 @@ class Supervisor:
         """Wait a moment for events, handle them, and give a sign of life; return whether there were any events."""
         happened = self._selector.select(seconds)
         for key, _ in happened:
-            ready: socket.socket = key.fileobj  # type: ignore[assignment]
-            if ready is self._listening:
-                self._accept()
-            else:
-                self._hear(ready)
+            key.data(key.fileobj)
         now = time.monotonic()
         if now - self._spoken > BEAT_SECONDS:
             self._spoken = now
             self._tell(op="beat")
         for connection, keeper in [*self._keepers.items()]:
-            if keeper.silence.look() > SILENCE_SECONDS:
+            if keeper.silence() > SILENCE_SECONDS:
                 if keeper.host:
                     self._attempt.silent.add(keeper.host)
                 self._lose(connection, "nothing was heard of it")
         return bool(happened)
 
-    def _accept(self) -> None:
+    def _accept(self, listening: socket.socket) -> None:
         with contextlib.suppress(OSError):
-            connection, _ = self._listening.accept()
+            connection, _ = listening.accept()
             connection.settimeout(SILENCE_SECONDS)
-            self._selector.register(connection, selectors.EVENT_READ)
+            self._selector.register(connection, selectors.EVENT_READ, self._hear)
             self._keepers[connection] = _Keeper()
 
     def _hear(self, connection: socket.socket) -> None:
@@ -271,9 +259,8 @@ class Supervisor:
         if not came:
             self._lose(connection, "its keeper has ended")
             return
-        keeper.silence.end()
-        *lines, keeper.came = (keeper.came + came).split(b"\n")
-        if len(keeper.came) > (_LONGEST_LINE if keeper.host else _LONGEST_GREETING):
+        lines = keeper.lines(came)
+        if len(keeper.rest) > (_LONGEST_LINE if keeper.host else _LONGEST_GREETING):
             self._lose(connection, f"it has sent a line of more than {_LONGEST_LINE} bytes")
             return
         for line in lines:
@@ -324,13 +311,12 @@ class Supervisor:
 
 def _find_launcher(options: Options) -> Launcher:
     if options.mpiexec[0] == "mpiexec":
-        found, check = find_launcher(DoctorOptions())
-        problem = check.found
+        launcher, check = find_launcher(DoctorOptions())
+        found = launcher or check.found
     else:
-        identified = identify(options.mpiexec[0], DoctorOptions().seconds)
-        found, problem = (None, identified) if isinstance(identified, str) else (identified, "")
-    if found is None:
-        raise SystemExit(f"expected a launcher, {options.mpiexec[0]}: {problem}")
+        found = identify(options.mpiexec[0], DoctorOptions().seconds)
+    if isinstance(found, str):
+        raise SystemExit(f"expected a launcher, {options.mpiexec[0]}: {found}")
     for name, value in (("--spares", options.spares), ("--detect", options.detect)):
         if value and found.family != "Open MPI":
             raise SystemExit(

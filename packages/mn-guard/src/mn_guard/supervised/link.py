@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import json
 import os
 import socket
+import threading
 import time
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
-from mn_guard import node
-from mn_guard.node import Connection
+from mn_guard import node, node_process
+from mn_guard.forks import around_forks
 
-__all__ = ["VARIABLE", "Supervision", "connection", "pass_on", "supervision"]
+__all__ = ["VARIABLE", "Connection", "Supervision", "connection", "supervision", "tell"]
 
 VARIABLE = "CHAINERMN_SUPERVISOR"
 """What a supervisor sets in the environment of a job: ``HOST PORT TOKEN ATTEMPT``."""
@@ -53,6 +55,40 @@ class Supervision(NamedTuple):
         return cls(host, int(port), token, int(attempt))
 
 
+class Connection:
+    """A connection to the keeper; several threads may use it.
+
+    Args:
+        connected: A socket that preserves message boundaries.
+    """
+
+    def __init__(self, connected: socket.socket) -> None:
+        self._socket = connected
+        self._lock = threading.Lock()
+        around_forks(after_in_child=connected.close)  # a child process is not a rank
+
+    def ask(self, message: dict[str, Any], *descriptors: int) -> tuple[dict[str, Any], int | None]:
+        """Send a message, optionally with files, and return the answer, which may come with a file.
+
+        Raises:
+            ConnectionError: The keeper is gone.
+        """
+        try:
+            with self._lock:
+                socket.send_fds(self._socket, [json.dumps(message).encode()], descriptors)
+                answer, files, *_ = socket.recv_fds(self._socket, node_process.LONGEST_MESSAGE, 1)
+        except OSError as error:
+            raise ConnectionError(f"{_GONE}: {error}") from None
+        if not answer:
+            raise ConnectionError(_GONE)
+        return json.loads(answer), files[0] if files else None
+
+    def pass_on(self) -> None:
+        """Leave the connection to the program that this process is about to run in its place."""
+        self._socket.set_inheritable(True)
+        os.environ[_INHERITED] = f"{self._socket.fileno()} {os.getpid()}"
+
+
 def supervision() -> Supervision | None:
     """Return the supervisor of this job, if there is one."""
     text = os.environ.get(VARIABLE, "")
@@ -74,20 +110,27 @@ def connection() -> Connection | None:
         return None
     inherited = _inherited(found.address)
     if inherited is not None:
-        return Connection(inherited, _GONE)
+        return Connection(inherited)
     deadline = time.monotonic() + _PATIENCE_SECONDS
     while time.monotonic() < deadline:
         connected = node.connect(found.address)
         if connected is not None:
-            return Connection(connected, _GONE)
+            return Connection(connected)
         if not _start(found):
             time.sleep(_PAUSE_SECONDS)  # another rank is about to listen there
     return None
 
 
-def pass_on(connected: Connection) -> None:
-    """Leave a connection to the program that this process is about to run in its place."""
-    os.environ[_INHERITED] = f"{connected.pass_on()} {os.getpid()}"
+def tell(**message: Any) -> Connection | None:
+    """Send a message about this attempt to the keeper; return the connection, ``None`` if there is none.
+
+    Raises:
+        ConnectionError: The keeper is gone, or has not reached the supervisor.
+    """
+    found, connected = supervision(), connection()
+    if found is not None and connected is not None:
+        connected.ask({"attempt": found.attempt, **message})
+    return connected
 
 
 def _inherited(address: str) -> socket.socket | None:
@@ -109,7 +152,7 @@ def _inherited(address: str) -> socket.socket | None:
 
 def _start(found: Supervision) -> bool:
     """Start a node process; return whether no other process has started one in the meantime."""
-    listening = node.listen(found.address) if node.can_start() else None
+    listening = node.listen(found.address)
     if listening is None:
         return False
     if node.start(listening, "0", found.host, str(found.port), found.token, is_awaited=True):

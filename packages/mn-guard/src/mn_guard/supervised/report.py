@@ -36,7 +36,7 @@ def join(rank: int, size: int) -> None:
     if found is None:
         return
     try:
-        _ask(op="join", rank=rank, size=size)
+        link.tell(op="join", rank=rank, size=size)
     except OSError:
         where = f"{found.host}, port {found.port}"
         message = f"the supervisor of this job cannot be reached at {where}: this rank ends"
@@ -88,11 +88,4 @@ def _shortened(text: str) -> str:
 
 def _tell(**message: Any) -> None:
     with contextlib.suppress(OSError):  # the keeper has ended, and so has the supervisor
-        _ask(**message)
-
-
-def _ask(**message: Any) -> None:
-    found = link.supervision()
-    connected = link.connection() if found is not None else None
-    if connected is not None and found is not None:
-        connected.ask({"attempt": found.attempt, **message})
+        link.tell(**message)

@@ -11,7 +11,6 @@ import os
 import sys
 
 from mn_guard.job import RANKS
-from mn_guard.node import Connection
 from mn_guard.supervised import link
 
 __all__ = ["main"]
@@ -23,30 +22,24 @@ def main(arguments: list[str]) -> None:
     Args:
         arguments: The arguments of Python: the script and its own arguments.
     """
-    found = link.supervision()
     rank = next((os.environ[name] for name in RANKS if os.environ.get(name, "").isdecimal()), None)
-    if found is not None and rank is not None:
+    if rank is not None:
         try:
-            connected = _reported(op="start", attempt=found.attempt, rank=int(rank))
+            connected = _report(int(rank))
             if connected is not None:
-                link.pass_on(connected)
+                connected.pass_on()
         except OSError as error:
             raise SystemExit(f"[chainermn] rank {rank}: {error}: this rank ends") from None
     os.execv(sys.executable, [sys.executable, *arguments])
 
 
-def _reported(**message: object) -> Connection | None:
-    """Return the connection to the keeper, to which this rank has reported; ``None`` if there is no keeper."""
-    connected = link.connection()
+def _report(rank: int) -> link.Connection | None:
+    """Report to the keeper; return the connection to it, ``None`` if there is no keeper."""
     try:
-        if connected is not None:
-            connected.ask(message)
+        return link.tell(op="start", rank=rank)
     except ConnectionError:  # that of the previous attempt, which was about to end
         link.connection.cache_clear()
-        connected = link.connection()
-        if connected is not None:
-            connected.ask(message)
-    return connected
+        return link.tell(op="start", rank=rank)
 
 
 if __name__ == "__main__":
