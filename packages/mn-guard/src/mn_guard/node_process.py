@@ -144,7 +144,9 @@ def _cause(rank: Rank) -> str:
     if not number:
         return f"ended with status {status >> 8} before the end of its program, for example by MPI_Abort or os._exit"
     ended = "was ended" if number == signal.SIGTERM else "was killed"
-    return f"{ended} by {signal.Signals(number).name}" + (
+    # Real-time signals have no names.
+    name = signal.Signals(number).name if number in set(signal.Signals) else f"signal {number}"
+    return f"{ended} by {name}" + (
         " (the system does this when memory has run out)" if number == signal.SIGKILL else ""
     )
 

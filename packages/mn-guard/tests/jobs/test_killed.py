@@ -28,7 +28,7 @@ def waiting():
 def kill():
     while not waiting():
         pass
-    os.kill(processes[int(sys.argv[1])], getattr(signal, sys.argv[2]))
+    os.kill(processes[int(sys.argv[1])], getattr(signal, sys.argv[2], 40))
 
 if comm.rank == 0:
     threading.Thread(target=kill, daemon=True).start()
@@ -114,12 +114,12 @@ def run(ranks, script, *args):
     return subprocess.run(command, capture_output=True, text=True, timeout=30)
 
 
-@pytest.mark.parametrize("ranks", [2, 3])
-def test_a_rank_that_is_killed_ends_the_others(ranks):
-    job = run(ranks, KILL, "1", "SIGKILL")
+@pytest.mark.parametrize(("ranks", "name"), [(2, "SIGKILL"), (3, "SIGKILL"), (2, "signal 40")])
+def test_a_rank_that_is_killed_ends_the_others(ranks, name):
+    job = run(ranks, KILL, "1", name)
     assert job.returncode != 0
     # If the launcher asks for the status early, only the launcher knows how the rank died.
-    how = "(was killed by SIGKILL|died of a signal, or called os._exit)"
+    how = f"(was killed by {name}|died of a signal, or called os._exit)"
     assert re.search(rf"\[chainermn\] rank 1 of {ranks} \(.+\) {how}", job.stderr), job.stderr
 
 

@@ -75,6 +75,11 @@ def test_a_program_that_hangs_is_ended_with_all_it_started(machine):
     os.close(descriptor)
 
 
+@pytest.mark.parametrize(("number", "said"), [(9, "signal SIGKILL"), (40, "signal 40")])
+def test_how_a_program_has_ended(number, said):
+    assert commands.run(["sh", "-c", f"kill -{number} $$"], 30).ending == said
+
+
 def test_what_is_written_between_other_things_is_found():
     out = 'noise[1]mn-doctor:{"a": 1}\nmn-doctor:{"b": 2}mn-doctor:{"c": {"d": 3}} rest\nmn-doctor:[4]\nmn-doctor:{"e"'
     assert commands.Outcome(0, out, "").records() == [{"a": 1}, {"b": 2}, {"c": {"d": 3}}]

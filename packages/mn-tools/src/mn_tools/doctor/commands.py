@@ -47,7 +47,8 @@ class Outcome:
         if self.status is None:
             return "it did not end"
         if self.status < 0:
-            return f"signal {signal.Signals(-self.status).name}"
+            number = -self.status  # real-time signals have no names
+            return f"signal {signal.Signals(number).name if number in set(signal.Signals) else number}"
         return f"exit status {self.status}"
 
     def said(self, lines: int = 4) -> str:

@@ -113,20 +113,27 @@ class Collector:
         parts: list[Part] = []
         waiting = set(range(1, self._size))
         last = time.monotonic()
-        with contextlib.suppress(MPI.Exception):  # a rank is dead, and the MPI library reports it
-            while waiting and time.monotonic() - last < _PATIENCE_SECONDS:
-                status = MPI.Status()
-                if self._mpi_comm.Iprobe(MPI.ANY_SOURCE, clock.HELLO, status):
-                    if not self._answer(status.source):
-                        waiting.discard(status.source)
-                elif self._mpi_comm.Iprobe(MPI.ANY_SOURCE, clock.EVENTS, status):
-                    waiting.discard(status.source)
-                    parts += self._receive(status)
-                else:
-                    time.sleep(_PAUSE_SECONDS)
-                    continue
+        while waiting and time.monotonic() - last < _PATIENCE_SECONDS:
+            heard = {rank: is_over for rank in sorted(waiting) if (is_over := self._hear(rank, parts)) is not None}
+            waiting -= {rank for rank, is_over in heard.items() if is_over}
+            if heard:
                 last = time.monotonic()
+            else:
+                time.sleep(_PAUSE_SECONDS)
         return parts
+
+    def _hear(self, rank: int, parts: list[Part]) -> bool | None:
+        """Answer a rank, or add its part; return whether that was all, and ``None`` if it has sent nothing."""
+        status = MPI.Status()
+        try:  # each rank by itself: if one is dead, the MPI library does not say what any of the others has sent
+            if self._mpi_comm.Iprobe(rank, clock.HELLO):
+                return not self._answer(rank)
+            if self._mpi_comm.Iprobe(rank, clock.EVENTS, status):
+                parts += self._receive(status)
+                return True
+        except MPI.Exception:  # it is dead, and the MPI library reports it
+            return True
+        return None
 
     def _answer(self, rank: int) -> bool:
         """Let a rank that has said hello send its spans, unless it has given up in the meantime."""
