@@ -1,4 +1,4 @@
-"""A progress bar for long operations, if the output is a terminal."""
+"""A progress bar for the scattering of a large dataset, if the output is a terminal."""
 
 from __future__ import annotations
 
@@ -12,22 +12,16 @@ _PATIENCE = 2.0  # seconds before a bar appears
 
 
 @contextmanager
-def progress(is_wanted: bool, total: int | None, what: str) -> Iterator[Callable[[int], object]]:
+def progress(is_wanted: bool) -> Iterator[Callable[[int], object]]:
     """Yield a function to call with the number of bytes that were moved.
 
     Args:
         is_wanted: Whether this rank shows the bar; it does so only on a terminal, and after two seconds.
-        total: How many bytes will be moved, if that is known.
-        what: A description of the operation, shown before the bar.
     """
     if not (is_wanted and sys.stderr.isatty()):
-        yield _ignore
+        yield lambda nbytes: None
         return
     from tqdm import tqdm  # type: ignore  # it has no types; not earlier: most never need it
 
-    with tqdm(total=total, desc=what, unit="B", unit_scale=True, delay=_PATIENCE, leave=False) as bar:
+    with tqdm(desc="scattering the dataset", unit="B", unit_scale=True, delay=_PATIENCE, leave=False) as bar:
         yield bar.update
-
-
-def _ignore(nbytes: int) -> None:
-    pass

@@ -25,7 +25,6 @@ if TYPE_CHECKING:
 __all__ = ["Transfer"]
 
 _Array = np.ndarray[Any, Any]
-Advance = Callable[[int], object]
 
 _TAG = 23719  # unlikely to be used by scripts, most of which use 0
 _GATHER_BYTES = 1 << 24
@@ -49,7 +48,7 @@ class Transfer(NamedTuple):
     ranks: Ranks
     root: int
     max_buf_len: int
-    advance: Advance
+    advance: Callable[[int], object]
 
     def send_array(self, parts: Sequence[Column], layout: ArrayLayout) -> _Array:
         """Send each rank its rows of an array, as the root.
