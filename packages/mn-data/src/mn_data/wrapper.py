@@ -20,10 +20,6 @@ class Wrapper(Iterator):  # type: ignore[misc]  # Chainer has no types
 
     actual_iterator: Any
 
-    def next(self) -> Any:
-        """Return the next batch."""
-        return self.__next__()
-
     def finalize(self) -> None:
         """Finalize the actual iterator."""
         self.actual_iterator.finalize()
