@@ -100,8 +100,7 @@ class ElasticIterator(Iterator):  # type: ignore[misc]  # Chainer has no types
         self.global_batch = global_batch
         self._n_prefetch = n_prefetch
         self._under_way: list[_Dealt] = []  # since the last step
-        self._before = 0
-        self._has_begun = False
+        self._before: int | None = None  # how many samples had been dealt before the last mini-batch
         if is_elastic(comm):
             # The communicator, which may last longer, does not keep the iterator.
             comm.on_change(weakref.WeakMethod(self.take_over))  # type: ignore[attr-defined]
@@ -109,13 +108,13 @@ class ElasticIterator(Iterator):  # type: ignore[misc]  # Chainer has no types
 
     def __next__(self) -> list[Any]:
         """Return this rank's part of the next global mini-batch."""
-        self._before, self._has_begun = self._deal.dealt, True
+        self._before = self._deal.dealt
         bounds = self._bounds()
         dealt = _Dealt(self._deal.draw(int(bounds[-1])), bounds)
         if is_elastic(self.comm):
             self._under_way.append(dealt)
         batch = self._loader.load(self._deal.indices(dealt.part(self.comm.rank)))
-        if self._loader.is_parallel:
+        if self._loader.n_processes:
             self._loader.expect(self._probably_next(bounds))
         return batch
 
@@ -133,7 +132,7 @@ class ElasticIterator(Iterator):  # type: ignore[misc]  # Chainer has no types
     @property
     def is_new_epoch(self) -> bool:
         """Whether the last mini-batch has completed an epoch."""
-        return self.epoch > self._before // self._deal.length
+        return self._before is not None and self.epoch > self._before // self._deal.length
 
     @property
     def epoch_detail(self) -> float:
@@ -143,7 +142,7 @@ class ElasticIterator(Iterator):  # type: ignore[misc]  # Chainer has no types
     @property
     def previous_epoch_detail(self) -> float | None:
         """The value of ``epoch_detail`` before the last mini-batch; ``None`` before the first mini-batch."""
-        return self._before / self._deal.length if self._has_begun else None
+        return None if self._before is None else self._before / self._deal.length
 
     @property
     def repeat(self) -> bool:
@@ -159,7 +158,7 @@ class ElasticIterator(Iterator):  # type: ignore[misc]  # Chainer has no types
             serializer("returned", ",".join(map(str, returned)))
             serializer("seed", -1 if self._deal.seed is None else self._deal.seed)
             serializer("length", self._deal.length)
-            serializer("before", self._before if self._has_begun else -1)
+            serializer("before", -1 if self._before is None else self._before)
             return
         found = {key: serializer(key, None) for key in ("next_position", "returned", "seed", "length", "before")}
         if int(found["length"]) != self._deal.length:
@@ -167,7 +166,7 @@ class ElasticIterator(Iterator):  # type: ignore[misc]  # Chainer has no types
         seed = int(found["seed"])
         self._deal = Deal(self._deal.length, None if seed < 0 else seed)
         self._deal.load(int(found["next_position"]), _positions(str(found["returned"])))
-        self._before, self._has_begun = max(0, int(found["before"])), int(found["before"]) >= 0
+        self._before = int(found["before"]) if int(found["before"]) >= 0 else None
         self._under_way.clear()
 
     def finalize(self) -> None:
