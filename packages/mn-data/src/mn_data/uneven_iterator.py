@@ -47,6 +47,7 @@ def create_uneven_iterator(actual_iterator: Any, communicator: CommunicatorBase)
                     f"without {name}"
                 )
         repeats = _end_after_each_epoch(actual_iterator)
+        actual_iterator.reset()
         n_batches = -(-len(actual_iterator.dataset) // actual_iterator.batch_size)
     longest = max(communicator.allgather_obj(n_batches))
     if not longest:
