@@ -72,7 +72,11 @@ class _SynchronizedIterator(Wrapper):
         self.actual_iterator = actual_iterator
         self._order = _Order(seed)
         if actual_iterator.order_sampler is not None:
-            _set_order_sampler(actual_iterator, self._order)
+            actual_iterator.order_sampler = self._order
+            # MultiprocessIterator has passed its original order sampler to its prefetching thread.
+            prefetch_loop = getattr(actual_iterator, "_prefetch_loop", None)
+            if prefetch_loop is not None:
+                prefetch_loop.order_sampler = self._order
             actual_iterator.reset()
 
     def __next__(self) -> Any:
@@ -85,11 +89,3 @@ class _SynchronizedIterator(Wrapper):
         except KeyError:
             pass  # a snapshot of an old version: from the next epoch on, a different order, but the same on all ranks
         self.actual_iterator.serialize(serializer)
-
-
-def _set_order_sampler(iterator: Any, order: _Order) -> None:
-    iterator.order_sampler = order
-    # MultiprocessIterator has passed its original order sampler to its prefetching thread.
-    prefetch_loop = getattr(iterator, "_prefetch_loop", None)
-    if prefetch_loop is not None:
-        prefetch_loop.order_sampler = order
