@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from functools import partial
 from types import MethodType
 from typing import Any
 
@@ -80,44 +79,38 @@ def create_multi_node_evaluator(
         raise ValueError("expected an evaluator for actual_evaluator that is not a multi-node evaluator already")
     actual_evaluator._mn_original_evaluate = actual_evaluator.evaluate  # noqa: SLF001 - the names are the old ones
     actual_evaluator._mn_communicator = communicator  # noqa: SLF001
+
+    def evaluate(evaluator: Evaluator) -> Results:
+        return _evaluate_on_all(evaluator, weighted)
+
     # Replaced on the object, not in a wrapper: scripts use the evaluator that they created, and their own classes call
     # self.evaluate().
-    actual_evaluator.evaluate = MethodType(_mean_over_samples if weighted else _mean_over_ranks, actual_evaluator)
+    actual_evaluator.evaluate = MethodType(evaluate, actual_evaluator)
     return actual_evaluator
 
 
-def _mean_over_ranks(evaluator: Any) -> Results:
-    """Return the results of all ranks, averaged; collective."""
-    return transact(_parts(evaluator)[1], partial(_attempt_mean_over_ranks, evaluator))
+def _evaluate_on_all(evaluator: Evaluator, weighted: bool) -> Results:
+    """Return the means over all ranks; collective."""
+    evaluate, communicator = evaluator._mn_original_evaluate, evaluator._mn_communicator  # noqa: SLF001
+
+    def attempt() -> Results:
+        synchronize_targets(getattr(evaluator, "get_all_targets", dict)())
+        with raise_on_all(communicator):
+            results = _with_weights(evaluator, evaluate) if weighted else _plain(evaluator, evaluate)
+        everywhere = communicator.allgather_obj(results)
+        if not weighted:
+            return plain_mean(everywhere)
+        names = sorted({name for each in everywhere for name in each})
+        return {name: weighted_mean([pair for each in everywhere for pair in each.get(name, [])]) for name in names}
+
+    return transact(communicator, attempt)
 
 
-def _attempt_mean_over_ranks(evaluator: Any) -> Results:
-    evaluate, communicator = _parts(evaluator)
-    synchronize_targets(getattr(evaluator, "get_all_targets", dict)())
-    with raise_on_all(communicator):
-        is_in_vain = _is_chainers(evaluate) and not _has_samples(evaluator.get_iterator("main"))
-        results = {} if is_in_vain else {name: on_host(value) for name, value in evaluate().items()}
-    return plain_mean(communicator.allgather_obj(results))
-
-
-def _mean_over_samples(evaluator: Any) -> Results:
-    """Return results in which all samples of all ranks have the same weight; collective."""
-    return transact(_parts(evaluator)[1], partial(_attempt_mean_over_samples, evaluator))
-
-
-def _attempt_mean_over_samples(evaluator: Any) -> Results:
-    evaluate, communicator = _parts(evaluator)
-    synchronize_targets(getattr(evaluator, "get_all_targets", dict)())
-    with raise_on_all(communicator):
-        collected = _by_batch(evaluator) if _is_chainers(evaluate) else _by_rank(evaluator, evaluate)
-    everywhere = communicator.allgather_obj(collected)
-    names = sorted({name for each in everywhere for name in each})
-    return {name: weighted_mean([pair for each in everywhere for pair in each.get(name, [])]) for name in names}
-
-
-def _parts(evaluator: Any) -> tuple[Callable[[], Results], CommunicatorBase]:
-    """Return the function that evaluates this rank's part, and the ranks."""
-    return evaluator._mn_original_evaluate, evaluator._mn_communicator  # noqa: SLF001
+def _plain(evaluator: Evaluator, evaluate: Callable[[], Results]) -> Results:
+    """Return this rank's results; none if it has no samples, unless the evaluator's own method handles that."""
+    if _is_chainers(evaluate) and not _has_samples(evaluator.get_iterator("main")):
+        return {}
+    return {name: on_host(value) for name, value in evaluate().items()}
 
 
 def _is_chainers(evaluate: Callable[[], Results]) -> bool:
@@ -170,7 +163,10 @@ def weighted_mean(pairs: Sequence[tuple[Any, int]]) -> Any:
     return mean.astype(dtype)[()] if dtype.kind in "fc" else mean[()]
 
 
-def _by_rank(evaluator: Evaluator, evaluate: Callable[[], Results]) -> Weighted:
+def _with_weights(evaluator: Evaluator, evaluate: Callable[[], Results]) -> Weighted:
+    """Return this rank's results, each with the number of its samples: by mini-batch where that is possible."""
+    if _is_chainers(evaluate):
+        return _by_batch(evaluator)
     n_samples = len(evaluator.get_iterator("main").dataset)
     results = evaluate() if n_samples else {}
     return {name: [(cuda.to_cpu(value), n_samples)] for name, value in results.items()}
