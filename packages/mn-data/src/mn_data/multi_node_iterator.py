@@ -142,10 +142,8 @@ class _Follower(Iterator):  # type: ignore[misc]  # Chainer has no types
         state = self._state
         # As Chainer's iterators save it: they use -1 where this iterator has None.
         previous = -1.0 if state.previous_epoch_detail is None else state.previous_epoch_detail
-        loaded = {
-            name: _serialize(serializer, name, value)
-            for name, value in state._replace(previous_epoch_detail=previous)._asdict().items()
-        }
+        saved = state._replace(previous_epoch_detail=previous)._asdict()
+        loaded = {name: _serialize(serializer, name, value) for name, value in saved.items()}
         if loaded["previous_epoch_detail"] is not None and loaded["previous_epoch_detail"] < 0:
             loaded["previous_epoch_detail"] = None
         self._state = self._with_detail(_State(**loaded), state)

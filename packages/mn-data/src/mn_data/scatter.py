@@ -14,8 +14,7 @@ from mn_comm import Communicator, CommunicatorBase, create_communicator, expect_
 from mn_comm.building_blocks import MPI
 from mn_data.columns import ArrayLayout, assemble, can_take, columns_of, leaves
 from mn_data.plan import part_of, tell_of_lost_parts
-from mn_data.progress import progress
-from mn_data.transfer import Transfer
+from mn_data.transfer import Transfer, progress
 
 __all__ = ["DataSizeError", "communicator_over", "scatter_dataset", "scatter_index"]
 
@@ -84,11 +83,7 @@ def scatter_dataset(
 
 
 def scatter_index(
-    n_total_samples: int,
-    comm: CommunicatorBase | MPI.Intracomm,
-    root: int = 0,
-    *,
-    force_equal_length: bool = True,
+    n_total_samples: int, comm: CommunicatorBase | MPI.Intracomm, root: int = 0, *, force_equal_length: bool = True
 ) -> tuple[int, int]:
     """Give each rank the first and last index of its part of a dataset; collective.
 

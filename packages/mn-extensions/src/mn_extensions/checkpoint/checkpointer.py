@@ -81,12 +81,7 @@ class MultiNodeCheckpointer(Extension):  # type: ignore[misc]  # Chainer has no 
     priority = -100
 
     def __init__(
-        self,
-        name: str,
-        comm: CommunicatorBase,
-        cp_interval: int,
-        gc_interval: int,
-        path: str | os.PathLike[str] | None,
+        self, name: str, comm: CommunicatorBase, cp_interval: int, gc_interval: int, path: str | os.PathLike[str] | None
     ) -> None:
         transact(comm, partial(_agree, comm, name, cp_interval, gc_interval))
         self.name = name  # the trainer may rename the extension, but not the files

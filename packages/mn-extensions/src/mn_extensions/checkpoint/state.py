@@ -17,12 +17,11 @@ _RANDOM_PARTS = ("keys", "position", "has_gauss", "gauss")
 _GENERATOR = "MT19937"  # NumPy's own
 _OF_AN_OPTIMIZER = re.compile(r"(^|/)optimizer:")
 # The state of compression and of local steps is not compared here: the optimizer itself checks it, and resets it if
-# necessary. An optimizer that has taken no step has nothing to compare.
+# necessary. An optimizer that has taken no step has nothing to compare. A shard's arrays say to which parameters the
+# state belongs; the optimizer itself checks them.
 _OF_COMMUNICATION = re.compile(
-    r"(^|/)optimizer:[^/]*/(multi_node_local_steps|multi_node_synchronous_first|compression)/"
+    r"(^|/)optimizer:[^/]*/(multi_node_local_steps|multi_node_synchronous_first|compression|multi_node_shard)/"
 )
-# These say to which parameters the state belongs; the optimizer itself checks them.
-_OF_A_SHARD = re.compile(r"(^|/)optimizer:[^/]*/multi_node_shard/")
 _OF_A_MODEL = re.compile(r"(^|/)model:")
 # The name that Chainer's iterators use if they do not find the usual one: Chainer saved under it until version 3.
 _OLD_NAMES = {"order": "_order"}
@@ -105,7 +104,7 @@ def _arrays_of(target: Any) -> State:
     updater = getattr(target, "updater", None)
     prefix, whole = ("", target) if updater is None else ("updater/", updater)
     arrays = {prefix + name: np.asarray(value) for name, value in npz.serialize(whole).items()}
-    checked = (name for name in arrays if not _OF_COMMUNICATION.search(name) and not _OF_A_SHARD.search(name))
+    checked = (name for name in arrays if not _OF_COMMUNICATION.search(name))
     return {name: arrays[name] for name in checked if arrays[name].ndim or _OF_A_MODEL.search(name)}
 
 
