@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import operator
 import weakref
-from itertools import chain
+from itertools import chain, pairwise
 from typing import Any
 
 import chainer
@@ -91,7 +91,8 @@ class ElasticIterator(Iterator):  # type: ignore[misc]  # Chainer has no types
         """Return this rank's part of the next global mini-batch."""
         self._before = self._deal.dealt
         bounds = self._bounds()
-        parts = np.split(self._deal.draw(int(bounds[-1])), bounds[1:-1])
+        drawn = self._deal.draw(int(bounds[-1]))
+        parts = [drawn[begin:end] for begin, end in pairwise(bounds.tolist())]  # np.split takes ten times as long
         if is_elastic(self.comm):
             self._under_way.append(parts)
         batch = self._loader.load(self._deal.indices(parts[self.comm.rank]))
