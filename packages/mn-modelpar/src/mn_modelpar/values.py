@@ -31,7 +31,7 @@ def is_array(value: Any) -> bool:
 
 
 def problem_with(values: Sequence[Any]) -> str:
-    """Return the problem with inputs that must be Variables or arrays on one device, or ``None`` if there is none."""
+    """Return the problem with inputs that must be Variables or arrays on one device; empty if there is none."""
     for value in values:
         if not is_array(value):
             return f"expected a chainer.Variable, got {type(value).__name__}: {value!r:.80}"
