@@ -9,9 +9,8 @@ from typing import Any, TypeAlias
 import numpy as np
 from chainer import datasets
 
-__all__ = ["ArrayLayout", "Column", "Layout", "assemble", "can_take", "columns_of", "layout_of", "leaves", "take"]
+__all__ = ["ArrayLayout", "Column", "Layout", "assemble", "can_take", "columns_of", "leaves"]
 
-_Array = np.ndarray[Any, Any]
 # Consecutive positions are a range, with which an array can be sliced without a copy.
 Positions: TypeAlias = "range | np.ndarray[Any, np.dtype[np.intp]]"
 
@@ -35,11 +34,6 @@ class ArrayLayout:
 
 
 @dataclass(frozen=True)
-class ObjectsLayout:
-    """A column of Python objects."""
-
-
-@dataclass(frozen=True)
 class TableLayout:
     """A dataset of several columns: a ``TupleDataset``, or a ``DictDataset`` if they have names."""
 
@@ -47,7 +41,9 @@ class TableLayout:
     names: tuple[str, ...] | None = None
 
 
-Layout: TypeAlias = "ArrayLayout | ObjectsLayout | TableLayout"
+_TABLES = (datasets.TupleDataset, datasets.DictDataset)
+Layout: TypeAlias = "ArrayLayout | TableLayout | None"
+"""The layout of a dataset; ``None`` for a column of Python objects."""
 
 
 @dataclass(frozen=True)
@@ -81,29 +77,14 @@ def can_take(dataset: Any) -> bool:
     """
     if type(dataset) is datasets.SubDataset:
         return can_take(dataset._dataset)
-    if type(dataset) is datasets.TupleDataset:
-        return all(can_take(column) for column in dataset._datasets)
-    if type(dataset) is datasets.DictDataset:
-        return all(can_take(column) for column in dataset._datasets.values())
+    if type(dataset) in _TABLES:
+        return all(map(can_take, _parts_of(dataset)))
     if type(dataset) in (np.ndarray, np.memmap):
         return bool(dataset.ndim > 0)
     return type(dataset) in (list, tuple)
 
 
-def layout_of(dataset: Any) -> Layout:
-    """Return the layout of a dataset for which :func:`can_take` is true."""
-    if type(dataset) is datasets.SubDataset:
-        return layout_of(dataset._dataset)
-    if type(dataset) is datasets.TupleDataset:
-        return TableLayout(tuple(map(layout_of, dataset._datasets)))
-    if type(dataset) is datasets.DictDataset:
-        return TableLayout(tuple(map(layout_of, dataset._datasets.values())), tuple(dataset._datasets))
-    if isinstance(dataset, np.ndarray) and not dataset.dtype.hasobject:
-        return ArrayLayout(dataset.dtype, dataset.shape[1:])
-    return ObjectsLayout()
-
-
-def leaves(layout: Layout) -> Iterator[ArrayLayout | ObjectsLayout]:
+def leaves(layout: Layout) -> Iterator[ArrayLayout | None]:
     """Yield the columns of a layout, in the order of :func:`columns_of`."""
     if isinstance(layout, TableLayout):
         for column in layout.columns:
@@ -112,28 +93,26 @@ def leaves(layout: Layout) -> Iterator[ArrayLayout | ObjectsLayout]:
         yield layout
 
 
-def columns_of(dataset: Any, positions: Positions | None = None) -> Iterator[Column]:
-    """Yield the columns of a dataset for which :func:`can_take` is true.
+def columns_of(dataset: Any, positions: Positions | None = None) -> tuple[Layout, list[Column]]:
+    """Return the layout and the columns of a dataset for which :func:`can_take` is true.
 
     Args:
         dataset: The dataset.
         positions: The requested samples, each at least 0 and below ``len(dataset)``; by default all.
 
-    Yields:
-        One column after another.
+    Returns:
+        The layout, and one column for each of its leaves.
     """
     if positions is None:
         positions = range(len(dataset))
     if type(dataset) is datasets.SubDataset:
-        yield from columns_of(dataset._dataset, _compose(_positions_of(dataset), positions))
-    elif type(dataset) is datasets.TupleDataset:
-        for column in dataset._datasets:
-            yield from columns_of(column, positions)
-    elif type(dataset) is datasets.DictDataset:
-        for column in dataset._datasets.values():
-            yield from columns_of(column, positions)
-    else:
-        yield Column(dataset, positions)
+        return columns_of(dataset._dataset, _compose(_positions_of(dataset), positions))
+    if type(dataset) in _TABLES:
+        parts = [columns_of(part, positions) for part in _parts_of(dataset)]
+        names = tuple(dataset._datasets) if type(dataset) is datasets.DictDataset else None
+        return TableLayout(tuple(layout for layout, _ in parts), names), [each for _, part in parts for each in part]
+    is_array = isinstance(dataset, np.ndarray) and not dataset.dtype.hasobject
+    return ArrayLayout(dataset.dtype, dataset.shape[1:]) if is_array else None, [Column(dataset, positions)]
 
 
 def assemble(layout: Layout, columns: Iterable[Any]) -> Any:
@@ -155,17 +134,9 @@ def assemble(layout: Layout, columns: Iterable[Any]) -> Any:
     return datasets.DictDataset(**dict(zip(layout.names, parts, strict=True)))
 
 
-def take(dataset: Any, indices: Positions) -> Any:
-    """Return a dataset that holds the samples at ``indices``, in that order, and no others.
-
-    Args:
-        dataset: One for which :func:`can_take` is true.
-        indices: One-dimensional integers, each at least 0 and below ``len(dataset)``.
-
-    Returns:
-        A dataset of the same kind and of length ``len(indices)``.
-    """
-    return assemble(layout_of(dataset), (column.rows() for column in columns_of(dataset, indices)))
+def _parts_of(table: Any) -> Iterable[Any]:
+    """Return the parts of a TupleDataset or a DictDataset, each of which is a dataset."""
+    return table._datasets.values() if type(table) is datasets.DictDataset else table._datasets  # type: ignore[no-any-return]
 
 
 def _positions_of(dataset: datasets.SubDataset) -> Positions:
@@ -176,11 +147,9 @@ def _positions_of(dataset: datasets.SubDataset) -> Positions:
 
 
 def _compose(outer: Positions, inner: Positions) -> Positions:
-    if isinstance(outer, range):
-        if isinstance(inner, range):
-            return outer[_slice(inner)]
-        return inner + outer.start if outer.start else inner
-    return outer[_slice(inner)] if isinstance(inner, range) else outer[inner]
+    if isinstance(inner, range):
+        return outer[_slice(inner)]
+    return inner + outer.start if isinstance(outer, range) else outer[inner]
 
 
 def _slice(positions: range) -> slice:

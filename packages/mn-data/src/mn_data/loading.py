@@ -27,15 +27,10 @@ class Loader:
 
     def __init__(self, dataset: Any, n_processes: int) -> None:
         self._dataset = dataset
-        self._n_processes = n_processes
+        self.n_processes = n_processes
         # Not a multiprocessing.Pool: it hangs if a process is ended while it writes a result, by terminate() too.
         self._pool: ProcessPoolExecutor | None = None
         self._ahead: dict[tuple[int, ...], list[Future[list[Any]]]] = {}
-
-    @property
-    def is_parallel(self) -> bool:
-        """Whether it can read ahead."""
-        return self._n_processes > 0
 
     def load(self, indices: Sequence[int]) -> list[Any]:
         """Return the samples of these indices.
@@ -43,20 +38,19 @@ class Loader:
         Raises:
             BrokenProcessPool: A process that reads has died.
         """
-        if not self._n_processes:
+        if not self.n_processes:
             return [self._dataset[index] for index in indices]
         parts = self._ahead.pop(tuple(indices), None) or self._start(indices)
         return list(itertools.chain.from_iterable(part.result() for part in parts))
 
     def expect(self, batches: Sequence[Sequence[int]]) -> None:
-        """Read ahead samples that will probably be requested next, and discard earlier ones."""
-        if self._n_processes:
-            known = self._ahead
-            wanted = [tuple(each) for each in batches]
-            for each in known.keys() - set(wanted):
-                for part in known[each]:
-                    part.cancel()
-            self._ahead = {each: known.get(each) or self._start(each) for each in wanted}
+        """Read ahead samples that will probably be requested next, and discard earlier ones; needs processes."""
+        known = self._ahead
+        wanted = [tuple(each) for each in batches]
+        for each in known.keys() - set(wanted):
+            for part in known[each]:
+                part.cancel()
+        self._ahead = {each: known.get(each) or self._start(each) for each in wanted}
 
     def close(self) -> None:
         """End the processes when they have read what they are reading; the next :meth:`load` starts new ones."""
@@ -67,8 +61,8 @@ class Loader:
 
     def _start(self, indices: Sequence[int]) -> list[Future[list[Any]]]:
         if self._pool is None:
-            self._pool = ProcessPoolExecutor(self._n_processes, initializer=_begin, initargs=(self._dataset,))
-        length = max(1, -(-len(indices) // self._n_processes))
+            self._pool = ProcessPoolExecutor(self.n_processes, initializer=_begin, initargs=(self._dataset,))
+        length = max(1, -(-len(indices) // self.n_processes))
         begins = range(0, len(indices), length)
         return [self._pool.submit(_read, indices[begin : begin + length]) for begin in begins]
 

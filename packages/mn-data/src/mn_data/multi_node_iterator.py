@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+from operator import attrgetter
 from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
@@ -63,14 +64,6 @@ class _State(NamedTuple):
 _Order: TypeAlias = "np.ndarray[Any, Any] | None"
 
 
-class _Standing(NamedTuple):
-    """The position that the master sends to the followers with every batch."""
-
-    state: _State
-    dataset_size: int | None
-    new_order: _Order
-
-
 class _Master(Wrapper):
     """The iterator of the rank that has the batches."""
 
@@ -81,7 +74,7 @@ class _Master(Wrapper):
         self.communicator = communicator
         self.rank_master = rank_master
         self._shared_order: _Order = None
-        self._share(None)
+        self._share(lambda: None)
 
     def __next__(self) -> Any:
         return self._share(self.actual_iterator.__next__)
@@ -100,27 +93,34 @@ class _Master(Wrapper):
         result, is_over = None, False
         with raise_on_all(self.communicator):
             try:
-                result = None if action is None else action()
+                result = action()
             except StopIteration:
                 is_over = True
-            message = pickle.dumps((self._standing(), result, is_over), pickle.HIGHEST_PROTOCOL)
+            message = pickle.dumps((*self._standing(), result, is_over), pickle.HIGHEST_PROTOCOL)
         self.communicator.bcast(np.frombuffer(message, dtype=np.uint8), root=self.rank_master)
         if is_over:
             raise StopIteration
         return result
 
-    def _standing(self) -> _Standing:
-        """Return the iterator's position, with the order of samples only if the followers do not have it yet."""
+    def _standing(self) -> tuple[_State, int | None, _Order]:
+        """Return the position, the dataset's length, and the order of samples if the followers do not have it yet."""
         iterator = self.actual_iterator
         order = getattr(getattr(iterator, "_state", None), "order", None)
         is_known, self._shared_order = order is self._shared_order, order
         dataset: Any = getattr(iterator, "dataset", None)
         size = len(dataset) if hasattr(dataset, "__len__") else None
-        return _Standing(_state_of(iterator), size, None if is_known else order)
+        return _state_of(iterator), size, None if is_known else order
 
 
 class _Follower(Iterator):  # type: ignore[misc]  # Chainer has no types
     """The iterator of a rank that receives the batches."""
+
+    # Read-only, like those of most of Chainer's iterators.
+    epoch = property(attrgetter("_state.epoch"))
+    is_new_epoch = property(attrgetter("_state.is_new_epoch"))
+    current_position = property(attrgetter("_state.current_position"))
+    epoch_detail = property(attrgetter("_state.epoch_detail"))
+    previous_epoch_detail = property(attrgetter("_state.previous_epoch_detail"))
 
     def __init__(self, actual_iterator: Any, communicator: CommunicatorBase, rank_master: int) -> None:
         self.communicator = communicator
@@ -133,56 +133,22 @@ class _Follower(Iterator):  # type: ignore[misc]  # Chainer has no types
     def __next__(self) -> Any:
         return self._receive()
 
-    def next(self) -> Any:
-        """Return the next batch; collective."""
-        return self.__next__()
-
     def reset(self) -> None:
         """Go back to the beginning; collective."""
         self._receive()
-
-    def finalize(self) -> None:
-        """Do nothing: the iterator is the master's."""
 
     def serialize(self, serializer: Any) -> None:
         """Save or load the position of the iteration, under the names that Chainer's iterators use."""
         state = self._state
         # As Chainer's iterators save it: they use -1 where this iterator has None.
         previous = -1.0 if state.previous_epoch_detail is None else state.previous_epoch_detail
-        loaded = {
-            name: _serialize(serializer, name, value)
-            for name, value in state._replace(previous_epoch_detail=previous)._asdict().items()
-        }
+        saved = state._replace(previous_epoch_detail=previous)._asdict()
+        loaded = {name: _serialize(serializer, name, value) for name, value in saved.items()}
         if loaded["previous_epoch_detail"] is not None and loaded["previous_epoch_detail"] < 0:
             loaded["previous_epoch_detail"] = None
         self._state = self._with_detail(_State(**loaded), state)
         if self._order is not None:
             self._order = _serialize(serializer, "order", self._order)
-
-    @property
-    def epoch(self) -> int:
-        """How often the master's iterator went through its dataset."""
-        return self._state.epoch
-
-    @property
-    def is_new_epoch(self) -> bool:
-        """Whether the last batch ended an epoch."""
-        return self._state.is_new_epoch
-
-    @property
-    def current_position(self) -> int:
-        """How many samples of this epoch have been returned already."""
-        return self._state.current_position
-
-    @property
-    def epoch_detail(self) -> float:
-        """The epochs so far, with their fraction."""
-        return self._state.epoch_detail
-
-    @property
-    def previous_epoch_detail(self) -> float | None:
-        """``epoch_detail`` before the last batch."""
-        return self._state.previous_epoch_detail
 
     def _with_detail(self, state: _State, before: _State) -> _State:
         """Compute ``epoch_detail``, which Chainer's iterators do not save, from the values that they save."""
@@ -195,10 +161,9 @@ class _Follower(Iterator):  # type: ignore[misc]  # Chainer has no types
         with raise_on_all(self.communicator):
             pass  # raises the exception of the master's iterator
         message = self.communicator.bcast(None, root=self.rank_master)
-        standing, result, is_over = pickle.loads(message.data)
-        self._state, self.dataset_size = standing.state, standing.dataset_size
-        if standing.new_order is not None:
-            self._order = standing.new_order
+        self._state, self.dataset_size, new_order, result, is_over = pickle.loads(message.data)
+        if new_order is not None:
+            self._order = new_order
         if is_over:
             raise StopIteration
         return result

@@ -12,13 +12,11 @@ import numpy as np
 
 from mn_comm import Communicator, CommunicatorBase, create_communicator, expect_same, raise_on_all, transact
 from mn_comm.building_blocks import MPI
-from mn_data.columns import ArrayLayout, assemble, can_take, columns_of, layout_of, leaves
-from mn_data.lost_parts import place_of, places, tell_of_lost_parts
-from mn_data.plan import part
-from mn_data.progress import progress
-from mn_data.transfer import Transfer
+from mn_data.columns import ArrayLayout, assemble, can_take, columns_of, leaves
+from mn_data.plan import part_of, tell_of_lost_parts
+from mn_data.transfer import Transfer, progress
 
-__all__ = ["DataSizeError", "scatter_dataset", "scatter_index"]
+__all__ = ["DataSizeError", "communicator_over", "scatter_dataset", "scatter_index"]
 
 _INT_MAX = 2**31 - 1
 
@@ -66,45 +64,26 @@ def scatter_dataset(
         ValueError: ``root`` is out of range, or ``max_buf_len`` not in 1..2**31-1; or the ranks differ in one of these
             or in ``force_equal_length`` (on every rank).
     """
-    with _communicator(comm) as communicator:
+    with communicator_over(comm) as communicator:
         transact(communicator, partial(_check, communicator, root, force_equal_length, max_buf_len))
-        arguments = (dataset, communicator, root, shuffle, seed, max_buf_len, force_equal_length)
-        mine, length = transact(communicator, partial(_scatter, *arguments))
+
+        def scatter() -> tuple[chainer.datasets.SubDataset, int]:
+            order = _order(dataset, communicator, root, shuffle, seed)
+            in_parts = isinstance(communicator, Communicator)  # others may have only the documented methods
+            if in_parts and communicator.bcast_obj(communicator.rank == root and can_take(dataset), root=root):
+                return _scatter_samples(dataset, order, communicator, root, max_buf_len, force_equal_length)
+            to_send = (dataset, order) if communicator.rank == root else None
+            whole, order = communicator.bcast_obj(to_send, max_buf_len=max_buf_len, root=root)
+            bounds = part_of(communicator, communicator.rank, len(whole), force_equal_length)
+            return chainer.datasets.SubDataset(whole, *bounds, order), len(whole)
+
+        mine, length = transact(communicator, scatter)
         tell_of_lost_parts(communicator, length, force_equal_length)
         return mine
 
 
-def _scatter(
-    dataset: Any,
-    communicator: CommunicatorBase,
-    root: int,
-    shuffle: bool,
-    seed: int | None,
-    max_buf_len: int,
-    force_equal_length: bool,
-) -> tuple[chainer.datasets.SubDataset, int]:
-    """Return this rank's part of a dataset, and the length of the whole; collective."""
-    order = None
-    with raise_on_all(communicator):
-        if communicator.rank == root:
-            length = _length(dataset)
-            if shuffle:
-                order = np.random.RandomState(seed).permutation(length)
-    in_parts = isinstance(communicator, Communicator)  # others may have only the documented methods
-    if in_parts and communicator.bcast_obj(communicator.rank == root and can_take(dataset), root=root):
-        return _scatter_samples(dataset, communicator, root, order, max_buf_len, force_equal_length)
-    to_send = (dataset, order) if communicator.rank == root else None
-    whole, order = communicator.bcast_obj(to_send, max_buf_len=max_buf_len, root=root)
-    begin, end = part(len(whole), places(communicator), place_of(communicator, communicator.rank), force_equal_length)
-    return chainer.datasets.SubDataset(whole, begin, end, order), len(whole)
-
-
 def scatter_index(
-    n_total_samples: int,
-    comm: CommunicatorBase | MPI.Intracomm,
-    root: int = 0,
-    *,
-    force_equal_length: bool = True,
+    n_total_samples: int, comm: CommunicatorBase | MPI.Intracomm, root: int = 0, *, force_equal_length: bool = True
 ) -> tuple[int, int]:
     """Give each rank the first and last index of its part of a dataset; collective.
 
@@ -122,9 +101,9 @@ def scatter_index(
         ValueError: It is negative, or the ranks differ in ``root`` or ``force_equal_length`` (on every rank); or
             ``root`` is out of range.
     """
-    with _communicator(comm) as communicator:
+    with communicator_over(comm) as communicator:
         total = transact(communicator, partial(_total, n_total_samples, communicator, root, force_equal_length))
-        return part(total, places(communicator), place_of(communicator, communicator.rank), force_equal_length)
+        return part_of(communicator, communicator.rank, total, force_equal_length)
 
 
 def _total(n_total_samples: int, communicator: CommunicatorBase, root: int, force_equal_length: bool) -> int:
@@ -136,27 +115,34 @@ def _total(n_total_samples: int, communicator: CommunicatorBase, root: int, forc
     return int(communicator.bcast_obj(n_total_samples if communicator.rank == root else None, root=root))
 
 
+def _order(
+    dataset: Any, communicator: CommunicatorBase, root: int, shuffle: bool, seed: int | None
+) -> np.ndarray[Any, Any] | None:
+    """Check that the root's dataset has a length, and return there the order of its samples; collective."""
+    with raise_on_all(communicator):
+        if communicator.rank == root:
+            length = _length(dataset)
+            if shuffle:
+                return np.random.RandomState(seed).permutation(length)
+    return None
+
+
 def _scatter_samples(
-    dataset: Any,
-    communicator: CommunicatorBase,
-    root: int,
-    order: np.ndarray[Any, Any] | None,
-    max_buf_len: int,
-    force_equal_length: bool,
+    dataset: Any, order: Any, communicator: CommunicatorBase, root: int, max_buf_len: int, force_equal_length: bool
 ) -> tuple[chainer.datasets.SubDataset, int]:
+    """Send each rank its samples; return this rank's part, and the length of the whole dataset; collective."""
     from mn_comm.building_blocks import Ranks  # not at import, because it starts MPI
 
     is_root = communicator.rank == root
-    layout, length = communicator.bcast_obj((layout_of(dataset), len(dataset)) if is_root else None, root=root)
-    parts_of_all = [place_of(communicator, rank) for rank in range(communicator.size)]
-    bounds = [part(length, places(communicator), each, force_equal_length) for each in parts_of_all]
+    layout, columns = columns_of(dataset, order) if is_root else (None, [])
+    layout, length = communicator.bcast_obj((layout, len(dataset)) if is_root else None, root=root)
+    bounds = [part_of(communicator, rank, length, force_equal_length) for rank in range(communicator.size)]
     begin, end = bounds[communicator.rank]
-    columns = list(columns_of(dataset, order)) if is_root else [None] * len(list(leaves(layout)))
     mine: list[Any] = []
-    with progress(communicator.rank == 0, None, "scattering the dataset") as advance:
+    with progress(communicator.rank == 0) as advance:
         transfer = Transfer(Ranks(communicator.mpi_comm), root, max_buf_len, advance)
-        for leaf, column in zip(leaves(layout), columns, strict=True):
-            parts = [column.select(range(*each)) for each in bounds] if column is not None else []
+        for index, leaf in enumerate(leaves(layout)):
+            parts = [columns[index].select(range(*each)) for each in bounds] if is_root else []
             if isinstance(leaf, ArrayLayout):
                 mine.append(transfer.send_array(parts, leaf) if is_root else transfer.recv_array(end - begin, leaf))
             else:
@@ -165,7 +151,7 @@ def _scatter_samples(
 
 
 @contextmanager
-def _communicator(comm: CommunicatorBase | MPI.Intracomm) -> Iterator[CommunicatorBase]:
+def communicator_over(comm: CommunicatorBase | MPI.Intracomm) -> Iterator[CommunicatorBase]:
     """Yield a communicator over the ranks of ``comm``, which scripts may pass as an mpi4py one."""
     if not isinstance(comm, MPI.Intracomm):
         yield comm

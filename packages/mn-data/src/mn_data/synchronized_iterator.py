@@ -10,7 +10,7 @@ from chainer.iterators import OrderSampler
 
 from mn_comm import CommunicatorBase, expect_same, raise_on_all
 from mn_comm.building_blocks import refuse_elastic
-from mn_data.wrapper import Wrapper
+from mn_data.wrapper import Wrapper, set_option
 
 __all__ = ["create_synchronized_iterator"]
 
@@ -72,7 +72,7 @@ class _SynchronizedIterator(Wrapper):
         self.actual_iterator = actual_iterator
         self._order = _Order(seed)
         if actual_iterator.order_sampler is not None:
-            _set_order_sampler(actual_iterator, self._order)
+            set_option(actual_iterator, "order_sampler", self._order)
             actual_iterator.reset()
 
     def __next__(self) -> Any:
@@ -85,11 +85,3 @@ class _SynchronizedIterator(Wrapper):
         except KeyError:
             pass  # a snapshot of an old version: from the next epoch on, a different order, but the same on all ranks
         self.actual_iterator.serialize(serializer)
-
-
-def _set_order_sampler(iterator: Any, order: _Order) -> None:
-    iterator.order_sampler = order
-    # MultiprocessIterator has passed its original order sampler to its prefetching thread.
-    prefetch_loop = getattr(iterator, "_prefetch_loop", None)
-    if prefetch_loop is not None:
-        prefetch_loop.order_sampler = order

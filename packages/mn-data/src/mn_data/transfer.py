@@ -8,24 +8,22 @@ all of them, and the ranks unpickle while the root pickles.
 from __future__ import annotations
 
 import pickle
+import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from itertools import chain, zip_longest
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from mn_comm import raise_on_all
+from mn_comm import building_blocks, raise_on_all
 from mn_comm.building_blocks import as_bytes, pieces
 from mn_data.columns import ArrayLayout, Column
 
-if TYPE_CHECKING:
-    from mn_comm.building_blocks import Ranks
-
-__all__ = ["Transfer"]
+__all__ = ["Transfer", "progress"]
 
 _Array = np.ndarray[Any, Any]
-Advance = Callable[[int], object]
 
 _TAG = 23719  # unlikely to be used by scripts, most of which use 0
 _GATHER_BYTES = 1 << 24
@@ -34,6 +32,7 @@ _PICKLE_BYTES = 1 << 20
 _FIRST_CHUNK = 256
 _MOST_AT_ONCE = 1 << 15
 _END, _FAILURE = 0, -1
+_PATIENCE = 2.0  # seconds before a progress bar appears
 
 
 class Transfer(NamedTuple):
@@ -46,10 +45,10 @@ class Transfer(NamedTuple):
         advance: Called with the number of bytes that were moved.
     """
 
-    ranks: Ranks
+    ranks: building_blocks.Ranks
     root: int
     max_buf_len: int
-    advance: Advance
+    advance: Callable[[int], object]
 
     def send_array(self, parts: Sequence[Column], layout: ArrayLayout) -> _Array:
         """Send each rank its rows of an array, as the root.
@@ -171,3 +170,19 @@ def _pickled(part: Column, dest: int) -> Iterator[tuple[int, bytes]]:
         yield dest, pickled
         begin += len(objects)
         length = max(1, min(_MOST_AT_ONCE, _PICKLE_BYTES * len(objects) // len(pickled)))
+
+
+@contextmanager
+def progress(is_wanted: bool) -> Iterator[Callable[[int], object]]:
+    """Yield a function to call with the number of bytes that were moved.
+
+    Args:
+        is_wanted: Whether this rank shows the bar; it does so only on a terminal, and after two seconds.
+    """
+    if not (is_wanted and sys.stderr.isatty()):
+        yield lambda nbytes: None
+        return
+    from tqdm import tqdm  # type: ignore  # it has no types; not earlier: most never need it
+
+    with tqdm(desc="scattering the dataset", unit="B", unit_scale=True, delay=_PATIENCE, leave=False) as bar:
+        yield bar.update

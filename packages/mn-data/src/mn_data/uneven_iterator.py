@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from mn_comm import CommunicatorBase, raise_on_all
-from mn_data.wrapper import Wrapper
+from mn_data.wrapper import Wrapper, set_option
 
 __all__ = ["create_uneven_iterator"]
 
@@ -47,6 +47,7 @@ def create_uneven_iterator(actual_iterator: Any, communicator: CommunicatorBase)
                     f"without {name}"
                 )
         repeats = _end_after_each_epoch(actual_iterator)
+        actual_iterator.reset()
         n_batches = -(-len(actual_iterator.dataset) // actual_iterator.batch_size)
     longest = max(communicator.allgather_obj(n_batches))
     if not longest:
@@ -148,13 +149,7 @@ def _end_after_each_epoch(iterator: Any) -> bool:
     """Make an iterator of Chainer end after an epoch. Return whether it was set to repeat."""
     if not getattr(iterator, "repeat", False):
         return not hasattr(iterator, "repeat")  # an iterator without this attribute must be reset after each epoch
-    if hasattr(iterator, "_repeat"):  # repeat is a property without a setter
-        iterator._repeat = False  # noqa: SLF001
-    else:
-        iterator.repeat = False
-    loop = getattr(iterator, "_prefetch_loop", None)
-    if loop is not None:
-        loop.repeat = False
+    set_option(iterator, "repeat", False)
     return True
 
 

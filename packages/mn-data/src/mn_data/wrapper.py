@@ -6,7 +6,7 @@ from typing import Any, ClassVar
 
 from chainer.dataset import Iterator
 
-__all__ = ["Wrapper"]
+__all__ = ["Wrapper", "set_option"]
 
 
 class Wrapper(Iterator):  # type: ignore[misc]  # Chainer has no types
@@ -19,10 +19,6 @@ class Wrapper(Iterator):  # type: ignore[misc]  # Chainer has no types
     _OWN: ClassVar[tuple[str, ...]] = ("actual_iterator",)
 
     actual_iterator: Any
-
-    def next(self) -> Any:
-        """Return the next batch."""
-        return self.__next__()
 
     def finalize(self) -> None:
         """Finalize the actual iterator."""
@@ -38,3 +34,13 @@ class Wrapper(Iterator):  # type: ignore[misc]  # Chainer has no types
             object.__setattr__(self, name, value)
         else:
             setattr(self.actual_iterator, name, value)
+
+
+def set_option(iterator: Any, name: str, value: Any) -> None:
+    """Set an option of one of Chainer's iterators after it was created."""
+    # repeat may be a property without a setter.
+    setattr(iterator, f"_{name}" if hasattr(iterator, f"_{name}") else name, value)
+    # MultiprocessIterator has passed its original options to its prefetching thread.
+    prefetch_loop = getattr(iterator, "_prefetch_loop", None)
+    if prefetch_loop is not None:
+        setattr(prefetch_loop, name, value)

@@ -53,6 +53,15 @@ def test_no_sample_comes_twice_and_none_is_missed(kind, n):
     iterator.finalize()
 
 
+@pytest.mark.parametrize("kind", KINDS)
+def test_an_iterator_that_was_used_before_begins_again(kind):
+    actual = KINDS[kind](list(range(6)), 2)
+    next(actual)
+    iterator = create_uneven_iterator(actual, COMM)
+    assert sorted(chain.from_iterable(epoch(iterator))) == list(range(6))
+    iterator.finalize()
+
+
 def test_one_pass_where_it_does_not_repeat():
     iterator = create_uneven_iterator(SerialIterator(mine(2 * SIZE + 1), 1, repeat=False), COMM)
     assert len(list(iterator)) == 3

@@ -6,10 +6,15 @@ from hypothesis import strategies as st
 
 import mn_data  # noqa: F401 - before Chainer
 from mn_data import create_empty_dataset
-from mn_data.columns import can_take, take
+from mn_data.columns import assemble, can_take, columns_of
 
 X = np.arange(20.0).reshape(10, 2)
 T = list("abcdefghij")
+
+
+def take(dataset, indices):
+    layout, columns = columns_of(dataset, indices)
+    return assemble(layout, [column.rows() for column in columns])
 
 
 def plain(dataset):

@@ -6,8 +6,7 @@ from mn_extensions.allreduce_persistent import AllreducePersistent
 from mn_extensions.checkpoint import create_multi_node_checkpointer
 from mn_extensions.compression_reporter import CompressionReporter
 from mn_extensions.early_stopping import MultiNodeEarlyStoppingTrigger
-from mn_extensions.evaluator import create_multi_node_evaluator
-from mn_extensions.generic_evaluator import GenericMultiNodeEvaluator
+from mn_extensions.evaluator import GenericMultiNodeEvaluator, create_multi_node_evaluator
 from mn_extensions.main_rank import main_rank_only
 from mn_extensions.memory_keeper import create_memory_keeper
 from mn_extensions.observation_aggregator import ObservationAggregator

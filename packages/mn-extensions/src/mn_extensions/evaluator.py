@@ -1,33 +1,26 @@
-"""Evaluators whose results are averaged over all ranks."""
+"""Evaluators that all ranks run together: their results are averaged, or combined as a subclass defines."""
 
 from __future__ import annotations
 
 import copy
+import itertools
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from functools import partial
 from types import MethodType
 from typing import Any
 
 import chainer
 import numpy as np
 from chainer.backends import cuda
+from chainer.dataset import concat_examples
 from chainer.dataset.convert import _call_converter  # a number or a Device, as the converter needs it; not public
+from chainer.training import PRIORITY_WRITER, Extension
 from chainer.training.extensions import Evaluator
 
 from mn_comm import CommunicatorBase, raise_on_all, transact
 from mn_comm.building_blocks import synchronize_replicas
 
-__all__ = [
-    "batches_of",
-    "call",
-    "convert",
-    "create_multi_node_evaluator",
-    "on_host",
-    "plain_mean",
-    "synchronize_targets",
-    "weighted_mean",
-]
+__all__ = ["GenericMultiNodeEvaluator", "create_multi_node_evaluator", "on_host", "plain_mean", "weighted_mean"]
 
 Results = dict[str, Any]
 # The reported values under each name, each with the number of samples of which it is the mean.
@@ -80,44 +73,147 @@ def create_multi_node_evaluator(
         raise ValueError("expected an evaluator for actual_evaluator that is not a multi-node evaluator already")
     actual_evaluator._mn_original_evaluate = actual_evaluator.evaluate  # noqa: SLF001 - the names are the old ones
     actual_evaluator._mn_communicator = communicator  # noqa: SLF001
+
+    def evaluate(evaluator: Evaluator) -> Results:
+        return _evaluate_on_all(evaluator, weighted)
+
     # Replaced on the object, not in a wrapper: scripts use the evaluator that they created, and their own classes call
     # self.evaluate().
-    actual_evaluator.evaluate = MethodType(_mean_over_samples if weighted else _mean_over_ranks, actual_evaluator)
+    actual_evaluator.evaluate = MethodType(evaluate, actual_evaluator)
     return actual_evaluator
 
 
-def _mean_over_ranks(evaluator: Any) -> Results:
-    """Return the results of all ranks, averaged; collective."""
-    return transact(_parts(evaluator)[1], partial(_attempt_mean_over_ranks, evaluator))
+class GenericMultiNodeEvaluator(Extension):  # type: ignore[misc]  # Chainer has no types
+    """Evaluates on every rank and combines the results on one, as its subclasses define.
+
+    Override :meth:`calc_local` and :meth:`aggregate`. Parts may differ in length, and be empty. Nothing is reported
+    unless :meth:`aggregate` does so.
+
+    Args:
+        comm: The ranks that evaluate together.
+        iterator: Goes once through this rank's part of the samples.
+        target: The model, or any other callable.
+        device: Where ``converter`` puts the mini-batches.
+        converter: Converts a mini-batch to the arguments of :meth:`calc_local`.
+        root: The rank that combines the results.
+        progress_hook: Called on the root with each of its mini-batches, after it was evaluated.
+
+    Raises:
+        ValueError: ``root`` is out of range.
+
+    Example:
+        >>> class Total(chainermn.extensions.GenericMultiNodeEvaluator):
+        ...     def calc_local(self, x):
+        ...         return float(x.sum())
+        ...     def aggregate(self, results):
+        ...         return sum(results)
+        >>> ones = chainer.iterators.SerialIterator([np.ones(3)] * 4, 2, repeat=False, shuffle=False)
+        >>> Total(comm, ones, target=L.Linear(3, 1))(None) == (24.0 if comm.rank == 0 else None)
+        True
+    """
+
+    trigger = 1, "epoch"
+    default_name = "validation"
+    priority = PRIORITY_WRITER
+    name = None
+
+    def __init__(
+        self,
+        comm: CommunicatorBase,
+        iterator: Any,
+        target: Callable[..., Any],
+        device: Any = None,
+        converter: Callable[..., Any] = concat_examples,
+        root: int = 0,
+        *,
+        progress_hook: Callable[[Any], object] | None = None,
+    ) -> None:
+        if not 0 <= root < comm.size:
+            raise ValueError(f"expected root in 0..{comm.size - 1}, got {root}")
+        self.comm = comm
+        self.iterator = iterator
+        self.converter = converter
+        self.device = None if device is None else chainer.get_device(device)
+        self.root = root
+        self._targets = {"main": target}
+        self._progress_hook = progress_hook
+
+    def __call__(self, trainer: Any) -> Any:
+        """Evaluate; collective.
+
+        Args:
+            trainer: Not used.
+
+        Returns:
+            At the root what :meth:`aggregate` returned, elsewhere ``None``.
+
+        Raises:
+            Exception: The exception that one of the methods raised on some rank (on every rank).
+        """
+        return transact(self.comm, self._evaluate)
+
+    def _evaluate(self) -> Any:
+        _synchronize_targets(self._targets)
+        with raise_on_all(self.comm):
+            results = [result for result in self._local_results() if result is not None]
+        gathered = self.comm.gather_obj(results, root=self.root)
+        total = None
+        with raise_on_all(self.comm):
+            if gathered is not None:
+                # Alternating: the first result of each rank, in the order of ranks, then the second of each, and so on.
+                in_turn = itertools.chain.from_iterable(itertools.zip_longest(*gathered))
+                total = self.aggregate([result for result in in_turn if result is not None])
+        return total
+
+    def calc_local(self, *args: Any, **kwargs: Any) -> Any:
+        """Return the result of one mini-batch, something that can be pickled; by default what the target returns.
+
+        Args:
+            args: The result of the converter, if it is a tuple or a single argument.
+            kwargs: The result of the converter, if it is a dictionary.
+        """
+        return self._targets["main"](*args, **kwargs)
+
+    def aggregate(self, results: list[Any]) -> Any:
+        """Return the result of all mini-batches of all ranks; called at the root only. By default the list itself.
+
+        Args:
+            results: The results of :meth:`calc_local`, without ``None``: the first result of each rank in the order of
+                ranks, then the second of each, and so on.
+        """
+        return results
+
+    def _local_results(self) -> Iterator[Any]:
+        for batch in _batches_of(self.iterator):
+            with chainer.no_backprop_mode():
+                result = _call(self.calc_local, _convert(self, batch))
+            if self._progress_hook is not None and self.comm.rank == self.root:
+                self._progress_hook(batch)
+            yield result
 
 
-def _attempt_mean_over_ranks(evaluator: Any) -> Results:
-    evaluate, communicator = _parts(evaluator)
-    synchronize_targets(getattr(evaluator, "get_all_targets", dict)())
-    with raise_on_all(communicator):
-        is_in_vain = _is_chainers(evaluate) and not _has_samples(evaluator.get_iterator("main"))
-        results = {} if is_in_vain else {name: on_host(value) for name, value in evaluate().items()}
-    return plain_mean(communicator.allgather_obj(results))
+def _evaluate_on_all(evaluator: Evaluator, weighted: bool) -> Results:
+    """Return the means over all ranks; collective."""
+    evaluate, communicator = evaluator._mn_original_evaluate, evaluator._mn_communicator  # noqa: SLF001
+
+    def attempt() -> Results:
+        _synchronize_targets(getattr(evaluator, "get_all_targets", dict)())
+        with raise_on_all(communicator):
+            results = _with_weights(evaluator, evaluate) if weighted else _plain(evaluator, evaluate)
+        everywhere = communicator.allgather_obj(results)
+        if not weighted:
+            return plain_mean(everywhere)
+        names = sorted({name for each in everywhere for name in each})
+        return {name: weighted_mean([pair for each in everywhere for pair in each.get(name, [])]) for name in names}
+
+    return transact(communicator, attempt)
 
 
-def _mean_over_samples(evaluator: Any) -> Results:
-    """Return results in which all samples of all ranks have the same weight; collective."""
-    return transact(_parts(evaluator)[1], partial(_attempt_mean_over_samples, evaluator))
-
-
-def _attempt_mean_over_samples(evaluator: Any) -> Results:
-    evaluate, communicator = _parts(evaluator)
-    synchronize_targets(getattr(evaluator, "get_all_targets", dict)())
-    with raise_on_all(communicator):
-        collected = _by_batch(evaluator) if _is_chainers(evaluate) else _by_rank(evaluator, evaluate)
-    everywhere = communicator.allgather_obj(collected)
-    names = sorted({name for each in everywhere for name in each})
-    return {name: weighted_mean([pair for each in everywhere for pair in each.get(name, [])]) for name in names}
-
-
-def _parts(evaluator: Any) -> tuple[Callable[[], Results], CommunicatorBase]:
-    """Return the function that evaluates this rank's part, and the ranks."""
-    return evaluator._mn_original_evaluate, evaluator._mn_communicator  # noqa: SLF001
+def _plain(evaluator: Evaluator, evaluate: Callable[[], Results]) -> Results:
+    """Return this rank's results; none if it has no samples, unless the evaluator's own method handles that."""
+    if _is_chainers(evaluate) and not _has_samples(evaluator.get_iterator("main")):
+        return {}
+    return {name: on_host(value) for name, value in evaluate().items()}
 
 
 def _is_chainers(evaluate: Callable[[], Results]) -> bool:
@@ -129,7 +225,7 @@ def _has_samples(iterator: Any) -> bool:
     return len(getattr(iterator, "dataset", (None,))) > 0
 
 
-def synchronize_targets(targets: Mapping[str, Any]) -> None:
+def _synchronize_targets(targets: Mapping[str, Any]) -> None:
     """Make some models' parameters equal on all ranks if an optimizer lets them differ temporarily; collective."""
     for _, target in sorted(targets.items()):
         if hasattr(target, "namedparams"):
@@ -170,7 +266,10 @@ def weighted_mean(pairs: Sequence[tuple[Any, int]]) -> Any:
     return mean.astype(dtype)[()] if dtype.kind in "fc" else mean[()]
 
 
-def _by_rank(evaluator: Evaluator, evaluate: Callable[[], Results]) -> Weighted:
+def _with_weights(evaluator: Evaluator, evaluate: Callable[[], Results]) -> Weighted:
+    """Return this rank's results, each with the number of its samples: by mini-batch where that is possible."""
+    if _is_chainers(evaluate):
+        return _by_batch(evaluator)
     n_samples = len(evaluator.get_iterator("main").dataset)
     results = evaluate() if n_samples else {}
     return {name: [(cuda.to_cpu(value), n_samples)] for name, value in results.items()}
@@ -182,17 +281,17 @@ def _by_batch(evaluator: Evaluator) -> Weighted:
         evaluator.eval_hook(evaluator)
     evaluate = evaluator.eval_func or evaluator.get_target("main")
     collected: Weighted = {}
-    for batch in batches_of(evaluator.get_iterator("main")):
+    for batch in _batches_of(evaluator.get_iterator("main")):
         observation: Results = {}
         with chainer.reporter.report_scope(observation), chainer.no_backprop_mode():
-            call(evaluate, convert(evaluator, batch))
+            _call(evaluate, _convert(evaluator, batch))
         for name, value in observation.items():
             array = value.array if isinstance(value, chainer.Variable) else value
             collected.setdefault(name, []).append((cuda.to_cpu(array), len(batch)))
     return collected
 
 
-def batches_of(iterator: Any) -> Iterator[Any]:
+def _batches_of(iterator: Any) -> Iterator[Any]:
     """Yield the mini-batches of one pass; there are none if the dataset is empty."""
     if _has_samples(iterator):
         if hasattr(iterator, "reset"):
@@ -203,12 +302,12 @@ def batches_of(iterator: Any) -> Iterator[Any]:
         yield from iterator if hasattr(iterator, "__iter__") else iter(iterator.next, object())
 
 
-def convert(evaluator: Any, batch: Any) -> Any:
+def _convert(evaluator: Any, batch: Any) -> Any:
     """Convert a mini-batch with an evaluator's converter; plain functions get the number of the device."""
     return _call_converter(evaluator.converter, batch, evaluator.device)
 
 
-def call(function: Callable[..., Any], arguments: Any) -> Any:
+def _call(function: Callable[..., Any], arguments: Any) -> Any:
     """Call a function with the result of a converter: a tuple, a dictionary, or a single argument."""
     if isinstance(arguments, tuple):
         return function(*arguments)

@@ -5,14 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
-import numpy as np
-
 from mn_comm import raise_on_all
 from mn_elastic import ElasticCommunicator
+from mn_extensions.checkpoint.arrays import State
 
 __all__ = ["Handover", "Settings", "apply_settings", "hand_over", "settings_of"]
-
-_State = dict[str, "np.ndarray[Any, Any]"]
 
 
 class Settings(NamedTuple):
@@ -39,7 +36,7 @@ class Handover(NamedTuple):
 
     training: int
     number: int
-    state: _State
+    state: State
     settings: list[Settings]
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import itertools
 import logging
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
 from typing import Any, cast
@@ -19,7 +19,7 @@ from chainer.training import Extension
 
 from mn_comm import CommunicatorBase, is_elastic, raise_on_all, transact
 from mn_elastic import ElasticCommunicator, NodeMemory
-from mn_extensions.checkpoint.arrays import is_none
+from mn_extensions.checkpoint.arrays import State, is_none
 from mn_extensions.checkpoint.replicas import assume_synchronized, optimizers_of, synchronize
 from mn_extensions.checkpoint.state import check_fits, load_state
 from mn_extensions.handover import Handover, Settings, apply_settings, hand_over, settings_of
@@ -29,7 +29,6 @@ __all__ = ["MemoryKeeper", "create_memory_keeper"]
 
 logger = logging.getLogger(__name__)
 
-_State = dict[str, "np.ndarray[Any, Any]"]
 _NONE = "none:"  # before the name of a value that is None
 _TRAINING = "chainermn_training"
 _numbers = itertools.count(1)
@@ -129,7 +128,7 @@ class MemoryKeeper(Extension):  # type: ignore[misc]  # Chainer has no types
 
     def _keep(self, target: Any, iteration: int) -> None:
         is_first = self.comm.intra_rank == 0
-        state: _State = {}
+        state: State = {}
         with raise_on_all(self.comm):
             if is_first or self.comm.rank == 0:
                 state = _state_of(target)
@@ -219,7 +218,7 @@ class MemoryKeeper(Extension):  # type: ignore[misc]  # Chainer has no types
             apply_settings(self._optimizers(target), self._settings)
             self._settings = []
 
-    def _load_state(self, state: _State, target: Any) -> None:
+    def _load_state(self, state: State, target: Any) -> None:
         with _without_missing_extensions(state, target) as lacking:
             load_state(fit_iterators(state, target), target)
         if lacking:
@@ -279,7 +278,7 @@ class _Door(Extension):  # type: ignore[misc]  # Chainer has no types
 
 
 @contextmanager
-def _without_missing_extensions(state: _State, target: Any) -> Iterator[list[str]]:
+def _without_missing_extensions(state: State, target: Any) -> Iterator[list[str]]:
     """Hide the extensions of a trainer that are not in a state: only rank 0's are saved."""
     if not _is_trainer(target):
         yield []
@@ -302,17 +301,17 @@ def _has_state(entry: Any) -> bool:
     return any(npz.serialize(each) for each in (entry.extension, entry.trigger) if hasattr(each, "serialize"))
 
 
-def _is_known(name: str, state: _State) -> bool:
+def _is_known(name: str, state: State) -> bool:
     return any(key.startswith((f"extensions/{name}/", f"extension_triggers/{name}/")) for key in state)
 
 
-def _state_of(target: Any) -> _State:
+def _state_of(target: Any) -> State:
     """Return a target's state, without Python objects."""
     state = {name: np.asarray(value) for name, value in npz.serialize(target).items()}
     return dict((_NONE + name, np.zeros(0)) if is_none(value) else (name, value) for name, value in state.items())
 
 
-def _loadable(state: Mapping[str, np.ndarray[Any, Any]]) -> _State:
+def _loadable(state: State) -> State:
     """Return a state in the form that Chainer's deserializers read."""
     return {
         name.removeprefix(_NONE): np.asarray(None) if name.startswith(_NONE) else value for name, value in state.items()

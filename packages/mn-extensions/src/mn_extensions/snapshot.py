@@ -17,13 +17,11 @@ from chainer.serializers import npz
 from chainer.training import Extension
 
 from mn_comm import Change, CommunicatorBase, is_elastic, raise_on_all, transact
-from mn_extensions.checkpoint.arrays import read_snapshot
+from mn_extensions.checkpoint.arrays import State, read_snapshot
 from mn_extensions.checkpoint.replicas import assume_synchronized, consolidate, own_parts, synchronize
 from mn_extensions.checkpoint.state import load_state
 
 __all__ = ["multi_node_snapshot"]
-
-State = dict[str, "np.ndarray[Any, Any]"]
 
 
 def multi_node_snapshot(
@@ -67,8 +65,8 @@ def multi_node_snapshot(
         with raise_on_all(comm):
             if snapshot.autoload and callable(snapshot.filename):
                 raise ValueError("expected a string as the file name of a snapshot with autoload, got a function")
-            return parse_replica_sets(replica_sets, comm.size)
-        raise AssertionError("raise_on_all lets the block return, or raises")
+            groups = parse_replica_sets(replica_sets, comm.size)
+        return groups
 
     return MultiNodeSnapshot(comm, snapshot, transact(comm, check))
 

@@ -9,16 +9,13 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 
-from mn_comm import Communicator, CommunicatorBase
+from mn_comm import Communicator, CommunicatorBase, building_blocks
 from mn_comm.building_blocks import MPI, as_bytes, operation, pieces
 from mn_modelpar.values import Spec, spec_of
-
-if TYPE_CHECKING:
-    from mn_comm.building_blocks import Ranks  # would start MPI
 
 __all__ = ["GRADIENT", "NONE", "UNWANTED", "Post", "Word", "gradient_tag", "post_of"]
 
@@ -70,7 +67,7 @@ class NonblockingPost:
             end, and these messages need not be received.
     """
 
-    def __init__(self, ranks: Ranks) -> None:
+    def __init__(self, ranks: building_blocks.Ranks) -> None:
         self._ranks = ranks
 
     def post(self, word: Word, arrays: Sequence[_Array], peer: int, tag: int) -> None:

@@ -48,13 +48,16 @@ class Record:
     Args:
         operation: The name of the function.
         detail: Peer and tag, or root, in words.
+
+    Attributes:
         may_be_cut_off: Whether it may happen, without a mistake, that its backward method never runs.
     """
 
-    def __init__(self, operation: str, detail: str = "", may_be_cut_off: bool = True) -> None:
+    may_be_cut_off = True
+
+    def __init__(self, operation: str, detail: str = "") -> None:
         self.operation = operation
         self.detail = detail
-        self.may_be_cut_off = may_be_cut_off
         self.site: CallSite = call_site()
         self.node: Any = None
 
@@ -104,8 +107,10 @@ class MessageRecord(Record):
         answered: On the receiver, whether it has sent an answer; on the sender, whether it has read the answer.
     """
 
+    may_be_cut_off = False
+
     def __init__(self, operation: str, peer: int, tag: int) -> None:
-        super().__init__(operation, f"rank={peer}, tag={tag}", may_be_cut_off=False)
+        super().__init__(operation, f"rank={peer}, tag={tag}")
         self.peer = peer
         self.tag = tag
         self.number = 0

@@ -9,7 +9,7 @@ import chainer
 import numpy as np
 from chainer import backend
 
-__all__ = ["Spec", "fill", "has_floats", "parts_of", "problem_with", "require_floats", "spec_of", "total"]
+__all__ = ["Spec", "fill", "has_floats", "is_array", "parts_of", "problem_with", "require_floats", "spec_of", "total"]
 
 Spec = tuple[tuple[int, ...], np.dtype[Any]]
 """Shape and dtype of an array."""
@@ -25,10 +25,15 @@ def has_floats(spec: Spec) -> bool:
     return bool(spec[1].kind == "f")
 
 
+def is_array(value: Any) -> bool:
+    """Return whether a value is a Variable or an array, on any device."""
+    return isinstance(value, (chainer.Variable, chainer.get_array_types()))
+
+
 def problem_with(values: Sequence[Any]) -> str:
-    """Return the problem with inputs that must be Variables or arrays on one device, or ``None`` if there is none."""
+    """Return the problem with inputs that must be Variables or arrays on one device; empty if there is none."""
     for value in values:
-        if not isinstance(value, (chainer.Variable, chainer.get_array_types())):
+        if not is_array(value):
             return f"expected a chainer.Variable, got {type(value).__name__}: {value!r:.80}"
     arrays = [chainer.as_variable(value).array for value in values]
     if any(array is None for array in arrays):
@@ -46,7 +51,7 @@ def parts_of(values: Any) -> Sequence[Any]:
     if isinstance(values, (tuple, list)):
         return values
     # A Variable without an array has no dimensions either.
-    if isinstance(values, (chainer.Variable, chainer.get_array_types())) and getattr(values, "ndim", None):
+    if is_array(values) and getattr(values, "ndim", None):
         return [values[i, ...] for i in range(len(values))]
     return [values]
 

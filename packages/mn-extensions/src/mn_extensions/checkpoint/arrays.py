@@ -12,7 +12,6 @@ import os
 import pickletools
 import zipfile
 import zlib
-from collections.abc import Mapping
 from pathlib import Path
 from typing import IO, Any
 
@@ -21,9 +20,11 @@ from numpy.lib import format as npy
 
 from mn_extensions.checkpoint.files import open_regular
 
-__all__ = ["is_marked", "is_none", "read_arrays", "read_snapshot", "write_arrays"]
+__all__ = ["State", "is_marked", "is_none", "read_arrays", "read_snapshot", "write_arrays"]
 
-_Arrays = Mapping[str, "np.ndarray[Any, Any]"]
+State = dict[str, "np.ndarray[Any, Any]"]
+"""Arrays by name, as ``chainer.serializers.npz.serialize`` returns them."""
+
 _SUFFIX = ".npy"
 # The comment of the archive. It is at the very end of the file, and identifies files that this module has written.
 _MARK = b"chainermn checkpoint"
@@ -36,12 +37,12 @@ _BOOKKEEPING = {"PROTO", "FRAME", "MEMOIZE", "PUT", "BINPUT", "LONG_BINPUT"}
 _MOST_BYTES_OF_NONE = 1000
 
 
-def write_arrays(file: Any, arrays: _Arrays) -> None:
+def write_arrays(file: Any, arrays: State) -> None:
     """Write arrays as an uncompressed .npz file; the same arrays always give the same bytes.
 
     Args:
         file: An object with ``write`` and ``flush``.
-        arrays: The arrays by name, as ``chainer.serializers.npz.serialize`` returns them.
+        arrays: The arrays.
 
     Raises:
         TypeError: An array holds Python objects other than ``None``.
@@ -57,7 +58,7 @@ def write_arrays(file: Any, arrays: _Arrays) -> None:
                 npy.write_array(member, array, allow_pickle=True)
 
 
-def read_arrays(file: Any) -> dict[str, np.ndarray[Any, Any]]:
+def read_arrays(file: Any) -> State:
     """Read an .npz file without unpickling anything.
 
     Args:
@@ -77,7 +78,7 @@ def read_arrays(file: Any) -> dict[str, np.ndarray[Any, Any]]:
         raise ValueError(f"expected an .npz file, got {getattr(file, 'name', file)}: {error}") from error
 
 
-def read_snapshot(path: Path) -> dict[str, np.ndarray[Any, Any]] | str:
+def read_snapshot(path: Path) -> State | str:
     """Return the arrays in a file by name, or why it cannot be read."""
     try:
         with open_regular(path) as file:

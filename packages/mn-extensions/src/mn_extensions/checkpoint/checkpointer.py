@@ -81,12 +81,7 @@ class MultiNodeCheckpointer(Extension):  # type: ignore[misc]  # Chainer has no 
     priority = -100
 
     def __init__(
-        self,
-        name: str,
-        comm: CommunicatorBase,
-        cp_interval: int,
-        gc_interval: int,
-        path: str | os.PathLike[str] | None,
+        self, name: str, comm: CommunicatorBase, cp_interval: int, gc_interval: int, path: str | os.PathLike[str] | None
     ) -> None:
         transact(comm, partial(_agree, comm, name, cp_interval, gc_interval))
         self.name = name  # the trainer may rename the extension, but not the files
@@ -130,8 +125,8 @@ class MultiNodeCheckpointer(Extension):  # type: ignore[misc]  # Chainer has no 
         """
         synchronize(target)
         self.stats.start()
-        self._use_generations()
-        failure = transact(self.comm, partial(self._save, target, iteration))
+        generations = self._use_generations()
+        failure = transact(self.comm, partial(self._save, generations, target, iteration))
         if failure is not None:
             with raise_on_all(self.comm):  # if warnings are errors, all ranks raise
                 warnings.warn(
@@ -141,9 +136,8 @@ class MultiNodeCheckpointer(Extension):  # type: ignore[misc]  # Chainer has no 
                 )
         self.stats.end()
 
-    def _save(self, target: Any, iteration: int) -> str | None:
+    def _save(self, generations: Generations, target: Any, iteration: int) -> str | None:
         """Save, and return why that failed, or ``None``; collective."""
-        generations = self._use_generations()
         self._expect_ending()
         with raise_on_all(self.comm):  # before any rank writes
             generations.expect_free(iteration)
@@ -179,11 +173,9 @@ class MultiNodeCheckpointer(Extension):  # type: ignore[misc]  # Chainer has no 
             OSError: The folder cannot be written on some rank (on every rank).
         """
         self._use_folder(trainer, path)
-        self._use_generations()
-        return transact(self.comm, partial(self._load, trainer, optimizer))
+        return transact(self.comm, partial(self._load, self._use_generations(), trainer, optimizer))
 
-    def _load(self, trainer: Any, optimizer: Any) -> int | None:
-        generations = self._use_generations()
+    def _load(self, generations: Generations, trainer: Any, optimizer: Any) -> int | None:
         self._expect_ending()
         newest = generations.newest_unharmed(self.name or self._run)  # ChainerMN 7 named files after the extension
         if newest is None:

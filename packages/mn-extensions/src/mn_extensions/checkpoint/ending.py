@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
-from mn_comm import CommunicatorBase, transact
+from mn_comm import CommunicatorBase, building_blocks, transact
 from mn_comm.building_blocks import MPI
-
-if TYPE_CHECKING:
-    from mn_comm.building_blocks import Ranks
 
 __all__ = ["ElasticEnding", "Ending"]
 
@@ -23,9 +20,7 @@ class Ending:
     """
 
     def __init__(self, mpi_comm: MPI.Intracomm) -> None:
-        from mn_comm.building_blocks import Ranks  # not at import, because it starts MPI
-
-        self._ranks: Ranks | None = Ranks(mpi_comm).duplicate()
+        self._ranks: building_blocks.Ranks | None = building_blocks.Ranks(mpi_comm).duplicate()
 
     def is_well_on_all_ranks(self, is_well: bool) -> bool:
         """Return whether all ranks ended normally; the second time ``False``. Collective only on ranks that did."""

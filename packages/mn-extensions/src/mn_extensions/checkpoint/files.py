@@ -46,11 +46,11 @@ class HashingWriter:
     """A file that is written from beginning to end, and that computes the hash of its contents.
 
     Args:
-        descriptor: An open file descriptor; the caller closes it.
+        file: An open file; the caller closes it.
     """
 
-    def __init__(self, descriptor: int) -> None:
-        self._descriptor = descriptor
+    def __init__(self, file: BinaryIO) -> None:
+        self._file = file
         self._hash = _new_hash()
         self.nbytes = 0
 
@@ -58,14 +58,12 @@ class HashingWriter:
         """Write all of ``data``, and return its length in bytes."""
         view = memoryview(data).cast("B")
         self._hash.update(view)
-        left = view
-        while left:
-            left = left[os.write(self._descriptor, left) :]
+        self._file.write(view)
         self.nbytes += len(view)
         return len(view)
 
     def flush(self) -> None:
-        """Do nothing: there is no buffer."""
+        """Do nothing: the caller flushes the file."""
 
     @property
     def checksum(self) -> str:
@@ -73,7 +71,7 @@ class HashingWriter:
         return self._hash.hexdigest()
 
 
-def write_file(folder: Path, name: str, fill: Callable[[HashingWriter], None]) -> FileRecord:
+def write_file(folder: Path, name: str, fill: Callable[[HashingWriter], object]) -> FileRecord:
     """Write a file under a temporary name, and rename it only when it is complete and on the disk.
 
     Args:
@@ -89,12 +87,11 @@ def write_file(folder: Path, name: str, fill: Callable[[HashingWriter], None]) -
     """
     descriptor, temporary = tempfile.mkstemp(prefix=f"{TEMPORARY}{name}.", dir=folder)
     try:
-        try:
-            writer = HashingWriter(descriptor)
+        with open(descriptor, "wb") as file:
+            writer = HashingWriter(file)
             fill(writer)
-            os.fsync(descriptor)
-        finally:
-            os.close(descriptor)
+            file.flush()
+            os.fsync(file)
         os.replace(temporary, folder / name)
     except BaseException:
         Path(temporary).unlink(missing_ok=True)
@@ -152,9 +149,7 @@ def read_record(folder: Path, name: str) -> FileRecord:
 def check_writable(folder: Path) -> None:
     """Create the folder if necessary, and raise ``OSError`` if files cannot be created in it."""
     folder.mkdir(parents=True, exist_ok=True)
-    descriptor, probe = tempfile.mkstemp(prefix=TEMPORARY, dir=folder)
-    os.close(descriptor)
-    os.unlink(probe)
+    tempfile.NamedTemporaryFile(prefix=TEMPORARY, dir=folder).close()
 
 
 def _new_hash() -> hashlib.blake2b:

@@ -11,15 +11,13 @@ import os
 import warnings
 import weakref
 import zipfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, NamedTuple
-
-import numpy as np
+from typing import NamedTuple
 
 from mn_comm import Change, CommunicatorBase, is_elastic, raise_on_all
-from mn_extensions.checkpoint.arrays import is_marked, read_snapshot, write_arrays
+from mn_extensions.checkpoint.arrays import State, is_marked, read_snapshot, write_arrays
 from mn_extensions.checkpoint.files import FileRecord, open_regular, read_record, write_file
 from mn_extensions.checkpoint.manifest import (
     Manifest,
@@ -34,8 +32,6 @@ from mn_extensions.checkpoint.manifest import (
 __all__ = ["Found", "Generations"]
 
 logger = logging.getLogger(__name__)
-
-State = Mapping[str, "np.ndarray[Any, Any]"]
 
 
 class Found(NamedTuple):
@@ -211,7 +207,7 @@ class Generations:
                 found[iteration] = str(error)
         return found
 
-    def _look_around(self, manifests: Mapping[int, Manifest | str], old_run: str) -> set[_Other]:
+    def _look_around(self, manifests: dict[int, Manifest | str], old_run: str) -> set[_Other]:
         """Find out which files this rank has, and remove incomplete files of an earlier training.
 
         Returns:
@@ -235,7 +231,7 @@ class Generations:
         old = {each for each in old if not is_marked(self.folder / file_name(old_run, rank, each.iteration))}
         return old | {_Other(each, self.run) for each in others}
 
-    def _first_unharmed(self, manifests: Mapping[int, Manifest | str], common: set[_Other]) -> Found | None:
+    def _first_unharmed(self, manifests: dict[int, Manifest | str], common: set[_Other]) -> Found | None:
         """Return the newest generation, with a manifest or without, that every rank can read; collective."""
         candidates = [(iteration, True, self.run) for iteration in manifests]
         candidates += [(iteration, False, run) for iteration, run in common]

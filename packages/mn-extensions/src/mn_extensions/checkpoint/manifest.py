@@ -13,7 +13,7 @@ from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from mn_extensions.checkpoint.files import TEMPORARY, FileRecord, HashingWriter, open_regular, write_file
+from mn_extensions.checkpoint.files import TEMPORARY, FileRecord, open_regular, write_file
 
 __all__ = [
     "Manifest",
@@ -81,11 +81,7 @@ def write_manifest(folder: Path, run: str, manifest: Manifest) -> None:
     """
     content = json.dumps({"format": _FORMAT, **asdict(manifest)})
     text = json.dumps({"content": content, "checksum": _checksum(content)})
-
-    def fill(file: HashingWriter) -> None:
-        file.write(text.encode())
-
-    write_file(folder, manifest_name(run, manifest.iteration), fill)
+    write_file(folder, manifest_name(run, manifest.iteration), lambda file: file.write(text.encode()))
 
 
 def read_manifest(folder: Path, run: str, iteration: int) -> Manifest:

@@ -3,35 +3,31 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 from chainer.serializers import npz
 
-from mn_extensions.checkpoint.arrays import is_none
+from mn_extensions.checkpoint.arrays import State, is_none
 
 __all__ = ["check_fits", "load_state", "state_of"]
-
-State = Mapping[str, "np.ndarray[Any, Any]"]
 
 _RANDOM = "chainermn_numpy_random/"
 _RANDOM_PARTS = ("keys", "position", "has_gauss", "gauss")
 _GENERATOR = "MT19937"  # NumPy's own
 _OF_AN_OPTIMIZER = re.compile(r"(^|/)optimizer:")
 # The state of compression and of local steps is not compared here: the optimizer itself checks it, and resets it if
-# necessary. An optimizer that has taken no step has nothing to compare.
+# necessary. An optimizer that has taken no step has nothing to compare. A shard's arrays say to which parameters the
+# state belongs; the optimizer itself checks them.
 _OF_COMMUNICATION = re.compile(
-    r"(^|/)optimizer:[^/]*/(multi_node_local_steps|multi_node_synchronous_first|compression)/"
+    r"(^|/)optimizer:[^/]*/(multi_node_local_steps|multi_node_synchronous_first|compression|multi_node_shard)/"
 )
-# These say to which parameters the state belongs; the optimizer itself checks them.
-_OF_A_SHARD = re.compile(r"(^|/)optimizer:[^/]*/multi_node_shard/")
 _OF_A_MODEL = re.compile(r"(^|/)model:")
 # The name that Chainer's iterators use if they do not find the usual one: Chainer saved under it until version 3.
 _OLD_NAMES = {"order": "_order"}
 
 
-def state_of(target: Any) -> dict[str, np.ndarray[Any, Any]]:
+def state_of(target: Any) -> State:
     """Return the state of a target by name; arrays are not copied.
 
     It includes the state of NumPy's global random number generator, which shuffles Chainer's iterators and draws its
@@ -82,7 +78,7 @@ def load_state(state: State, target: Any) -> None:
         np.random.set_state((_GENERATOR, keys, int(position), int(has_gauss), float(gauss)))
 
 
-class _Lenient(dict[str, "np.ndarray[Any, Any]"]):
+class _Lenient(State):
     """A state in which the arrays of optimizers may be missing: an optimizer has none before its first step.
 
     The first update of a multi-node optimizer takes no step, so a checkpoint after one iteration is such a state.
@@ -95,7 +91,7 @@ class _Lenient(dict[str, "np.ndarray[Any, Any]"]):
         raise KeyError(name)
 
 
-def _random_state() -> dict[str, np.ndarray[Any, Any]]:
+def _random_state() -> State:
     parts = np.random.get_state(legacy=False)
     if parts["bit_generator"] != _GENERATOR:  # the program has replaced it: keep its generator
         return {}
@@ -103,12 +99,12 @@ def _random_state() -> dict[str, np.ndarray[Any, Any]]:
     return {_RANDOM + name: np.asarray(value) for name, value in zip(_RANDOM_PARTS, values, strict=True)}
 
 
-def _arrays_of(target: Any) -> dict[str, np.ndarray[Any, Any]]:
+def _arrays_of(target: Any) -> State:
     # A trainer that does not run yet cannot be serialized, but its updater, which holds the models, can.
     updater = getattr(target, "updater", None)
     prefix, whole = ("", target) if updater is None else ("updater/", updater)
     arrays = {prefix + name: np.asarray(value) for name, value in npz.serialize(whole).items()}
-    checked = (name for name in arrays if not _OF_COMMUNICATION.search(name) and not _OF_A_SHARD.search(name))
+    checked = (name for name in arrays if not _OF_COMMUNICATION.search(name))
     return {name: arrays[name] for name in checked if arrays[name].ndim or _OF_A_MODEL.search(name)}
 
 

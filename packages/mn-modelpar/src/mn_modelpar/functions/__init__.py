@@ -1,10 +1,6 @@
-"""Differentiable communication; one file for each pair of adjoint functions."""
+"""Differentiable communication."""
 
-from mn_modelpar.functions.allgather import allgather, reduce_scatter
-from mn_modelpar.functions.allreduce import allreduce
-from mn_modelpar.functions.alltoall import alltoall
-from mn_modelpar.functions.bcast import bcast
-from mn_modelpar.functions.gather import gather, scatter
+from mn_modelpar.functions.collectives import allgather, allreduce, alltoall, bcast, gather, reduce_scatter, scatter
 from mn_modelpar.functions.point_to_point import recv, send
 from mn_modelpar.functions.pseudo_connect import pseudo_connect
 

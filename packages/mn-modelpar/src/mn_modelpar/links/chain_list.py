@@ -19,7 +19,7 @@ from mn_modelpar.functions.pseudo_connect import connect
 from mn_modelpar.links.copying import deepcopy_sharing
 from mn_modelpar.staging import put_on
 from mn_modelpar.traffic import expect_lasting
-from mn_modelpar.values import has_floats, spec_of
+from mn_modelpar.values import has_floats, is_array, spec_of
 
 __all__ = ["MultiNodeChainList"]
 
@@ -95,7 +95,7 @@ class MultiNodeChainList(chainer.ChainList):  # type: ignore[misc]  # Chainer ha
     def __call__(self, *inputs: Any, **kwargs: Any) -> Any:
         """Call ``forward``, which a subclass may define; from there, run the links."""
         # In the old ChainerMN this ran the links: the forward() of a subclass calls super().__call__() for it.
-        return self._run(*inputs) if self._in_forward else super().__call__(*inputs, **kwargs)
+        return MultiNodeChainList.forward(self, *inputs) if self._in_forward else super().__call__(*inputs, **kwargs)
 
     def forward(self, *inputs: Any) -> Any:
         """Run the links; every rank that they communicate with must run its links as well.
@@ -111,9 +111,6 @@ class MultiNodeChainList(chainer.ChainList):  # type: ignore[misc]  # Chainer ha
             TypeError: A link returned something else.
             ValueError: A link sent something to this rank itself, but no link receives it, or the reverse.
         """
-        return self._run(*inputs)
-
-    def _run(self, *inputs: Any) -> Any:
         own: deque[Any] = deque()
         thread: Thread = None
         output: Any = None
@@ -139,8 +136,7 @@ class MultiNodeChainList(chainer.ChainList):  # type: ignore[misc]  # Chainer ha
     ) -> tuple[tuple[Any, ...], Thread]:
         """Return the arguments for a link, and where its graph begins."""
         if rank_in is None:
-            connectable = all(isinstance(x, (chainer.Variable, chainer.get_array_types())) for x in inputs)
-            if thread is None or not inputs or not connectable:
+            if thread is None or not inputs or not all(map(is_array, inputs)):
                 return inputs, thread
             return connect(thread, *inputs), thread
         arguments = []
@@ -209,7 +205,7 @@ def _in_words(route: Route) -> str:
 
 def _check(result: Any, part: str) -> Any:
     for value in _leaves(result):
-        if not isinstance(value, (chainer.Variable, chainer.get_array_types())):
+        if not is_array(value):
             raise TypeError(
                 f"{part}: expected it to return chainer.Variables or arrays, or tuples or dicts of them, "
                 f"got {value!r:.80}"

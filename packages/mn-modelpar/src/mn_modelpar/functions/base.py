@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from abc import abstractmethod
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 import chainer
 
@@ -28,27 +27,28 @@ class Collective(chainer.FunctionNode):  # type: ignore[misc]  # Chainer has no 
     Args:
         communicator: The ranks that take part.
         root: The root, if the operation has one.
+
+    Attributes:
+        adjoint: The function that computes the gradients of the inputs from those of the outputs.
         record: The record of the call, if the user called the function.
     """
+
+    adjoint: ClassVar[type[Collective]]
 
     takes_devices = False
     """Whether ``exchange`` also gets arrays on devices, so that a rank without input learns where the root's arrays
     are."""
 
-    def __init__(self, communicator: CommunicatorBase, root: int = 0, record: Record | None = None) -> None:
+    def __init__(self, communicator: CommunicatorBase, root: int = 0) -> None:
         super().__init__()
         self.received: Sequence[Any] | None = None
         self.communicator = communicator
         self.root = root
-        self.record = record
+        self.record: Record | None = None
 
-    @abstractmethod
     def exchange(self, arrays: Sequence[Any]) -> Sequence[Any]:
         """Communicate arrays, which are in host memory unless arrays on devices are accepted; collective."""
-
-    @abstractmethod
-    def adjoint(self) -> Collective:
-        """Return the function that computes the gradients of the inputs from those of the outputs."""
+        raise NotImplementedError
 
     def forward(self, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
         """Communicate; collective."""
@@ -72,15 +72,16 @@ class Collective(chainer.FunctionNode):  # type: ignore[misc]  # Chainer has no 
         require_floats([*self.specs, *map(spec_of, sent)], str(self.record or type(self).__name__))
         *grads, token = grad_outputs
         filled = fill(grads, self.specs, self.empty)
-        outputs: Outputs = self.adjoint().apply((*filled, self.empty if token is None else token))
-        return outputs
+        adjoint = self.adjoint(self.communicator, self.root)
+        return adjoint.apply((*filled, self.empty if token is None else token))  # type: ignore[no-any-return]
 
 
-def communicate(function: Collective, values: Sequence[Any], like: Any = None) -> Outputs:
+def communicate(function: Collective, record: Record, values: Sequence[Any], like: Any = None) -> Outputs:
     """Apply a collective function to a user's arguments; collective.
 
     Args:
         function: The function.
+        record: The user's call.
         values: Variables or arrays, as many as the function takes on this rank.
         like: An array or Variable on the device on which to receive, if ``values`` is empty.
 
@@ -92,22 +93,20 @@ def communicate(function: Collective, values: Sequence[Any], like: Any = None) -
     """
     problem = problem_with(values)
     if problem:
-        _refuse(function, problem)
+        _refuse(function, f"{record.operation}: {problem}")
+    function.record = record
     if like is not None:
         like = chainer.as_variable(like).array
     elif not values:
         function.received = function.communicate([])
         like = function.received[0]
-    return traffic_of(function.communicator).apply(
-        function, values, function.record or Record(type(function).__name__), like
-    )
+    return traffic_of(function.communicator).apply(function, values, record, like)
 
 
 def _refuse(function: Collective, problem: str) -> None:
     """Raise on this rank, and inform the others: they are waiting in the operation already, or will be."""
-    operation = function.record.operation if function.record is not None else type(function).__name__
     try:
         function.exchange([None] * function.communicator.size)
     except Exception as announced:
-        raise TypeError(f"{operation}: {problem}") from announced
-    raise TypeError(f"{operation}: {problem}")
+        raise TypeError(problem) from announced
+    raise TypeError(problem)
