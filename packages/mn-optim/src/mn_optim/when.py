@@ -11,8 +11,10 @@ import chainer
 from mn_comm import CommunicationHook, CommunicatorBase, expect_same, raise_on_all, transact
 from mn_comm.building_blocks import CompressionScheme, refuse_elastic
 from mn_optim.schemes.asynchronous import AsynchronousMean
+from mn_optim.schemes.double_buffered import DoubleBuffered
 from mn_optim.schemes.local_steps import LocalSteps
-from mn_optim.schemes.scheme import NO_REPLACEMENT, DoubleBuffered, Overlapped, Plain, Scheme, Synchronous
+from mn_optim.schemes.overlapped import Overlapped
+from mn_optim.schemes.scheme import NO_REPLACEMENT, Plain, Scheme, Synchronous
 from mn_optim.schemes.two_phases import TwoPhases
 from mn_optim.sharding.shards import Shards
 
