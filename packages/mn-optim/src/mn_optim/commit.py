@@ -13,8 +13,8 @@ import chainer
 import numpy as np
 
 from mn_comm import RankLost
+from mn_optim.schemes.scheme import Defer, Stepper
 from mn_optim.side_effects import KeptPersistents, copy_of
-from mn_optim.stepper import Defer, Stepper
 
 __all__ = ["commit"]
 

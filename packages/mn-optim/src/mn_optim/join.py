@@ -14,9 +14,8 @@ from chainer.backends import cuda
 
 from mn_comm.building_blocks import refuse_elastic
 from mn_optim.join_state import OVER, Everyone, JoinState, LeftByException, NeedsParameters, describe
-from mn_optim.schemes.scheme import NO_REPLACEMENT, Backward
+from mn_optim.schemes.scheme import NO_REPLACEMENT, Backward, Stepper
 from mn_optim.side_effects import KeptPersistents, communicating_links, observing
-from mn_optim.stepper import Stepper
 
 __all__ = ["JoinParticipant"]
 

@@ -15,8 +15,7 @@ from mn_comm import CommunicatorBase, is_elastic, span
 from mn_comm.building_blocks import CompressionReport, Model
 from mn_optim.commit import commit
 from mn_optim.join import JoinParticipant
-from mn_optim.schemes.scheme import Backward, Scheme
-from mn_optim.stepper import Defer, Stepper
+from mn_optim.schemes.scheme import Backward, Defer, Scheme, Stepper
 from mn_optim.training_end import synchronize_at_the_end
 from mn_optim.when import When, expect_when
 
