@@ -99,9 +99,8 @@ class MultiNodeOptimizer(OptimizerWrapper):
             if self._participant is not None:
                 self._participant.begin(model, lossfun, args, kwds, self._accumulates)
             forward = None if lossfun is None else partial(lossfun, *args, **kwds)
-            # The arguments are passed to the actual optimizer, as in ChainerMN 7: a script's own optimizer may use
-            # them.
-            step = partial(self.actual_optimizer.update, None, *args, **kwds)
+            # It gets the arguments, too, as in ChainerMN 7: a script's own optimizer may use them.
+            step = partial(self._stepper.actual_optimizer.update, None, *args, **kwds)
             attempt = partial(self._average_and_step, model, forward, step)
             if self._commits and not self._accumulates:
                 commit(self._stepper, model, attempt, can_repeat=forward is not None)
@@ -123,7 +122,8 @@ class MultiNodeOptimizer(OptimizerWrapper):
             backward = stepper.backward_from(model, loss)
             del loss  # the backward pass frees the graph before the gradients are averaged
         if self._accumulates:
-            _run(backward)
+            if backward is not None:
+                backward(None)
             stepper.has_part = True
             return
         stepper.has_part = False
@@ -134,15 +134,15 @@ class MultiNodeOptimizer(OptimizerWrapper):
                 self._participant.go_on(model)
             stepper.step(model, backward, step, defer)
             if stepper.scheme.may_diverge:
-                chainer.report({"meeting": float(self.is_meeting)})
+                chainer.report({"meeting": float(stepper.scheme.is_meeting)})
 
     def _start_equal(self, model: chainer.Link, backward: Backward | None) -> None:
         """Distribute the parameters of rank 0 instead of taking a step; collective."""
         self._stepper.target_params = []  # after an exception they still have to be distributed
-        if self._participant is None:
-            _run(backward)
-        else:
+        if self._participant is not None:
             self._participant.ask_for_parameters(model, backward)
+        elif backward is not None:
+            backward(None)
         self._stepper.share_out(model)
 
     @contextmanager
@@ -245,8 +245,3 @@ class MultiNodeOptimizer(OptimizerWrapper):
             raise RuntimeError("expected join_in_steps() before an update without data")
         with span("step"):
             self._participant.stand_in(model, lossfun)
-
-
-def _run(backward: Backward | None) -> None:
-    if backward is not None:
-        backward(None)

@@ -8,7 +8,7 @@ from typing import Any
 import chainer
 
 from mn_comm import CommunicatorBase, is_elastic, raise_on_all
-from mn_comm.building_blocks import GradientReducer, Owners, Reduction
+from mn_comm.building_blocks import GradientReducer, Reduction
 from mn_optim.join_state import Everyone, LeftByException, NeedsParameters
 from mn_optim.schemes.scheme import Backward, Synchronous
 
@@ -45,8 +45,8 @@ class DoubleBuffered(Synchronous):
         with self.together():
             return self._exchange(model)
 
-    def leave_to(self, model: chainer.Link, owners: Owners | None) -> bool:
-        """Leave all means on all ranks: before they are used, hooks may have come that need them."""
+    def can_leave_to_owners(self, model: chainer.Link) -> bool:
+        """Return that all ranks get all means: before they are used, hooks may have come that need them."""
         return False
 
     def _exchange(self, model: chainer.Link) -> bool:

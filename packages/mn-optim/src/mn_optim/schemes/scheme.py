@@ -14,14 +14,7 @@ from typing import Any
 import chainer
 
 from mn_comm import Change, CommunicatorBase, span
-from mn_comm.building_blocks import (
-    CompressionReport,
-    GradientReducer,
-    Model,
-    Owners,
-    register_synchronizer,
-    waiting_for,
-)
+from mn_comm.building_blocks import CompressionReport, GradientReducer, Owners, register_synchronizer, waiting_for
 from mn_optim.backward import backward as overlapping_backward
 from mn_optim.join_state import JoinState
 from mn_optim.schemes.parameters import share_out
@@ -49,9 +42,6 @@ class Stepper:
         scheme: When gradients are averaged.
 
     Attributes:
-        actual_optimizer: The optimizer.
-        communicator: The ranks.
-        scheme: When gradients are averaged.
         target_params: The names of the parameters, and whether each was initialised, as last seen.
         shared: The parameters that all ranks have in common, by name.
         has_part: Whether gradients of a part of a mini-batch have been added up.
@@ -76,7 +66,7 @@ class Stepper:
             raise RuntimeError(f"expected a model before {what}: call setup(model)")
         return model
 
-    def is_changed(self, model: Model) -> bool:
+    def is_changed(self, model: chainer.Link) -> bool:
         """Return whether the names of a model's parameters, or which are initialised, differ from the last call.
 
         Or whether other parameters are optimised now than those that the ranks share, under the same names: schemes
@@ -111,12 +101,15 @@ class Stepper:
             self.assume_synchronized()
 
     def share_out(self, model: chainer.Link) -> None:
-        """Distribute the parameters of rank 0 to all ranks; collective."""
+        """Discard pending averages, and distribute the parameters of rank 0 to all ranks; collective."""
         self.target_params = []
         if self.scheme.synchronous is not None and self.scheme.join is None:
             self.scheme.synchronous.agree_on("bcast_data", model, compares=True)
         register_synchronizer(self, (param for _, param in model.namedparams()))
-        self.scheme.share_out(model)
+        self.scheme.restart(model)
+        if self.scheme.shards is not None:
+            self.scheme.shards.restart()
+        share_out(self.communicator, model, fills_in=self.scheme.join is not None)
         self._share(model)
 
     def step(
@@ -137,7 +130,7 @@ class Stepper:
             synchronous.use_loss_scale(loss_scale, has_loss)
 
         def take_step() -> None:
-            self.scheme.count_step()
+            self.scheme.n_steps += 1  # before: where the step fails, it has failed between two meetings
             scale = loss_scale if synchronous is None else synchronous.loss_scale
             if scale is not None:
                 # A mean is scaled even if this rank's backward pass gave no gradient.
@@ -184,6 +177,7 @@ class Scheme:
         zero_fill: Whether an initialised parameter without a gradient counts as one of zeros.
         is_meeting: Whether ranks exchanged something in the latest step.
         share_of_meeting: The share of the model that ranks exchange when they do.
+        n_steps: How many steps the optimizer has taken, or begun to take.
         may_diverge: Whether ranks may hold different parameters between two steps.
         join: Within a join, which ranks have data; otherwise ``None``.
         shards: This rank's part of the actual optimizer's state, if the state is sharded.
@@ -192,6 +186,7 @@ class Scheme:
     zero_fill: bool = True
     is_meeting: bool = True
     share_of_meeting: float = 1.0
+    n_steps: int = 0
     may_diverge: bool = False
     join: JoinState | None = None
     shards: Shards | None = None
@@ -228,9 +223,6 @@ class Scheme:
         """
         raise NotImplementedError
 
-    def count_step(self) -> None:
-        """Count a step that the optimizer is about to take: where it fails, it has failed between two meetings."""
-
     def idle(self, model: chainer.Link) -> None:
         """Take part in local steps of the other ranks, without data."""
 
@@ -246,13 +238,6 @@ class Scheme:
     def restart_after_loss(self, change: Change) -> None:
         """Discard pending averages, because a rank was lost, in a step or between two steps."""
         self.restart(None)
-
-    def share_out(self, model: chainer.Link) -> None:
-        """Discard pending averages, and distribute the parameters of rank 0 to all ranks; collective."""
-        self.restart(model)
-        if self.shards is not None:
-            self.shards.restart()
-        share_out(self._communicator, model, fills_in=self.join is not None)
 
     def synchronize(self, model: chainer.Link) -> bool:
         """Make all ranks' parameters equal, once those of rank 0 have been distributed; collective.
@@ -330,8 +315,8 @@ class Synchronous(Scheme):
         if not shards.is_settled and self.join is None:
             self.agree_on("the choice of which rank keeps which state", model)
         owners = shards.owners(model, may_choose=self.join is None)
-        has_all_means = not self.leave_to(model, owners)
-        return partial(shards.take_step, model, take_step, has_all_means)
+        self._owners = owners if owners is not None and self.can_leave_to_owners(model) else None
+        return partial(shards.take_step, model, take_step, has_all_means=self._owners is None)
 
     def average(self, model: chainer.Link, backward: Backward | None) -> bool:
         """Compute gradients and average them; collective.
@@ -367,21 +352,11 @@ class Synchronous(Scheme):
         self._joined, reducer.join = reducer, self.join
         return reducer
 
-    def leave_to(self, model: chainer.Link, owners: Owners | None) -> bool:
-        """Leave the means of the next step only on the ranks that need them, if possible.
-
-        Args:
-            model: The model.
-            owners: Which rank needs which mean; ``None`` if all ranks need all means.
-
-        Returns:
-            Whether the means will be only there.
-        """
-        self._owners = None
-        if owners is not None:
-            with suppress(NotImplementedError):  # the script's own class of communicator
-                self._owners = owners if self.reducer_of(model).can_leave_to_owners else None
-        return self._owners is not None
+    def can_leave_to_owners(self, model: chainer.Link) -> bool:
+        """Return whether the means of the next step can be left only on the ranks that need them."""
+        with suppress(NotImplementedError):  # the script's own class of communicator
+            return self.reducer_of(model).can_leave_to_owners
+        return False
 
     def agree_on(self, operation: str, model: chainer.Link, compares: bool = False) -> None:
         """Raise on every rank unless all ranks are about to do the same; collective.
