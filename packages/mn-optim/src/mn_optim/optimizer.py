@@ -39,16 +39,14 @@ class MultiNodeOptimizer(OptimizerWrapper):
     Attributes:
         actual_optimizer: The optimizer.
         communicator: The ranks.
-        target_params: The names of the parameters, and whether each was initialised, as ``is_changed`` last saw
-            them.
+        target_params: The names of the parameters, and whether each was initialised, as ``is_changed`` last saw them.
 
     Raises:
         TypeError: ``actual_optimizer`` is not an optimizer; or ``when`` is of another type on some rank.
         ValueError: On every rank: the ranks' values of ``when`` differ; or ``when`` cannot be used with an elastic
             communicator, or its compression not with this communicator.
         NotImplementedError: The script uses its own class of communicator, which does not support ``when``.
-        RuntimeError: ``when`` communicates in the background, but MPI was initialised without
-            ``MPI_THREAD_MULTIPLE``.
+        RuntimeError: ``when`` communicates in the background, but MPI was initialised without ``MPI_THREAD_MULTIPLE``.
 
     Example:
         >>> adam = chainer.optimizers.Adam()

@@ -1,8 +1,4 @@
-"""The way of a step from the optimizer to the communicator: the stepper, what a scheme is, and the plain scheme.
-
-A scheme performs a step of training on behalf of the optimizer. The plain one averages gradients after the backward
-pass.
-"""
+"""The way of a step from the optimizer to the communicator: the stepper, what a scheme is, and the plain scheme."""
 
 from __future__ import annotations
 
@@ -242,8 +238,7 @@ class Scheme:
     def synchronize(self, model: chainer.Link) -> bool:
         """Make all ranks' parameters equal, once those of rank 0 have been distributed; collective.
 
-        Returns:
-            Whether they were distributed again in the meantime.
+        Return whether they were distributed again in the meantime.
         """
         return False
 
@@ -319,15 +314,7 @@ class Synchronous(Scheme):
         return partial(shards.take_step, model, take_step, has_all_means=self._owners is None)
 
     def average(self, model: chainer.Link, backward: Backward | None) -> bool:
-        """Compute gradients and average them; collective.
-
-        Args:
-            model: The model.
-            backward: Computes its gradients; ``None`` if they are there.
-
-        Returns:
-            Whether the gradients are now averages, so that a step can be taken.
-        """
+        """Compute gradients and average them; collective. Return whether a step can be taken with them."""
         raise NotImplementedError
 
     def exchange_messages(self, model: chainer.Link, until_quiet: bool = False) -> None:
