@@ -123,9 +123,8 @@ class Shards:
         """Raise if parameters that different ranks update have come to share memory or an update rule."""
         arrays = [param.data for param in params.values()]
         rules = [param.update_rule for param in params.values()]
-        if (
-            all(map(_owns_memory, arrays)) and _are_different(arrays) and _are_different(rules)
-        ):  # nearly always true, and fast
+        own_memory = all(getattr(each.flags, "owndata", False) for each in arrays)
+        if own_memory and _are_different(arrays) and _are_different(rules):  # nearly always true, and fast
             return
         for first, *rest in aliases(params):
             for other in rest:
@@ -295,10 +294,6 @@ class Shards:
 
 def _are_different(values: Collection[Any]) -> bool:
     return len(set(map(id, values))) == len(values)
-
-
-def _owns_memory(array: Any) -> bool:
-    return bool(getattr(array.flags, "owndata", False))
 
 
 @contextmanager
