@@ -218,7 +218,6 @@ class Shards:
             RuntimeError: The state of other ranks is to be saved, and was not gathered on this rank.
         """
         with self._serializing:  # meanwhile, functions of this module serialize rules
-            states: Mapping[str, _State] | None = None
             is_saving = isinstance(serializer, chainer.Serializer)
             if is_saving:
                 is_part = self._saves_own_part
@@ -234,8 +233,7 @@ class Shards:
                 for name, param in self._optimizer.target.namedparams()
                 if param.update_rule is not None and self._owners.get(name, self._rank) != self._rank
             }
-            if is_saving and not is_part:
-                states = self._expect_gathered(foreign)
+            states = self._expect_gathered(foreign) if is_saving and not is_part else None
             with _serialized_by(_serialize_count if is_part else partial(_serialize_foreign, states), foreign):
                 self._optimizer.serialize(serializer)
 
