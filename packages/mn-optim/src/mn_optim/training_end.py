@@ -38,7 +38,7 @@ class _End(Extension):  # type: ignore[misc]  # Chainer has no types
         self._has_failed = True
 
     def finalize(self) -> None:
-        """Synchronise, unless training ends with an exception; collective in that case."""
+        """Synchronise if training ends without an exception; collective in that case."""
         # on_error is not called for a KeyboardInterrupt, but finalize is, while that is on its way.
         if not self._has_failed and sys.exc_info()[0] is None:
             for optimizer in self._optimizers:
