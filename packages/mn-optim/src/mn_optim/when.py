@@ -187,7 +187,7 @@ def _default_outer() -> chainer.Optimizer:
     return chainer.optimizers.NesterovAG(lr=0.7, momentum=0.9)
 
 
-class _LocalSteps(When):
+class _EveryFewSteps(When):
     """The base class of those in which ranks meet every few steps."""
 
     steps: int
@@ -203,7 +203,7 @@ class _LocalSteps(When):
 
 
 @dataclass(frozen=True)
-class LocalSGD(_LocalSteps):
+class LocalSGD(_EveryFewSteps):
     """Local SGD: each rank takes local steps, then all ranks continue from the mean of their parameters.
 
     Stich 2018, arXiv 1805.09767. With :class:`SynchronousFirst` around it, the post-local SGD of Lin et al. 2018.
@@ -225,7 +225,7 @@ class LocalSGD(_LocalSteps):
 
 
 @dataclass(frozen=True)
-class DiLoCo(_LocalSteps):
+class DiLoCo(_EveryFewSteps):
     """DiLoCo: the mean change of the ranks' parameters is the gradient of a second, outer optimizer.
 
     Douillard et al. 2023, arXiv 2311.08105. The outer optimizer holds the parameters that all ranks have in common;
@@ -252,7 +252,7 @@ class DiLoCo(_LocalSteps):
 
 
 @dataclass(frozen=True)
-class StreamingDiLoCo(_LocalSteps):
+class StreamingDiLoCo(_EveryFewSteps):
     """Streaming DiLoCo: DiLoCo with a model in fragments, which are exchanged one by one during training.
 
     Douillard et al. 2025, arXiv 2501.18512. Each fragment has one meeting every ``steps`` steps. The exchange runs in
