@@ -4,6 +4,7 @@ import chainer
 
 import mn_compat  # noqa: F401 - first: it makes Chainer importable
 from mn_comm.building_blocks import check_in_debug_mode
+from mn_optim.create import create_multi_node_optimizer
 from mn_optim.lamb import LAMB
 from mn_optim.last_statistics import keep_last_statistics
 from mn_optim.learning_rates import (
@@ -14,7 +15,7 @@ from mn_optim.learning_rates import (
     linear_scaling,
     piecewise,
 )
-from mn_optim.optimizer import MultiNodeOptimizer, create_multi_node_optimizer
+from mn_optim.optimizer import MultiNodeOptimizer
 from mn_optim.rmsprop_warmup import RMSpropWarmup, sgd_share
 from mn_optim.updater import MultiNodeUpdater
 from mn_optim.when import (

@@ -9,7 +9,9 @@ it counts how many functions each leaf of the graph goes into.
 
 from __future__ import annotations
 
+import itertools
 import threading
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -44,10 +46,7 @@ class _Watch(chainer.FunctionHook):  # type: ignore[misc]
     def __init__(self, loss: chainer.Variable, loss_scale: float | None, on_final: OnFinal) -> None:
         self.table: Any = None
         self._leaves_of = _leaves_by_function(loss)
-        self._remaining: dict[Any, int] = {}
-        for leaves in self._leaves_of.values():
-            for leaf in leaves:
-                self._remaining[leaf] = self._remaining.get(leaf, 0) + 1
+        self._remaining = Counter(itertools.chain.from_iterable(self._leaves_of.values()))
         self._loss_scale = loss_scale
         self._on_final = on_final
 

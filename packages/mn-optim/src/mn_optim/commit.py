@@ -13,8 +13,8 @@ import chainer
 import numpy as np
 
 from mn_comm import RankLost
-from mn_optim.side_effects import KeptPersistents, copy_of
-from mn_optim.stepper import Defer, Stepper
+from mn_optim.schemes.scheme import Defer, Stepper
+from mn_optim.side_effects import copy_of, keep_persistents
 
 __all__ = ["commit"]
 
@@ -32,14 +32,14 @@ def commit(stepper: Stepper, model: chainer.Link, attempt: Callable[[Defer], Non
         RankLost: A rank was lost, and the gradients cannot be computed again (on every remaining rank).
     """
     has_part, seen, shared = stepper.has_part, stepper.target_params, stepper.shared
-    before = _Before(model, has_part) if can_repeat else None
+    put_back = _keep_side_effects(model, has_part) if can_repeat else None
     deferred: list[Callable[[], None]] = []
 
     def restore() -> None:
         deferred.clear()
         stepper.has_part, stepper.target_params, stepper.shared = has_part, seen, shared
-        if before is not None:
-            before.put_back()
+        if put_back is not None:
+            put_back()
 
     transact: Any = stepper.communicator.transact  # type: ignore[attr-defined]
     try:
@@ -57,8 +57,8 @@ def commit(stepper: Stepper, model: chainer.Link, attempt: Callable[[Defer], Non
         step()
 
 
-class _Before:
-    """The state that a forward and backward pass change as a side effect, before the pass.
+def _keep_side_effects(model: chainer.Link, has_part: bool) -> Callable[[], None]:
+    """Copy what a forward and backward pass change as a side effect, before the pass.
 
     This is NumPy's global random state, persistent values of the model (a batch normalisation's running mean), and
     accumulated gradients.
@@ -66,16 +66,18 @@ class _Before:
     Args:
         model: The model.
         has_part: Whether gradients are being accumulated.
+
+    Returns:
+        What restores this state; it may be called several times.
     """
+    random = np.random.get_state()
+    put_back_persistents = keep_persistents(model.links())
+    grads = [(param, copy_of(param.grad)) for param in model.params()] if has_part else []
 
-    def __init__(self, model: chainer.Link, has_part: bool) -> None:
-        self._random = np.random.get_state()
-        self._persistents = KeptPersistents(model.links())
-        self._grads = [(param, copy_of(param.grad)) for param in model.params()] if has_part else []
-
-    def put_back(self) -> None:
-        """Restore this state; may be called several times."""
-        np.random.set_state(self._random)
-        self._persistents.put_back()
-        for param, grad in self._grads:
+    def put_back() -> None:
+        np.random.set_state(random)
+        put_back_persistents()
+        for param, grad in grads:
             param.grad = copy_of(grad)
+
+    return put_back

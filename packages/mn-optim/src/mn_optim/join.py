@@ -13,10 +13,9 @@ import numpy as np
 from chainer.backends import cuda
 
 from mn_comm.building_blocks import refuse_elastic
-from mn_optim.join_state import OVER, Everyone, JoinState, LeftByException, NeedsParameters, describe
-from mn_optim.schemes.scheme import NO_REPLACEMENT, Backward
-from mn_optim.side_effects import KeptPersistents, communicating_links, observing
-from mn_optim.stepper import Stepper
+from mn_optim.join_state import Everyone, JoinState, LeftByException, NeedsParameters, describe
+from mn_optim.schemes.scheme import NO_REPLACEMENT, Backward, Stepper
+from mn_optim.side_effects import communicating_links, keep_persistents, observing
 
 __all__ = ["JoinParticipant"]
 
@@ -45,7 +44,7 @@ class JoinParticipant:
     """
 
     def __init__(self, stepper: Stepper, over: str, is_lasting: bool = False) -> None:
-        if over not in OVER:
+        if over not in ("present", "all"):
             raise ValueError(f"expected 'present' or 'all' for over, got {over!r}")
         refuse_elastic(stepper.communicator, "join", NO_REPLACEMENT)
         if not stepper.scheme.zero_fill:
@@ -188,10 +187,10 @@ class JoinParticipant:
         to_device = model.device.send
         # Running means of links that do not communicate: these links do not know that a sample does not count.
         shared = {id(link) for _, link in communicating_links(model)}
-        kept = KeptPersistents(link for link in model.links() if id(link) not in shared)
+        put_back = keep_persistents(link for link in model.links() if id(link) not in shared)
         with _silently(), observing(), chainer.using_config(NO_SAMPLES, True):
             loss = lossfun(*_mapped(to_device, args), **_mapped(to_device, kwds)) * 0
-        kept.put_back()
+        put_back()
         self._meet(model)
         run = self._stepper.backward_from(model, loss)
         del loss

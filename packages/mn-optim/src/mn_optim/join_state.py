@@ -7,10 +7,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
-__all__ = ["OVER", "Everyone", "JoinState", "LeftByException", "NeedsParameters", "describe", "expect_no_failure"]
-
-OVER = ("present", "all")
-"""The ranks that a mean may be over: those that have data, or all."""
+__all__ = ["Everyone", "JoinState", "LeftByException", "NeedsParameters", "describe", "expect_no_failure"]
 
 
 class Everyone(Exception):
@@ -74,7 +71,7 @@ class JoinState:
     Args:
         rank: This rank.
         size: How many ranks there are.
-        over: What means are over, one of :data:`OVER`.
+        over: What means are over: ``"present"`` for the ranks that have data, or ``"all"``.
 
     Attributes:
         message: The message of this rank.

@@ -2,72 +2,26 @@
 
 from __future__ import annotations
 
-import warnings
 import weakref
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
 import chainer
 
 from mn_comm import CommunicatorBase, is_elastic, span
-from mn_comm.building_blocks import CompressionReport, Model
 from mn_optim.commit import commit
 from mn_optim.join import JoinParticipant
-from mn_optim.schemes.scheme import Backward, Scheme
-from mn_optim.stepper import Defer, Stepper
+from mn_optim.schemes.scheme import Backward, Defer, Stepper
 from mn_optim.training_end import synchronize_at_the_end
-from mn_optim.when import AsInChainerMN7, OneStepLate, When, expect_when
+from mn_optim.when import When, expect_when
+from mn_optim.wrapper import OptimizerWrapper, expect_optimizer
 
-__all__ = ["MultiNodeOptimizer", "create_multi_node_optimizer"]
-
-_OF_THE_STEPPER = ("actual_optimizer", "communicator", "target_params")
-
-
-def create_multi_node_optimizer(
-    actual_optimizer: chainer.Optimizer,
-    communicator: CommunicatorBase,
-    double_buffering: bool = False,
-    zero_fill: bool = True,
-) -> MultiNodeOptimizer:
-    """Make an optimizer average its gradients over all ranks before each step, as in ChainerMN 7.
-
-    For everything else, such as compression or fewer meetings, use :class:`MultiNodeOptimizer`. Collective if
-    ``double_buffering`` is set.
-
-    Args:
-        actual_optimizer: A Chainer optimizer, already set up or not; or any object with its ``setup``, ``update`` and
-            ``target``.
-        communicator: The ranks that train replicas of the same model.
-        double_buffering: Whether each step applies the averaged gradients of the previous step, while its own gradients
-            are averaged in the background: :class:`OneStepLate` instead of :class:`AfterBackward`.
-        zero_fill: Whether the missing gradient of an initialised parameter counts as zeros. Otherwise it is omitted
-            from the average, and must be missing on every rank.
-
-    Returns:
-        The multi-node optimizer. All attributes except its own methods are those of ``actual_optimizer``.
-
-    Raises:
-        TypeError: ``actual_optimizer`` is not an optimizer.
-        NotImplementedError: The script uses its own class of communicator, which does not support double buffering.
-        RuntimeError: MPI was initialised without ``MPI_THREAD_MULTIPLE``, which double buffering needs.
-    """
-    when = OneStepLate(zero_fill) if double_buffering else AsInChainerMN7(zero_fill)
-    return MultiNodeOptimizer(actual_optimizer, communicator, when)
+__all__ = ["MultiNodeOptimizer"]
 
 
-def _expect_optimizer(actual_optimizer: Any) -> None:
-    if isinstance(actual_optimizer, type) or not (
-        hasattr(actual_optimizer, "setup") and hasattr(actual_optimizer, "update")
-    ):
-        raise TypeError(
-            "expected a chainer.Optimizer for actual_optimizer, or an object with setup, update and target; got "
-            f"{type(actual_optimizer).__name__}: {actual_optimizer!r:.80}"
-        )
-
-
-class MultiNodeOptimizer:
+class MultiNodeOptimizer(OptimizerWrapper):
     """A Chainer optimizer that trains replicas of a model on several ranks.
 
     All attributes except its own methods are those of the actual optimizer. A derived class in a script may override
@@ -85,16 +39,14 @@ class MultiNodeOptimizer:
     Attributes:
         actual_optimizer: The optimizer.
         communicator: The ranks.
-        target_params: The names of the parameters, and whether each was initialised, as ``is_changed`` last saw
-            them.
+        target_params: The names of the parameters, and whether each was initialised, as ``is_changed`` last saw them.
 
     Raises:
         TypeError: ``actual_optimizer`` is not an optimizer; or ``when`` is of another type on some rank.
         ValueError: On every rank: the ranks' values of ``when`` differ; or ``when`` cannot be used with an elastic
             communicator, or its compression not with this communicator.
         NotImplementedError: The script uses its own class of communicator, which does not support ``when``.
-        RuntimeError: ``when`` communicates in the background, but MPI was initialised without
-            ``MPI_THREAD_MULTIPLE``.
+        RuntimeError: ``when`` communicates in the background, but MPI was initialised without ``MPI_THREAD_MULTIPLE``.
 
     Example:
         >>> adam = chainer.optimizers.Adam()
@@ -102,16 +54,12 @@ class MultiNodeOptimizer:
         >>> optimizer = MultiNodeOptimizer(adam, comm, when=DuringBackward())
     """
 
-    __slots__ = ("__weakref__", "_accumulates", "_commits", "_participant", "_stepper")
-
-    actual_optimizer: chainer.Optimizer
-    communicator: CommunicatorBase
-    target_params: list[tuple[str, bool]]
+    __slots__ = ()
 
     def __init__(
         self, actual_optimizer: chainer.Optimizer, communicator: CommunicatorBase, when: When | bool = True
     ) -> None:
-        _expect_optimizer(actual_optimizer)
+        expect_optimizer(actual_optimizer)
         scheme = expect_when(communicator, when).start(communicator, actual_optimizer)
         if scheme.may_diverge:
             synchronize_at_the_end(MultiNodeOptimizer)
@@ -121,19 +69,6 @@ class MultiNodeOptimizer:
         self._commits = is_elastic(communicator)
         if self._commits:
             communicator.on_change(weakref.WeakMethod(scheme.restart_after_loss))  # type: ignore[attr-defined]
-
-    @property
-    def zero_fill(self) -> bool:
-        """Whether an initialised parameter without a gradient counts as one of zeros."""
-        return self._stepper.scheme.zero_fill
-
-    @property
-    def compression_report(self) -> CompressionReport | None:
-        """The effect of compression in the last step on this rank; ``None`` without compression.
-
-        With local steps, nothing is sent in a step without a meeting.
-        """
-        return self._stepper.scheme.compression_report
 
     def setup(self, link: chainer.Link) -> MultiNodeOptimizer:
         """Set the model whose parameters are to be optimised, and return this optimizer."""
@@ -162,9 +97,8 @@ class MultiNodeOptimizer:
             if self._participant is not None:
                 self._participant.begin(model, lossfun, args, kwds, self._accumulates)
             forward = None if lossfun is None else partial(lossfun, *args, **kwds)
-            # The arguments are passed to the actual optimizer, as in ChainerMN 7: a script's own optimizer may use
-            # them.
-            step = partial(self.actual_optimizer.update, None, *args, **kwds)
+            # It gets the arguments, too, as in ChainerMN 7: a script's own optimizer may use them.
+            step = partial(self._stepper.actual_optimizer.update, None, *args, **kwds)
             attempt = partial(self._average_and_step, model, forward, step)
             if self._commits and not self._accumulates:
                 commit(self._stepper, model, attempt, can_repeat=forward is not None)
@@ -186,7 +120,8 @@ class MultiNodeOptimizer:
             backward = stepper.backward_from(model, loss)
             del loss  # the backward pass frees the graph before the gradients are averaged
         if self._accumulates:
-            _run(backward)
+            if backward is not None:
+                backward(None)
             stepper.has_part = True
             return
         stepper.has_part = False
@@ -197,15 +132,15 @@ class MultiNodeOptimizer:
                 self._participant.go_on(model)
             stepper.step(model, backward, step, defer)
             if stepper.scheme.may_diverge:
-                chainer.report({"meeting": float(self.is_meeting)})
+                chainer.report({"meeting": float(stepper.scheme.is_meeting)})
 
     def _start_equal(self, model: chainer.Link, backward: Backward | None) -> None:
         """Distribute the parameters of rank 0 instead of taking a step; collective."""
         self._stepper.target_params = []  # after an exception they still have to be distributed
-        if self._participant is None:
-            _run(backward)
-        else:
+        if self._participant is not None:
             self._participant.ask_for_parameters(model, backward)
+        elif backward is not None:
+            backward(None)
         self._stepper.share_out(model)
 
     @contextmanager
@@ -308,120 +243,3 @@ class MultiNodeOptimizer:
             raise RuntimeError("expected join_in_steps() before an update without data")
         with span("step"):
             self._participant.stand_in(model, lossfun)
-
-    def assume_synchronized(self) -> None:
-        """Assume that the parameters of all ranks are equal already: the next update takes a step.
-
-        Call it on every rank, after the same snapshot was loaded on all of them.
-        """
-        self._stepper.assume_synchronized()
-
-    @property
-    def is_meeting(self) -> bool:
-        """Whether ranks exchanged data in the latest step; always true without local or asynchronous steps."""
-        return self._stepper.scheme.is_meeting
-
-    @property
-    def share_of_meeting(self) -> float:
-        """The share of the model that ranks exchange in a meeting; below 1 with several fragments."""
-        return self._stepper.scheme.share_of_meeting
-
-    @property
-    def may_diverge(self) -> bool:
-        """Whether the ranks' parameters may differ between two steps, with local or asynchronous steps."""
-        return self._stepper.scheme.may_diverge
-
-    def synchronize(self) -> None:
-        """Make the parameters of all ranks equal, after local or asynchronous steps; collective.
-
-        A rank that has called this takes part in the meetings of the others until all ranks have called it. It is
-        called when Chainer's trainer ends; multi-node evaluators, checkpointers and snapshots call it before they
-        begin. In your own training loop, call it before you evaluate or save, and at the end.
-
-        Raises:
-            RuntimeError: No model was set up; or another rank came to a different meeting (on every rank).
-        """
-        self._stepper.synchronize()
-
-    def serialize(self, serializer: Any) -> None:
-        """Save or load the state of the actual optimizer, of pending exchanges, and of compression.
-
-        Not collective. Plain Chainer ignores the latter two; if they are missing, they count as empty. Sharded state is
-        saved as if it were not sharded, after :meth:`consolidate`.
-
-        Raises:
-            RuntimeError: The state is sharded and is to be saved, without :meth:`consolidate` before.
-        """
-        scheme = self._stepper.scheme
-        if self.actual_optimizer.target is not None:
-            self._serialize_scheme(scheme, serializer)
-        # After the scheme, which knows whether the state is sharded in its present phase.
-        (scheme.shards or self.actual_optimizer).serialize(serializer)
-
-    def _serialize_scheme(self, scheme: Scheme, serializer: Any) -> None:
-        if isinstance(serializer, chainer.Serializer) and scheme.has_diverged:
-            warnings.warn(
-                f"the parameters of rank {self.communicator.rank} are saved while those of other ranks differ: call "
-                "synchronize() on every rank before, or save by create_multi_node_checkpointer or multi_node_snapshot",
-                RuntimeWarning,
-                stacklevel=2,
-            )
-        scheme.serialize(serializer, self.actual_optimizer.target)
-
-    def consolidate(self, to: int = 0) -> None:
-        """Gather sharded state on one rank, which can save it until the next ``update``; collective.
-
-        Without sharded state, this does nothing, so a script may call it before every snapshot::
-
-            optimizer.consolidate()
-            if comm.rank == 0:
-                chainer.serializers.save_npz("optimizer.npz", optimizer)
-
-        ``multi_node_snapshot`` calls it. The multi-node checkpointer does not need it: each rank saves its own part.
-
-        Args:
-            to: The rank on which to gather it, the same on every rank.
-
-        Raises:
-            RuntimeError: No model was set up.
-            ValueError: ``to`` is not a rank, or ranks pass different ones, or have not loaded state equally often (on
-                every rank).
-        """
-        self._stepper.model("consolidate")
-        shards = self._stepper.scheme.shards
-        if shards is not None:
-            shards.consolidate(to)
-
-    def own_part(self) -> AbstractContextManager[None]:
-        """Return a context in which :meth:`serialize` saves only this rank's part of sharded state.
-
-        For checkpoints of all ranks together; they can be loaded only by the same number of ranks.
-        """
-        shards = self._stepper.scheme.shards
-        return nullcontext() if shards is None else shards.own_part()
-
-    def is_changed(self, target: Model) -> bool:
-        """Return whether the names of a model's parameters, or which are initialised, differ from the last call.
-
-        The first call returns ``True`` for any model that has parameters.
-        """
-        return self._stepper.is_changed(target)
-
-    def __dir__(self) -> list[str]:
-        return sorted({*object.__dir__(self), *_OF_THE_STEPPER, *dir(self._stepper.actual_optimizer)})
-
-    def __getattr__(self, name: str) -> Any:
-        if name in MultiNodeOptimizer.__slots__:  # not set yet: while it is being copied or unpickled
-            raise AttributeError(name)
-        return getattr(self._stepper if name in _OF_THE_STEPPER else self._stepper.actual_optimizer, name)
-
-    def __setattr__(self, name: str, value: Any) -> None:
-        if name in MultiNodeOptimizer.__slots__:
-            object.__setattr__(self, name, value)
-        else:
-            setattr(self._stepper if name in _OF_THE_STEPPER else self._stepper.actual_optimizer, name, value)
-
-
-def _run(backward: Backward | None) -> None:
-    if backward is not None:
-        backward(None)

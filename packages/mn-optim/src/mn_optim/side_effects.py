@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -11,7 +11,7 @@ import numpy as np
 
 from mn_comm import CommunicatorBase
 
-__all__ = ["KeptPersistents", "communicating_links", "copy_of", "observing", "persistents_of"]
+__all__ = ["communicating_links", "copy_of", "keep_persistents", "observing", "persistents_of"]
 
 
 def communicating_links(model: chainer.Link) -> Iterator[tuple[str, chainer.Link]]:
@@ -28,24 +28,19 @@ def persistents_of(links: Iterable[chainer.Link]) -> Iterator[tuple[chainer.Link
             yield link, name, getattr(link, name)
 
 
-class KeptPersistents:
-    """Copies of the persistent values of some links.
+def keep_persistents(links: Iterable[chainer.Link]) -> Callable[[], None]:
+    """Copy the persistent values of some links; return what restores them, and may be called several times."""
+    kept = [(link, name, copy_of(value)) for link, name, value in persistents_of(links)]
 
-    Args:
-        links: The links.
-    """
-
-    def __init__(self, links: Iterable[chainer.Link]) -> None:
-        self._kept = [(link, name, copy_of(value)) for link, name, value in persistents_of(links)]
-
-    def put_back(self) -> None:
-        """Restore the values; may be called several times."""
-        for link, name, value in self._kept:
+    def put_back() -> None:
+        for link, name, value in kept:
             found = getattr(link, name)
             if isinstance(found, np.ndarray) and isinstance(value, np.ndarray) and found.shape == value.shape:
                 found[...] = value  # the same array: other code may refer to it
             else:
                 setattr(link, name, copy_of(value))
+
+    return put_back
 
 
 def copy_of(value: Any) -> Any:

@@ -5,15 +5,11 @@ from __future__ import annotations
 import functools
 import sys
 from collections.abc import Sequence
-from typing import Any, Protocol
+from typing import Any
 
 from chainer.training import Extension, Trainer
 
 __all__ = ["synchronize_at_the_end"]
-
-
-class _Synchronizable(Protocol):
-    def synchronize(self) -> None: ...
 
 
 class _End(Extension):  # type: ignore[misc]  # Chainer has no types
@@ -26,7 +22,7 @@ class _End(Extension):  # type: ignore[misc]  # Chainer has no types
     # Before all others: one of them may wait for other ranks that are still training.
     priority = 1_000_000
 
-    def __init__(self, optimizers: Sequence[_Synchronizable]) -> None:
+    def __init__(self, optimizers: Sequence[Any]) -> None:
         self._optimizers = optimizers
         self._has_failed = False
 
@@ -42,7 +38,7 @@ class _End(Extension):  # type: ignore[misc]  # Chainer has no types
         self._has_failed = True
 
     def finalize(self) -> None:
-        """Synchronise, unless training ends with an exception; collective in that case."""
+        """Synchronise if training ends without an exception; collective in that case."""
         # on_error is not called for a KeyboardInterrupt, but finalize is, while that is on its way.
         if not self._has_failed and sys.exc_info()[0] is None:
             for optimizer in self._optimizers:

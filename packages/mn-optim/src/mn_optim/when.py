@@ -11,8 +11,10 @@ import chainer
 from mn_comm import CommunicationHook, CommunicatorBase, expect_same, raise_on_all, transact
 from mn_comm.building_blocks import CompressionScheme, refuse_elastic
 from mn_optim.schemes.asynchronous import AsynchronousMean
+from mn_optim.schemes.double_buffered import DoubleBuffered
 from mn_optim.schemes.local_steps import LocalSteps
-from mn_optim.schemes.scheme import NO_REPLACEMENT, DoubleBuffered, Overlapped, Plain, Scheme, Synchronous
+from mn_optim.schemes.overlapped import Overlapped
+from mn_optim.schemes.scheme import NO_REPLACEMENT, Plain, Scheme, Synchronous
 from mn_optim.schemes.two_phases import TwoPhases
 from mn_optim.sharding.shards import Shards
 
@@ -185,8 +187,23 @@ def _default_outer() -> chainer.Optimizer:
     return chainer.optimizers.NesterovAG(lr=0.7, momentum=0.9)
 
 
+class _EveryFewSteps(When):
+    """The base class of those in which ranks meet every few steps."""
+
+    steps: int
+
+    def __post_init__(self) -> None:
+        expect_at_least(1, "steps", self.steps)
+
+    def start(self, communicator: CommunicatorBase, actual_optimizer: Any) -> Scheme:
+        """Return the scheme."""
+        refuse_elastic(communicator, type(self).__name__, NO_REPLACEMENT)
+        options = {"outer": chainer.optimizers.SGD(lr=1.0), **vars(self)}  # by default, applies the mean unchanged
+        return LocalSteps(communicator, sends=_reducer_options(options.pop("send")), **options)
+
+
 @dataclass(frozen=True)
-class LocalSGD(When):
+class LocalSGD(_EveryFewSteps):
     """Local SGD: each rank takes local steps, then all ranks continue from the mean of their parameters.
 
     Stich 2018, arXiv 1805.09767. With :class:`SynchronousFirst` around it, the post-local SGD of Lin et al. 2018.
@@ -206,19 +223,9 @@ class LocalSGD(When):
     average_state: bool = False
     send: Send = None
 
-    def __post_init__(self) -> None:
-        expect_at_least(1, "steps", self.steps)
-
-    def start(self, communicator: CommunicatorBase, actual_optimizer: Any) -> Scheme:
-        """Return the scheme."""
-        refuse_elastic(communicator, "LocalSGD", NO_REPLACEMENT)
-        plain = chainer.optimizers.SGD(lr=1.0)  # applies the mean unchanged
-        sends = _reducer_options(self.send)
-        return LocalSteps(communicator, self.steps, plain, average_state=self.average_state, sends=sends)
-
 
 @dataclass(frozen=True)
-class DiLoCo(When):
+class DiLoCo(_EveryFewSteps):
     """DiLoCo: the mean change of the ranks' parameters is the gradient of a second, outer optimizer.
 
     Douillard et al. 2023, arXiv 2311.08105. The outer optimizer holds the parameters that all ranks have in common;
@@ -240,17 +247,12 @@ class DiLoCo(When):
     send: Send = None
 
     def __post_init__(self) -> None:
-        expect_at_least(1, "steps", self.steps)
+        super().__post_init__()
         _expect_optimizer(self.outer)
-
-    def start(self, communicator: CommunicatorBase, actual_optimizer: Any) -> Scheme:
-        """Return the scheme."""
-        refuse_elastic(communicator, "DiLoCo", NO_REPLACEMENT)
-        return LocalSteps(communicator, self.steps, self.outer, sends=_reducer_options(self.send))
 
 
 @dataclass(frozen=True)
-class StreamingDiLoCo(When):
+class StreamingDiLoCo(_EveryFewSteps):
     """Streaming DiLoCo: DiLoCo with a model in fragments, which are exchanged one by one during training.
 
     Douillard et al. 2025, arXiv 2501.18512. Each fragment has one meeting every ``steps`` steps. The exchange runs in
@@ -284,7 +286,7 @@ class StreamingDiLoCo(When):
     send: Send = None
 
     def __post_init__(self) -> None:
-        expect_at_least(1, "steps", self.steps)
+        super().__post_init__()
         _expect_optimizer(self.outer)
         if not 1 <= operator.index(self.fragments) <= self.steps:
             raise ValueError(
@@ -296,19 +298,6 @@ class StreamingDiLoCo(When):
             )
         if not 0 < self.alpha <= 1:
             raise ValueError(f"expected alpha in (0, 1], got {self.alpha}")
-
-    def start(self, communicator: CommunicatorBase, actual_optimizer: Any) -> Scheme:
-        """Return the scheme."""
-        refuse_elastic(communicator, "StreamingDiLoCo", NO_REPLACEMENT)
-        return LocalSteps(
-            communicator,
-            self.steps,
-            self.outer,
-            fragments=self.fragments,
-            delay=self.delay,
-            alpha=self.alpha,
-            sends=_reducer_options(self.send),
-        )
 
 
 @dataclass(frozen=True)

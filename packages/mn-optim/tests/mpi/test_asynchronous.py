@@ -290,7 +290,7 @@ def test_resume_in_the_middle_of_the_warm_up():
     file.seek(0)
     resumed = make(SynchronousFirst(6, Asynchronous()))
     chainer.serializers.load_npz(file, resumed)
-    assert resumed._stepper.scheme._taken == 4
+    assert resumed._stepper.scheme.n_steps == 4
     for each in (optimizer, resumed):
         each.synchronize()
 

@@ -21,7 +21,7 @@ from mn_optim import (
     Sharded,
     create_multi_node_optimizer,
 )
-from mn_optim.schemes.scheme import Overlapped
+from mn_optim.schemes.overlapped import Overlapped
 
 NAMES = ["naive", "flat", "hierarchical", "two_dimensional"]
 COMM = create_communicator("flat")

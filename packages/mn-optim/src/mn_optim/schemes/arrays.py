@@ -7,11 +7,10 @@ from typing import Any
 
 import chainer
 
-from mn_comm import CommunicatorBase
 from mn_comm.building_blocks import GradientReducer
 from mn_optim.schemes.parameters import value_of
 
-__all__ = ["Arrays", "OptimizerState", "average_arrays"]
+__all__ = ["Arrays", "average_arrays", "average_state_of"]
 
 
 class Arrays(chainer.Link):  # type: ignore[misc]  # Chainer has no types
@@ -53,37 +52,28 @@ def average_arrays(reducer: GradientReducer, arrays: Mapping[str, Any]) -> None:
             param.data[...] = param.grad
 
 
-class OptimizerState:
-    """Averages the arrays that the update rules of a model's parameters keep, in their own dtypes.
+def average_state_of(model: chainer.Link, reducer: GradientReducer, counts: bool, scale: float) -> None:
+    """Average the arrays that the update rules of a model's parameters keep; collective.
 
     Args:
-        communicator: The ranks that train together. Creating it is collective.
+        model: The model, whose parameters have update rules.
+        reducer: Averages the arrays, in their own dtypes.
+        counts: Whether this rank's state counts in the mean.
+        scale: The number of ranks, divided by the number of ranks whose state counts.
+
+    Raises:
+        ValueError: The ranks' states differ in names, shapes or dtypes (on every rank).
     """
-
-    def __init__(self, communicator: CommunicatorBase) -> None:
-        self._reducer = communicator.gradient_reducer(own_dtype=True)
-
-    def average(self, model: chainer.Link, counts: bool, scale: float) -> None:
-        """Average; collective.
-
-        Args:
-            model: The model, whose parameters have update rules.
-            counts: Whether this rank's state counts in the mean.
-            scale: The number of ranks, divided by the number of ranks whose state counts.
-
-        Raises:
-            ValueError: The ranks' states differ in names, shapes or dtypes (on every rank).
-        """
-        if not counts:
-            _begin_state(model)  # it may not have taken any step
-        arrays = dict(_state_of(model))
-        if not counts:
-            for array in arrays.values():
-                array[...] = 0
-        average_arrays(self._reducer, arrays)
-        if scale != 1:
-            for array in arrays.values():
-                array *= scale
+    if not counts:
+        _begin_state(model)  # it may not have taken any step
+    arrays = dict(_state_of(model))
+    if not counts:
+        for array in arrays.values():
+            array[...] = 0
+    average_arrays(reducer, arrays)
+    if scale != 1:
+        for array in arrays.values():
+            array *= scale
 
 
 def _state_of(model: chainer.Link) -> Iterator[tuple[str, Any]]:

@@ -138,7 +138,7 @@ class AsynchronousMean(Scheme):
         self._share(model)
         if not self._rounds:
             assert self._reducer is not None
-            self._rounds.append(_Rounds(model, self._reducer, self._worker, self._communicator.size, *self._pace))
+            self._rounds.append(_Rounds(model, self._reducer, self._worker, self._communicator.size, self._pace))
         return self._rounds[0]
 
     def _stop(self, *, restarts: bool = False) -> None:
@@ -161,28 +161,21 @@ class _Rounds:
         reducer: Computes the averages, with its own MPI communicators.
         worker: The thread.
         size: The number of ranks.
-        max_staleness: How many steps may be taken since the parameters were last sent.
-        interval: How many seconds to pause between two rounds.
+        pace: How many steps may be taken since the parameters were last sent, and how many seconds to pause between
+            two rounds.
 
     Attributes:
         has_raised: Whether a step has raised the exception that ended the rounds.
     """
 
     def __init__(
-        self,
-        model: chainer.Link,
-        reducer: GradientReducer,
-        worker: Worker,
-        size: int,
-        max_staleness: int,
-        interval: float,
+        self, model: chainer.Link, reducer: GradientReducer, worker: Worker, size: int, pace: tuple[int, float]
     ) -> None:
         self._params = initialised_parameters(model)
         self._device = model.device if not self._params else next(iter(self._params.values())).device
         self._reducer = reducer
         self._size = size
-        self._max_staleness = max_staleness
-        self._interval = interval
+        self._max_staleness, self._interval = pace
         # Held while parameters are changed or copied. A thread that waits for it waits for a mean.
         self._changed = threading.Condition()
         self._pending: dict[str, Any] | None = None

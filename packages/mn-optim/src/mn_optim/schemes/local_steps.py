@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 import warnings
 from collections.abc import Iterable, Mapping, Sequence
-from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import chainer
@@ -18,7 +17,7 @@ import numpy as np
 from mn_comm import CommunicatorBase, raise_on_all
 from mn_comm.building_blocks import CompressionReport, waiting_for
 from mn_optim.join_state import describe, expect_no_failure
-from mn_optim.schemes.arrays import OptimizerState
+from mn_optim.schemes.arrays import average_state_of
 from mn_optim.schemes.fragment import Average, Fragment, cut
 from mn_optim.schemes.parameters import initialised_parameters, share_out, value_of
 from mn_optim.schemes.scheme import Backward, Scheme, TakeStep
@@ -78,7 +77,7 @@ class LocalSteps(Scheme):
         delay: int = 0,
         alpha: float = 1.0,
         average_state: bool = False,
-        sends: Mapping[str, Any] = MappingProxyType({}),
+        sends: Mapping[str, Any],
     ) -> None:
         super().__init__(communicator)
         self.is_meeting = False
@@ -91,7 +90,7 @@ class LocalSteps(Scheme):
         # Without reducers, the communicator itself averages: it may be of the script's own class.
         n_reducers = fragments if delay or sends else 0
         self._reducers = [communicator.gradient_reducer(background=delay > 0, **sends) for _ in range(n_reducers)]
-        self._state = OptimizerState(communicator) if average_state else None
+        self._state_reducer = communicator.gradient_reducer(own_dtype=True) if average_state else None
         self._position = 0
         self._fragments: list[Fragment] = []
         self._landed: list[int] = []
@@ -272,8 +271,8 @@ class LocalSteps(Scheme):
             fragment.measure(scale)
         held = set.intersection(*(set(message.frozen) for message in movers))
         fragment.launch(self._position + self._delay, held)
-        if self._state is not None:
-            self._state.average(model, has_moved, scale)
+        if self._state_reducer is not None:
+            average_state_of(model, self._state_reducer, has_moved, scale)
         return True
 
     def _land(self, fragments: Iterable[Fragment], alpha: float | None = None) -> None:

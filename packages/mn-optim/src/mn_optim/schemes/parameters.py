@@ -82,8 +82,7 @@ def _fill_in(communicator: CommunicatorBase, model: chainer.Link) -> None:
         communicator: The ranks.
         model: The model.
     """
-    missing = [sorted(name for name, param in model.namedparams() if param.data is None)]
-    missing = communicator.allgather_obj(missing[0])
+    missing = communicator.allgather_obj(sorted(name for name, param in model.namedparams() if param.data is None))
     root = min(range(communicator.size), key=lambda rank: len(missing[rank]))
     if all(names == missing[root] for names in missing):
         return

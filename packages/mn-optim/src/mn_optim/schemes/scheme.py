@@ -1,35 +1,166 @@
-"""What a scheme is, which performs a step of training on behalf of the optimizer; and those that average in every step.
-
-They average gradients after the backward pass, during it, or during the next one.
-"""
+"""The way of a step from the optimizer to the communicator: the stepper, what a scheme is, and the plain scheme."""
 
 from __future__ import annotations
 
-import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager, nullcontext, suppress
 from functools import partial
 from typing import Any
 
 import chainer
 
-from mn_comm import Change, CommunicatorBase, is_elastic, raise_on_all
-from mn_comm.building_blocks import CompressionReport, GradientReducer, Owners, Reduction, waiting_for
-from mn_optim.join_state import Everyone, JoinState, LeftByException, NeedsParameters
+from mn_comm import Change, CommunicatorBase, span
+from mn_comm.building_blocks import CompressionReport, GradientReducer, Owners, register_synchronizer, waiting_for
+from mn_optim.backward import backward as overlapping_backward
+from mn_optim.join_state import JoinState
 from mn_optim.schemes.parameters import share_out
 from mn_optim.serialized import serialize_compression
 from mn_optim.sharding.shards import Shards
 
-__all__ = ["NO_REPLACEMENT", "Backward", "DoubleBuffered", "Overlapped", "Plain", "Scheme", "Synchronous", "TakeStep"]
-
-logger = logging.getLogger(__name__)
+__all__ = ["NO_REPLACEMENT", "Backward", "Defer", "Plain", "Scheme", "Stepper", "Synchronous", "TakeStep"]
 
 Backward = Callable[[Callable[[chainer.Variable], None] | None], None]
 """Computes the gradients; calls its argument with each gradient as it becomes final."""
 TakeStep = Callable[[], None]
 """Makes the actual optimizer take a step with the current gradients of the model."""
+Defer = Callable[[Callable[[], None]], None]
+"""Records what is to be done once all ranks have agreed."""
 NO_REPLACEMENT = "ranks whose parameters differ, or that have parts of a state, cannot stand in for one that is lost"
 """Why an elastic communicator is refused."""
+
+
+class Stepper:
+    """Takes the steps of an optimizer by a scheme, and distributes the parameters of rank 0 before the first.
+
+    Args:
+        actual_optimizer: The optimizer.
+        communicator: The ranks.
+        scheme: When gradients are averaged.
+
+    Attributes:
+        target_params: The names of the parameters, and whether each was initialised, as last seen.
+        shared: The parameters that all ranks have in common, by name.
+        has_part: Whether gradients of a part of a mini-batch have been added up.
+    """
+
+    def __init__(self, actual_optimizer: Any, communicator: CommunicatorBase, scheme: Scheme) -> None:
+        self.actual_optimizer = actual_optimizer
+        self.communicator = communicator
+        self.scheme = scheme
+        self.target_params: list[tuple[str, bool]] = []
+        self.shared: dict[str, Any] = {}
+        self.has_part = False
+
+    def model(self, what: str) -> chainer.Link:
+        """Return the model.
+
+        Raises:
+            RuntimeError: There is none, which ``what`` needs.
+        """
+        model = self.actual_optimizer.target
+        if model is None:
+            raise RuntimeError(f"expected a model before {what}: call setup(model)")
+        return model
+
+    def is_changed(self, model: chainer.Link) -> bool:
+        """Return whether the names of a model's parameters, or which are initialised, differ from the last call.
+
+        Or whether other parameters are optimised now than those that the ranks share, under the same names: schemes
+        keep gradients, and copies, of those that they know.
+        """
+        previous, named = self.target_params, sorted(model.namedparams())
+        self.target_params = [(name, param.data is not None) for name, param in named]
+        return self.target_params != previous or self._has_others(named)
+
+    def _has_others(self, named: Iterable[tuple[str, Any]]) -> bool:
+        others = [param for name, param in named if self.shared.get(name, param) is not param]
+        # A link may create parameters in every forward pass; without a rule, they are not optimised.
+        return any(getattr(param, "update_rule", None) is not None for param in others)
+
+    def _share(self, model: chainer.Link) -> None:
+        """Remember that all ranks have the parameters of a model in common."""
+        self.shared = dict(model.namedparams())
+        self.is_changed(model)
+
+    def assume_synchronized(self) -> None:
+        """Assume that the parameters of all ranks are equal already."""
+        model = self.model("assume_synchronized")
+        register_synchronizer(self, (param for _, param in model.namedparams()))
+        self._share(model)
+
+    def synchronize(self) -> None:
+        """Make the parameters of all ranks equal; collective."""
+        model = self.model("synchronize")
+        if self.scheme.may_diverge and (not self.target_params or self._has_others(model.namedparams())):
+            self.share_out(model)
+        if self.scheme.synchronize(model):
+            self.assume_synchronized()
+
+    def share_out(self, model: chainer.Link) -> None:
+        """Discard pending averages, and distribute the parameters of rank 0 to all ranks; collective."""
+        self.target_params = []
+        if self.scheme.synchronous is not None and self.scheme.join is None:
+            self.scheme.synchronous.agree_on("bcast_data", model, compares=True)
+        register_synchronizer(self, (param for _, param in model.namedparams()))
+        self.scheme.restart(model)
+        if self.scheme.shards is not None:
+            self.scheme.shards.restart()
+        share_out(self.communicator, model, fills_in=self.scheme.join is not None)
+        self._share(model)
+
+    def step(
+        self, model: chainer.Link, backward: Backward | None, step: Callable[[], None], defer: Defer | None = None
+    ) -> None:
+        """Take a step by the scheme; collective, depending on the scheme.
+
+        Args:
+            model: The model.
+            backward: Computes its gradients; ``None`` if they are there.
+            step: Lets the actual optimizer take the step.
+            defer: Records the step, to be taken later; ``None`` to take it now.
+        """
+        join, synchronous = self.scheme.join, self.scheme.synchronous
+        has_loss = backward is not None or (join is not None and join.message.is_absent)
+        loss_scale = self._loss_scale if has_loss else None
+        if synchronous is not None:
+            synchronous.use_loss_scale(loss_scale, has_loss)
+
+        def take_step() -> None:
+            self.scheme.n_steps += 1  # before: where the step fails, it has failed between two meetings
+            scale = loss_scale if synchronous is None else synchronous.loss_scale
+            if scale is not None:
+                # A mean is scaled even if this rank's backward pass gave no gradient.
+                for param in model.params():
+                    param._loss_scale = scale  # noqa: SLF001 - Chainer has no public name for it
+            with span("update"):
+                step()
+
+        self.scheme.step(model, backward, take_step if defer is None else partial(defer, take_step))
+
+    def backward_from(self, model: chainer.Link, loss: chainer.Variable) -> Backward:
+        """Clear the gradients, unless they are added up, and return the backward pass that starts from ``loss``."""
+        if not self.has_part:
+            if getattr(self.actual_optimizer, "_use_cleargrads", True):
+                model.cleargrads()
+            else:
+                model.zerograds()
+        loss_scale = self._loss_scale
+        held = [loss]
+
+        def backward(on_final: Callable[[chainer.Variable], None] | None) -> None:
+            taken = held.pop()  # so that the graph is freed before the gradients are averaged
+            with span("backward"):
+                if on_final is None:
+                    taken.backward(loss_scale=loss_scale)
+                else:
+                    overlapping_backward(taken, loss_scale, on_final)
+
+        return backward
+
+    @property
+    def _loss_scale(self) -> float | None:
+        # Chainer keeps the loss scale of loss_scaling() and set_loss_scale() only in a private attribute.
+        return getattr(self.actual_optimizer, "_loss_scale", None)
 
 
 class Scheme:
@@ -42,6 +173,7 @@ class Scheme:
         zero_fill: Whether an initialised parameter without a gradient counts as one of zeros.
         is_meeting: Whether ranks exchanged something in the latest step.
         share_of_meeting: The share of the model that ranks exchange when they do.
+        n_steps: How many steps the optimizer has taken, or begun to take.
         may_diverge: Whether ranks may hold different parameters between two steps.
         join: Within a join, which ranks have data; otherwise ``None``.
         shards: This rank's part of the actual optimizer's state, if the state is sharded.
@@ -50,6 +182,7 @@ class Scheme:
     zero_fill: bool = True
     is_meeting: bool = True
     share_of_meeting: float = 1.0
+    n_steps: int = 0
     may_diverge: bool = False
     join: JoinState | None = None
     shards: Shards | None = None
@@ -86,9 +219,6 @@ class Scheme:
         """
         raise NotImplementedError
 
-    def count_step(self) -> None:
-        """Count a step that the optimizer is about to take: where it fails, it has failed between two meetings."""
-
     def idle(self, model: chainer.Link) -> None:
         """Take part in local steps of the other ranks, without data."""
 
@@ -105,18 +235,10 @@ class Scheme:
         """Discard pending averages, because a rank was lost, in a step or between two steps."""
         self.restart(None)
 
-    def share_out(self, model: chainer.Link) -> None:
-        """Discard pending averages, and distribute the parameters of rank 0 to all ranks; collective."""
-        self.restart(model)
-        if self.shards is not None:
-            self.shards.restart()
-        share_out(self._communicator, model, fills_in=self.join is not None)
-
     def synchronize(self, model: chainer.Link) -> bool:
         """Make all ranks' parameters equal, once those of rank 0 have been distributed; collective.
 
-        Returns:
-            Whether they were distributed again in the meantime.
+        Return whether they were distributed again in the meantime.
         """
         return False
 
@@ -188,19 +310,11 @@ class Synchronous(Scheme):
         if not shards.is_settled and self.join is None:
             self.agree_on("the choice of which rank keeps which state", model)
         owners = shards.owners(model, may_choose=self.join is None)
-        has_all_means = not self.leave_to(model, owners)
-        return partial(shards.take_step, model, take_step, has_all_means)
+        self._owners = owners if owners is not None and self.can_leave_to_owners(model) else None
+        return partial(shards.take_step, model, take_step, has_all_means=self._owners is None)
 
     def average(self, model: chainer.Link, backward: Backward | None) -> bool:
-        """Compute gradients and average them; collective.
-
-        Args:
-            model: The model.
-            backward: Computes its gradients; ``None`` if they are there.
-
-        Returns:
-            Whether the gradients are now averages, so that a step can be taken.
-        """
+        """Compute gradients and average them; collective. Return whether a step can be taken with them."""
         raise NotImplementedError
 
     def exchange_messages(self, model: chainer.Link, until_quiet: bool = False) -> None:
@@ -225,21 +339,11 @@ class Synchronous(Scheme):
         self._joined, reducer.join = reducer, self.join
         return reducer
 
-    def leave_to(self, model: chainer.Link, owners: Owners | None) -> bool:
-        """Leave the means of the next step only on the ranks that need them, if possible.
-
-        Args:
-            model: The model.
-            owners: Which rank needs which mean; ``None`` if all ranks need all means.
-
-        Returns:
-            Whether the means will be only there.
-        """
-        self._owners = None
-        if owners is not None:
-            with suppress(NotImplementedError):  # the script's own class of communicator
-                self._owners = owners if self.reducer_of(model).can_leave_to_owners else None
-        return self._owners is not None
+    def can_leave_to_owners(self, model: chainer.Link) -> bool:
+        """Return whether the means of the next step can be left only on the ranks that need them."""
+        with suppress(NotImplementedError):  # the script's own class of communicator
+            return self.reducer_of(model).can_leave_to_owners
+        return False
 
     def agree_on(self, operation: str, model: chainer.Link, compares: bool = False) -> None:
         """Raise on every rank unless all ranks are about to do the same; collective.
@@ -294,157 +398,3 @@ class Plain(Synchronous):
         if self.join is not None:
             return "gradients, within join()"
         return "gradients" if self._owners is None else "gradients, each for its owner"
-
-
-class Overlapped(Synchronous):
-    """Average each bucket of gradients as soon as it is final, during the backward pass.
-
-    On every rank, buckets are sent in the order in which rank 0's gradients became final in the first step.
-
-    Args:
-        communicator: The ranks that train together.
-        reducer: Averages their gradients in the background.
-    """
-
-    _order: list[str] | None = None
-
-    def average(self, model: chainer.Link, backward: Backward | None) -> bool:
-        """Compute gradients and average them at the same time; collective."""
-        if self._order is None and (backward is not None or self.join is not None):
-            self._order = self._learn_order(model, backward)
-            backward = None
-        with self.together():
-            self._reduce(model, backward)
-        return True
-
-    def _reduce(self, model: chainer.Link, backward: Backward | None) -> None:
-        order = self._order or ()
-        reduction = self.reducer_of(model).start(model, zero_fill=True, order=order, owners=self._owners)
-        try:
-            if backward is not None:
-                _run(backward, model, reduction.ready)
-            reduction.ready_all()
-        except BaseException:
-            reduction.abandon()
-            raise
-        reduction.wait()
-
-    def restart(self, model: chainer.Link) -> None:
-        """Learn the order again in the next step."""
-        self._order = None
-
-    def _learn_order(self, model: chainer.Link, backward: Backward | None) -> list[str]:
-        if self.join is not None:
-            self.exchange_messages(model, until_quiet=True)  # all ranks come here, or none
-            self.join.is_together = True
-        else:
-            self.agree_on("the first backward pass of an overlap", model)
-        names: list[str] = []
-        with raise_on_all(self._communicator):
-            if backward is not None:
-                _run(backward, model, names.append)
-        # Functions of equal rank may have a different order in another run.
-        names = self.reducer_of(model).remembered_order(model) or names
-        if self.join is not None:  # rank 0 may have no data
-            return next((each for each in self._communicator.allgather_obj(names) if each), [])
-        order: list[str] = self._communicator.bcast_obj(names if self._communicator.rank == 0 else None)
-        return order
-
-
-class DoubleBuffered(Synchronous):
-    """Average during the next forward and backward pass: each step applies the gradients of the previous one.
-
-    Args:
-        communicator: The ranks that train together.
-        reducer: Averages gradients in the background.
-        zero_fill: Whether an initialised parameter without a gradient counts as one of zeros.
-    """
-
-    def __init__(self, communicator: CommunicatorBase, reducer: GradientReducer, zero_fill: bool) -> None:
-        super().__init__(communicator, reducer, zero_fill)
-        self._under_way: Reduction | None = None
-        self._has_begun = False
-        self._factors = (1.0, 1.0)
-        self._loss_scale: float | None = None
-
-    @property
-    def factor(self) -> float:
-        """The factor for the means of the previous step."""
-        return self._factors[0]
-
-    def average(self, model: chainer.Link, backward: Backward | None) -> bool:
-        """Compute gradients, start to average them, and wait for those of the previous step; collective."""
-        if backward is not None:
-            backward(None)
-        with self.together():
-            return self._exchange(model)
-
-    def leave_to(self, model: chainer.Link, owners: Owners | None) -> bool:
-        """Leave all means on all ranks: before they are used, hooks may have come that need them."""
-        return False
-
-    def _exchange(self, model: chainer.Link) -> bool:
-        previous, self._under_way = self._under_way, None
-        try:
-            current = self._start(model, previous)
-        except (Everyone, NeedsParameters, LeftByException):  # a rank that has left still has its own
-            self._under_way = previous
-            raise
-        except BaseException:
-            if previous is not None:
-                previous.drain()
-            raise
-        self._under_way, self._has_begun = current, True
-        self._factors = (self._factors[1], 1.0 if self.join is None else self.join.factor)
-        before, self._loss_scale = self._loss_scale, self.loss_scale
-        self.loss_scale = 1.0 if before is None and self.loss_scale is not None else before
-        if previous is None:
-            return False
-        previous.wait()
-        return True
-
-    def _start(self, model: chainer.Link, previous: Reduction | None) -> Reduction:
-        """Start to average gradients; an exception on one rank is raised on all, so that no rank takes a step.
-
-        Args:
-            model: The model.
-            previous: The reduction whose means are applied next, if any.
-        """
-        current = self.reducer_of(model).start(model, self.zero_fill)
-        try:
-            current.agree()  # first, because the other ranks receive an announcement only here
-            with raise_on_all(self._communicator):
-                if previous is not None:
-                    previous.expect_shapes()
-                current.ready_all()
-        except BaseException:
-            current.drain()
-            raise
-        return current
-
-    def restart(self, model: chainer.Link) -> None:
-        """Wait for pending averages, and discard them; collective."""
-        if self._under_way is not None:
-            self._under_way.drain()
-            self._under_way = None
-        if self._has_begun and is_elastic(self._communicator) and self._communicator.rank == 0:
-            logger.warning("double buffering: the gradients of the step before were under way, and are dropped")
-        self._has_begun = False
-
-    def serialize(self, serializer: Any, model: chainer.Link) -> None:
-        """Save or load the part that compression has not sent yet; loading discards a pending average."""
-        if not isinstance(serializer, chainer.Serializer):
-            self.restart(model)
-        super().serialize(serializer, model)
-
-
-def _run(backward: Backward, model: chainer.Link, on_final: Callable[[str], None]) -> None:
-    """Compute gradients, and report the names of the model's parameters as their gradients become final."""
-    name_of = {id(param): name for name, param in model.namedparams() if param.data is not None}
-
-    def tell(variable: chainer.Variable) -> None:
-        name = name_of.get(id(variable))
-        if name is not None:
-            on_final(name)
-
-    backward(tell)

@@ -35,7 +35,6 @@ class TwoPhases(Scheme):
         self._steps = steps
         self._first = first
         self._then = then
-        self._taken = 0
 
     def use_join(self, join: JoinState | None) -> None:
         """Begin a join, or end it with ``None``."""
@@ -46,7 +45,7 @@ class TwoPhases(Scheme):
     @property
     def current(self) -> Scheme:
         """The scheme of the next step."""
-        return self._first if self._taken < self._steps else self._then
+        return self._first if self.n_steps < self._steps else self._then
 
     @property
     def shards(self) -> Shards | None:  # type: ignore[override]  # it changes with the phase
@@ -75,11 +74,6 @@ class TwoPhases(Scheme):
         self.is_meeting = scheme.is_meeting
         self.share_of_meeting = scheme.share_of_meeting
 
-    def count_step(self) -> None:
-        """Count the steps of the first phase."""
-        if self.current is self._first:
-            self._taken += 1
-
     def idle(self, model: chainer.Link) -> None:
         """Take part in local steps of the other ranks, without data."""
         self._then.idle(model)
@@ -103,9 +97,9 @@ class TwoPhases(Scheme):
         """Save or load how many steps were taken, and the state of both schemes; not collective."""
         mine = serializer["multi_node_synchronous_first"]
         if isinstance(serializer, chainer.Serializer):
-            mine("taken", np.array([self._taken]))
+            mine("taken", np.array([min(self.n_steps, self._steps)]))
         else:
             taken = read(mine, "taken")
-            self._taken = 0 if taken is None else int(taken[0])
+            self.n_steps = 0 if taken is None else int(taken[0])
         self._first.serialize(mine, model)
         self._then.serialize(serializer, model)

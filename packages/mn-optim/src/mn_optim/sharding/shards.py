@@ -123,9 +123,8 @@ class Shards:
         """Raise if parameters that different ranks update have come to share memory or an update rule."""
         arrays = [param.data for param in params.values()]
         rules = [param.update_rule for param in params.values()]
-        if (
-            all(map(_owns_memory, arrays)) and _are_different(arrays) and _are_different(rules)
-        ):  # nearly always true, and fast
+        own_memory = all(getattr(each.flags, "owndata", False) for each in arrays)
+        if own_memory and _are_different(arrays) and _are_different(rules):  # nearly always true, and fast
             return
         for first, *rest in aliases(params):
             for other in rest:
@@ -219,7 +218,6 @@ class Shards:
             RuntimeError: The state of other ranks is to be saved, and was not gathered on this rank.
         """
         with self._serializing:  # meanwhile, functions of this module serialize rules
-            states: Mapping[str, _State] | None = None
             is_saving = isinstance(serializer, chainer.Serializer)
             if is_saving:
                 is_part = self._saves_own_part
@@ -235,8 +233,7 @@ class Shards:
                 for name, param in self._optimizer.target.namedparams()
                 if param.update_rule is not None and self._owners.get(name, self._rank) != self._rank
             }
-            if is_saving and not is_part:
-                states = self._expect_gathered(foreign)
+            states = self._expect_gathered(foreign) if is_saving and not is_part else None
             with _serialized_by(_serialize_count if is_part else partial(_serialize_foreign, states), foreign):
                 self._optimizer.serialize(serializer)
 
@@ -295,10 +292,6 @@ class Shards:
 
 def _are_different(values: Collection[Any]) -> bool:
     return len(set(map(id, values))) == len(values)
-
-
-def _owns_memory(array: Any) -> bool:
-    return bool(getattr(array.flags, "owndata", False))
 
 
 @contextmanager

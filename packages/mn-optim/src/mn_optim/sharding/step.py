@@ -39,11 +39,10 @@ def need_of(optimizer: Any, params: Params) -> str | None:
     is_known = type(optimizer).update is chainer.GradientMethod.update and "update" not in vars(optimizer)
     if not is_known or chainer.is_debug() or any(type(param.data) is not np.ndarray for param in params.values()):
         return None
-    hookable = optimizer._hookable  # noqa: SLF001 - as Chainer 7.8.1 keeps them: its code will not change
-    hooks = list(hookable._pre_update_hooks.values())  # noqa: SLF001
-    others = [hook for hook in hooks if not getattr(hook, "call_for_each_param", False)]
+    before, after = _hooks_of(optimizer)
+    others = [hook for hook in before.values() if not getattr(hook, "call_for_each_param", False)]
     # Hooks after the update may read any gradient, and so may a script's own hook over all parameters.
-    if hookable._post_update_hooks or any(not _clips(hook) for hook in others):  # noqa: SLF001
+    if after or not all(map(_clips, others)):
         return None
     return f"{len(others)} GradientClipping{' and dynamic loss scaling' * _is_scaled(optimizer)}"
 
