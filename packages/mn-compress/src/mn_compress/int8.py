@@ -9,10 +9,9 @@ from typing import Any, ClassVar
 import numpy as np
 
 from mn_compress.base import Compression, set_integer
-from mn_compress.blocks import BlockExchange
-from mn_compress.exchange import Portion
+from mn_compress.exchange import Exchange, Portion
 from mn_compress.scales import INFINITE, MAGNITUDE, ScaledBlocks, expand
-from mn_compress.whole_blocks import WholeBlockExchange
+from mn_compress.whole_blocks import block_exchange
 
 __all__ = ["Int8", "Int8Codec", "Int8Rows"]
 
@@ -56,12 +55,10 @@ class Int8(Compression):
         if self.rounding not in _ROUNDINGS:
             raise ValueError(f"expected rounding 'nearest' or 'stochastic', got {self.rounding!r}")
 
-    def exchange(self, portion: Portion) -> BlockExchange | WholeBlockExchange:
+    def exchange(self, portion: Portion) -> Exchange:
         """Return an object that averages such a portion."""
         seed = self.seed if self.rounding == "stochastic" else None
-        if portion.xp is np:
-            return BlockExchange(Int8Codec(self.block), portion, seed)
-        return WholeBlockExchange(Int8Rows(self.block, portion.xp), portion, seed)
+        return block_exchange(portion, Int8Codec(self.block), Int8Rows(self.block, portion.xp), seed)
 
 
 class Int8Rows(ScaledBlocks):

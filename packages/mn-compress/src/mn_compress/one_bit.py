@@ -8,11 +8,10 @@ from typing import Any, ClassVar
 import numpy as np
 
 from mn_compress.base import Compression, set_integer
-from mn_compress.blocks import BlockExchange
 from mn_compress.exact import ExactFirst
 from mn_compress.exchange import Portion
 from mn_compress.scales import MAGNITUDE, ScaledBlocks, expand
-from mn_compress.whole_blocks import WholeBlockExchange
+from mn_compress.whole_blocks import block_exchange
 
 __all__ = ["OneBit", "OneBitCodec", "OneBitRows"]
 
@@ -53,11 +52,7 @@ class OneBit(Compression):
 
     def exchange(self, portion: Portion) -> ExactFirst:
         """Return an object that averages such a portion."""
-        after: BlockExchange | WholeBlockExchange
-        if portion.xp is np:
-            after = BlockExchange(OneBitCodec(self.block), portion, None)
-        else:
-            after = WholeBlockExchange(OneBitRows(self.block, portion.xp), portion, None)
+        after = block_exchange(portion, OneBitCodec(self.block), OneBitRows(self.block, portion.xp))
         return ExactFirst(after, self.start_iter)
 
 

@@ -11,12 +11,12 @@ from typing import Any
 import numpy as np
 
 from mn_comm.collectives.transport import Transport
-from mn_compress.blocks import Codec, ranges
+from mn_compress.blocks import BlockCodec, BlockExchange, Codec, ranges
 from mn_compress.draws import Draws
 from mn_compress.exact import other_ranks
-from mn_compress.exchange import Memory, Portion
+from mn_compress.exchange import Exchange, Memory, Portion
 
-__all__ = ["WholeBlockExchange"]
+__all__ = ["WholeBlockExchange", "block_exchange"]
 
 _Array = Any  # CuPy's; NumPy's in tests
 
@@ -94,3 +94,10 @@ class WholeBlockExchange:
 
     def _room(self, length: int) -> _Array:
         return self._xp.empty(self._codec.nbytes(length), np.uint8)
+
+
+def block_exchange(portion: Portion, on_host: BlockCodec, on_device: Codec, seed: int | None = None) -> Exchange:
+    """Return what averages a portion in blocks, where it is; ``seed`` is for stochastic rounding."""
+    if portion.xp is np:
+        return BlockExchange(on_host, portion, seed)
+    return WholeBlockExchange(on_device, portion, seed)

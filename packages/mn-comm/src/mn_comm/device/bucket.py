@@ -50,6 +50,10 @@ class DeviceStrategy:
 
     def average(self, bucket: DeviceBucket) -> Any:
         """Start to average a packed bucket; collective. Return a future of the mean, an array like ``bucket.flat``."""
+        return bucket.submit_on_side_stream(lambda: self.mean(bucket))
+
+    def mean(self, bucket: DeviceBucket) -> Any:
+        """Overwrite a packed bucket with its mean, on the current stream, and return ``bucket.flat``; collective."""
         raise NotImplementedError
 
 

@@ -10,8 +10,7 @@ import functools
 import importlib.util
 import sys
 import weakref
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from typing import Any
 
 import numpy as np
@@ -85,11 +84,10 @@ def supports(dtype: np.dtype[Any]) -> bool:
     return dtype.isnative and dtype.name in _DTYPES
 
 
-@contextmanager
-def group() -> Iterator[None]:
+def group() -> AbstractContextManager[None]:
     """Start the operations of a block together, when it ends."""
-    with _binding().group():
-        yield
+    together: AbstractContextManager[None] = _binding().group()
+    return together
 
 
 class NcclCommunicator:

@@ -117,17 +117,13 @@ class Staged(DeviceStrategy):
         """Return True."""
         return True
 
-    def average(self, bucket: DeviceBucket) -> Future[Any]:
-        """Start to average a packed bucket; collective."""
-
-        def average() -> Any:
-            assert bucket.host is not None
-            bucket.flat.get(out=bucket.host.flat)
-            bucket.host.mean()
-            bucket.flat.set(bucket.host.flat)
-            return bucket.flat
-
-        return bucket.submit_on_side_stream(average)
+    def mean(self, bucket: DeviceBucket) -> Any:
+        """Overwrite a packed bucket with its mean; collective."""
+        assert bucket.host is not None
+        bucket.flat.get(out=bucket.host.flat)
+        bucket.host.mean()
+        bucket.flat.set(bucket.host.flat)
+        return bucket.flat
 
 
 class Direct(Staged):
@@ -137,21 +133,17 @@ class Direct(Staged):
         """Return whether the dtype has half precision."""
         return is_half(dtype)
 
-    def average(self, bucket: DeviceBucket) -> Future[Any]:
-        """Start to average a packed bucket; collective."""
+    def mean(self, bucket: DeviceBucket) -> Any:
+        """Overwrite a packed bucket with its mean; collective."""
         import cupy
 
         if bucket.host is not None:
-            return super().average(bucket)
-
-        def average() -> Any:
-            # MPI is independent of streams: the gradients must be packed.
-            cupy.cuda.get_current_stream().synchronize()
-            self.host.context.ranks.allreduce_blocking(bucket.flat)
-            bucket.flat /= self.host.size
-            return bucket.flat
-
-        return bucket.submit_on_side_stream(average)
+            return super().mean(bucket)
+        # MPI is independent of streams: the gradients must be packed.
+        cupy.cuda.get_current_stream().synchronize()
+        self.host.context.ranks.allreduce_blocking(bucket.flat)
+        bucket.flat /= self.host.size
+        return bucket.flat
 
 
 class Nccl(DeviceStrategy):
@@ -166,20 +158,21 @@ class Nccl(DeviceStrategy):
         self._ranks = ranks
 
     def connect(self) -> nccl.NcclCommunicator:
-        """Return the communicator of all devices."""
+        """Return the communicator of the ranks' devices."""
         return self._ranks.connect()
 
     def average(self, bucket: DeviceBucket) -> _OnStream:
         """Start to average a packed bucket; collective."""
         with bucket.on_side_stream(bucket.packed()):
             self._ranks.raise_failure()
-            self.launch(bucket)
+            mean = self.mean(bucket)
             done = self._ranks.launched(bucket.nccl, self.what)
-        return _OnStream(bucket, lambda: bucket.flat, done)
+        return _OnStream(bucket, lambda: mean, done)
 
-    def launch(self, bucket: DeviceBucket) -> None:
-        """Put the operations on the current stream."""
+    def mean(self, bucket: DeviceBucket) -> Any:
+        """Overwrite a packed bucket with its mean; collective. Only put operations on the current stream."""
         bucket.nccl.all_reduce(bucket.flat, mean=True)
+        return bucket.flat
 
 
 class CompressedNccl(Nccl):
@@ -188,9 +181,9 @@ class CompressedNccl(Nccl):
     compresses = True
     what = "exchange of compressed gradients"
 
-    def launch(self, bucket: DeviceBucket) -> None:
-        """Put the operations on the current stream."""
-        _compress(self.host, NcclTransport(self.host.context.ranks, bucket.nccl), bucket.flat, bucket.exchanged)
+    def mean(self, bucket: DeviceBucket) -> Any:
+        """Overwrite a packed bucket with its mean; collective. Only put operations on the current stream."""
+        return _compress(self.host, NcclTransport(self.host.context.ranks, bucket.nccl), bucket.flat, bucket.exchanged)
 
 
 class Compressed(DeviceStrategy):
@@ -198,14 +191,9 @@ class Compressed(DeviceStrategy):
 
     compresses = True
 
-    def average(self, bucket: DeviceBucket) -> Future[Any]:
-        """Start to average a packed bucket; collective."""
-
-        def average() -> Any:
-            _compress(self.host, StagedTransport(self.host.context.ranks), bucket.flat, bucket.exchanged)
-            return bucket.flat
-
-        return bucket.submit_on_side_stream(average)
+    def mean(self, bucket: DeviceBucket) -> Any:
+        """Overwrite a packed bucket with its mean; collective."""
+        return _compress(self.host, StagedTransport(self.host.context.ranks), bucket.flat, bucket.exchanged)
 
 
 class NodeNccl(DeviceStrategy):
@@ -310,9 +298,11 @@ class NodeNccl(DeviceStrategy):
         return bucket.whole.reshape(self.shares, -1)
 
 
-def _compress(host: Strategy, transport: Transport, array: Any, what: Exchanged) -> None:
+def _compress(host: Strategy, transport: Transport, array: Any, what: Exchanged) -> Any:
+    """Overwrite an array with its compressed mean, and return it."""
     assert host.compressor is not None
     host.compressor.average(transport, array, what)
+    return array
 
 
 class _OnStream:
