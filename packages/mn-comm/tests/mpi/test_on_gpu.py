@@ -209,7 +209,7 @@ def test_a_mean_that_nobody_waits_for_does_not_overwrite_other_arrays(make):
 
     def late(bucket):
         buckets.append(weakref.ref(bucket))
-        with bucket.on_side_stream()() as stream:
+        with bucket.on_side_stream() as stream:
             stream.launch_host_func(lambda _: may_go_on.wait(20), None)
         return bucket.average()
 

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import numpy as np
 
 from mn_comm.collectives.transport import TAG, Transport
+from mn_compress.exact import other_ranks
 from mn_compress.exchange import Memory, Portion
 
 if TYPE_CHECKING:
@@ -32,7 +33,7 @@ _CHUNK = 64 * 1024
 
 
 class Codec(Protocol):
-    """Quantises consecutive elements, block by block.
+    """Quantises consecutive elements, block by block, in host memory or on a device.
 
     Attributes:
         block: How many elements share a scale. Message lengths are multiples of it.
@@ -44,6 +45,16 @@ class Codec(Protocol):
         """Return the size in bytes of the message for this number of elements."""
         ...
 
+    def encode(self, values: Any, message: Any, random: Any) -> None:
+        """Write a message, and leave in ``values`` the part that it omits: never a value that is not finite.
+
+        Args:
+            values: Of float32, one-dimensional and contiguous; not empty.
+            message: An array of :meth:`nbytes` bytes.
+            random: For stochastic rounding, a generator of random numbers; ``None`` unless the codec asks for it.
+        """
+        ...
+
     def decode(self, message: Any, values: Any) -> None:
         """Overwrite ``values``, of float32, with the content of a message; the same on every machine, bit for bit."""
         ...
@@ -52,15 +63,13 @@ class Codec(Protocol):
 class BlockCodec(Codec, Protocol):
     """Quantises elements in host memory."""
 
-    def encode(
-        self, values: _Array, message: _Array, random: np.random.Generator | None, said: _Array | None = None
-    ) -> None:
-        """Write a message, and leave in ``values`` the part that it omits: never a value that is not finite.
+    def encode(self, values: _Array, message: _Array, random: Any, said: _Array | None = None) -> None:
+        """Do what :meth:`Codec.encode` does.
 
         Args:
-            values: Of float32, one-dimensional and contiguous.
-            message: An array of :meth:`nbytes` bytes.
-            random: For stochastic rounding; ``None`` unless the codec asks for it.
+            values: See there.
+            message: See there.
+            random: See there; NumPy's.
             said: Memory for the result of :meth:`decode` for this message, the same bit for bit; ``None`` if it is not
                 needed.
         """
@@ -82,7 +91,7 @@ class BlockExchange:
         self._seed = seed
         self._rank, self._size = portion.rank, portion.size
         self._ranges = [list(_chunks(*each, codec.block)) for each in ranges(portion.length, codec.block, portion.size)]
-        longest = max((end - begin for chunks in self._ranges for begin, end in chunks), default=0)
+        longest = max((chunk.stop - chunk.start for chunks in self._ranges for chunk in chunks), default=0)
         self._total = np.empty(longest, np.float32)
         self._summand = np.empty(longest, np.float32)
         own = self._ranges[self._rank]
@@ -93,18 +102,16 @@ class BlockExchange:
     def average(self, transport: Transport, portion: _Array, step: int) -> None:
         """Overwrite a portion with its mean over the ranks; collective."""
         random = None if self._seed is None else np.random.default_rng([self._seed, step, self._rank, portion.size])
-        others = [(self._rank + distance) % self._size for distance in range(1, self._size)]
+        others = other_ranks(transport)
         # Messages of the same rank arrive in the order in which they were requested: summands, then means.
         summands = {other: self._receive(transport, self._incoming[other], other) for other in others}
         means = {other: self._receive(transport, self._means[other], other) for other in others}
         sent = [request for other in others for request in self._send_summands(transport, portion, other, random)]
         sent += self._send_means(transport, portion, summands, random)
         for other in others:
-            for (begin, end), message, request in zip(
-                self._ranges[other], self._means[other], means[other], strict=True
-            ):
+            for chunk, message, request in zip(self._ranges[other], self._means[other], means[other], strict=True):
                 transport.ranks.wait_with_pauses(request, "Irecv")
-                self._decode(message, portion[begin:end])
+                self._decode(message, portion[chunk])
         for request in sent:
             transport.ranks.wait_with_pauses(request, "Isend")
 
@@ -112,9 +119,9 @@ class BlockExchange:
         self, transport: Transport, portion: _Array, owner: int, random: np.random.Generator | None
     ) -> Iterator[MPI.Request]:
         before, after = self.memory.now["error"], self.memory.new["error"]
-        for (begin, end), message in zip(self._ranges[owner], self._outgoing[owner], strict=True):
-            error = after[begin:end]
-            np.add(portion[begin:end], before[begin:end], out=error, casting="unsafe")
+        for chunk, message in zip(self._ranges[owner], self._outgoing[owner], strict=True):
+            error = after[chunk]
+            np.add(portion[chunk], before[chunk], out=error, casting="unsafe")
             self._codec.encode(error, message, random)
             yield self._send(transport, message, owner)
 
@@ -127,12 +134,11 @@ class BlockExchange:
     ) -> list[MPI.Request]:
         before, after = self.memory.now["error"], self.memory.new["error"]
         requests = []
-        for i, (begin, end) in enumerate(self._ranges[self._rank]):
-            own = portion[begin:end]
+        for i, chunk in enumerate(self._ranges[self._rank]):
+            own, error, message = portion[chunk], after[chunk], self._means[self._rank][i]
             total = self._add_up(transport, own, incoming, i)
-            error, message = after[begin:end], self._means[self._rank][i]
             total *= np.float32(1 / self._size)
-            np.add(total, before[begin:end], out=error)
+            np.add(total, before[chunk], out=error)
             said = own if own.dtype == np.float32 else self._summand[: own.size]
             self._codec.encode(error, message, random, said)
             requests += [self._send(transport, message, other) for other in incoming]
@@ -173,8 +179,8 @@ class BlockExchange:
     def _receive(self, transport: Transport, messages: list[_Array], other: int) -> list[MPI.Request]:
         return [transport.ranks.Irecv(message, other, TAG) for message in messages]
 
-    def _room(self, chunk: tuple[int, int]) -> _Array:
-        return np.empty(self._codec.nbytes(chunk[1] - chunk[0]), np.uint8)
+    def _room(self, chunk: slice) -> _Array:
+        return np.empty(self._codec.nbytes(chunk.stop - chunk.start), np.uint8)
 
 
 def ranges(length: int, block: int, size: int) -> list[tuple[int, int]]:
@@ -184,7 +190,7 @@ def ranges(length: int, block: int, size: int) -> list[tuple[int, int]]:
     return list(pairwise(points))
 
 
-def _chunks(begin: int, end: int, block: int) -> Iterator[tuple[int, int]]:
+def _chunks(begin: int, end: int, block: int) -> Iterator[slice]:
     step = max(1, _CHUNK // block) * block
     for first in range(begin, end, step):
-        yield first, min(first + step, end)
+        yield slice(first, min(first + step, end))

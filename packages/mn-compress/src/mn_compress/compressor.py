@@ -166,23 +166,20 @@ class Compressor:
 
     def state(self) -> dict[str, _Array]:
         """Return a copy of the data that this rank keeps; empty if there is none."""
-        arrays: dict[str, _Array] = {}
+        arrays: list[_Array] = []
         header = []
         for known in [*self._known.values(), *self._loaded]:
             held = known.saved | {name: each.memory.now for name, each in known.exchanges.items()}
-            names = []
-            for portion, memory in held.items():
-                for name, array in memory.items():
-                    names.append((portion, name))
-                    arrays[str(len(arrays))] = _copy(array)
+            arrays += [_copy(array) for memory in held.values() for array in memory.values()]
             told = {"key": known.key, "names": sorted(known.names), "order": known.order, "step": known.step}
             unscaled = known.unscaled.union(*(each.memory.unscaled for each in known.exchanges.values()))
-            told["unscaled"] = sorted(unscaled)
-            header.append(told | {"arrays": names})
+            names = [(portion, name) for portion, memory in held.items() for name in memory]
+            header.append(told | {"unscaled": sorted(unscaled), "arrays": names})
         if not header:
             return {}
         text = json.dumps({"compression": repr(self.compression), "scale": self.scale, "layouts": header})
-        return {_HEADER: np.frombuffer(text.encode(), np.uint8).copy(), **arrays}
+        header_bytes = np.frombuffer(text.encode(), np.uint8).copy()
+        return {_HEADER: header_bytes, **{str(i): array for i, array in enumerate(arrays)}}
 
     def load(self, state: Mapping[str, _Array]) -> None:
         """Continue with the result of :meth:`state`, discarding all other data; the reducer must discard its layouts.

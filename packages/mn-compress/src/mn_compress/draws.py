@@ -26,8 +26,8 @@ class Draws:
         self._keys = np.random.SeedSequence(seed).generate_state(2, np.uint32)
         self._drawn = 0
 
-    def random(self, shape: tuple[int, ...]) -> Any:
-        """Return the next numbers, in float32."""
+    def random(self, shape: tuple[int, ...], dtype: Any = np.float32) -> Any:
+        """Return the next numbers, like NumPy's generators, which are faster in host memory."""
         count = int(np.prod(shape))
         bits = self._xp.arange(self._drawn, self._drawn + count, dtype=np.uint32)
         self._drawn += count
@@ -39,4 +39,4 @@ class Draws:
             bits ^= bits >> np.uint32(15)
             bits *= np.uint32(0x846CA68B)
             bits ^= bits >> np.uint32(16)
-        return ((bits >> np.uint32(8)).astype(np.float32) * np.float32(2**-24)).reshape(shape)
+        return ((bits >> np.uint32(8)).astype(dtype) * dtype(2**-24)).reshape(shape)

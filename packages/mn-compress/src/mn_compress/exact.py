@@ -9,9 +9,10 @@ import numpy as np
 
 from mn_comm.basis.placement import array_module
 from mn_comm.collectives.transport import Transport
+from mn_comm.gradients.parts import bounds
 from mn_compress.exchange import Exchange, Memory
 
-__all__ = ["ExactFirst", "average_exactly", "gather_bytes", "mean_exactly"]
+__all__ = ["ExactFirst", "average_exactly", "gather_bytes", "mean_exactly", "other_ranks"]
 
 _Array = Any  # NumPy's, or CuPy's
 
@@ -27,7 +28,7 @@ def gather_bytes(transport: Transport, message: _Array) -> list[_Array]:
     lengths = np.empty(ranks.size, np.int64)
     ranks.Allgather(np.array([message.size], np.int64), lengths)
     messages = [message if rank == ranks.rank else xp.empty(n, np.uint8) for rank, n in enumerate(lengths.tolist())]
-    others = _others(transport)
+    others = other_ranks(transport)
     transport.swap({other: [message] for other in others}, {other: [messages[other]] for other in others}, "Allgatherv")
     return messages
 
@@ -41,9 +42,8 @@ def mean_exactly(transport: Transport, flat: _Array) -> None:
         transport: The ranks.
         flat: One-dimensional, of float32 or float64, of the same length and dtype on every rank.
     """
-    ranks, xp, others = transport.ranks, array_module(flat), _others(transport)
-    points = [flat.size * rank // ranks.size for rank in range(ranks.size + 1)]
-    parts = [flat[begin:end] for begin, end in pairwise(points)]
+    ranks, xp, others = transport.ranks, array_module(flat), other_ranks(transport)
+    parts = [flat[begin:end] for begin, end in pairwise(bounds(flat.size, ranks.size))]
     own = parts[ranks.rank]
     received = {other: xp.empty_like(own) for other in others}
     transport.swap(
@@ -95,6 +95,7 @@ class ExactFirst:
             average_exactly(transport, portion, self.memory)
 
 
-def _others(transport: Transport) -> list[int]:
+def other_ranks(transport: Transport) -> list[int]:
     """Return the other ranks, beginning with the next one."""
-    return [(transport.ranks.rank + distance) % transport.ranks.size for distance in range(1, transport.ranks.size)]
+    rank, size = transport.ranks.rank, transport.ranks.size
+    return [(rank + distance) % size for distance in range(1, size)]

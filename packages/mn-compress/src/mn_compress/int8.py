@@ -9,11 +9,9 @@ from typing import Any, ClassVar
 import numpy as np
 
 from mn_compress.base import Compression, set_integer
-from mn_compress.blocks import BlockExchange
-from mn_compress.draws import Draws
-from mn_compress.exchange import Portion
-from mn_compress.scales import INFINITE, MAGNITUDE, Room, ScaledBlocks, expand
-from mn_compress.whole_blocks import WholeBlockExchange, as_rows
+from mn_compress.exchange import Exchange, Portion
+from mn_compress.scales import INFINITE, MAGNITUDE, ScaledBlocks, expand
+from mn_compress.whole_blocks import block_exchange
 
 __all__ = ["Int8", "Int8Codec", "Int8Rows"]
 
@@ -57,92 +55,17 @@ class Int8(Compression):
         if self.rounding not in _ROUNDINGS:
             raise ValueError(f"expected rounding 'nearest' or 'stochastic', got {self.rounding!r}")
 
-    def exchange(self, portion: Portion) -> BlockExchange | WholeBlockExchange:
+    def exchange(self, portion: Portion) -> Exchange:
         """Return an object that averages such a portion."""
         seed = self.seed if self.rounding == "stochastic" else None
-        if portion.xp is np:
-            return BlockExchange(Int8Codec(self.block), portion, seed)
-        return WholeBlockExchange(Int8Rows(self.block, portion.xp), portion, seed)
-
-
-class Int8Codec(ScaledBlocks):
-    """Quantises blocks to integers from -127 to 127; a message holds the scales, then the integers.
-
-    A block that is not finite has an infinite scale, and encodes only which values are infinite and which are NaN.
-
-    Args:
-        block: How many elements share a scale.
-    """
-
-    bits = 8
-
-    def __init__(self, block: int) -> None:
-        super().__init__(block)
-        self._room = Room()
-
-    def encode(
-        self, values: _Array, message: _Array, random: np.random.Generator | None, said: _Array | None = None
-    ) -> None:
-        """Write a message, and leave in ``values`` the part that it omits."""
-        scales, codes = self.split(message, values.size)
-        codes = codes.view(np.int8)
-        # NumPy is twice as fast if a result overwrites an operand.
-        scaled, factors = self._room.arrays(values.size)
-        np.abs(values, out=factors)
-        np.maximum.reduceat(factors, _starts(values.size, self.block), out=scales)
-        infinite = self._take_infinite(values, scales)
-        unit, inverse = _units(np, scales)
-        np.multiply(values, expand(inverse, self.block, scaled), out=scaled)
-        if random is None:
-            scaled += _ROUNDS
-            np.copyto(codes, scaled.view(np.int32), casting="unsafe")
-            scaled -= _ROUNDS
-        else:
-            scaled += random.random(values.size, np.float32)
-            np.floor(scaled, out=scaled)
-            np.clip(scaled, -_GREATEST, _GREATEST, out=scaled)
-            np.copyto(codes, scaled, casting="unsafe")
-            scaled += np.float32(0)  # the message cannot represent -0.0
-        if said is None:
-            said = scaled
-        np.multiply(scaled, expand(unit, self.block, factors), out=said)
-        np.subtract(values, said, out=values)
-        scales[...] = unit
-        for i, block in infinite.items():
-            scales[i] = np.inf
-            codes[i * self.block : (i + 1) * self.block] = block
-        if infinite:
-            self._decode_infinite(said, scales, codes)
-
-    def decode(self, message: _Array, values: _Array) -> None:
-        """Overwrite ``values`` with the content of a message."""
-        scales, codes = self.split(message, values.size)
-        _, factors = self._room.arrays(values.size)
-        np.copyto(values, codes.view(np.int8))
-        np.multiply(values, expand(scales, self.block, factors), out=values)
-        if not np.isfinite(scales).all():
-            self._decode_infinite(values, scales, codes.view(np.int8))
-
-    def _take_infinite(self, values: _Array, scales: _Array) -> dict[int, _Array]:
-        """Return the codes of blocks that are not finite, and set these blocks to zero, so that errors are finite."""
-        if scales.max(initial=0) < np.inf:
-            return {}
-        found = {}
-        for i in np.flatnonzero(~(scales < np.inf)).tolist():
-            block = values[i * self.block : (i + 1) * self.block]
-            found[i] = np.select([np.isposinf(block), np.isneginf(block), np.isnan(block)], [1, -1, _NAN], 0)
-            block[...] = scales[i] = 0
-        return found
-
-    def _decode_infinite(self, values: _Array, scales: _Array, codes: _Array) -> None:
-        for i in np.flatnonzero(~np.isfinite(scales)):
-            block = slice(i * self.block, (i + 1) * self.block)
-            each = codes[block]
-            values[block] = np.select([each == 0, each == _NAN], [0, np.nan], each * np.float32(np.inf))
+        return block_exchange(portion, Int8Codec(self.block), Int8Rows(self.block, portion.xp), seed)
 
 
 class Int8Rows(ScaledBlocks):
-    """Quantises like :class:`Int8Codec`, bit for bit, with operations on all blocks of a range: for devices.
+    """Quantises blocks to integers from -127 to 127, with operations on all blocks of a range: for devices.
+
+    A message holds the scales, then the integers. A block that is not finite has an infinite scale, and encodes only
+    which values are infinite and which are NaN.
 
     Args:
         block: How many elements share a scale.
@@ -151,17 +74,11 @@ class Int8Rows(ScaledBlocks):
 
     bits = 8
 
-    def __init__(self, block: int, xp: Any) -> None:
-        super().__init__(block)
-        self._xp = xp
-
-    def encode(self, values: Any, message: Any, random: Draws | None) -> None:
+    def encode(self, values: Any, message: Any, random: Any) -> None:
         """Write a message, and leave in ``values`` the part that it omits."""
-        if not values.size:
-            return
-        xp = self._xp
+        xp = self.xp
         scales, codes = self.split(message, values.size)
-        rows = as_rows(xp, values, self.block)
+        rows = self.as_rows(values)
         bits = rows.view(np.int32)
         sign = (bits >> np.int32(31) | np.int32(1)).astype(np.int8)
         bits = bits & MAGNITUDE  # as integers, magnitudes have the same order, and NaN is the largest
@@ -173,14 +90,8 @@ class Int8Rows(ScaledBlocks):
         scaled = xp.where(is_finite, rows, _ZERO)
         error = xp.where(are_finite[:, np.newaxis], scaled, _ZERO)
         scaled *= inverse[:, np.newaxis]
-        if random is None:
-            scaled += _ROUNDS
-            quantised = scaled.view(np.int32).astype(np.int8)
-            scaled -= _ROUNDS
-        else:
-            scaled += random.random(scaled.shape)
-            scaled = xp.clip(xp.floor(scaled), -_GREATEST, _GREATEST)
-            quantised = scaled.astype(np.int8)
+        quantised = xp.empty(scaled.shape, np.int8)
+        self._round(scaled, quantised, random)
         codes.view(np.int8)[...] = xp.where(is_finite, quantised, special).reshape(-1)[: values.size]
         scaled *= unit[:, np.newaxis]
         error -= scaled
@@ -189,16 +100,70 @@ class Int8Rows(ScaledBlocks):
 
     def decode(self, message: Any, values: Any) -> None:
         """Overwrite ``values`` with the content of a message."""
-        if not values.size:
-            return
-        xp = self._xp
+        xp = self.xp
         scales, codes = self.split(message, values.size)
-        rows = as_rows(xp, codes.view(np.int8), self.block)
+        rows = self.as_rows(codes.view(np.int8))
         product = rows.astype(np.float32)
         product *= scales[:, np.newaxis]
         product = xp.where(rows == _NAN, np.float32(np.nan), product)
         product = xp.where(rows == np.int8(0), _ZERO, product)  # also in a block with an infinity
         values[...] = product.reshape(-1)[: values.size]
+
+    def _round(self, scaled: Any, codes: Any, random: Any) -> None:
+        """Round numbers from -127 to 127 to integers, and write these also to ``codes``."""
+        xp = self.xp
+        if random is None:
+            scaled += _ROUNDS
+            xp.copyto(codes, scaled.view(np.int32), casting="unsafe")
+            scaled -= _ROUNDS
+        else:
+            scaled += random.random(scaled.shape, np.float32)
+            xp.floor(scaled, out=scaled)
+            xp.clip(scaled, -_GREATEST, _GREATEST, out=scaled)
+            xp.copyto(codes, scaled, casting="unsafe")
+
+
+class Int8Codec(Int8Rows):
+    """Quantises in host memory, to the same bits: faster, if everything is finite.
+
+    Args:
+        block: How many elements share a scale.
+    """
+
+    def encode(
+        self, values: _Array, message: _Array, random: np.random.Generator | None, said: _Array | None = None
+    ) -> None:
+        """Write a message, and leave in ``values`` the part that it omits."""
+        scales, codes = self.split(message, values.size)
+        # NumPy is twice as fast if a result overwrites an operand.
+        scaled, factors = self.room(values.size)
+        np.abs(values, out=factors)
+        np.maximum.reduceat(factors, _starts(values.size, self.block), out=scales)
+        if not scales.max() < np.inf:
+            super().encode(values, message, random)
+            if said is not None:
+                super().decode(message, said)
+            return
+        unit, inverse = _units(np, scales)
+        np.multiply(values, expand(inverse, self.block, scaled), out=scaled)
+        self._round(scaled, codes.view(np.int8), random)
+        if random is not None:
+            scaled += _ZERO  # the message cannot represent -0.0
+        if said is None:
+            said = scaled
+        np.multiply(scaled, expand(unit, self.block, factors), out=said)
+        np.subtract(values, said, out=values)
+        scales[...] = unit
+
+    def decode(self, message: _Array, values: _Array) -> None:
+        """Overwrite ``values`` with the content of a message."""
+        scales, codes = self.split(message, values.size)
+        if not np.isfinite(scales).all():
+            super().decode(message, values)
+            return
+        _, factors = self.room(values.size)
+        np.copyto(values, codes.view(np.int8))
+        np.multiply(values, expand(scales, self.block, factors), out=values)
 
 
 def _units(xp: Any, greatest: Any) -> tuple[Any, Any]:

@@ -8,12 +8,10 @@ from typing import Any, ClassVar
 import numpy as np
 
 from mn_compress.base import Compression, set_integer
-from mn_compress.blocks import BlockExchange
-from mn_compress.draws import Draws
 from mn_compress.exact import ExactFirst
 from mn_compress.exchange import Portion
-from mn_compress.scales import MAGNITUDE, Room, ScaledBlocks, expand
-from mn_compress.whole_blocks import WholeBlockExchange, in_rows
+from mn_compress.scales import MAGNITUDE, ScaledBlocks, expand
+from mn_compress.whole_blocks import block_exchange
 
 __all__ = ["OneBit", "OneBitCodec", "OneBitRows"]
 
@@ -54,11 +52,7 @@ class OneBit(Compression):
 
     def exchange(self, portion: Portion) -> ExactFirst:
         """Return an object that averages such a portion."""
-        after: BlockExchange | WholeBlockExchange
-        if portion.xp is np:
-            after = BlockExchange(OneBitCodec(self.block), portion, None)
-        else:
-            after = WholeBlockExchange(OneBitRows(self.block, portion.xp), portion, None)
+        after = block_exchange(portion, OneBitCodec(self.block), OneBitRows(self.block, portion.xp))
         return ExactFirst(after, self.start_iter)
 
 
@@ -73,16 +67,12 @@ class OneBitCodec(ScaledBlocks):
 
     bits = 1
 
-    def __init__(self, block: int) -> None:
-        super().__init__(block)
-        self._room = Room()
-
     def encode(
         self, values: _Array, message: _Array, random: np.random.Generator | None, said: _Array | None = None
     ) -> None:
         """Write a message, and leave in ``values`` the part that it omits."""
         scales, codes = self.split(message, values.size)
-        signed, factors = self._room.arrays(values.size)
+        signed, factors = self.room(values.size)
         if said is not None:
             signed = said
         bits = factors.view(np.bool_)[: values.size]
@@ -101,7 +91,7 @@ class OneBitCodec(ScaledBlocks):
     def decode(self, message: _Array, values: _Array) -> None:
         """Overwrite ``values`` with the content of a message."""
         scales, codes = self.split(message, values.size)
-        _, factors = self._room.arrays(values.size)
+        _, factors = self.room(values.size)
         whole = values.size // 8 * 8
         np.take(_SIGNS_AT_ONCE, codes[: whole // 8], out=values[:whole].view("V32"), mode="clip")
         signs = values.view(np.uint32)
@@ -111,12 +101,12 @@ class OneBitCodec(ScaledBlocks):
 
     def _means(self, absolute: _Array, scales: _Array) -> None:
         """Write the mean of each block."""
-        whole = absolute.size // self.block
+        whole, last = divmod(absolute.size, self.block)
         done = whole * self.block
         np.add.reduce(absolute[:done].reshape(whole, self.block), axis=1, out=scales[:whole])
         scales[:whole] *= np.float32(1 / self.block)
-        if done < absolute.size:
-            scales[whole] = absolute[done:].mean()
+        if last:  # with zeros, so that it is added up as on a device
+            scales[whole] = self.as_rows(absolute[done:]).sum() / np.float32(last)
 
 
 class OneBitRows(ScaledBlocks):
@@ -131,37 +121,29 @@ class OneBitRows(ScaledBlocks):
 
     bits = 1
 
-    def __init__(self, block: int, xp: Any) -> None:
-        super().__init__(block)
-        self._xp = xp
-
-    def encode(self, values: Any, message: Any, random: Draws | None) -> None:
+    def encode(self, values: Any, message: Any, random: Any) -> None:
         """Write a message, and leave in ``values`` the part that it omits."""
-        xp = self._xp
-        if not values.size:
-            return
+        xp = self.xp
         scales, codes = self.split(message, values.size)
         codes[...] = xp.packbits(values.view(np.int32) < np.int32(0))  # the sign bit, also of -0.0 and NaN
-        for scale, rows in in_rows(self.block, scales, values):
-            bits = rows.view(np.int32)
-            absolute = (bits & MAGNITUDE).view(np.float32)
-            mean = absolute.sum(axis=1)
-            if rows.shape[1] == self.block:
-                mean *= np.float32(1 / self.block)
-            else:
-                mean /= np.float32(rows.shape[1])
-            scale[...] = mean
-            signed = (bits & ~MAGNITUDE) | mean.view(np.int32)[:, np.newaxis]
-            rows -= signed.view(np.float32)
-            # An error that is not finite would stay forever.
-            rows[...] = xp.where(xp.isfinite(mean)[:, np.newaxis], rows, np.float32(0))
+        rows = self.as_rows(values)
+        bits = rows.view(np.int32)
+        last = values.size % self.block
+        total = (bits & MAGNITUDE).view(np.float32).sum(axis=1)
+        mean = total * np.float32(1 / self.block)
+        if last:
+            mean[-1:] = total[-1:] / np.float32(last)
+        scales[...] = mean
+        signed = (bits & ~MAGNITUDE) | mean.view(np.int32)[:, np.newaxis]
+        error = rows - signed.view(np.float32)
+        # An error that is not finite would stay forever.
+        error = xp.where(xp.isfinite(mean)[:, np.newaxis], error, np.float32(0))
+        values[...] = error.reshape(-1)[: values.size]
 
     def decode(self, message: Any, values: Any) -> None:
         """Overwrite ``values`` with the content of a message."""
-        if not values.size:
-            return
         scales, codes = self.split(message, values.size)
-        signs = self._xp.unpackbits(codes)[: values.size].astype(np.uint32)
+        signs = self.xp.unpackbits(codes)[: values.size].astype(np.uint32)
         signs <<= np.uint32(31)
-        for scale, rows, sign in in_rows(self.block, scales, values, signs):
-            rows.view(np.uint32)[...] = sign | scale.view(np.uint32)[:, np.newaxis]
+        signed = self.as_rows(signs) | scales.view(np.uint32)[:, np.newaxis]
+        values[...] = signed.reshape(-1)[: values.size].view(np.float32)

@@ -136,26 +136,23 @@ class PowerSGDExchange:
         return is_thick and self._numbers.min_compression_rate * factors < rows * columns
 
     def _write_means(self, portion: _Array, is_finite: bool) -> None:
+        """Write products of factors and vectors to the portion, and the difference from each matrix to the error."""
+        error, right = self.memory.new["error"], self.memory.new["right"]
         for each in self._matrices:
-            self._multiply(portion, each, is_finite)
+            if not is_finite:
+                portion[each.place] = np.nan
+                continue
+            out, part = self._matrix(portion, each), self._matrix(error, each)
+            factors = self._lefts(each), self._factor(right, each.right).T
+            if isinstance(out, np.ndarray) and out.dtype == np.float32:
+                product = np.matmul(*factors, out=out)  # faster than new memory on the host
+            else:
+                product = self._xp.matmul(*factors)
+                out[...] = product
+            self._xp.subtract(part, product, out=part)
         for place, sent in self._vectors:
             portion[place] = self._left[sent]
-            self.memory.new["error"][place] = 0
-
-    def _multiply(self, portion: _Array, each: _Matrix, is_finite: bool) -> None:
-        """Write the product of factors to the portion, and the difference from the matrix to the error."""
-        error, out = self.memory.new["error"], self._matrix(portion, each)
-        if not is_finite:
-            out[...] = np.nan
-            return
-        left, right = self._lefts(each), self._factor(self.memory.new["right"], each.right)
-        if isinstance(out, np.ndarray) and out.dtype == np.float32:
-            product = np.matmul(left, right.T, out=out)  # faster than new memory on the host
-        else:
-            product = self._xp.matmul(left, right.T)
-            out[...] = product
-        part = self._matrix(error, each)
-        self._xp.subtract(part, product, out=part)
+            error[place] = 0
 
     def _matrix(self, flat: _Array, each: _Matrix) -> _Array:
         return flat[each.place].reshape(each.rows, each.columns)

@@ -6,7 +6,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-__all__ = ["INFINITE", "MAGNITUDE", "Room", "ScaledBlocks", "expand"]
+__all__ = ["INFINITE", "MAGNITUDE", "ScaledBlocks", "expand"]
 
 _Array = Any  # NumPy's, or CuPy's
 
@@ -15,24 +15,12 @@ MAGNITUDE = np.int32(0x7FFFFFFF)
 INFINITE = np.int32(0x7F800000)
 
 
-class Room:
-    """Two temporary arrays of float32; they are kept, because allocating memory costs more than the computation."""
-
-    def __init__(self) -> None:
-        self._arrays = np.empty((2, 0), np.float32)
-
-    def arrays(self, length: int) -> tuple[_Array, _Array]:
-        """Return the arrays."""
-        if self._arrays.shape[1] < length:
-            self._arrays = np.empty((2, length), np.float32)
-        return self._arrays[0, :length], self._arrays[1, :length]
-
-
 class ScaledBlocks:
     """The layout of a message: 4 bytes for the scale of each block, then a number of bits for each element.
 
     Args:
         block: How many elements share a scale.
+        xp: The module of functions for the arrays: NumPy or CuPy.
 
     Attributes:
         bits: How many bits each element has.
@@ -40,8 +28,10 @@ class ScaledBlocks:
 
     bits: ClassVar[int]
 
-    def __init__(self, block: int) -> None:
+    def __init__(self, block: int, xp: Any = np) -> None:
         self.block = block
+        self.xp = xp
+        self._room = np.empty((2, 0), np.float32)
 
     def nbytes(self, length: int) -> int:
         """Return the size in bytes of the message for this number of elements."""
@@ -51,6 +41,20 @@ class ScaledBlocks:
         """Return views of a message of bytes: the scales of its blocks, of float32, and the bytes that follow."""
         end = 4 * -(-length // self.block)
         return message[:end].view(np.float32), message[end:]
+
+    def room(self, length: int) -> tuple[_Array, _Array]:
+        """Return two temporary arrays in host memory; they are kept, as allocating costs more than the computation."""
+        if self._room.shape[1] < length:
+            self._room = np.empty((2, length), np.float32)
+        return self._room[0, :length], self._room[1, :length]
+
+    def as_rows(self, values: _Array) -> _Array:
+        """Return elements in rows of one block each, padded with zeros: a view if possible, otherwise a copy."""
+        if values.size % self.block == 0:
+            return values.reshape(-1, self.block)
+        rows = self.xp.zeros((-(-values.size // self.block), self.block), values.dtype)
+        rows.reshape(-1)[: values.size] = values
+        return rows
 
 
 def expand(scales: _Array, block: int, out: _Array) -> _Array:

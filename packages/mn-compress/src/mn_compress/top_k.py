@@ -82,18 +82,19 @@ class TopKExchange:
     """
 
     def __init__(self, numbers: TopK, portion: Portion) -> None:
-        xp = self._xp = portion.xp
+        xp, length = portion.xp, portion.length
+        self._xp = xp
         self._numbers = numbers
         self._size = portion.size
-        self._length = portion.length
-        velocity = {"velocity": xp.zeros(portion.length, np.float32)} if numbers.momentum else {}
-        self.memory = Memory(omitted={"error": xp.zeros(portion.length, np.float32)}, scaled=velocity)
+        velocity = {"velocity": xp.zeros(length, np.float32)} if numbers.momentum else {}
+        self.memory = Memory(omitted={"error": xp.zeros(length, np.float32)}, scaled=velocity)
         # In host memory, data that is processed together stays in a core's cache; on a device, the number of launches
         # matters.
-        self._at_once = min(_CHUNK, portion.length) if xp is np else portion.length
-        self._format: _Chunks | _Whole = _Chunks(portion.length) if xp is np else _Whole(portion.length, xp)
-        self._room = xp.empty((2, self._at_once), np.float32)
-        self._mask = xp.empty(self._at_once, np.bool_)
+        at_once = min(_CHUNK, length) if xp is np else length
+        self._chunks = [slice(begin, min(begin + at_once, length)) for begin in range(0, length, at_once)]
+        self._format: _Chunks | _Whole = _Chunks(length) if xp is np else _Whole(length, xp)
+        self._room = xp.empty((2, at_once), np.float32)
+        self._mask = xp.empty(at_once, np.bool_)
 
     def average(self, transport: Transport, portion: _Array, step: int) -> None:
         """Overwrite a portion with its mean over the ranks; collective."""
@@ -106,7 +107,7 @@ class TopKExchange:
         """Return the factor by which the gradients are multiplied."""
         if self._numbers.clip is None:
             return 1.0
-        chunks = (portion[chunk].astype(np.float32) for chunk in self._chunks())
+        chunks = (portion[chunk].astype(np.float32) for chunk in self._chunks)
         norm = np.sqrt(sum(float(self._xp.vdot(chunk, chunk)) for chunk in chunks))
         most = self._numbers.clip / np.sqrt(self._size)
         return float(most / norm) if most < norm < np.inf else 1.0
@@ -114,7 +115,7 @@ class TopKExchange:
     def _threshold(self, portion: _Array, factor: float, ratio: float) -> float:
         """Return an estimate of the absolute value that is reached by this part of the elements."""
         # An odd stride visits every column of a matrix with an even number of columns.
-        every = slice(None, None, max(1, self._length // _SAMPLES) | 1)
+        every = slice(None, None, max(1, portion.size // _SAMPLES) | 1)
         now = self.memory.now
         sample = portion[every].astype(np.float32) * np.float32(factor)
         if self._numbers.momentum:
@@ -133,7 +134,7 @@ class TopKExchange:
         xp = self._xp
         places: list[_Array] = []
         values: list[_Array] = []
-        for chunk in self._chunks():
+        for chunk in self._chunks:
             error = self._accumulate(portion, chunk, factor)
             absolute, mask = self._room[0, : error.size], self._mask[: error.size]
             xp.abs(error, out=absolute)
@@ -166,7 +167,7 @@ class TopKExchange:
     def _decode(self, messages: list[_Array], portion: _Array) -> None:
         """Overwrite a portion with the mean of the decoded messages, added up in the order of the ranks."""
         parts = [list(self._format.read(message)) for message in messages]
-        for i, chunk in enumerate(self._chunks()):
+        for i, chunk in enumerate(self._chunks):
             out = portion[chunk]
             total = out if out.dtype == np.float32 else self._room[0, : out.size]
             total[...] = 0
@@ -175,10 +176,6 @@ class TopKExchange:
                 total[places] += values * np.float32(1 / self._size)
             if total is not out:
                 out[...] = total
-
-    def _chunks(self) -> Iterator[slice]:
-        for begin in range(0, self._length, max(1, self._at_once)):
-            yield slice(begin, min(begin + self._at_once, self._length))
 
 
 class _Chunks:

@@ -6,49 +6,32 @@ and sent at once.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
 from mn_comm.collectives.transport import Transport
-from mn_compress.blocks import Codec, ranges
+from mn_compress.blocks import BlockCodec, BlockExchange, Codec, ranges
 from mn_compress.draws import Draws
-from mn_compress.exchange import Memory, Portion
+from mn_compress.exact import other_ranks
+from mn_compress.exchange import Exchange, Memory, Portion
 
-__all__ = ["RowCodec", "WholeBlockExchange", "as_rows", "in_rows"]
+__all__ = ["WholeBlockExchange", "block_exchange"]
 
 _Array = Any  # CuPy's; NumPy's in tests
-
-
-class RowCodec(Codec, Protocol):
-    """Quantises elements on a device, into the same messages as a ``BlockCodec`` of equal block.
-
-    A message has 4 bytes for each scale, then the elements. The codec only puts work on the current stream: nothing
-    depends on the contents of an array.
-    """
-
-    def encode(self, values: _Array, message: _Array, random: Draws | None) -> None:
-        """Write a message, and leave in ``values`` the part that it omits: never a value that is not finite.
-
-        Args:
-            values: Of float32, one-dimensional and contiguous.
-            message: An array of :meth:`nbytes` bytes.
-            random: For stochastic rounding; ``None`` unless the codec asks for it.
-        """
-        ...
 
 
 class WholeBlockExchange:
     """Averages a portion as described in the module's docstring.
 
     Args:
-        codec: How blocks are quantised.
+        codec: How blocks are quantised; a message must have 4 bytes for each scale, then the elements. The codec only
+            puts work on the current stream: nothing depends on the contents of an array.
         portion: The description of the portion.
         seed: For stochastic rounding; ``None`` for none.
     """
 
-    def __init__(self, codec: RowCodec, portion: Portion, seed: int | None) -> None:
+    def __init__(self, codec: Codec, portion: Portion, seed: int | None) -> None:
         self._xp = portion.xp
         self.memory = Memory(omitted={"error": self._xp.zeros(portion.length, np.float32)})
         self._codec = codec
@@ -63,17 +46,18 @@ class WholeBlockExchange:
         self._xp.add(portion, before, out=error)
         message = self._room(portion.size)
         self._codec.encode(error, message, random)
-        others = [(self._rank + distance) % self._size for distance in range(1, self._size)]
+        others = other_ranks(transport)
         parts = [self._cut(message, portion.size, *each) for each in self._ranges]
         begin, end = self._ranges[self._rank]
         length = end - begin
         summands = {other: self._room(length) for other in others}
         pieces = {other: self._cut(summand, length, 0, length) for other, summand in summands.items()}
         transport.swap({other: parts[other] for other in others}, pieces, "Alltoall")
-        mean = error[begin:end]
-        self._xp.add(self._mean(portion[begin:end], summands), before[begin:end], out=mean)
         own = self._room(length)
-        self._codec.encode(mean, own, random)
+        if length:
+            mean = error[begin:end]
+            self._xp.add(self._mean(portion[begin:end], summands), before[begin:end], out=mean)
+            self._codec.encode(mean, own, random)
         told = self._cut(own, length, 0, length)
         transport.swap({other: told for other in others}, {other: parts[other] for other in others}, "Allgather")
         for part, piece in zip(parts[self._rank], told, strict=True):
@@ -112,24 +96,8 @@ class WholeBlockExchange:
         return self._xp.empty(self._codec.nbytes(length), np.uint8)
 
 
-def as_rows(xp: Any, values: _Array, block: int) -> _Array:
-    """Return elements in rows of one block each, padded with zeros: a view if possible, otherwise a copy."""
-    if values.size % block == 0:
-        return values.reshape(-1, block)
-    rows = xp.zeros((-(-values.size // block), block), values.dtype)
-    rows.reshape(-1)[: values.size] = values
-    return rows
-
-
-def in_rows(block: int, scales: _Array, *arrays: _Array) -> Iterator[tuple[_Array, ...]]:
-    """Cut arrays into rows of one block each; the last row may be shorter, and is yielded separately.
-
-    Yields:
-        Scales, and arrays with the same number of rows.
-    """
-    whole = arrays[0].size // block
-    done = whole * block
-    if whole:
-        yield scales[:whole], *(array[:done].reshape(whole, block) for array in arrays)
-    if done < arrays[0].size:
-        yield scales[whole:], *(array[done:].reshape(1, -1) for array in arrays)
+def block_exchange(portion: Portion, on_host: BlockCodec, on_device: Codec, seed: int | None = None) -> Exchange:
+    """Return what averages a portion in blocks, where it is; ``seed`` is for stochastic rounding."""
+    if portion.xp is np:
+        return BlockExchange(on_host, portion, seed)
+    return WholeBlockExchange(on_device, portion, seed)

@@ -208,6 +208,25 @@ def test_only_what_crosses_nodes_is_compressed(on_nodes, trace, name, background
     comm.finalize()
 
 
+@pytest.mark.skipif(SIZE < 4, reason="needs two nodes of two ranks")
+def test_models_on_two_devices_of_each_rank_are_sent_across_nodes_by_their_own_communicators(on_nodes, devices):
+    if devices < SIZE:
+        pytest.skip("needs a device for each rank")
+    reducer = on_nodes("pure_nccl", 2).gradient_reducer(compression=Int8())
+    placed = {"a": RANK, "b": (RANK + 1) % SIZE}
+    models = {}
+    for name, device in placed.items():
+        with cupy.cuda.Device(device):
+            models[name] = Model(**{name: Param(None, cupy.full(1000, float(RANK), "f4"))})
+    for _ in range(2):  # each layout is made in the first step, and used after the other one in the second
+        for name, device in placed.items():
+            with cupy.cuda.Device(device):
+                reducer.average(models[name])
+    for name, device in placed.items():
+        with cupy.cuda.Device(device):
+            np.testing.assert_allclose(models[name].params[name].grad.get(), (SIZE - 1) / 2, rtol=0.01)
+
+
 @several
 @pytest.mark.parametrize("dtype", ["f2", "bfloat16", "f8"])
 @pytest.mark.parametrize("how", [*ALL, Int8(rounding="stochastic")], ids=repr)

@@ -30,9 +30,9 @@ MISTAKES = {
     "the host does not wait for a staged mean": Mistake(
         "device/bucket.py",
         """\
-        # As soon as this has finished, pinned memory is reused, maybe by other ranks, and another stream uses the
-        # result.
-        stream.synchronize()
+            # As soon as this has finished, pinned memory is reused, maybe by other ranks, and another stream uses the
+            # result.
+            stream.synchronize()
 """,
         "",
         f"{_RANKS}::test_on_another_stream_and_in_the_background[flat]",
@@ -40,17 +40,17 @@ MISTAKES = {
     "a mean by a CUDA-aware MPI library is used before its division": Mistake(
         "device/bucket.py",
         """\
-        # As soon as this has finished, pinned memory is reused, maybe by other ranks, and another stream uses the
-        # result.
-        stream.synchronize()
+            # As soon as this has finished, pinned memory is reused, maybe by other ranks, and another stream uses the
+            # result.
+            stream.synchronize()
 """,
         "",
         f"{_RANKS}::test_cuda_aware_mpi_in_the_background[flat]",
     ),
     "the side stream does not wait for packing": Mistake(
         "device/bucket.py",
-        "                    stream.wait_event(packed)\n",
-        "                    pass\n",
+        "        packed = self.packed()\n",
+        "        packed = None\n",
         f"{_RANKS}::test_on_another_stream_and_in_the_background[flat]",
     ),
     "a stream does not wait for the one that was used before": Mistake(
@@ -79,8 +79,8 @@ MISTAKES = {
     ),
     "an event is recorded on another device": Mistake(
         "device/bucket.py",
-        "            with self.flat.device:  # each device has its own current stream\n                packed",
-        "            if True:\n                packed",
+        "        with self.flat.device:  # each device has its own current stream\n",
+        "        if True:\n",
         f"{_RANKS}::test_a_model_on_a_device_that_is_not_the_current_one[flat-True]",
     ),
     "the stream of another device waits for the mean": Mistake(
@@ -103,12 +103,12 @@ MISTAKES = {
     ),
     "ranks call NCCL in different orders": Mistake(
         "device/strategies.py",
-        "            bucket.nccl.all_reduce(bucket.flat, mean=True)\n",
+        "        bucket.nccl.all_reduce(bucket.flat, mean=True)\n",
         """\
-            own, flat = bucket.nccl, bucket.flat
-            calls = [lambda: own.all_reduce(flat, mean=True), lambda: own.broadcast(flat, 0)]
-            for call in calls[:: 1 - 2 * (own._rank % 2)]:
-                call()
+        own, flat = bucket.nccl, bucket.flat
+        calls = [lambda: own.all_reduce(flat, mean=True), lambda: own.broadcast(flat, 0)]
+        for call in calls[:: 1 - 2 * (own._rank % 2)]:
+            call()
 """,
         f"{_RANKS}::test_buckets_of_different_sizes[pure_nccl-sizes0]",
     ),

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import weakref
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager
 from typing import Any
 
 import numpy as np
@@ -50,6 +50,10 @@ class DeviceStrategy:
 
     def average(self, bucket: DeviceBucket) -> Any:
         """Start to average a packed bucket; collective. Return a future of the mean, an array like ``bucket.flat``."""
+        return bucket.submit_on_side_stream(lambda: self.mean(bucket))
+
+    def mean(self, bucket: DeviceBucket) -> Any:
+        """Overwrite a packed bucket with its mean, on the current stream, and return ``bucket.flat``; collective."""
         raise NotImplementedError
 
 
@@ -105,7 +109,7 @@ class DeviceBucket:
         self.needs_agreement = strategy.uses_nccl
         self._strategy = strategy
         groups = [parts] if config.batched_copy else [[part] for part in parts]
-        self._tables = [(group, Table([p.begin - group[0].begin for p in group], _length(group))) for group in groups]
+        self._tables = [(group, _table(group)) for group in groups]
 
     @property
     def nbytes(self) -> int:
@@ -137,7 +141,7 @@ class DeviceBucket:
             mean.set(self._strategy.host.mean_of(staging.to_host(array)))
             return mean
 
-        return _OnDevice(self.submit_on_side_stream(average), self.on_side_stream(after_current=False))
+        return _OnDevice(self, self.submit_on_side_stream(average))
 
     def pack(self, arrays: Arrays) -> None:
         """Copy gradients, of any memory layout, into the bucket; ``None`` counts as zeros.
@@ -164,35 +168,47 @@ class DeviceBucket:
                     if other is None:
                         grad[...] = means[part.begin : part.end].reshape(grad.shape)
 
-    def on_side_stream(self, after_current: bool = True) -> Callable[[], AbstractContextManager[Any]]:
-        """Return a context in which the bucket's device and side stream are the current ones.
+    def packed(self) -> Any:
+        """Return an event after all operations that are on the current stream now; ``None`` if there is no other."""
+        import cupy
+
+        if self._side is None:
+            return None
+        with self.flat.device:  # each device has its own current stream
+            return cupy.cuda.get_current_stream().record()
+
+    @contextlib.contextmanager
+    def on_side_stream(self, after: Any = None) -> Iterator[Any]:
+        """Within the block, the bucket's device and side stream are the current ones.
 
         Args:
-            after_current: Whether the side stream first waits for all operations that are on the current stream now.
+            after: The event that the side stream first waits for, if any.
         """
         import cupy
 
-        packed = None
-        if self._side is not None and after_current:
-            with self.flat.device:  # each device has its own current stream
-                packed = cupy.cuda.get_current_stream().record()
-
-        @contextlib.contextmanager
-        def on_side() -> Iterator[Any]:
-            with self.flat.device:
-                stream = self._side or cupy.cuda.get_current_stream()
-                if packed is not None:
-                    stream.wait_event(packed)
-                with stream:
-                    yield stream
-
-        return on_side
+        with self.flat.device:
+            stream = self._side or cupy.cuda.get_current_stream()
+            if after is not None:
+                stream.wait_event(after)
+            with stream:
+                yield stream
 
     def submit_on_side_stream(self, function: Callable[[], Any]) -> Future[Any]:
-        """Submit a function that is called with the side stream as the current one, and waits for its operations."""
-        on_side = self.on_side_stream()
+        """Submit a function that is called with the side stream as the current one, and waits for its operations.
 
-        return self.submit(lambda: _finished(on_side, function))
+        The side stream first waits for all operations that are on the current stream now.
+        """
+        packed = self.packed()
+        return self.submit(lambda: self.finish(function, after=packed))
+
+    def finish(self, function: Callable[..., Any], *args: Any, after: Any = None) -> Any:
+        """Return the result of a function, computed on the side stream, when its operations have ended."""
+        with self.on_side_stream(after) as stream:
+            result = function(*args)
+            # As soon as this has finished, pinned memory is reused, maybe by other ranks, and another stream uses the
+            # result.
+            stream.synchronize()
+        return result
 
     def _follow_stream(self) -> None:
         """Let the current stream wait for the one on which the program has packed or unpacked before."""
@@ -213,11 +229,11 @@ class DeviceBucket:
 
 
 class _OnDevice:
-    """A future of an array that a worker copies to the device, and the context in which it does so."""
+    """A future of an array that a worker copies to a bucket's device, on its side stream."""
 
-    def __init__(self, future: Future[Any], on_side: Callable[[], AbstractContextManager[Any]]) -> None:
+    def __init__(self, bucket: DeviceBucket, future: Future[Any]) -> None:
+        self._bucket = bucket
         self._future = future
-        self._on_side = on_side
 
     def wait(self) -> Any:
         """Return the array."""
@@ -225,16 +241,7 @@ class _OnDevice:
 
     def then(self, function: Callable[[Any], Any]) -> _OnDevice:
         """Return a future of a function of the array, computed in the worker, on its device."""
-        return _OnDevice(self._future.then(lambda array: _finished(self._on_side, function, array)), self._on_side)
-
-
-def _finished(on_side: Callable[[], AbstractContextManager[Any]], function: Callable[..., Any], *args: Any) -> Any:
-    with on_side() as stream:
-        result = function(*args)
-        # As soon as this has finished, pinned memory is reused, maybe by other ranks, and another stream uses the
-        # result.
-        stream.synchronize()
-    return result
+        return _OnDevice(self._bucket, self._future.then(functools.partial(self._bucket.finish, function)))
 
 
 def _let_wait(stream: Any, others: Sequence[Any], device: Any) -> None:
@@ -249,5 +256,6 @@ def _let_wait(stream: Any, others: Sequence[Any], device: Any) -> None:
                 stream.wait_event(other.record())
 
 
-def _length(parts: Sequence[Part]) -> int:
-    return parts[-1].end - parts[0].begin
+def _table(parts: Sequence[Part]) -> Table:
+    first = parts[0].begin
+    return Table([part.begin - first for part in parts], parts[-1].end - first)

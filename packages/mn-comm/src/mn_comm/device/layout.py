@@ -5,9 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-import numpy as np
-
-from mn_comm.basis.arithmetic import is_half
+from mn_comm.basis.arithmetic import sum_dtype
 from mn_comm.device import staging
 from mn_comm.device.bucket import DeviceBucket, DeviceStrategy
 from mn_comm.device.strategies import on_device
@@ -39,7 +37,7 @@ def lay_out(layout: Layout, filled: Sequence[Sequence[Part]], likes: Sequence[An
         side = _side_stream(strategy) if layout.lasting else None
         dtypes = [config.allreduce_grad_dtype or layout.specs[parts[0].member][2] for parts in filled]
         if way.compresses:  # in float32, to which the packing kernel converts
-            dtypes = [np.dtype(np.float32) if is_half(dtype) else dtype for dtype in dtypes]
+            dtypes = [sum_dtype(dtype) for dtype in dtypes]
         staged = [parts for parts, dtype in zip(filled, dtypes, strict=True) if way.is_staged(dtype)]
         host_buckets = iter(layout.staging_buckets(staged))
         for index, (parts, dtype) in enumerate(zip(filled, dtypes, strict=True)):

@@ -10,8 +10,7 @@ import functools
 import importlib.util
 import sys
 import weakref
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from typing import Any
 
 import numpy as np
@@ -85,11 +84,10 @@ def supports(dtype: np.dtype[Any]) -> bool:
     return dtype.isnative and dtype.name in _DTYPES
 
 
-@contextmanager
-def group() -> Iterator[None]:
+def group() -> AbstractContextManager[None]:
     """Start the operations of a block together, when it ends."""
-    with _binding().group():
-        yield
+    together: AbstractContextManager[None] = _binding().group()
+    return together
 
 
 class NcclCommunicator:
@@ -103,6 +101,9 @@ class NcclCommunicator:
         unique_id: The result of :func:`get_unique_id` on one of the ranks.
         rank: The number of this rank. Its device is CuPy's current one.
 
+    Attributes:
+        core: NVIDIA's communicator, for operations that the methods here do not offer.
+
     Raises:
         RuntimeError: NCCL or CuPy is missing.
         Exception: An error that NCCL reports, as ``nccl4py`` raises it.
@@ -112,26 +113,21 @@ class NcclCommunicator:
         core = _binding()
         self._sum, self._avg = core.SUM, core.AVG
         self._rank = rank
-        self._core = core.Communicator.init(size, rank, core.UniqueId.from_bytes(unique_id))
+        self.core = core.Communicator.init(size, rank, core.UniqueId.from_bytes(unique_id))
         _alive.add(self)
         _see_to_the_end()
 
-    @property
-    def core(self) -> Any:
-        """NVIDIA's communicator, for operations that the methods here do not offer."""
-        return self._core
-
     def all_reduce(self, array: Any, *, mean: bool = False) -> None:
         """Overwrite an array, of equal length and dtype on every rank, with its sum or mean; collective."""
-        self._core.allreduce(_checked(array), array, self._avg if mean else self._sum, stream=_stream())
+        self.core.allreduce(_checked(array), array, self._avg if mean else self._sum, stream=_stream())
 
     def reduce(self, array: Any, root: int, *, mean: bool = False) -> None:
         """Overwrite the root's array with the sum or mean over all ranks; collective. Other arrays stay."""
-        self._core.reduce(_checked(array), array, self._avg if mean else self._sum, root, stream=_stream())
+        self.core.reduce(_checked(array), array, self._avg if mean else self._sum, root, stream=_stream())
 
     def broadcast(self, array: Any, root: int) -> None:
         """Overwrite every rank's array with the root's; collective."""
-        self._core.broadcast(_checked(array), array, root, stream=_stream())
+        self.core.broadcast(_checked(array), array, root, stream=_stream())
 
     def reduce_scatter(self, array: Any, *, mean: bool = False) -> Any:
         """Add up this rank's share of an array over all ranks, or average it; collective.
@@ -144,38 +140,38 @@ class NcclCommunicator:
             The share, a view; the rest of the array is lost.
         """
         share = self._share(array)
-        self._core.reduce_scatter(_checked(array), share, self._avg if mean else self._sum, stream=_stream())
+        self.core.reduce_scatter(_checked(array), share, self._avg if mean else self._sum, stream=_stream())
         return share
 
     def all_gather(self, array: Any) -> None:
         """Give every rank the shares of all; collective. The array has one share for each rank."""
-        self._core.allgather(self._share(_checked(array)), array, stream=_stream())
+        self.core.allgather(self._share(_checked(array)), array, stream=_stream())
 
     def send(self, array: Any, peer: int) -> None:
         """Send an array to another rank, which must be receiving one of the same length and dtype."""
-        self._core.send(_checked(array), peer, stream=_stream())
+        self.core.send(_checked(array), peer, stream=_stream())
 
     def recv(self, array: Any, peer: int) -> None:
         """Receive an array from another rank, which must be sending one."""
-        self._core.recv(_checked(array), peer, stream=_stream())
+        self.core.recv(_checked(array), peer, stream=_stream())
 
     def problem(self) -> str | None:
         """Return the error of an operation that was put on a stream; ``None`` if there is none yet."""
-        result = int(self._core.get_async_error())
-        return None if result in (_SUCCESS, _IN_PROGRESS) else f"{_name_of(result)}: {self._core.get_last_error()}"
+        result = int(self.core.get_async_error())
+        return None if result in (_SUCCESS, _IN_PROGRESS) else f"{_name_of(result)}: {self.core.get_last_error()}"
 
     def destroy(self) -> None:
         """Finish all operations, and free the communicator; collective. A second call does nothing."""
         _alive.discard(self)
-        self._core.destroy()
+        self.core.destroy()
 
     def abort(self) -> None:
         """End all operations, whatever the other ranks do, and free the communicator. A second call does nothing."""
         _alive.discard(self)
-        self._core.abort()
+        self.core.abort()
 
     def _share(self, array: Any) -> Any:
-        count = array.size // int(self._core.nranks)
+        count = array.size // int(self.core.nranks)
         return array[self._rank * count : (self._rank + 1) * count]
 
 

@@ -25,15 +25,16 @@ from mn_comm.device.awareness import is_cuda_aware
 from mn_comm.device.bucket import DeviceBucket, DeviceStrategy
 from mn_comm.device.nccl_ranks import NcclRanks, nccl_ranks_of
 from mn_comm.device.transports import NcclTransport, StagedTransport
-from mn_comm.gradients.parts import Exchanged, bounds
+from mn_comm.gradients.parts import Exchanged
 from mn_comm.gradients.strategies import Strategy
 from mn_comm.ranks.background import Future
 
 if TYPE_CHECKING:
     from mn_comm.device import nccl
-    from mn_comm.gradients.compression import Compressor
+    from mn_comm.gradients.compression import CompressionScheme
+    from mn_comm.ranks.intracomm import Ranks
 
-__all__ = ["Alone", "Compressed", "Direct", "Nccl", "NodeNccl", "Staged", "on_device"]
+__all__ = ["Alone", "Compressed", "CompressedNccl", "Direct", "Nccl", "NodeNccl", "Staged", "on_device"]
 
 
 def on_device(strategy: Strategy) -> DeviceStrategy:
@@ -47,17 +48,15 @@ def on_device(strategy: Strategy) -> DeviceStrategy:
     if way == "alone" or strategy.size == 1:
         return Alone(strategy)
     if strategy.compressor is not None:
-        return _compressed(strategy, strategy.compressor)
+        return _compressed(strategy, strategy.compressor.compression)
     if way == "mpi" and is_cuda_aware(context.ranks):
         return Direct(strategy)
     if way == "nccl":
         return Nccl(strategy, nccl_ranks_of(context.ranks).look_again())
     if way == "nodes":
-        within = nccl_ranks_of(context.within).look_again()
-        obstacle = _obstacle(strategy, within)
-        if obstacle is None:
+        within = _nccl_in_groups(strategy, context.within)
+        if within is not None:
             return Nccl(strategy, within) if context.topology.inter_size == 1 else NodeNccl(strategy, within)
-        _warn(strategy, obstacle)
     return Staged(strategy)
 
 
@@ -67,54 +66,40 @@ def _way(strategy: Strategy) -> str:
     return "mpi" if uses_nccl and strategy.context.is_apart else strategy.on_device
 
 
-def _compressed(strategy: Strategy, compressor: Compressor) -> DeviceStrategy:
+def _compressed(strategy: Strategy, compression: CompressionScheme) -> DeviceStrategy:
     """Return the counterpart of a strategy that compresses; collective."""
-    way, topology = _way(strategy), strategy.context.topology
-    if way == "staged":
+    way, context = _way(strategy), strategy.context
+    is_on_one_node = context.topology.inter_size == 1
+    if way in ("nccl", "nodes") and not is_on_one_node and context.topology.most_intra_size > 1:
+        within = _nccl_in_groups(strategy, context.within)
+        if within is None:
+            return Staged(strategy)
+        across = _nccl_in_groups(strategy, context.across) if way == "nccl" and compression.is_launched else None
+        return NodeNccl(strategy, within, across)
+    if way == "staged" or not compression.on_devices:
         return Staged(strategy)  # data that is in host memory anyway is compressed there
-    if way == "mpi" or topology.inter_size == 1 or topology.most_intra_size == 1:
-        return _between_all(strategy, compressor)
-    within = nccl_ranks_of(strategy.context.within).look_again()
-    obstacle = _obstacle(strategy, within)
-    if obstacle is not None:
-        if way == "nccl":
-            raise obstacle
-        _warn(strategy, obstacle)
-        return Staged(strategy)
-    across = None
-    if way == "nccl" and compressor.compression.is_launched:
-        across = nccl_ranks_of(strategy.context.across).look_again()
-        obstacle = _obstacle(strategy, across)
-        if obstacle is not None:
-            raise obstacle
-    return NodeNccl(strategy, within, across)
+    # Between all ranks, as if each were a node.
+    if compression.is_launched and (way == "nccl" or (way == "nodes" and is_on_one_node)):
+        among_all = nccl_ranks_of(context.ranks).look_again()
+        if way == "nccl" or among_all.obstacle is None:
+            return CompressedNccl(strategy, among_all)
+    return Compressed(strategy)
 
 
-def _between_all(strategy: Strategy, compressor: Compressor) -> DeviceStrategy:
-    """Return a strategy that compresses between all ranks, as if each were a node; collective."""
-    if not compressor.compression.on_devices:
-        return Staged(strategy)
-    way = _way(strategy)
-    nccl_ranks = None
-    if compressor.compression.is_launched and (
-        way == "nccl" or (way == "nodes" and strategy.context.topology.inter_size == 1)
-    ):
-        nccl_ranks = nccl_ranks_of(strategy.context.ranks).look_again()
-        if way == "nccl":
-            nccl_ranks.require()
-        elif nccl_ranks.obstacle is not None:
-            nccl_ranks = None
-    return Compressed(strategy, compressor, nccl_ranks)
+def _nccl_in_groups(strategy: Strategy, ranks: Ranks) -> NcclRanks | None:
+    """Return the use of NCCL among these ranks if it can be used in all groups like this one; collective.
 
-
-def _obstacle(strategy: Strategy, ranks: NcclRanks) -> Exception | None:
-    """Return why NCCL cannot be used among these or other groups of ranks, the same on all ranks; collective."""
-    return next((each for each in strategy.context.ranks.allgather(ranks.obstacle) if each is not None), None)
-
-
-def _warn(strategy: Strategy, obstacle: Exception) -> None:
+    Otherwise, return ``None``, with a warning, or raise an exception on every rank if the strategy needs NCCL.
+    """
+    found = nccl_ranks_of(ranks).look_again()
+    obstacle = next((each for each in strategy.context.ranks.allgather(found.obstacle) if each is not None), None)
+    if obstacle is None:
+        return found
+    if strategy.on_device == "nccl":
+        raise obstacle
     if strategy.context.ranks.rank == 0:
         warnings.warn(f"gradients on devices are averaged through host memory: {obstacle}", stacklevel=2)
+    return None
 
 
 class Alone(DeviceStrategy):
@@ -132,17 +117,13 @@ class Staged(DeviceStrategy):
         """Return True."""
         return True
 
-    def average(self, bucket: DeviceBucket) -> Future[Any]:
-        """Start to average a packed bucket; collective."""
-
-        def average() -> Any:
-            assert bucket.host is not None
-            bucket.flat.get(out=bucket.host.flat)
-            bucket.host.mean()
-            bucket.flat.set(bucket.host.flat)
-            return bucket.flat
-
-        return bucket.submit_on_side_stream(average)
+    def mean(self, bucket: DeviceBucket) -> Any:
+        """Overwrite a packed bucket with its mean; collective."""
+        assert bucket.host is not None
+        bucket.flat.get(out=bucket.host.flat)
+        bucket.host.mean()
+        bucket.flat.set(bucket.host.flat)
+        return bucket.flat
 
 
 class Direct(Staged):
@@ -152,27 +133,24 @@ class Direct(Staged):
         """Return whether the dtype has half precision."""
         return is_half(dtype)
 
-    def average(self, bucket: DeviceBucket) -> Future[Any]:
-        """Start to average a packed bucket; collective."""
+    def mean(self, bucket: DeviceBucket) -> Any:
+        """Overwrite a packed bucket with its mean; collective."""
         import cupy
 
         if bucket.host is not None:
-            return super().average(bucket)
-
-        def average() -> Any:
-            # MPI is independent of streams: the gradients must be packed.
-            cupy.cuda.get_current_stream().synchronize()
-            self.host.context.ranks.allreduce_blocking(bucket.flat)
-            bucket.flat /= self.host.size
-            return bucket.flat
-
-        return bucket.submit_on_side_stream(average)
+            return super().mean(bucket)
+        # MPI is independent of streams: the gradients must be packed.
+        cupy.cuda.get_current_stream().synchronize()
+        self.host.context.ranks.allreduce_blocking(bucket.flat)
+        bucket.flat /= self.host.size
+        return bucket.flat
 
 
 class Nccl(DeviceStrategy):
     """One NCCL all-reduce over some ranks, in the dtype in which the bucket is sent."""
 
     uses_nccl = True
+    what = "all_reduce of gradients"
 
     def __init__(self, host: Strategy, ranks: NcclRanks) -> None:
         super().__init__(host)
@@ -180,48 +158,42 @@ class Nccl(DeviceStrategy):
         self._ranks = ranks
 
     def connect(self) -> nccl.NcclCommunicator:
-        """Return the communicator of all devices."""
+        """Return the communicator of the ranks' devices."""
         return self._ranks.connect()
 
     def average(self, bucket: DeviceBucket) -> _OnStream:
         """Start to average a packed bucket; collective."""
-        with bucket.on_side_stream()():
+        with bucket.on_side_stream(bucket.packed()):
             self._ranks.raise_failure()
-            bucket.nccl.all_reduce(bucket.flat, mean=True)
-            done = self._ranks.launched(bucket.nccl, "all_reduce of gradients")
-        return _OnStream(bucket, lambda: bucket.flat, done)
+            mean = self.mean(bucket)
+            done = self._ranks.launched(bucket.nccl, self.what)
+        return _OnStream(bucket, lambda: mean, done)
+
+    def mean(self, bucket: DeviceBucket) -> Any:
+        """Overwrite a packed bucket with its mean; collective. Only put operations on the current stream."""
+        bucket.nccl.all_reduce(bucket.flat, mean=True)
+        return bucket.flat
+
+
+class CompressedNccl(Nccl):
+    """Compression on the device between all ranks, as if each were a node, by NCCL."""
+
+    compresses = True
+    what = "exchange of compressed gradients"
+
+    def mean(self, bucket: DeviceBucket) -> Any:
+        """Overwrite a packed bucket with its mean; collective. Only put operations on the current stream."""
+        return _compress(self.host, NcclTransport(self.host.context.ranks, bucket.nccl), bucket.flat, bucket.exchanged)
 
 
 class Compressed(DeviceStrategy):
-    """Compression on the device between all ranks, as if each were a node: by NCCL, or by MPI and pinned memory."""
+    """Compression on the device between all ranks, as if each were a node, by MPI and pinned memory."""
 
     compresses = True
 
-    def __init__(self, host: Strategy, compressor: Compressor, nccl_ranks: NcclRanks | None) -> None:
-        super().__init__(host)
-        self._ranks = host.context.ranks
-        self._compressor = compressor
-        self._nccl_ranks = nccl_ranks
-        self.uses_nccl = nccl_ranks is not None
-
-    def connect(self) -> nccl.NcclCommunicator | None:
-        """Return the communicator of all devices, if NCCL is used."""
-        return None if self._nccl_ranks is None else self._nccl_ranks.connect()
-
-    def average(self, bucket: DeviceBucket) -> Any:
-        """Start to average a packed bucket; collective."""
-        if self._nccl_ranks is not None:
-            with bucket.on_side_stream()():
-                self._nccl_ranks.raise_failure()
-                self._compressor.average(NcclTransport(self._ranks, bucket.nccl), bucket.flat, bucket.exchanged)
-                done = self._nccl_ranks.launched(bucket.nccl, "exchange of compressed gradients")
-            return _OnStream(bucket, lambda: bucket.flat, done)
-
-        def average() -> Any:
-            self._compressor.average(StagedTransport(self._ranks), bucket.flat, bucket.exchanged)
-            return bucket.flat
-
-        return bucket.submit_on_side_stream(average)
+    def mean(self, bucket: DeviceBucket) -> Any:
+        """Overwrite a packed bucket with its mean; collective."""
+        return _compress(self.host, StagedTransport(self.host.context.ranks), bucket.flat, bucket.exchanged)
 
 
 class NodeNccl(DeviceStrategy):
@@ -237,103 +209,100 @@ class NodeNccl(DeviceStrategy):
 
     def __init__(self, host: Strategy, within: NcclRanks, across: NcclRanks | None = None) -> None:
         super().__init__(host)
-        within.require()
+        topology = host.context.topology
         self._context = host.context
+        self._rank = topology.intra_rank
         self._within = within
         self._across = across
-        self._nccl_across: nccl.NcclCommunicator | None = None
-        compressor = host.compressor
-        self._compressor = compressor if compressor is not None and compressor.compression.on_devices else None
-        self.compresses = self._compressor is not None
+        # For each communicator within the node, the one across nodes.
+        self._nccl_across: dict[nccl.NcclCommunicator, nccl.NcclCommunicator] = {}
+        self.compresses = host.compressor is not None and host.compressor.compression.on_devices
         self.shares = host.n_leaders
+        self._are_all_leaders = self.shares == topology.intra_size
+        # The divisor for the mean over this node, because nodes may have different numbers of ranks.
+        self._weight = topology.size / topology.inter_size / topology.intra_size
 
     def average(self, bucket: DeviceBucket) -> _OnStream:
         """Start to average a packed bucket; collective."""
-        topology, on_side = self._context.topology, bucket.on_side_stream()
-        with on_side():
+        import cupy
+
+        is_leader = self._rank < self.shares
+        with bucket.on_side_stream(bucket.packed()):
             self._within.raise_failure()
             self._reduce_scatter(bucket)
             done = self._within.launched(bucket.nccl, "reduce_scatter of gradients")
-            if self._across is not None:
-                return self._finish_by_nccl(bucket)
-        if topology.intra_rank >= self.shares:
-            return _OnStream(bucket, lambda: self._all_gather(bucket), done)
-        share = self._share(bucket.whole, topology.intra_rank)
-        if bucket.pinned is None and not self.compresses:
-            bucket.pinned = staging.empty_pinned(share.shape, share.dtype)
-
-        def average_across() -> None:
-            with on_side() as stream:
-                if self.compresses:
-                    self._compress(StagedTransport(self._context.across), bucket)
-                else:
-                    pinned = bucket.pinned
-                    share.get(out=pinned)
-                    divide(pinned, self._weight, pinned)
-                    self.host.mean_across(self._context.across, pinned, self._exchanged(bucket))
-                    share.set(pinned)
-                stream.synchronize()
-
-        return _OnStream(bucket, lambda: self._all_gather(bucket), done, bucket.submit(average_across))
+            if self._across is not None:  # all remaining operations, too, are put on this stream
+                if is_leader:
+                    self._exchange_by_nccl(bucket, self._across)
+                mean = self._all_gather(bucket)
+                return _OnStream(bucket, lambda: mean, cupy.cuda.get_current_stream().record())
+        host_part = bucket.submit(lambda: bucket.finish(self._average_across, bucket)) if is_leader else None
+        return _OnStream(bucket, lambda: self._all_gather(bucket), done, host_part)
 
     def connect(self) -> nccl.NcclCommunicator:
         """Return the communicator of this node's devices."""
-        if self._across is not None:
-            self._nccl_across = self._across.connect()
-        return self._within.connect()
+        across = None if self._across is None else self._across.connect()
+        within = self._within.connect()
+        if across is not None:
+            self._nccl_across[within] = across
+        return within
 
-    def _finish_by_nccl(self, bucket: DeviceBucket) -> _OnStream:
-        """Put all remaining operations on the current stream."""
-        import cupy
+    def _exchange_by_nccl(self, bucket: DeviceBucket, across: NcclRanks) -> None:
+        communicator = self._nccl_across[bucket.nccl]
+        across.raise_failure()
+        self._compress_share(NcclTransport(self._context.across, communicator), bucket)
+        across.launched(communicator, "exchange of compressed gradients")
 
-        assert self._across is not None
-        if self._context.topology.intra_rank < self.shares:
-            assert self._nccl_across is not None
-            self._across.raise_failure()
-            self._compress(NcclTransport(self._context.across, self._nccl_across), bucket)
-            self._across.launched(self._nccl_across, "exchange of compressed gradients")
-        mean = self._all_gather(bucket)
-        return _OnStream(bucket, lambda: mean, cupy.cuda.get_current_stream().record())
+    def _average_across(self, bucket: DeviceBucket) -> None:
+        """Overwrite this rank's share with its mean over nodes."""
+        if self.compresses:
+            self._compress_share(StagedTransport(self._context.across), bucket)
+            return
+        share = self._shares(bucket)[self._rank]
+        if bucket.pinned is None:
+            bucket.pinned = staging.empty_pinned(share.shape, share.dtype)
+        share.get(out=bucket.pinned)
+        divide(bucket.pinned, self._weight, bucket.pinned)
+        self.host.mean_across(self._context.across, bucket.pinned, self._exchanged(bucket, share))
+        share.set(bucket.pinned)
 
-    @property
-    def _weight(self) -> float:
-        """The divisor for the mean over this node, because nodes may have different numbers of ranks."""
-        topology = self._context.topology
-        return topology.size / topology.inter_size / topology.intra_size
-
-    def _exchanged(self, bucket: DeviceBucket) -> Exchanged:
-        begin = bounds(bucket.whole.size, self.shares)[self._context.topology.intra_rank]
-        return bucket.exchanged._replace(begin=begin)
-
-    def _compress(self, transport: Transport, bucket: DeviceBucket) -> None:
+    def _compress_share(self, transport: Transport, bucket: DeviceBucket) -> None:
         """Overwrite this rank's share with its mean over nodes, on the current stream."""
-        assert self._compressor is not None
         bucket.whole[bucket.flat.size :] = 0  # the padding of the last share must not be kept
-        share = self._share(bucket.whole, self._context.topology.intra_rank)
+        share = self._shares(bucket)[self._rank]
         if self._weight != 1:
             share /= self._weight
-        if share.size:
-            self._compressor.average(transport, share, self._exchanged(bucket))
+        _compress(self.host, transport, share, self._exchanged(bucket, share))
+
+    def _exchanged(self, bucket: DeviceBucket, share: Any) -> Exchanged:
+        return bucket.exchanged._replace(begin=self._rank * share.size)
 
     def _reduce_scatter(self, bucket: DeviceBucket) -> None:
-        if self.shares == self._context.topology.intra_size:
+        if self._are_all_leaders:
             bucket.nccl.reduce_scatter(bucket.whole, mean=True)
             return
-        for owner in range(self.shares):
-            bucket.nccl.reduce(self._share(bucket.whole, owner), owner, mean=True)
+        for owner, share in enumerate(self._shares(bucket)):
+            bucket.nccl.reduce(share, owner, mean=True)
 
     def _all_gather(self, bucket: DeviceBucket) -> Any:
-        if self.shares == self._context.topology.intra_size:
+        if self._are_all_leaders:
             bucket.nccl.all_gather(bucket.whole)
         else:
-            for owner in range(self.shares):
-                bucket.nccl.broadcast(self._share(bucket.whole, owner), owner)
+            for owner, share in enumerate(self._shares(bucket)):
+                bucket.nccl.broadcast(share, owner)
         self._within.launched(bucket.nccl, "all_gather of gradients")
         return bucket.flat
 
-    def _share(self, whole: Any, owner: int) -> Any:
-        begin, end = bounds(whole.size, self.shares)[owner : owner + 2]
-        return whole[begin:end]
+    def _shares(self, bucket: DeviceBucket) -> Any:
+        """Return the shares of a bucket, one in each row."""
+        return bucket.whole.reshape(self.shares, -1)
+
+
+def _compress(host: Strategy, transport: Transport, array: Any, what: Exchanged) -> Any:
+    """Overwrite an array with its compressed mean, and return it."""
+    assert host.compressor is not None
+    host.compressor.average(transport, array, what)
+    return array
 
 
 class _OnStream:
@@ -347,7 +316,7 @@ class _OnStream:
     """
 
     def __init__(
-        self, bucket: DeviceBucket, finish: Callable[[], Any], done: Any, host_part: Future[None] | None = None
+        self, bucket: DeviceBucket, finish: Callable[[], Any], done: Any, host_part: Future[Any] | None = None
     ) -> None:
         self._bucket = bucket
         # Once, although this future and one that `then` has returned may both be waited for: it may call NCCL.
@@ -361,8 +330,7 @@ class _OnStream:
 
         if self._host_part is not None:
             self._host_part.wait()
-        with self._bucket.on_side_stream(after_current=False)() as stream:
-            stream.wait_event(self._done)
+        with self._bucket.on_side_stream(self._done) as stream:
             mean = self._finish()
             done = stream.record()
         with self._bucket.flat.device:  # each device has its own current stream
