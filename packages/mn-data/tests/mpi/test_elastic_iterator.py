@@ -79,11 +79,12 @@ MISTAKES = [
     ({"dataset": []}, ValueError, "an empty one"),
     ({"batch_size": 0}, ValueError, "at least 1"),
     ({"batch_size": 1.5}, TypeError, "float"),
+    ({"n_processes": 1, "n_prefetch": 0}, ValueError, "n_prefetch of at least 1, got 0"),
     ({"seed": RANK}, ValueError, "expected the same length, batch_size"),
 ]
 
 
-@pytest.mark.parametrize(("mistake", "kind", "message"), MISTAKES[: 4 if SIZE > 1 else 3])
+@pytest.mark.parametrize(("mistake", "kind", "message"), MISTAKES[: 5 if SIZE > 1 else 4])
 def test_mistakes(comm, mistake, kind, message):
     arguments = {"dataset": np.arange(4), "batch_size": 2, **mistake}
     with pytest.raises(kind, match=message):
