@@ -9,7 +9,7 @@ from fake_model import Model, Param
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mn_comm.collectives.mean import order_of_ranges
+from mn_comm.collectives.halving import order_of_ranges
 from mn_comm.gradients.agree import _explain as explain
 from mn_comm.gradients.agree import first_difference, select
 from mn_comm.gradients.bucket import cut

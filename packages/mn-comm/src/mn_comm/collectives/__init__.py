@@ -6,7 +6,8 @@ Each takes :class:`~mn_comm.ranks.intracomm.Ranks`.
 from mn_comm.collectives.alltoall import alltoall
 from mn_comm.collectives.bcast import bcast, bcast_in_place
 from mn_comm.collectives.gather import allgather, gather
-from mn_comm.collectives.mean import mean_to_each, order_of_ranges
+from mn_comm.collectives.halving import mean_to_each, order_of_ranges
+from mn_comm.collectives.mean import combine_in_place, mean_in_place
 from mn_comm.collectives.objects import (
     allgather_obj,
     allreduce_obj,
@@ -17,7 +18,7 @@ from mn_comm.collectives.objects import (
     send_obj,
 )
 from mn_comm.collectives.p2p import recv, send
-from mn_comm.collectives.reductions import allreduce, combine_in_place, mean_in_place, reduce, reduce_scatter
+from mn_comm.collectives.reductions import allreduce, reduce, reduce_scatter
 from mn_comm.collectives.scatter import scatter
 from mn_comm.collectives.transport import Transport
 

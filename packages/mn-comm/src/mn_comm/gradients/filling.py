@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from mn_comm.collectives.mean import order_of_ranges
+from mn_comm.collectives.halving import order_of_ranges
 from mn_comm.gradients.parts import Part, Ranges, Spec, count
 from mn_comm.gradients.strategies import Strategy
 
