@@ -17,8 +17,8 @@ if TYPE_CHECKING:
     from mpi4py import MPI
 
     from mn_comm.gradients.compression import CompressionScheme
+    from mn_comm.gradients.interfaces import CommunicationHook
     from mn_comm.gradients.reducer import GradientReducer
-    from mn_comm.gradients.reduction import CommunicationHook
 
 __all__ = ["DEFAULT_MAX_BUF_LEN", "CommunicatorBase", "mean_as_version_1"]
 

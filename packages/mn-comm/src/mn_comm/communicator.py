@@ -25,9 +25,9 @@ if TYPE_CHECKING:
     from mn_comm import collectives
     from mn_comm.gradients import agree
     from mn_comm.gradients.compression import CompressionScheme
+    from mn_comm.gradients.interfaces import CommunicationHook
     from mn_comm.gradients.owned import OwnedArrays
     from mn_comm.gradients.reducer import GradientReducer
-    from mn_comm.gradients.reduction import CommunicationHook
     from mn_comm.gradients.strategies import Strategy
     from mn_comm.ranks.context import Contexts
     from mn_comm.ranks.intracomm import Ranks
@@ -327,7 +327,7 @@ class Communicator(CommunicatorBase):
     @operation
     def bcast_data(self, model: Model) -> None:
         named = [(name, param.data) for name, param in agree.sorted_parameters(model)]
-        agree.Agreement(self.ranks, "bcast_data").check(agree.signature_of(named))
+        agree.expect_same_arrays(self.ranks, "bcast_data", named)
         with agreement.raise_on_all(self.ranks):
             for name, array in named:
                 if isinstance(array, np.ndarray) and not array.flags.writeable:
@@ -468,8 +468,7 @@ def mean_one_by_one(self: Communicator, model: Model, zero_fill: bool = False) -
     """Average gradients by the ``_multi_node_mean`` of a derived class, one after the other; collective."""
     selection = agree.select(model, zero_fill)
     names = [name for name, _ in selection.params]
-    signature = agree.signature_of(zip(names, selection.likes, strict=True))
-    agree.Agreement(self.ranks, "multi_node_mean_grad").check(signature)
+    agree.expect_same_arrays(self.ranks, "multi_node_mean_grad", zip(names, selection.likes, strict=True))
     for (_, param), like, grad in zip(*selection, strict=True):
         if grad is None:
             param.grad = zeros_beside(like, like.shape, like.dtype)

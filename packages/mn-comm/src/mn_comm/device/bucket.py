@@ -54,7 +54,7 @@ class DeviceStrategy:
 
 
 class DeviceBucket:
-    """Gradients of one dtype, on one device, that are sent together; see :class:`mn_comm.gradients.bucket.AnyBucket`.
+    """Gradients of one dtype, on one device, that are sent together; see :class:`.AnyBucket`.
 
     Args:
         index: Its number; buckets are sent in this order.
@@ -122,7 +122,7 @@ class DeviceBucket:
         return self._strategy.average(self)
 
     def average(self, array: Any = None) -> Any:
-        """See :meth:`mn_comm.gradients.bucket.AnyBucket.average`."""
+        """See :meth:`.AnyBucket.average`."""
         import cupy
 
         if array is None:

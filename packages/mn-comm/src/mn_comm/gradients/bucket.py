@@ -2,117 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from itertools import pairwise
-from operator import itemgetter
-from typing import Any, NamedTuple, Protocol
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import numpy as np
 
 from mn_comm.basis.arithmetic import add_up, divide, is_half
-from mn_comm.gradients.parts import Arrays, Exchanged, Part, Ranges
+from mn_comm.gradients.blocks import Block
+from mn_comm.gradients.parts import Arrays, Exchanged, Ranges
 from mn_comm.gradients.strategies import Strategy
 from mn_comm.ranks.background import Future
 
-__all__ = [
-    "AnyBucket",
-    "Block",
-    "Bucket",
-    "check_floats",
-    "cut",
-    "selector",
-]
+__all__ = ["Bucket", "check_floats"]
 
 _Array = np.ndarray[Any, Any]
-
-
-class Block(NamedTuple):
-    """Consecutive elements of a bucket that are processed together, while they are in the cache.
-
-    If they belong to one gradient, all memory has the shape of this part; otherwise it is one-dimensional.
-
-    Attributes:
-        select: Selects the block's arrays from all gradients: a list or tuple of them, or the array itself if there is
-            only one.
-        adder: The rank of the node that adds it up.
-        owner: The rank whose memory holds the sum.
-        segments: The memory for it of every rank of the node, or of only this rank.
-        mine: This rank's memory for it.
-        sum: The owner's memory, or scratch memory if only the rank that adds it up needs the sum.
-        room: Scratch memory of the bucket's dtype.
-        total: Scratch memory of the dtype in which it is added up.
-        pieces: Views of ``room`` that have the shapes of the arrays; empty if there is only one.
-        is_kept: Whether this rank needs the mean.
-    """
-
-    select: Callable[[Arrays], Any]
-    adder: int
-    owner: int
-    segments: list[_Array]
-    mine: _Array
-    sum: _Array
-    room: _Array
-    total: _Array
-    pieces: list[_Array]
-    is_kept: bool
-
-
-class AnyBucket(Protocol):
-    """The interface of buckets, in host memory and on a device, and the argument of a communication hook.
-
-    Attributes:
-        index: Its number; buckets are sent in this order.
-        members: The positions of the gradients that it holds completely or partly, among those that take part.
-        names: The names of their parameters.
-        shapes: The shapes of these gradients or parts.
-        flat: The gradients, one after the other: one-dimensional, in the dtype in which they are sent.
-        submit: Starts a function, immediately or in the thread that communicates, and returns a future of its result.
-        needs_agreement: Whether ranks must have agreed on their gradients before it is averaged.
-    """
-
-    index: int
-    names: list[str]
-    shapes: list[tuple[int, ...]]
-    flat: Any
-    submit: Callable[[Callable[[], Any]], Future[Any]]
-
-    members: list[int]
-    needs_agreement: bool
-
-    @property
-    def nbytes(self) -> int:
-        """Its size in bytes."""
-
-    def pack(self, arrays: Arrays) -> None:
-        """Copy gradients, of any memory layout, into the bucket; ``None`` counts as zeros."""
-
-    def unpack(self, arrays: Arrays, means: Any) -> None:
-        """Write the means that this rank needs from the bucket to the gradients."""
-
-    def average_in_place(self, arrays: Arrays) -> None:
-        """Overwrite gradients with their means over all ranks; collective."""
-
-    def launch(self) -> Future[Any]:
-        """Start to average the packed gradients; collective.
-
-        Returns:
-            A future of ``flat``: it then holds the means, and other ranks may still be reading it.
-        """
-
-    def average(self, array: Any = None) -> Future[Any]:
-        """Start to average an array over all ranks; collective. For a communication hook.
-
-        Args:
-            array: One-dimensional, of floats, of equal length and dtype on every rank, on the device of ``flat``; by
-                default ``flat``.
-
-        Returns:
-            A future of the mean: for ``flat``, this is ``flat`` itself, overwritten; otherwise a new array. You may
-            change it.
-
-        Raises:
-            TypeError: The array does not hold floats.
-        """
 
 
 class Bucket:
@@ -196,11 +99,11 @@ class Bucket:
             self._arrays = None
 
     def launch(self) -> Future[Any]:
-        """See :meth:`AnyBucket.launch`."""
+        """See :meth:`.AnyBucket.launch`."""
         return self.submit(self.mean)
 
     def average(self, array: Any = None) -> Future[Any]:
-        """See :meth:`AnyBucket.average`."""
+        """See :meth:`.AnyBucket.average`."""
         if array is not None:
             check_floats(array)
             return self.submit(lambda: self.strategy.mean_of(array))
@@ -276,14 +179,14 @@ class Bucket:
         self.store(blocks, divisor)
 
     def pack(self, arrays: Arrays) -> None:
-        """See :meth:`AnyBucket.pack`."""
+        """See :meth:`.AnyBucket.pack`."""
         if any(arrays[member] is None for member in self.members):
             found = {member: arrays[member] for member in self.members}
             arrays = {i: np.zeros(*self.exchanged.specs[i][1:]) if grad is None else grad for i, grad in found.items()}
         _concatenate([arrays[part.member][part.within] for part in self.parts], self.flat)
 
     def unpack(self, arrays: Arrays, means: _Array) -> None:
-        """See :meth:`AnyBucket.unpack`."""
+        """See :meth:`.AnyBucket.unpack`."""
         for part in self._kept_parts:
             out = arrays[part.member][part.within]
             out[...] = means[part.begin : part.end].reshape(out.shape)
@@ -358,32 +261,3 @@ def _distribute(block: Block, memory: _Array, divisor: int, arrays: Arrays) -> N
             array[...] = piece
     else:
         divide(memory, divisor, block.select(arrays))
-
-
-def selector(parts: Sequence[Part]) -> Callable[[Arrays], Any]:
-    """Return a function that selects parts of all gradients: a single part as it is, several as a sequence."""
-    if all(part.within is ... for part in parts):
-        return itemgetter(*(part.member for part in parts))  # much faster than a list comprehension
-    if len(parts) == 1:
-        (member, within, *_) = parts[0]
-        return lambda arrays: arrays[member][within]
-    return lambda arrays: [arrays[part.member][part.within] for part in parts]
-
-
-def cut(parts: Sequence[Part], points: Sequence[int]) -> Iterator[tuple[int, int, tuple[Part, ...]]]:
-    """Cut a bucket at ascending points, from 0 to its length; yield where each piece begins and ends, and its parts."""
-    first = 0
-    for begin, end in pairwise(points):
-        while first < len(parts) and parts[first].end <= begin:
-            first += 1
-        inside = []
-        for part in parts[first:]:
-            if part.begin >= end:
-                break
-            low, high = max(begin, part.begin), min(end, part.end)
-            if (low, high) == (part.begin, part.end):
-                inside.append(part)
-            elif low < high:
-                start = (part.within.start if isinstance(part.within, slice) else 0) - part.begin
-                inside.append(Part(part.member, slice(start + low, start + high), low, high))
-        yield begin, end, tuple(inside)

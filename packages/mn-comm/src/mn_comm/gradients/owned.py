@@ -16,9 +16,10 @@ from mn_comm.basis import wire
 from mn_comm.basis.config import Config
 from mn_comm.basis.placement import is_device_array
 from mn_comm.collectives.bcast import bcast_in_place
-from mn_comm.gradients.agree import FAILURE, Agreement, Signature, outline, signature_of
+from mn_comm.gradients.agree import Agreement, outline
 from mn_comm.gradients.filling import Owners
 from mn_comm.gradients.layout import Layout, Layouts
+from mn_comm.gradients.signature import FAILURE, Signature, signature_of
 from mn_comm.ranks import agreement
 from mn_comm.ranks.spans import span
 

@@ -37,6 +37,10 @@ class Part(NamedTuple):
     begin: int
     end: int
 
+    def shape(self, specs: Sequence[Spec]) -> tuple[int, ...]:
+        """Return its shape, given the names, shapes and dtypes of all gradients."""
+        return specs[self.member][1] if self.within is ... else (self.end - self.begin,)
+
 
 class Exchanged(NamedTuple):
     """The part of a bucket that a rank exchanges.

@@ -12,22 +12,12 @@ import numpy as np
 from mn_comm.basis.arithmetic import is_half
 from mn_comm.basis.config import Config
 from mn_comm.basis.protocols import Model
-from mn_comm.gradients.agree import (
-    FAILURE,
-    ON_DEVICE,
-    OWNERS,
-    Agreement,
-    JoinMessages,
-    Selection,
-    Signature,
-    outline,
-    select,
-    signature_of,
-    sorted_parameters,
-)
+from mn_comm.gradients.agree import Agreement, Selection, expect_same_arrays, outline, select, sorted_parameters
 from mn_comm.gradients.filling import Owners
+from mn_comm.gradients.interfaces import CommunicationHook, JoinMessages
 from mn_comm.gradients.layout import Layout, Layouts
-from mn_comm.gradients.reduction import CommunicationHook, Reduction, average_exactly, mean_of
+from mn_comm.gradients.reduction import Reduction, average_exactly, mean_of
+from mn_comm.gradients.signature import FAILURE, ON_DEVICE, OWNERS, Signature, signature_of
 from mn_comm.gradients.targets import Targets
 from mn_comm.ranks.agreement import describe, digest
 from mn_comm.ranks.background import Future, Worker
@@ -231,8 +221,8 @@ class GradientReducer:
             ValueError: The ranks' operations or parameters differ; the message names the first parameter that does.
         """
         named = [] if model is None else [(name, param.data) for name, param in sorted_parameters(model)]
-        agreement = Agreement(self._strategy.context.ranks, operation)
-        Future(lambda: agreement.check(signature_of(named), join=self.join), self._worker).wait()
+        ranks = self._strategy.context.ranks
+        Future(lambda: expect_same_arrays(ranks, operation, named, self.join), self._worker).wait()
 
     @property
     def compression_report(self) -> CompressionReport | None:

@@ -11,7 +11,7 @@ import numpy as np
 
 from mn_comm.basis.mpi import MPI
 from mn_comm.gradients.agree import Selection
-from mn_comm.gradients.bucket import AnyBucket
+from mn_comm.gradients.interfaces import AnyBucket, CommunicationHook
 from mn_comm.gradients.parts import Spec
 from mn_comm.gradients.targets import Targets
 from mn_comm.ranks.background import Future, Worker
@@ -21,10 +21,7 @@ from mn_comm.ranks.watch import activity
 if TYPE_CHECKING:
     from mn_comm.ranks.intracomm import Ranks
 
-__all__ = ["CommunicationHook", "Reduction", "average_exactly", "mean_of"]
-
-CommunicationHook = Callable[[AnyBucket], Future[Any]]
-"""Starts to average a bucket, and returns a future of the mean of its ``flat``."""
+__all__ = ["Reduction", "average_exactly", "mean_of"]
 
 
 def average_exactly(bucket: AnyBucket) -> Future[Any]:
