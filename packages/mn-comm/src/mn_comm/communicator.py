@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from mn_comm.gradients.interfaces import CommunicationHook
     from mn_comm.gradients.owned import OwnedArrays
     from mn_comm.gradients.reducer import GradientReducer
-    from mn_comm.gradients.strategies import Strategy
+    from mn_comm.gradients.strategy import Strategy
     from mn_comm.ranks.context import Contexts
     from mn_comm.ranks.intracomm import Ranks
 else:  # creating a communicator needs none of them

@@ -12,7 +12,7 @@ import numpy as np
 
 from mn_comm.basis.arithmetic import sum_dtype
 from mn_comm.gradients.parts import Arrays, Part, Ranges, Spec
-from mn_comm.gradients.strategies import Strategy
+from mn_comm.gradients.strategy import Strategy
 
 __all__ = ["ROOM_BYTES", "Block", "cut", "cut_into_blocks"]
 

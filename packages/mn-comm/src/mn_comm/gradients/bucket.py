@@ -10,7 +10,7 @@ import numpy as np
 from mn_comm.basis.arithmetic import add_up, divide, is_half
 from mn_comm.gradients.blocks import Block
 from mn_comm.gradients.parts import Arrays, Exchanged, Ranges
-from mn_comm.gradients.strategies import Strategy
+from mn_comm.gradients.strategy import Strategy
 from mn_comm.ranks.background import Future
 
 __all__ = ["Bucket", "check_floats"]

@@ -17,7 +17,7 @@ from mn_comm.gradients.interfaces import AnyBucket
 from mn_comm.gradients.parts import Exchanged, Part, Ranges, Spec, count
 from mn_comm.gradients.share_size import ShareSize
 from mn_comm.gradients.signature import ON_DEVICE, Signature
-from mn_comm.gradients.strategies import Strategy
+from mn_comm.gradients.strategy import Strategy
 
 __all__ = ["Layout", "Layouts"]
 

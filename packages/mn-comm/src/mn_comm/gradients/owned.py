@@ -24,7 +24,7 @@ from mn_comm.ranks import agreement
 from mn_comm.ranks.spans import span
 
 if TYPE_CHECKING:
-    from mn_comm.gradients.strategies import Strategy
+    from mn_comm.gradients.strategy import Strategy
 
 __all__ = ["OwnedArrays"]
 

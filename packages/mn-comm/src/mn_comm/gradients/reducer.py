@@ -26,7 +26,7 @@ from mn_comm.ranks.watch import activity
 
 if TYPE_CHECKING:
     from mn_comm.gradients.compression import CompressionReport
-    from mn_comm.gradients.strategies import Strategy
+    from mn_comm.gradients.strategy import Strategy
 
 __all__ = ["GradientReducer"]
 
