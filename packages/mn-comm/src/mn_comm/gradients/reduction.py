@@ -65,7 +65,7 @@ class Reduction:
         specs: Their names, shapes and dtypes.
         buckets: Their buckets.
         comm_hook: Starts to average a bucket.
-        on_end: Called by the worker when all buckets are averaged, with whether that succeeded on all ranks.
+        on_end: Called by the worker when all buckets are averaged, with whether that succeeded on all ranks, if given.
         buffer_index: The index of its set of buckets.
 
     Attributes:
@@ -81,7 +81,7 @@ class Reduction:
         specs: Sequence[Spec],
         buckets: Sequence[AnyBucket],
         comm_hook: CommunicationHook,
-        on_end: Callable[[bool], None],
+        on_end: Callable[[bool], None] | None,
         buffer_index: int = 0,
     ) -> None:
         self.buffer_index = buffer_index
@@ -210,7 +210,8 @@ class Reduction:
         self.agree()
         abandoned_by = np.array([self._ranks.rank + 1 if self._is_abandoned else 0], np.int32)
         self._ranks.Allreduce(MPI.IN_PLACE, abandoned_by, MPI.MAX)
-        self._on_end(not abandoned_by[0])
+        if self._on_end is not None:
+            self._on_end(not abandoned_by[0])
         if abandoned_by[0]:
             raise RuntimeError(
                 f"rank {abandoned_by[0] - 1} has abandoned its backward pass because of an exception: there are no "
