@@ -13,7 +13,8 @@ import numpy as np
 from mn_comm.basis.config import Config
 from mn_comm.device import nccl, staging
 from mn_comm.device.kernels import Table, pack, unpack
-from mn_comm.gradients.bucket import Bucket, check_floats
+from mn_comm.gradients.bucket import Bucket
+from mn_comm.gradients.interfaces import check_floats
 from mn_comm.gradients.parts import Arrays, Exchanged, Part
 from mn_comm.gradients.strategies import Strategy
 from mn_comm.ranks.background import Future

@@ -9,11 +9,12 @@ import numpy as np
 
 from mn_comm.basis.arithmetic import add_up, divide, is_half
 from mn_comm.gradients.blocks import Block
+from mn_comm.gradients.interfaces import check_floats
 from mn_comm.gradients.parts import Arrays, Exchanged, Ranges
 from mn_comm.gradients.strategy import Strategy
 from mn_comm.ranks.background import Future
 
-__all__ = ["Bucket", "check_floats"]
+__all__ = ["Bucket", "collect", "distribute"]
 
 _Array = np.ndarray[Any, Any]
 
@@ -41,6 +42,8 @@ class Bucket:
         others: The blocks that other ranks of the node add up.
         kept: The blocks whose means this rank needs: all, unless gradients have owners.
         to_come: Those of ``kept`` that other ranks of the node add up.
+        context: The ranks.
+        across: The ranks with which ``share`` is exchanged.
         are_shares_added_up_together: Whether ranks of the node add up parts of other ranks' shares.
     """
 
@@ -81,8 +84,8 @@ class Bucket:
         self.is_half = is_half(flat.dtype)
         self.submit: Callable[[Callable[[], Any]], Future[Any]] = Future
         self._arrays: Arrays | None = None
-        self._context = context
-        self._across = context.across if self.shares_memory else context.ranks
+        self.context = context
+        self.across = context.across if self.shares_memory else context.ranks
         self._kept_parts = [part for part in self.parts if ranges.are_kept(part.begin, context.topology.rank)]
 
     @property
@@ -111,7 +114,7 @@ class Bucket:
         def average() -> _Array:
             mean = self.mean()
             if self.shares_memory:
-                self._context.within.Barrier()  # no rank reads another rank's memory for it any more
+                self.context.within.Barrier()  # no rank reads another rank's memory for it any more
             return mean
 
         return self.submit(average)
@@ -123,12 +126,12 @@ class Bucket:
         """
         size = self.strategy.size
         at_end = size if self._arrays is not None and not self.is_half else 1  # division, on the way to the gradients
-        if self.shares_memory and self._context.topology.inter_size == 1:
+        if self.shares_memory and self.context.topology.inter_size == 1:
             self._add_up_within(size / at_end, at_end)
             if not self.ranges.are_shares:
                 self._store_within(self.to_come, at_end)
         else:
-            groups = self._context.topology.inter_size if self.shares_memory else size
+            groups = self.context.topology.inter_size if self.shares_memory else size
             # The mean over the groups follows, so each sum is first divided by the number of ranks per group.
             self._add_up_within(size / groups)
             self._average_across()
@@ -147,8 +150,8 @@ class Bucket:
         if not self.shares_memory:
             divide(self.share, divisor, self.share)
             return
-        self._context.within.Barrier()
-        mine = self._context.topology.intra_rank
+        self.context.within.Barrier()
+        mine = self.context.topology.intra_rank
         for block in self.own:
             summands = list(block.segments)
             summands[mine] = self.read(block)
@@ -161,21 +164,21 @@ class Bucket:
             if at_end is not None and block.is_kept:
                 self.store((block,), at_end)
         if self.are_shares_added_up_together:
-            self._context.within.Barrier()  # other ranks have written parts of the share
+            self.context.within.Barrier()  # other ranks have written parts of the share
 
     def _average_across(self) -> None:
         """Average this rank's share over nodes or, without nodes, the whole bucket over all ranks; collective."""
         if not self.strategy.communicates:
             return
         if not self.ranges.owners:
-            self.strategy.mean_across(self._across, self.share, self.exchanged)
+            self.strategy.mean_across(self.across, self.share, self.exchanged)
         elif self.share.size:
-            self.strategy.reduce_scatter(self._across, self.share, self.ranges.destinations)
+            self.strategy.reduce_scatter(self.across, self.share, self.ranges.destinations)
 
     def _store_within(self, blocks: Sequence[Block], divisor: int = 1) -> None:
         """Write blocks to the gradients, divided once more, when all shares are final; collective within the node."""
         if self.shares_memory:
-            self._context.within.Barrier()
+            self.context.within.Barrier()
         self.store(blocks, divisor)
 
     def pack(self, arrays: Arrays) -> None:
@@ -191,26 +194,11 @@ class Bucket:
             out = arrays[part.member][part.within]
             out[...] = means[part.begin : part.end].reshape(out.shape)
 
-    def spread(self, arrays: Sequence[_Array]) -> None:
-        """Overwrite arrays that have owners with those of their owners, which are not added up; collective."""
-        is_on_one_node = self.shares_memory and self._context.topology.inter_size == 1
-        for block in self.kept:
-            _collect(block, arrays, block.segments[block.owner])
-        if self.shares_memory:
-            self._context.within.Barrier()
-        if self.share.size and not is_on_one_node:
-            self.strategy.all_gather(self._across, self.share, self.ranges.destinations)
-        if self.shares_memory and not is_on_one_node:
-            self._context.within.Barrier()
-        for block in self.blocks:
-            if not block.is_kept:
-                _distribute(block, block.segments[block.owner], 1, arrays)
-
     def put(self, blocks: Sequence[Block]) -> None:
         """Copy the elements of blocks to the bucket's own memory."""
         if self._arrays is not None:
             for block in blocks:
-                _collect(block, self._arrays, block.mine)
+                collect(block, self._arrays, block.mine)
 
     def read(self, block: Block) -> _Array:
         """Return the elements of a block: in place if possible, otherwise in its scratch memory."""
@@ -221,7 +209,7 @@ class Bucket:
             array: _Array = block.select(self._arrays)
             if array.dtype == block.room.dtype:
                 return array
-        _collect(block, self._arrays, block.room)
+        collect(block, self._arrays, block.room)
         return block.room
 
     def store(self, blocks: Sequence[Block], divisor: int) -> None:
@@ -230,13 +218,7 @@ class Bucket:
             if self._arrays is None:
                 divide(block.sum, divisor, block.mine)
             else:
-                _distribute(block, block.sum, divisor, self._arrays)
-
-
-def check_floats(array: Any) -> None:
-    """Raise TypeError unless an array contains floats: integers have no exact mean."""
-    if not (array.dtype.kind == "f" or is_half(array.dtype)):
-        raise TypeError(f"comm_hook: expected an array of floats to average, got dtype {array.dtype}")
+                distribute(block, block.sum, divisor, self._arrays)
 
 
 def _concatenate(arrays: Sequence[_Array], out: _Array) -> None:
@@ -245,7 +227,7 @@ def _concatenate(arrays: Sequence[_Array], out: _Array) -> None:
     np.concatenate(arrays, axis=None, out=out, casting="unsafe")
 
 
-def _collect(block: Block, arrays: Arrays, memory: _Array) -> None:
+def collect(block: Block, arrays: Arrays, memory: _Array) -> None:
     """Copy the elements of a block to memory."""
     if block.pieces:
         _concatenate(block.select(arrays), memory)
@@ -253,7 +235,7 @@ def _collect(block: Block, arrays: Arrays, memory: _Array) -> None:
         memory[...] = block.select(arrays)
 
 
-def _distribute(block: Block, memory: _Array, divisor: int, arrays: Arrays) -> None:
+def distribute(block: Block, memory: _Array, divisor: int, arrays: Arrays) -> None:
     """Divide the elements of a block in memory, and write them to the arrays."""
     if block.pieces:
         divide(memory, divisor, block.room)

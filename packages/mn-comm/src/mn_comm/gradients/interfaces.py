@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
+from mn_comm.basis.arithmetic import is_half
 from mn_comm.gradients.parts import Arrays
 from mn_comm.ranks.background import Future
 
-__all__ = ["AnyBucket", "CommunicationHook", "JoinMessages"]
+__all__ = ["AnyBucket", "CommunicationHook", "JoinMessages", "check_floats"]
 
 
 class AnyBucket(Protocol):
@@ -67,6 +68,12 @@ class AnyBucket(Protocol):
         Raises:
             TypeError: The array does not hold floats.
         """
+
+
+def check_floats(array: Any) -> None:
+    """Raise TypeError unless an array contains floats: integers have no exact mean."""
+    if not (array.dtype.kind == "f" or is_half(array.dtype)):
+        raise TypeError(f"comm_hook: expected an array of floats to average, got dtype {array.dtype}")
 
 
 CommunicationHook = Callable[[AnyBucket], Future[Any]]

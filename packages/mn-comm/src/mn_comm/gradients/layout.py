@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from mn_comm.basis.arithmetic import is_half
 from mn_comm.basis.config import Config
 from mn_comm.basis.device_backend import device_backend
 from mn_comm.gradients.blocks import ROOM_BYTES, cut_into_blocks
@@ -19,7 +20,7 @@ from mn_comm.gradients.share_size import ShareSize
 from mn_comm.gradients.signature import ON_DEVICE, Signature
 from mn_comm.gradients.strategy import Strategy
 
-__all__ = ["Layout", "Layouts"]
+__all__ = ["Layout", "Layouts", "check_gradients"]
 
 _Array = np.ndarray[Any, Any]
 
@@ -215,6 +216,16 @@ class Layouts:
         self.make_room()
         self._of[signature, order] = layout
         self._latest = signature, order, layout
+
+
+def check_gradients(entries: Signature, strategy: Strategy) -> None:
+    """Raise TypeError if gradients with these entries of a signature cannot be averaged."""
+    for name, _, dtype, *_ in entries:
+        if not (dtype.kind == "f" or is_half(dtype)):
+            raise TypeError(f"multi_node_mean_grad: expected gradients of floats, got dtype {dtype} for {name}")
+    for name, shape, dtype, *place in entries:
+        if ON_DEVICE not in place:
+            strategy.check((name, shape, dtype))
 
 
 def _places(nbytes: Sequence[int], slots: int) -> list[tuple[int, int]]:

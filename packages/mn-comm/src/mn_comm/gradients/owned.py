@@ -17,6 +17,7 @@ from mn_comm.basis.config import Config
 from mn_comm.basis.placement import is_device_array
 from mn_comm.collectives.bcast import bcast_in_place
 from mn_comm.gradients.agree import Agreement, outline
+from mn_comm.gradients.bucket import Bucket, collect, distribute
 from mn_comm.gradients.filling import Owners
 from mn_comm.gradients.layout import Layout, Layouts
 from mn_comm.gradients.signature import FAILURE, Signature, signature_of
@@ -79,7 +80,7 @@ class OwnedArrays:
         with span("gather"):
             buckets: Sequence[Any] = self._layout([owner for _, owner in on_host], targets).buckets().buckets
             for bucket in buckets:
-                bucket.spread([target.bytes for target in targets])
+                _spread(bucket, [target.bytes for target in targets])
             for array, owner in on_device:
                 bcast_in_place(self._ranks, array, owner)
             for target in targets:
@@ -129,6 +130,22 @@ class _Target:
         """Write the received bytes to the array, if they are in a temporary one."""
         if self._contiguous is not self._array and self._array.flags.writeable:
             self._array[...] = self._contiguous
+
+
+def _spread(bucket: Bucket, arrays: Sequence[_Array]) -> None:
+    """Overwrite the arrays of a bucket with those of their owners, which are not added up; collective."""
+    is_on_one_node = bucket.shares_memory and bucket.context.topology.inter_size == 1
+    for block in bucket.kept:
+        collect(block, arrays, block.segments[block.owner])
+    if bucket.shares_memory:
+        bucket.context.within.Barrier()
+    if bucket.share.size and not is_on_one_node:
+        bucket.strategy.all_gather(bucket.across, bucket.share, bucket.ranges.destinations)
+    if bucket.shares_memory and not is_on_one_node:
+        bucket.context.within.Barrier()
+    for block in bucket.blocks:
+        if not block.is_kept:
+            distribute(block, block.segments[block.owner], 1, arrays)
 
 
 def _check(arrays: Sequence[tuple[str, Any]], owners: Sequence[int], size: int) -> None:

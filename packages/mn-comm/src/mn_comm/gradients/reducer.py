@@ -9,16 +9,15 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from mn_comm.basis.arithmetic import is_half
 from mn_comm.basis.config import Config
 from mn_comm.basis.protocols import Model
 from mn_comm.gradients.agree import Agreement, Selection, expect_same_arrays, outline, select, sorted_parameters
 from mn_comm.gradients.filling import Owners
 from mn_comm.gradients.interfaces import CommunicationHook, JoinMessages
-from mn_comm.gradients.layout import Layout, Layouts
+from mn_comm.gradients.layout import Layout, Layouts, check_gradients
 from mn_comm.gradients.reducer_state import ReducerState
 from mn_comm.gradients.reduction import Reduction, average_exactly, mean_of
-from mn_comm.gradients.signature import FAILURE, ON_DEVICE, OWNERS, Signature, signature_of
+from mn_comm.gradients.signature import FAILURE, OWNERS, Signature, signature_of
 from mn_comm.gradients.targets import Targets
 from mn_comm.ranks.agreement import describe, digest
 from mn_comm.ranks.background import Future, Worker
@@ -257,20 +256,12 @@ class GradientReducer(ReducerState):
             self._seen, self._signature = seen, (*settings, *gradients)
         return self._signature
 
-    def _check(self, entries: Signature) -> None:
-        for name, _, dtype, *_ in entries:
-            if not (dtype.kind == "f" or is_half(dtype)):
-                raise TypeError(f"multi_node_mean_grad: expected gradients of floats, got dtype {dtype} for {name}")
-        for name, shape, dtype, *place in entries:
-            if ON_DEVICE not in place:
-                self._strategy.check((name, shape, dtype))
-
     def _make_layout(
         self, signature: Signature, selection: Selection, order: tuple[str, ...], owners: Owners | None
     ) -> Layout:
         """Create a layout for these gradients; collective."""
         entries = signature[_N_SETTINGS:]
-        self._check(entries)
+        check_gradients(entries, self._strategy)
         is_foreground = self._hook is None and self._worker is None
         bucket_bytes = self._bucket_bytes if self._strategy.packs else 0
         layout = Layout(
@@ -285,8 +276,6 @@ class GradientReducer(ReducerState):
             owners=owners,
         )
         if self._compressor is not None:
-            for dropped in self._layouts.make_room():
-                self._compressor.forget(dropped.number)
-            self._compressor.adopt(self._strategy.context.ranks, layout.number, layout.specs, layout.order, layout.form)
+            self._adopt(layout)
         self._layouts.add(layout, signature, order)
         return layout

@@ -10,11 +10,12 @@ import numpy as np
 from mn_comm.basis.protocols import Model
 from mn_comm.gradients.agree import select
 from mn_comm.gradients.interfaces import JoinMessages
-from mn_comm.gradients.layout import Layouts
+from mn_comm.gradients.layout import Layout, Layouts
 from mn_comm.ranks.background import Future, Worker
 
 if TYPE_CHECKING:
     from mn_comm.gradients.compression import CompressionReport, Compressor
+    from mn_comm.gradients.strategy import Strategy
 
 __all__ = ["ReducerState"]
 
@@ -22,6 +23,7 @@ __all__ = ["ReducerState"]
 class ReducerState:
     """The methods of a gradient reducer that do something only with compression."""
 
+    _strategy: Strategy
     _worker: Worker | None
     _layouts: Layouts
 
@@ -73,6 +75,13 @@ class ReducerState:
         compressor = self._compressor
         if compressor is not None and compressor.scale != scale / self._factor:
             Future(lambda: compressor.use_scale(scale / self._factor), self._worker).wait()
+
+    def _adopt(self, layout: Layout) -> None:
+        """Prepare compression for a new layout; collective."""
+        assert self._compressor is not None
+        for dropped in self._layouts.make_room():
+            self._compressor.forget(dropped.number)
+        self._compressor.adopt(self._strategy.context.ranks, layout.number, layout.specs, layout.order, layout.form)
 
     def _use_factor(self, join: JoinMessages | None) -> None:
         """Let compression know how a join multiplies the next means: what it has omitted has been multiplied already.
