@@ -3,9 +3,7 @@
 Each takes :class:`~mn_comm.ranks.intracomm.Ranks`.
 """
 
-from mn_comm.collectives.alltoall import alltoall
-from mn_comm.collectives.bcast import bcast, bcast_in_place
-from mn_comm.collectives.gather import allgather, gather
+from mn_comm.collectives.arrays import allgather, alltoall, bcast, bcast_in_place, gather, recv, scatter, send
 from mn_comm.collectives.halving import mean_to_each, order_of_ranges
 from mn_comm.collectives.mean import combine_in_place, mean_in_place
 from mn_comm.collectives.objects import (
@@ -17,9 +15,7 @@ from mn_comm.collectives.objects import (
     scatter_obj,
     send_obj,
 )
-from mn_comm.collectives.p2p import recv, send
 from mn_comm.collectives.reductions import allreduce, reduce, reduce_scatter
-from mn_comm.collectives.scatter import scatter
 from mn_comm.collectives.transport import Transport
 
 __all__ = [

@@ -15,7 +15,7 @@ import numpy as np
 from mn_comm.basis import wire
 from mn_comm.basis.config import Config
 from mn_comm.basis.placement import is_device_array
-from mn_comm.collectives.bcast import bcast_in_place
+from mn_comm.collectives.arrays import bcast_in_place
 from mn_comm.gradients.agree import Agreement, outline
 from mn_comm.gradients.bucket import Bucket, collect, distribute
 from mn_comm.gradients.filling import Owners
