@@ -10,8 +10,7 @@ from mn_comm.basis import placement, wire
 from mn_comm.basis.device_backend import device_backend
 from mn_comm.basis.mpi import MPI
 from mn_comm.collectives import header, pieces
-from mn_comm.collectives.header import Header
-from mn_comm.collectives.roots import same_root
+from mn_comm.collectives.header import Header, same_root
 from mn_comm.ranks import agreement
 
 if TYPE_CHECKING:
@@ -42,12 +41,10 @@ def send(ranks: Ranks, data: Any, dest: int, tag: int = 0) -> None:
 
 def recv(ranks: Ranks, source: int, tag: int = 0) -> _Array | tuple[_Array, ...]:
     """Receive what :func:`send` sent; see :meth:`mn_comm.CommunicatorBase.recv`."""
-    if source != MPI.ANY_SOURCE:
-        source = wire.check_rank(source, ranks.size, "source")
-        if source == ranks.rank:
-            raise ValueError(f"recv: expected a rank other than this one for source, got {source}")
-    if tag != MPI.ANY_TAG:
-        tag = wire.check_tag(tag)
+    source = source if source == MPI.ANY_SOURCE else wire.check_rank(source, ranks.size, "source")
+    if source == ranks.rank:
+        raise ValueError(f"recv: expected a rank other than this one for source, got {source}")
+    tag = tag if tag == MPI.ANY_TAG else wire.check_tag(tag)
     announced, source, tag = header.recv(ranks, source, tag)
     header.raise_failure(announced, source)
     rooms = announced.make_room()
@@ -57,23 +54,16 @@ def recv(ranks: Ranks, source: int, tag: int = 0) -> _Array | tuple[_Array, ...]
     return tuple(arrays) if announced.is_tuple else arrays[0]
 
 
-def bcast(ranks: Ranks, data: Any, root: int = 0) -> np.ndarray[Any, Any]:
+def bcast(ranks: Ranks, data: Any, root: int = 0) -> _Array:
     """Broadcast an array; see :meth:`mn_comm.CommunicatorBase.bcast`."""
-    root = same_root(ranks, root)
+    root = same_root(ranks, root, lambda root: wire.check_array(data, "bcast") if ranks.rank == root else None)
+    announced: Header = ranks.bcast(header.describe([data]) if ranks.rank == root else None, root)
     if ranks.rank == root:
-        announced, error = header.attempt(lambda: header.describe([wire.check_array(data, "bcast")]))
-        ranks.bcast(announced, root)
-        header.raise_failure(announced, root, error)
-        if announced.on_device[0]:
-            device_backend().bcast(ranks, data, root)
-        else:
-            pieces.bcast(ranks, np.asarray(data, order="C"), root)
+        bcast_in_place(ranks, data, root)
         return data  # type: ignore[no-any-return]
-    announced = ranks.bcast(None, root)
-    header.raise_failure(announced, root)
     if announced.on_device[0]:
         return device_backend().bcast_new(ranks, announced.shapes[0], announced.dtypes[0], root)  # type: ignore[no-any-return]
-    received: np.ndarray[Any, Any] = np.empty(announced.shapes[0], announced.dtypes[0])
+    received: _Array = np.empty(announced.shapes[0], announced.dtypes[0])
     pieces.bcast(ranks, received, root)
     return received
 
@@ -88,7 +78,7 @@ def bcast_in_place(ranks: Ranks, array: Any, root: int = 0) -> None:
         return
     contiguous = np.asarray(array, order="C")
     pieces.bcast(ranks, contiguous, root)
-    if contiguous is not array:
+    if contiguous is not array and ranks.rank != root:
         array[...] = contiguous
 
 
@@ -113,7 +103,11 @@ def allgather(ranks: Ranks, data: Any) -> tuple[_Array, ...]:
     array = placement.to_host(data)
     counts = [int(np.prod(other.shapes[0], dtype=np.int64)) * other.dtypes[0].itemsize for other in announced]
     if sum(counts) > pieces.PIECE_BYTES:
-        return _allgather_by_broadcasts(ranks, array, announced)
+        gathered = _make_room(announced)
+        gathered[ranks.rank][...] = array
+        for root, room in enumerate(gathered):
+            pieces.bcast(ranks, room, root)
+        return _deliver(gathered, announced)
     gathered_bytes = np.empty(sum(counts), dtype=np.uint8)
     ranks.Allgatherv(pieces.as_bytes(array), [gathered_bytes, counts])
     ends = np.cumsum(counts)
@@ -121,14 +115,6 @@ def allgather(ranks: Ranks, data: Any) -> tuple[_Array, ...]:
         np.ndarray(other.shapes[0], other.dtypes[0], gathered_bytes, end - count)
         for end, count, other in zip(ends, counts, announced, strict=True)
     ]
-    return _deliver(gathered, announced)
-
-
-def _allgather_by_broadcasts(ranks: Ranks, array: _Array, announced: list[Header]) -> tuple[_Array, ...]:
-    gathered = _make_room(announced)
-    gathered[ranks.rank][...] = array
-    for root, room in enumerate(gathered):
-        pieces.bcast(ranks, room, root)
     return _deliver(gathered, announced)
 
 
@@ -156,8 +142,7 @@ def scatter(ranks: Ranks, xs: Any, root: int = 0) -> _Array:
     """Scatter arrays; see :meth:`mn_comm.CommunicatorBase.scatter`."""
     parts: list[_Array] = []
     root = same_root(ranks, root, lambda root: parts.extend(_split_parts(xs, ranks.size) if ranks.rank == root else []))
-    headers = [header.describe([part]) for part in parts] if parts else None
-    announced: Header = ranks.scatter(headers, root)
+    announced: Header = ranks.scatter([header.describe([part]) for part in parts] or None, root)
     if ranks.rank == root:
         outgoing = {dest: [placement.to_host(part)] for dest, part in enumerate(parts) if dest != root}
         ranks.wait_all(pieces.start(ranks, outgoing, {}))
@@ -194,14 +179,14 @@ def alltoall(ranks: Ranks, xs: Any) -> tuple[_Array, ...]:
         outgoing = _check_outgoing(xs, ranks.size)
     announced: list[Header] = ranks.alltoall([header.describe([array]) for array in outgoing])
     outgoing = [placement.to_host(array) for array in outgoing]
-    incoming: list[_Array] = [other.make_room()[0] for other in announced]
+    incoming = _make_room(announced)
     rank = ranks.rank
     incoming[rank][...] = outgoing[rank]
     # Start with the next neighbour, so that not all ranks send to rank 0 first.
     others = [(rank + step) % ranks.size for step in range(1, ranks.size)]
     sent, received = ({other: [arrays[other]] for other in others} for arrays in (outgoing, incoming))
     ranks.wait_all(pieces.start(ranks, sent, received))
-    return tuple(other.deliver([array])[0] for array, other in zip(incoming, announced, strict=True))
+    return _deliver(incoming, announced)
 
 
 def _check_outgoing(xs: Any, size: int) -> list[_Array]:

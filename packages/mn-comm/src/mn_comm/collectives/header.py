@@ -1,4 +1,4 @@
-"""The few bytes sent before an array, which tell receivers how much memory to allocate, or what went wrong."""
+"""What ranks exchange before an array: the same root, and a header that says what follows, or what went wrong."""
 
 from __future__ import annotations
 
@@ -8,16 +8,37 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from mn_comm.basis import placement
+from mn_comm.basis import placement, wire
 from mn_comm.basis.mpi import MPI
 from mn_comm.ranks import agreement
 
 if TYPE_CHECKING:
     from mn_comm.ranks.intracomm import Ranks
 
-__all__ = ["Header", "attempt", "describe", "raise_failure", "recv", "send"]
+__all__ = ["Header", "attempt", "describe", "raise_failure", "recv", "same_root", "send"]
 
 _MARK = b"mnc1"  # by which a receiver recognizes a header
+
+
+def same_root(ranks: Ranks, root: Any, prepare: Callable[[int], object] = lambda root: None) -> int:
+    """Return the root as an int; collective.
+
+    Without this check, ranks with different roots would wait forever, or each take its own array for the root's. It is
+    one reduction together with what else has to be checked, by ``prepare``: a rank that is interrupted while it waits
+    for the others should not have to meet them again. ``prepare`` gets the root, and must not communicate.
+
+    Raises:
+        TypeError: It is not an integer on some rank (on every rank).
+        ValueError: It is out of range on some rank, or the ranks differ (on every rank).
+        Exception: What ``prepare`` raised, here or on another rank.
+    """
+
+    def check() -> int:
+        number = wire.check_rank(root, ranks.size, "root")
+        prepare(number)
+        return number
+
+    return agreement.agree(ranks, check, lambda roots: agreement.difference_of("root", roots))
 
 
 class Header(NamedTuple):

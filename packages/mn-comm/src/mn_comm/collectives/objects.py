@@ -20,7 +20,7 @@ import numpy as np
 from mn_comm.basis import wire
 from mn_comm.basis.mpi import MPI
 from mn_comm.collectives import pieces
-from mn_comm.collectives.roots import same_root
+from mn_comm.collectives.header import same_root
 from mn_comm.ranks import agreement
 
 if TYPE_CHECKING:
@@ -77,10 +77,8 @@ def send_obj(ranks: Ranks, obj: Any, dest: int, tag: int = 0) -> None:
 
 def recv_obj(ranks: Ranks, source: int, tag: int, status: MPI.Status | None) -> Any:
     """Receive an object; see :meth:`mn_comm.CommunicatorBase.recv_obj`."""
-    if source != MPI.ANY_SOURCE:
-        source = wire.check_rank(source, ranks.size, "source")
-    if tag != MPI.ANY_TAG:
-        tag = wire.check_tag(tag)
+    source = source if source == MPI.ANY_SOURCE else wire.check_rank(source, ranks.size, "source")
+    tag = tag if tag == MPI.ANY_TAG else wire.check_tag(tag)
     status = MPI.Status() if status is None else status
     message = ranks.Mprobe(source, tag, status)
     content = np.empty(status.Get_count(MPI.BYTE), np.uint8)

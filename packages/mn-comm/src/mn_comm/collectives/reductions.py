@@ -12,8 +12,8 @@ from mn_comm.basis import placement, wire
 from mn_comm.basis.device_backend import device_backend
 from mn_comm.basis.mpi import MPI
 from mn_comm.collectives import pieces
+from mn_comm.collectives.header import same_root
 from mn_comm.collectives.mean import OPERATIONS, combine_in_place
-from mn_comm.collectives.roots import same_root
 from mn_comm.ranks import agreement
 
 if TYPE_CHECKING:

@@ -14,7 +14,7 @@ from mn_comm.basis.arithmetic import sum_dtype
 from mn_comm.gradients.parts import Arrays, Part, Ranges, Spec
 from mn_comm.gradients.strategy import Strategy
 
-__all__ = ["ROOM_BYTES", "Block", "cut", "cut_into_blocks"]
+__all__ = ["Block", "cut", "cut_into_blocks", "scratch_memory"]
 
 _Array = np.ndarray[Any, Any]
 
@@ -23,9 +23,6 @@ _Array = np.ndarray[Any, Any]
 _BLOCK_BYTES = 256 * 1024
 # Smaller parts of gradients are packed and unpacked together; larger ones are read and written in place.
 _LARGE_BYTES = 16 * 1024
-
-ROOM_BYTES = 3 * _BLOCK_BYTES
-"""The scratch memory for one block: in the dtype in which it is sent, and in the one in which it is added up."""
 
 
 class Block(NamedTuple):
@@ -59,6 +56,11 @@ class Block(NamedTuple):
     is_kept: bool
 
 
+def scratch_memory(strategy: Strategy) -> _Array:
+    """Return memory for one block: in the dtype in which it is sent, and in the one in which it is added up."""
+    return np.empty(3 * _BLOCK_BYTES if strategy.shares_memory else 0, np.uint8)
+
+
 def cut_into_blocks(
     parts: Sequence[Part],
     specs: Sequence[Spec],
@@ -75,7 +77,7 @@ def cut_into_blocks(
         specs: The names, shapes and dtypes of all gradients.
         ranges: The range of it that each rank gets.
         segments: The memory for it of every rank of the node, or of only this rank.
-        room: Scratch memory of ``ROOM_BYTES``, if the ranks of the node share memory.
+        room: The result of :func:`scratch_memory`.
         strategy: How it is averaged.
         lasting: Whether the bucket keeps its memory.
 

@@ -11,7 +11,7 @@ import numpy as np
 from mn_comm.basis.arithmetic import is_half
 from mn_comm.basis.config import Config
 from mn_comm.basis.device_backend import device_backend
-from mn_comm.gradients.blocks import ROOM_BYTES, cut_into_blocks
+from mn_comm.gradients.blocks import cut_into_blocks, scratch_memory
 from mn_comm.gradients.bucket import Bucket
 from mn_comm.gradients.filling import Owners, Ownership, fill_buckets
 from mn_comm.gradients.interfaces import AnyBucket
@@ -157,7 +157,7 @@ class Layout:
         if strategy.shares_memory != shares_memory:
             return None
         mine = strategy.place
-        room: _Array = np.empty(ROOM_BYTES if shares_memory else 0, np.uint8)
+        room = scratch_memory(strategy)
         buckets: list[Bucket] = []
         for (parts, ranges), dtype, (begin, end) in zip(filled, dtypes, places, strict=True):
             views = [segment[begin:end].view(dtype) for segment in segments]
