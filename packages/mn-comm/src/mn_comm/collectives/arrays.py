@@ -154,12 +154,7 @@ def scatter(ranks: Ranks, xs: Any, root: int = 0) -> _Array:
 
 
 def _split_parts(xs: Any, size: int) -> list[_Array]:
-    """Return one array for each rank; those in host memory are C-contiguous.
-
-    Raises:
-        TypeError: They are not arrays, or their dtypes differ.
-        ValueError: There are not ``size`` of them.
-    """
+    """Return one array for each rank, C-contiguous if it is in host memory; raise TypeError or ValueError."""
     is_array = isinstance(xs, np.ndarray) or placement.is_device_array(xs)
     if is_array and xs.ndim == 0:
         raise ValueError(f"scatter: expected an array whose first axis has length {size}, got a scalar array")

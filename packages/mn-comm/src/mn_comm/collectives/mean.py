@@ -27,7 +27,7 @@ def combine_in_place(ranks: Ranks, flat: _Array, op: str = "sum", root: int | No
     Args:
         ranks: The ranks.
         flat: One-dimensional and contiguous, of a dtype that MPI can combine; of equal length and dtype on every rank.
-        op: The operation.
+        op: One of :data:`OPERATIONS`.
         root: The only rank that needs the result; ``None`` if all do.
     """
     if ranks.size == 1:

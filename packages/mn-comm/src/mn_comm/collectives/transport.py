@@ -38,8 +38,7 @@ class Transport:
             incoming: For each rank that sends arrays, arrays of the same lengths and dtypes, to be overwritten.
             what: The name of the operation that it is a part of.
         """
-        requests = pieces.start(self.ranks, outgoing, incoming, TAG)
-        for request in requests:
+        for request in pieces.start(self.ranks, outgoing, incoming, TAG):
             self.ranks.wait_with_pauses(request, what)
         self.count(outgoing)
 

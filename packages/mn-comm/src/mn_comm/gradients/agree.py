@@ -43,18 +43,14 @@ def sorted_parameters(model: Model) -> list[Named]:
 
 
 def select(model: Model, zero_fill: bool) -> Selection:
-    """Return the gradients that are to be averaged.
+    """Return the gradients that are to be averaged; a parameter that is not initialised takes no part.
 
-    Args:
-        model: The model; a parameter that is not initialised takes no part.
-        zero_fill: Whether an initialised parameter without a gradient takes part, with one of zeros.
+    With ``zero_fill``, an initialised parameter without a gradient takes part, with one of zeros.
     """
     params = sorted_parameters(model)
     try:
         grads = [param.grad for _, param in params]
-    except (
-        RuntimeError
-    ):  # Chainer's parameters that are not initialised have no ``grad`` attribute before cleargrad() was called
+    except RuntimeError:  # before cleargrad(), Chainer's parameters that are not initialised have no ``grad``
         params = [named for named in params if named[1].data is not None]
         grads = [param.grad for _, param in params]
     if all(grad is not None for grad in grads):

@@ -139,12 +139,10 @@ class Bucket:
         return self.flat
 
     def _add_up_within(self, divisor: float, at_end: int | None = None) -> None:
-        """Add up, over this node, the share of the bucket that belongs to this rank; collective within the node.
+        """Add up, over this node, the share of the bucket that belongs to this rank, and divide it; collective there.
 
-        Args:
-            divisor: The divisor of the sum.
-            at_end: If the sum is final, the divisor with which other blocks will be stored: this rank's share is then
-                stored immediately, while it is in the cache.
+        With ``at_end``, the sum is final: this rank's share is stored immediately, while it is in the cache, divided by
+        this number, as the other blocks will be.
         """
         self.put(self.others if self.shares_memory else self.blocks)
         if not self.shares_memory:

@@ -20,17 +20,15 @@ _Dtype = np.dtype[Any]
 def fill_buckets(
     specs: Sequence[Spec], order: Sequence[int], most_bytes: int | None, *, whole: bool
 ) -> Iterator[list[Part]]:
-    """Distribute gradients over buckets.
+    """Yield the parts of each bucket, in the order in which the last of them appear.
+
+    Gradients without elements are in no bucket.
 
     Args:
-        specs: Their names, shapes and dtypes.
+        specs: The names, shapes and dtypes of the gradients.
         order: Their positions, in the order in which they are to be sent; the same on every rank.
         most_bytes: The maximum size of a bucket; ``None`` for no limit.
         whole: Whether gradients must not be split; then a bucket may hold a single gradient that is larger.
-
-    Yields:
-        The parts of each bucket, in the order in which the last of them appear. Gradients without elements are in no
-        bucket.
     """
     filling: dict[_Dtype, list[Part]] = {}
     for member in order:

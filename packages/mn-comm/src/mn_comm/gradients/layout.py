@@ -31,11 +31,9 @@ _MOST_LAYOUTS = 8
 
 
 class BucketSet(NamedTuple):
-    """Buckets that hold each gradient once.
+    """Buckets that hold each gradient once, in the order in which they are sent.
 
-    Attributes:
-        buckets: The buckets, in the order in which they are sent.
-        flattened: The positions of gradients that must be one-dimensional to be averaged in place.
+    The gradients at the positions ``flattened`` must be one-dimensional to be averaged in place.
     """
 
     buckets: list[AnyBucket]

@@ -36,11 +36,7 @@ _BUCKET_BYTES = 8 * 1024 * 1024
 
 
 class OwnedArrays:
-    """Gives all ranks the arrays that each of them owns.
-
-    Args:
-        strategy: How the communicator averages gradients.
-    """
+    """Gives all ranks the arrays that each of them owns, by the strategy with which gradients are averaged."""
 
     def __init__(self, strategy: Strategy) -> None:
         self._strategy = strategy

@@ -155,7 +155,7 @@ class GradientReducer(ReducerState):
             owners: Which rank alone is given the mean of which gradient; see :meth:`average`.
 
         Returns:
-            The reduction. Earlier reductions that an exception has left unfinished are waited for and discarded.
+            The reduction. Earlier ones that an exception has left unfinished are waited for and discarded.
 
         Raises:
             TypeError: A gradient does not hold floats (on every rank).

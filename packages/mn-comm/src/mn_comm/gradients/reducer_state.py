@@ -44,11 +44,9 @@ class ReducerState:
         return Future(self._compressor.state, self._worker).wait()  # after running reductions
 
     def load_state(self, state: Mapping[str, np.ndarray[Any, Any]]) -> None:
-        """Continue with the result of :meth:`state`; call it on every rank, each with its own state.
+        """Continue with this rank's result of :meth:`state`, or with none if it is empty; call it on every rank.
 
-        Args:
-            state: The arrays; empty to reset. If the state does not match the next gradients, it is discarded on all
-                ranks, with a warning.
+        If a state does not match the next gradients, it is discarded on all ranks, with a warning.
         """
         if self._compressor is not None:
             compressor = self._compressor
@@ -56,21 +54,15 @@ class ReducerState:
             self._layouts = Layouts()
 
     def remembered_order(self, model: Model) -> list[str] | None:
-        """Return the order for :meth:`start` that belongs to a loaded state, if there is one.
-
-        Args:
-            model: The model. The order covers all of its initialised parameters.
-        """
+        """Return the order of all initialised parameters, for :meth:`start`, that belongs to a loaded state, if any."""
         if self._compressor is None:
             return None
         return self._compressor.loaded_order(frozenset(name for name, _ in select(model, True).params))
 
     def scale_errors(self, scale: float) -> None:
-        """Set the factor of gradients from now on, such as a loss scale; must be called alike on every rank.
+        """Set the factor of gradients from now on, above 0, such as a loss scale; call it alike on every rank.
 
-        Args:
-            scale: The factor, above 0; compression multiplies the part that it has not sent yet by the change of this
-                factor.
+        Compression multiplies the part that it has not sent yet by the change of this factor.
         """
         compressor = self._compressor
         if compressor is not None and compressor.scale != scale / self._factor:

@@ -30,7 +30,7 @@ def average_exactly(bucket: AnyBucket) -> Future[Any]:
 
 
 def mean_of(bucket: AnyBucket, future: Any, hook: CommunicationHook | None) -> Any:
-    """Wait for the mean of a bucket, for which a communication hook has returned a future, and return it.
+    """Return the mean of a bucket, for which a communication hook has returned a future, once it is there.
 
     Raises:
         TypeError: The hook has returned something other than a future of an array.
@@ -128,11 +128,7 @@ class Reduction:
                 self.ready_all()
 
     def agree(self) -> None:
-        """Wait until it is known that all ranks have the same gradients.
-
-        Raises:
-            ValueError: The ranks have different gradients (on every rank).
-        """
+        """Wait until it is known that all ranks have the same gradients; otherwise raise ValueError on every rank."""
         self._agreed.wait()
 
     def expect_shapes(self) -> None:

@@ -115,20 +115,16 @@ class Strategy:
     def reduce_scatter(self, ranks: Ranks, flat: _Array, ranges: Sequence[slice]) -> None:
         """Overwrite, on each rank, its range of an array with the mean over ranks; collective among them.
 
-        Args:
-            ranks: See :meth:`mean`.
-            flat: See :meth:`mean`. Elements outside this rank's range are lost.
-            ranges: The range of each rank; together, they are the array. In which order they lie is not specified.
+        Elements outside this rank's range are lost. The arguments are those of :meth:`mean`, and ``ranges``: the range
+        of each rank. Together, they are the array; in which order they lie is not specified.
         """
         collectives.mean_to_each(ranks, flat, ranges)
 
     def all_gather(self, ranks: Ranks, flat: _Array, ranges: Sequence[slice]) -> None:
         """Overwrite, on all ranks, the range of each rank with that rank's elements; collective among them.
 
-        Args:
-            ranks: See :meth:`mean`.
-            flat: See :meth:`mean`; of any dtype.
-            ranges: The range of each rank. They do not overlap, and need not be the whole array.
+        The arguments are those of :meth:`mean`, of any dtype, and ``ranges``: the range of each rank. They do not
+        overlap, and need not be the whole array.
         """
         itemsize = flat.itemsize
         counts = [(each.stop - each.start) * itemsize for each in ranges]
@@ -151,10 +147,7 @@ class Strategy:
         return (self.shares_memory, self.n_leaders, *self.context.topology)
 
     def bucket_bytes(self, is_large: bool) -> int:
-        """Return the maximum size in bytes of a bucket in host memory, if the program does not say it.
-
-        With ``is_large``, buckets are large also if all ranks are on one node.
-        """
+        """Return the default maximum size of a bucket in host memory; with ``is_large``, large also on one node."""
         return _BUCKET_BYTES_ACROSS if self.shares_memory or is_large else _BUCKET_BYTES
 
     def shares_of(self, length: int) -> list[int]:

@@ -64,14 +64,7 @@ class Context:
 
 
 class Contexts:
-    """All contexts that are derived from one MPI communicator.
-
-    Args:
-        mpi_comm: The communicator.
-
-    Attributes:
-        foreground: The context of the main thread.
-    """
+    """All contexts that are derived from one MPI communicator; ``foreground`` is that of the main thread."""
 
     def __init__(self, mpi_comm: MPI.Intracomm) -> None:
         self.foreground = Context(mpi_comm)

@@ -104,8 +104,7 @@ explanations: list[Callable[[], Sequence[str]]] = []
 def explain_stalls(explanation: Callable[[], Sequence[str]]) -> None:
     """Add lines to the message of this rank when something stalls, if something watches: the package mn-guard does.
 
-    Args:
-        explanation: Returns the lines; called in the monitor's thread, so it must not communicate.
+    ``explanation`` returns the lines. It is called in the monitor's thread, so it must not communicate.
     """
     explanations.append(explanation)
 
@@ -140,11 +139,7 @@ def operation(function: Callable[_P, _R]) -> Callable[_P, _R]:
 
 @contextmanager
 def waiting_for(what: Callable[[], str]) -> Iterator[None]:
-    """Describe the purpose of the operations in this block, in case one stalls.
-
-    Args:
-        what: Returns a short description; called only if needed.
-    """
+    """Describe the purpose of the operations in this block, in case one stalls; ``what`` is called only then."""
     doing = activity()
     outer, doing.purpose = doing.purpose, what
     try:
