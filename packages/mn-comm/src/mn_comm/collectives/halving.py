@@ -71,21 +71,13 @@ def _power_of_two(size: int) -> int:
 
 
 class _Meeting(NamedTuple):
-    """An exchange with another rank.
+    """An exchange with another rank."""
 
-    Attributes:
-        other: The other rank.
-        kept: The elements for which this rank continues.
-        given: The elements for which the other rank continues.
-        mine: The number of ranks over which this rank's values are a mean.
-        theirs: The number of ranks over which the other rank's values are a mean.
-    """
-
-    other: int
-    kept: slice
-    given: slice
-    mine: int
-    theirs: int
+    other: int  # the other rank
+    kept: slice  # the elements for which this rank continues
+    given: slice  # the elements for which the other rank continues
+    mine: int  # the number of ranks over which this rank's values are a mean
+    theirs: int  # the number of ranks over which the other rank's values are a mean
 
 
 def _meetings(rank: int, size: int, bounds: Sequence[int]) -> Iterator[_Meeting]:

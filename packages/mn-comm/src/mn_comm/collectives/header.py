@@ -42,21 +42,13 @@ def same_root(ranks: Ranks, root: Any, prepare: Callable[[int], object] = lambda
 
 
 class Header(NamedTuple):
-    """Describes the data that follows.
+    """Describes the data that follows."""
 
-    Attributes:
-        dtypes: The dtype of each array that follows.
-        shapes: The shape of each.
-        is_tuple: Whether the user passed several arrays, rather than one.
-        failure: What was wrong with the sender's input, by type and message; if it is set, no array follows.
-        on_device: Whether each array is on a device at the sender.
-    """
-
-    dtypes: tuple[np.dtype[Any], ...] = ()
-    shapes: tuple[tuple[int, ...], ...] = ()
-    is_tuple: bool = False
-    failure: tuple[str, str] | None = None
-    on_device: tuple[bool, ...] = ()
+    dtypes: tuple[np.dtype[Any], ...] = ()  # the dtype of each array that follows
+    shapes: tuple[tuple[int, ...], ...] = ()  # the shape of each
+    is_tuple: bool = False  # whether the user passed several arrays, rather than one
+    failure: tuple[str, str] | None = None  # what was wrong with the input: type and message; then no array follows
+    on_device: tuple[bool, ...] = ()  # whether each array is on a device at the sender
 
     def make_room(self) -> list[np.ndarray[Any, Any]]:
         """Return host memory for receiving the arrays."""

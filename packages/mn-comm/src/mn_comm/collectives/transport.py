@@ -20,15 +20,11 @@ class Transport:
     """Ranks that exchange arrays in host memory, and a count of the bytes sent.
 
     For arrays on devices see :mod:`mn_comm.device.transports`.
-
-    Attributes:
-        ranks: The ranks.
-        sent: How many bytes this rank has sent to others.
     """
 
     def __init__(self, ranks: Ranks) -> None:
         self.ranks = ranks
-        self.sent = 0
+        self.sent = 0  # how many bytes this rank has sent to others
 
     def swap(self, outgoing: Messages, incoming: Messages, what: str) -> None:
         """Send arrays to other ranks, and receive some from them; collective.

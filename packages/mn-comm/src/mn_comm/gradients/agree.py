@@ -24,17 +24,11 @@ _SHAPE, _DTYPE = attrgetter("shape"), attrgetter("dtype")
 
 
 class Selection(NamedTuple):
-    """The gradients that take part, sorted by name.
+    """The gradients that take part, sorted by name."""
 
-    Attributes:
-        params: Names and parameters.
-        likes: For each parameter an array with the shape and dtype of its gradient, even if there is no gradient.
-        grads: The current gradients, or ``None``.
-    """
-
-    params: list[Named]
-    likes: list[Any]
-    grads: list[Any]
+    params: list[Named]  # names and parameters
+    likes: list[Any]  # for each an array with the shape and dtype of its gradient, even if there is no gradient
+    grads: list[Any]  # the current gradients, or `None`
 
 
 def sorted_parameters(model: Model) -> list[Named]:

@@ -29,31 +29,18 @@ class Block(NamedTuple):
     """Consecutive elements of a bucket that are processed together, while they are in the cache.
 
     If they belong to one gradient, all memory has the shape of this part; otherwise it is one-dimensional.
-
-    Attributes:
-        select: Selects the block's arrays from all gradients: a list or tuple of them, or the array itself if there is
-            only one.
-        adder: The rank of the node that adds it up.
-        owner: The rank whose memory holds the sum.
-        segments: The memory for it of every rank of the node, or of only this rank.
-        mine: This rank's memory for it.
-        sum: The owner's memory, or scratch memory if only the rank that adds it up needs the sum.
-        room: Scratch memory of the bucket's dtype.
-        total: Scratch memory of the dtype in which it is added up.
-        pieces: Views of ``room`` that have the shapes of the arrays; empty if there is only one.
-        is_kept: Whether this rank needs the mean.
     """
 
-    select: Callable[[Arrays], Any]
-    adder: int
-    owner: int
-    segments: list[_Array]
-    mine: _Array
-    sum: _Array
-    room: _Array
-    total: _Array
-    pieces: list[_Array]
-    is_kept: bool
+    select: Callable[[Arrays], Any]  # selects its arrays from all gradients; the array itself if there is only one
+    adder: int  # the rank of the node that adds it up
+    owner: int  # the rank whose memory holds the sum
+    segments: list[_Array]  # the memory for it of every rank of the node, or of only this rank
+    mine: _Array  # this rank's memory for it
+    sum: _Array  # the owner's memory, or scratch memory if only the rank that adds it up needs the sum
+    room: _Array  # scratch memory of the bucket's dtype
+    total: _Array  # scratch memory of the dtype in which it is added up
+    pieces: list[_Array]  # views of `room` that have the shapes of the arrays; empty if there is only one
+    is_kept: bool  # whether this rank needs the mean
 
 
 def scratch_memory(strategy: Strategy) -> _Array:

@@ -34,17 +34,6 @@ class Bucket:
         flattened: The positions of gradients that must be one-dimensional, because blocks hold only parts of them.
         ranges: The range of it that each rank gets.
         strategy: How it is averaged.
-
-    Attributes:
-        share: The part of ``flat`` that this rank owns, and exchanges with other nodes; ``exchanged`` describes it.
-        shares_memory: Whether the ranks of a node can access each other's memory for it.
-        own: The blocks that this rank adds up.
-        others: The blocks that other ranks of the node add up.
-        kept: The blocks whose means this rank needs: all, unless gradients have owners.
-        to_come: Those of ``kept`` that other ranks of the node add up.
-        context: The ranks.
-        across: The ranks with which ``share`` is exchanged.
-        are_shares_added_up_together: Whether ranks of the node add up parts of other ranks' shares.
     """
 
     needs_agreement = False  # the worker that averages it ensures this
@@ -63,19 +52,20 @@ class Bucket:
         context, mine, last = strategy.context, strategy.place, len(ranges.shares) - 1
         begin, end = (ranges.shares[min(place, last)] for place in (mine, mine + 1))
         self.index = index
-        self.exchanged = exchanged._replace(begin=begin)
+        self.exchanged = exchanged._replace(begin=begin)  # describes `share`
         self.flat = flat
-        self.share = flat[begin:end]
+        self.share = flat[begin:end]  # the part of `flat` that this rank owns, and exchanges with other nodes
         self.memory = memory
         self.blocks = blocks
         self.flattened = flattened
         self.ranges = ranges
         self.strategy = strategy
-        self.shares_memory = strategy.shares_memory
-        self.own = [block for block in blocks if block.adder == mine]
-        self.others = [block for block in blocks if block.adder != mine]
-        self.kept = [block for block in blocks if block.is_kept]
-        self.to_come = [block for block in self.others if block.is_kept]
+        self.shares_memory = strategy.shares_memory  # whether the ranks of a node can access each other's memory for it
+        self.own = [block for block in blocks if block.adder == mine]  # those that this rank adds up
+        self.others = [block for block in blocks if block.adder != mine]  # those that other ranks of the node add up
+        self.kept = [block for block in blocks if block.is_kept]  # those whose means it needs: all, without owners
+        self.to_come = [block for block in self.others if block.is_kept]  # of these, those that others add up
+        # Whether ranks of the node add up parts of other ranks' shares.
         self.are_shares_added_up_together = any(block.adder != block.owner for block in blocks)
         self.parts = exchanged.parts
         self.members = [part.member for part in self.parts]
@@ -85,6 +75,7 @@ class Bucket:
         self.submit: Callable[[Callable[[], Any]], Future[Any]] = Future
         self._arrays: Arrays | None = None
         self.context = context
+        # The ranks with which `share` is exchanged.
         self.across = context.across if self.shares_memory else context.ranks
         self._kept_parts = [part for part in self.parts if ranges.are_kept(part.begin, context.topology.rank)]
 

@@ -54,12 +54,6 @@ class Layout:
         lasting: Whether buckets keep their memory; otherwise the next buckets reuse it immediately.
         owners: Which rank alone needs the mean of which gradient, if the gradient is in host memory; ``None`` if all
             ranks need all means. With owners, creating a layout is collective.
-
-    Attributes:
-        specs: The gradients' names, shapes and dtypes.
-        nbytes: Their size, all together.
-        share_size: How often ranks meet, if there is a choice.
-        number: The same number on all ranks that created the layout together, and different from every other layout's.
     """
 
     def __init__(
@@ -75,10 +69,11 @@ class Layout:
         lasting: bool,
         owners: Owners | None = None,
     ) -> None:
+        # The gradients' names, shapes and dtypes.
         self.specs: list[Spec] = [(name, shape, dtype) for name, shape, dtype, *_ in signature]
-        self.nbytes = sum(count(shape) * dtype.itemsize for _, shape, dtype in self.specs)
-        self.share_size = ShareSize()
-        self.number = next(strategy.context.numbers)
+        self.nbytes = sum(count(shape) * dtype.itemsize for _, shape, dtype in self.specs)  # their size, all together
+        self.share_size = ShareSize()  # how often ranks meet, if there is a choice
+        self.number = next(strategy.context.numbers)  # the same on all ranks, and different from every other layout's
         self.order = order
         self.strategy = strategy
         self.config = config

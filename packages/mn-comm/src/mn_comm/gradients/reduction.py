@@ -67,9 +67,6 @@ class Reduction:
         comm_hook: Starts to average a bucket.
         on_end: Called by the worker when all buckets are averaged, with whether that succeeded on all ranks, if given.
         buffer_index: The index of its set of buckets.
-
-    Attributes:
-        is_over: Whether it has completely finished.
     """
 
     def __init__(
@@ -98,7 +95,7 @@ class Reduction:
         self._means: list[Future[Any]] = []
         self._ended: Future[None] | None = None
         self._is_abandoned = False
-        self.is_over = False
+        self.is_over = False  # whether it has completely finished
 
     @property
     def has_left(self) -> bool:

@@ -28,14 +28,10 @@ _LAST = 5
 
 
 class ShareSize:
-    """Chooses the shares for gradients of one layout.
-
-    Attributes:
-        used: The index in :data:`SHARE_BYTES` on which the ranks have agreed.
-    """
+    """Chooses the shares for gradients of one layout."""
 
     def __init__(self) -> None:
-        self.used = _FREE
+        self.used = _FREE  # the index in SHARE_BYTES on which the ranks have agreed
         self._choice = _FREE
         self._tries = False
         self._since_try = 0

@@ -38,9 +38,6 @@ class Targets:
         grads: Their gradients, or ``None``.
         specs: Their names, shapes and dtypes.
         flattened: The positions of gradients that have to be one-dimensional, because blocks hold only parts of them.
-
-    Attributes:
-        arrays: For each gradient the array to read and to write.
     """
 
     def __init__(
@@ -49,7 +46,7 @@ class Targets:
         self._params = params
         self._new: list[int] = []
         self._borrowed: list[tuple[_Array, _Array]] = []
-        self.arrays: list[Any] = list(grads)
+        self.arrays: list[Any] = list(grads)  # to read and to write, one for each gradient
         are_on_host = set(map(type, self.arrays)) <= {np.ndarray}
         flags = functools.reduce(int.__and__, set(map(FLAGS, self.arrays)), -1) if are_on_host else 0
         if flags & _IS_PLAIN != _IS_PLAIN:

@@ -33,25 +33,17 @@ class Context:
     Args:
         mpi_comm: The caller's communicator. Creating a context is collective.
         is_apart: Whether a thread of the caller communicates with it, while the program's thread also communicates.
-
-    Attributes:
-        ranks: The duplicate.
-        topology: Where its ranks run.
-        within: The ranks of this node.
-        across: The ranks of the same ``intra_rank`` on all nodes that have one.
-        memory: The memory that the ranks of this node share.
-        numbers: Numbers for objects that all ranks create in the same order.
-        may_use_devices: Whether NCCL may be used; its calls do not return when a rank is lost.
     """
 
     def __init__(self, mpi_comm: MPI.Intracomm, is_apart: bool = False) -> None:
         self.is_apart = is_apart
         self.ranks = (mpi_comm if isinstance(mpi_comm, Ranks) else Ranks(mpi_comm)).duplicate()
         guard().watch(self.ranks)
-        self.topology: Topology = discover(self.ranks)
+        self.topology: Topology = discover(self.ranks)  # where its ranks run
         self.within, self.across = self.ranks.by_node(self.topology)
-        self.memory = SharedMemory(self.within)
-        self.numbers = itertools.count(1)
+        self.memory = SharedMemory(self.within)  # which the ranks of this node share
+        self.numbers = itertools.count(1)  # for objects that all ranks create in the same order
+        # Whether NCCL may be used; its calls do not return when a rank is lost.
         self.may_use_devices = type(self.ranks) is Ranks
 
     def free(self) -> None:

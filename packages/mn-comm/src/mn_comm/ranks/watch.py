@@ -45,31 +45,20 @@ class Call(NamedTuple):
 
 
 class Activity:
-    """What one thread is doing.
-
-    Attributes:
-        thread: The thread's number, as :func:`threading.get_ident` gives it.
-        calls: The operations that it is executing, the outermost first.
-        finished: The names of the last operations that it has finished.
-        count: How many it has finished.
-        purpose: Returns a short description of what it waits for, if one is set.
-        wait: The MPI call in which it waits, the ranks it waits for, and the start in nanoseconds of the monotonic
-            clock; ``None`` while it does not wait.
-        waited: How many nanoseconds it has waited for other ranks, all together.
-        polls: Whether it waits with pauses, and so leaves its core to a computation that runs at the same time.
-    """
+    """What one thread is doing."""
 
     __slots__ = ("calls", "count", "finished", "polls", "purpose", "thread", "wait", "waited")
 
     def __init__(self) -> None:
-        self.thread = threading.get_ident()
-        self.calls: list[Call] = []
-        self.finished: deque[str] = deque(maxlen=5)
-        self.count = 0
-        self.purpose: Callable[[], str] | None = None
+        self.thread = threading.get_ident()  # the thread's number
+        self.calls: list[Call] = []  # the operations that it is executing, the outermost first
+        self.finished: deque[str] = deque(maxlen=5)  # the names of the last operations that it has finished
+        self.count = 0  # how many it has finished
+        self.purpose: Callable[[], str] | None = None  # describes what it waits for
+        # The MPI call in which it waits, the ranks it waits for, and the start in nanoseconds of the monotonic clock.
         self.wait: tuple[str, MPI.Intracomm | None, int] | None = None
-        self.polls = False
-        self.waited = 0
+        self.polls = False  # whether it waits with pauses, and so leaves its core to a computation
+        self.waited = 0  # how many nanoseconds it has waited for other ranks
 
     def wait_for(
         self, call: Callable[..., _R], what: str, ranks: MPI.Intracomm | None, args: Any = (), kwargs: Any = _NONE
