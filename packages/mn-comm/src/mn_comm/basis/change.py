@@ -63,11 +63,7 @@ def _named(ranks: tuple[int, ...]) -> str:
 class RankLost(RuntimeError):
     """A rank was lost in an operation that cannot be repeated; raised on every remaining rank.
 
-    The communicator has already been rebuilt.
-
-    Args:
-        operation: The name of the operation.
-        change: How the communicator has changed.
+    The communicator has already been rebuilt; ``change`` says how it has changed.
     """
 
     def __init__(self, operation: str, change: Change) -> None:

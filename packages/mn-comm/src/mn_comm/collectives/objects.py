@@ -137,7 +137,7 @@ def allgather_obj(ranks: Ranks, obj: Any) -> list[Any]:
     with agreement.raise_on_all(ranks):
         mine = _dump(obj)
     parcels = ranks.allgather(_parcel(mine))
-    found = [_copy(mine) if root == ranks.rank else _begun(parcel) for root, parcel in enumerate(parcels)]
+    found = [[each.copy() for each in mine] if root == ranks.rank else _begun(p) for root, p in enumerate(parcels)]
     for root, parcel in enumerate(parcels):
         if isinstance(parcel[0], int):
             for piece in _pieces(found[root]):
@@ -224,10 +224,6 @@ def _begun(parcel: _Parcel) -> _Frames:
     ]
 
 
-def _copy(frames: _Frames) -> _Frames:
-    return [frame.copy() for frame in frames]
-
-
 def _pieces(frames: _Frames, nbytes: int = pieces.PIECE_BYTES) -> Iterator[_Array]:
     return (piece for frame in frames for piece in pieces.pieces(frame, min(nbytes, pieces.PIECE_BYTES)))
 
@@ -242,7 +238,7 @@ def _send_long(ranks: Ranks, frames: _Frames, dest: int) -> None:
 def _from(ranks: Ranks, parcel: _Parcel, source: int, mine: _Frames) -> _Frames:
     """Return the frames of a rank, whose parcel was received; ``mine`` are those of this rank."""
     if source == ranks.rank:
-        return _copy(mine)
+        return [frame.copy() for frame in mine]
     frames = _begun(parcel)
     if isinstance(parcel[0], int):
         for piece in _pieces(frames):

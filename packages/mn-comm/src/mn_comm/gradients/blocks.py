@@ -57,19 +57,10 @@ def cut_into_blocks(
     strategy: Strategy,
     lasting: bool,
 ) -> tuple[list[Block], set[int]]:
-    """Cut a bucket into the blocks that the node's ranks add up.
+    """Return the blocks of a bucket, and the positions of the gradients of which a block holds only a part.
 
-    Args:
-        parts: The bucket's parts.
-        specs: The names, shapes and dtypes of all gradients.
-        ranges: The range of it that each rank gets.
-        segments: The memory for it of every rank of the node, or of only this rank.
-        room: The result of :func:`scratch_memory`.
-        strategy: How it is averaged.
-        lasting: Whether the bucket keeps its memory.
-
-    Returns:
-        The blocks, and the positions of the gradients of which a block holds only a part.
+    ``segments`` is the memory for it of every rank of the node, or of only this rank, and ``room`` what
+    :func:`scratch_memory` returns. A ``lasting`` bucket keeps its memory.
     """
     length, dtype, mine, rank = segments[0].size, segments[0].dtype, strategy.place, strategy.context.topology.rank
     adders: Sequence[int] = [0]

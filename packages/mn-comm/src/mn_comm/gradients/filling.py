@@ -88,7 +88,8 @@ class Ownership:
         Gradients without an owner are in no bucket. Unless gradients must not be split, all buckets of a dtype have the
         same proportion of elements for each owner.
         """
-        owners = self._in_order()
+        # All ranks in the order in which the elements that they own are placed in a bucket.
+        owners = [owner for nodes in self._groups() for node in nodes for owner in node]
         order = [member for member in order if self.has(member)]
         if whole:
             for parts in fill_buckets(specs, order, most_bytes, whole=True):
@@ -128,10 +129,6 @@ class Ownership:
         # If no rank communicates with other nodes, these are the ranges that the ranks add up.
         shares = self._strategy.adders_of(begin, ends) if self._strategy.takes_one_step else ends
         return Ranges(owners, shares, destinations)
-
-    def _in_order(self) -> list[int]:
-        """Return all ranks in the order in which the elements that they own are placed in a bucket."""
-        return [owner for nodes in self._groups() for node in nodes for owner in node]
 
     def _groups(self) -> list[list[list[int]]]:
         """Return, for each communicating rank of a node and each node, the ranks whose ranges it exchanges."""

@@ -132,7 +132,10 @@ class Reduction:
         """Raise ``ValueError`` if a parameter has changed its shape since its gradient was packed; not collective."""
         for (name, param), (_, shape, _) in zip(self._params, self._specs, strict=True):
             if param.data is not None and param.data.shape != shape:
-                raise _other_shape(name, shape, param.data.shape)
+                raise ValueError(
+                    f"expected {name} to keep its shape {shape} until the mean of its gradient is applied, one step "
+                    f"later; got {param.data.shape}"
+                )
 
     def wait(self) -> None:
         """Wait until all buckets are averaged, and write the means to the gradients.
@@ -210,10 +213,3 @@ class Reduction:
                 f"rank {abandoned_by[0] - 1} has abandoned its backward pass because of an exception: there are no "
                 "averaged gradients"
             )
-
-
-def _other_shape(name: str, expected: object, got: object) -> ValueError:
-    return ValueError(
-        f"expected {name} to keep its shape {expected} until the mean of its gradient is applied, one step later; got "
-        f"{got}"
-    )

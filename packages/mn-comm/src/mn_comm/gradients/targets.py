@@ -33,11 +33,7 @@ class Targets:
     A gradient keeps its array, unless the array cannot hold the mean: it is missing, read-only, or shares memory with
     another gradient or with itself. A backward pass can cause this on one rank and not on another.
 
-    Args:
-        params: The names and parameters that take part.
-        grads: Their gradients, or ``None``.
-        specs: Their names, shapes and dtypes.
-        flattened: The positions of gradients that have to be one-dimensional, because blocks hold only parts of them.
+    The gradients at the positions ``flattened`` have to be one-dimensional, because blocks hold only parts of them.
     """
 
     def __init__(
