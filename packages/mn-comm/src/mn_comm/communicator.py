@@ -13,10 +13,9 @@ from mn_comm.base import DEFAULT_MAX_BUF_LEN, CommunicatorBase, mean_as_version_
 from mn_comm.basis import wire
 from mn_comm.basis.arithmetic import is_half
 from mn_comm.basis.config import Config
-from mn_comm.basis.device_backend import DeviceBackend, provide
 from mn_comm.basis.lazy import load_later
 from mn_comm.basis.mpi import MPI, has_been_finalized
-from mn_comm.basis.placement import zeros_beside
+from mn_comm.basis.placement import DeviceBackend, provide, zeros_beside
 from mn_comm.basis.protocols import Model
 from mn_comm.ranks import agreement
 from mn_comm.ranks.watch import operation

@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from mn_comm.basis import placement, wire
-from mn_comm.basis.device_backend import device_backend
 from mn_comm.basis.mpi import MPI
 from mn_comm.collectives import header, pieces
 from mn_comm.collectives.header import Header, same_root
@@ -62,7 +61,7 @@ def bcast(ranks: Ranks, data: Any, root: int = 0) -> _Array:
         bcast_in_place(ranks, data, root)
         return data  # type: ignore[no-any-return]
     if announced.on_device[0]:
-        return device_backend().bcast_new(ranks, announced.shapes[0], announced.dtypes[0], root)  # type: ignore[no-any-return]
+        return placement.device_backend().bcast_new(ranks, announced.shapes[0], announced.dtypes[0], root)  # type: ignore[no-any-return]
     received: _Array = np.empty(announced.shapes[0], announced.dtypes[0])
     pieces.bcast(ranks, received, root)
     return received
@@ -74,7 +73,7 @@ def bcast_in_place(ranks: Ranks, array: Any, root: int = 0) -> None:
     The arrays have the same shape and dtype, and any memory layout; they are on a device on all ranks or on none.
     """
     if placement.is_device_array(array):
-        device_backend().bcast(ranks, array, root)
+        placement.device_backend().bcast(ranks, array, root)
         return
     contiguous = np.asarray(array, order="C")
     pieces.bcast(ranks, contiguous, root)

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from mn_comm.basis import placement, wire
-from mn_comm.basis.device_backend import device_backend
 from mn_comm.basis.mpi import MPI
 from mn_comm.collectives import pieces
 from mn_comm.collectives.header import same_root
@@ -39,7 +38,7 @@ def reduce(ranks: Ranks, data: Any, op: str, root: int) -> _Array | None:
 def _combine(ranks: Ranks, array: Any, op: str, what: str, root: int | None = None) -> _Array:
     total_dtype = _agree_on(ranks, array, op, what)
     if placement.is_device_array(array):
-        return device_backend().allreduce(ranks, array, total_dtype, op)  # type: ignore[no-any-return]
+        return placement.device_backend().allreduce(ranks, array, total_dtype, op)  # type: ignore[no-any-return]
     total = array.astype(total_dtype, order="C", copy=True)
     is_nan = _where_nan(ranks, total, op)
     combine_in_place(ranks, total.reshape(-1), op, root)
@@ -56,7 +55,7 @@ def reduce_scatter(ranks: Ranks, array: Any, op: str) -> _Array:
         raise agreement.everywhere(ValueError(error))
     shape = (array.shape[0] // ranks.size, *array.shape[1:])
     if placement.is_device_array(array):
-        total = device_backend().allreduce(ranks, array, total_dtype, op)
+        total = placement.device_backend().allreduce(ranks, array, total_dtype, op)
         return total[ranks.rank * shape[0] : (ranks.rank + 1) * shape[0]].copy()  # type: ignore[no-any-return]
     # mpi4py finds no datatype for elements that are not aligned.
     blocks = np.require(array, total_dtype, ["C", "ALIGNED", "ENSUREARRAY"]).reshape(ranks.size, -1)

@@ -10,7 +10,7 @@ import numpy as np
 
 from mn_comm.basis.arithmetic import is_half
 from mn_comm.basis.config import Config
-from mn_comm.basis.device_backend import device_backend
+from mn_comm.basis.placement import device_backend
 from mn_comm.gradients.blocks import cut_into_blocks, scratch_memory
 from mn_comm.gradients.bucket import Bucket
 from mn_comm.gradients.filling import Owners, Ownership, fill_buckets

@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
-from mn_comm.basis.device_backend import device_backend
 from mn_comm.basis.lazy import load_later
 from mn_comm.basis.mpi import MPI
+from mn_comm.basis.placement import device_backend
 from mn_comm.gradients.parts import Exchanged, Spec, bounds, even_or
 from mn_comm.ranks import agreement
 from mn_comm.ranks.shared_memory import share
