@@ -20,8 +20,6 @@ if TYPE_CHECKING:
     from mn_comm.gradients.interfaces import CommunicationHook
     from mn_comm.gradients.reducer import GradientReducer
 
-__all__ = ["DEFAULT_MAX_BUF_LEN", "CommunicatorBase", "mean_as_version_1"]
-
 _Array = np.ndarray[Any, Any]
 
 DEFAULT_MAX_BUF_LEN = 256 * 1024 * 1024

@@ -34,8 +34,6 @@ else:  # creating a communicator needs none of them
     collectives = load_later("mn_comm.collectives")
     agree = load_later("mn_comm.gradients.agree")
 
-__all__ = ["Communicator"]
-
 _Array = np.ndarray[Any, Any]
 
 

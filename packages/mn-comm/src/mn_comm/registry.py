@@ -25,9 +25,6 @@ if TYPE_CHECKING:
 
     from mpi4py import MPI
 
-
-__all__ = ["GROUP", "SPARES", "create_elastic", "kind_of", "refuse_spares"]
-
 GROUP = "mn_comm.strategies"
 # No other package can use these names. Strategies of others are added to the table when a rank first uses them.
 _OURS = tuple(STRATEGIES)

@@ -9,8 +9,6 @@ from typing import Any
 
 import numpy as np
 
-__all__ = ["add_up", "divide", "is_half", "sum_dtype"]
-
 _Array = np.ndarray[Any, Any]
 
 

@@ -9,8 +9,6 @@ import numpy as np
 
 from mn_comm.basis.arithmetic import is_half
 
-__all__ = ["Config"]
-
 
 class Config(NamedTuple):
     """The settings that scripts pass to ``create_communicator`` or ``set_config``.

@@ -8,8 +8,6 @@ from collections.abc import Mapping
 from mn_comm.basis.child_processes import is_worker
 from mn_comm.basis.mpi import MPI
 
-__all__ = ["check_initialized", "check_launch"]
-
 _OF_OPEN_MPI = ("OMPI_COMM_WORLD_SIZE", "PMIX_RANK")
 _OF_MPICH = ("PMI_SIZE", "PMI_RANK", "PMI_FD")
 _SIZES = ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "SLURM_STEP_NUM_TASKS")

@@ -8,8 +8,6 @@ import types
 from collections.abc import Callable, Mapping
 from typing import Any
 
-__all__ = ["load_later", "load_on_demand"]
-
 
 class _Later(types.ModuleType):
     """Acts as a module, which is imported when one of its names is first used."""

@@ -15,19 +15,6 @@ from typing import Any, Protocol
 
 import numpy as np
 
-__all__ = [
-    "DeviceBackend",
-    "array_module",
-    "at_rest",
-    "deliver",
-    "device_backend",
-    "is_device_array",
-    "make_room",
-    "provide",
-    "to_host",
-    "zeros_beside",
-]
-
 _Array = np.ndarray[Any, Any]
 
 

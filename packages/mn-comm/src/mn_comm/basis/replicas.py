@@ -12,8 +12,6 @@ from typing import Any, Protocol
 
 from mn_comm.basis.protocols import Model
 
-__all__ = ["Synchronizer", "register_synchronizer", "synchronize_replicas"]
-
 
 class Synchronizer(Protocol):
     """An object that can make all ranks' parameters equal."""

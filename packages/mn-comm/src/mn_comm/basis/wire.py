@@ -13,18 +13,6 @@ from mn_comm.basis.arithmetic import sum_dtype
 from mn_comm.basis.mpi import MPI
 from mn_comm.basis.placement import is_device_array
 
-__all__ = [
-    "as_index",
-    "check_array",
-    "check_intracomm",
-    "check_parts",
-    "check_rank",
-    "check_same_dtype",
-    "check_sum",
-    "check_tag",
-    "has_mpi_datatype",
-]
-
 
 def check_array(array: Any, operation: str) -> Any:
     """Return ``array``, or raise TypeError if it is no array, has a mask, or its dtype holds Python objects."""

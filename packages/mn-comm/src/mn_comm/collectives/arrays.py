@@ -15,8 +15,6 @@ from mn_comm.ranks import agreement
 if TYPE_CHECKING:
     from mn_comm.ranks.intracomm import Ranks
 
-__all__ = ["allgather", "alltoall", "bcast", "bcast_in_place", "gather", "recv", "scatter", "send"]
-
 _Array = np.ndarray[Any, Any]
 
 

@@ -23,8 +23,6 @@ from mn_comm.collectives import pieces
 if TYPE_CHECKING:
     from mn_comm.ranks.intracomm import Ranks
 
-__all__ = ["mean_of_halves", "mean_to_each", "order_of_ranges"]
-
 _Array = np.ndarray[Any, Any]
 # Data is added up in pieces while more of it arrives.
 _PIECE_BYTES = 1 << 20

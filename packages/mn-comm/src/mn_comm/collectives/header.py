@@ -15,8 +15,6 @@ from mn_comm.ranks import agreement
 if TYPE_CHECKING:
     from mn_comm.ranks.intracomm import Ranks
 
-__all__ = ["Header", "attempt", "describe", "raise_failure", "recv", "same_root", "send"]
-
 _MARK = b"mnc1"  # by which a receiver recognizes a header
 
 

@@ -14,8 +14,6 @@ from mn_comm.collectives.pieces import pieces
 if TYPE_CHECKING:
     from mn_comm.ranks.intracomm import Ranks
 
-__all__ = ["OPERATIONS", "combine_in_place", "mean_in_place"]
-
 _Array = np.ndarray[Any, Any]
 OPERATIONS = {"sum": "SUM", "prod": "PROD", "max": "MAX", "min": "MIN"}
 """The names that MPI has for them."""

@@ -26,16 +26,6 @@ from mn_comm.ranks import agreement
 if TYPE_CHECKING:
     from mn_comm.ranks.intracomm import Ranks
 
-__all__ = [
-    "allgather_obj",
-    "allreduce_obj",
-    "bcast_obj",
-    "gather_obj",
-    "recv_obj",
-    "scatter_obj",
-    "send_obj",
-]
-
 _SHORT_BYTES = 1 << 16
 
 _Array = Any  # of uint8; the buffers that pickle and NumPy take have no common type

@@ -18,8 +18,6 @@ from mn_comm.ranks import agreement
 if TYPE_CHECKING:
     from mn_comm.ranks.intracomm import Ranks
 
-__all__ = ["allreduce", "reduce", "reduce_scatter"]
-
 _Array = np.ndarray[Any, Any]
 
 

@@ -10,8 +10,6 @@ from mn_comm.collectives.pieces import Messages
 if TYPE_CHECKING:
     from mn_comm.ranks.intracomm import Ranks
 
-__all__ = ["TAG", "Transport"]
-
 TAG = 7
 """The tag of all these messages."""
 

@@ -17,8 +17,6 @@ from mn_comm.ranks.agreement import digest
 if TYPE_CHECKING:
     from mn_comm.ranks.intracomm import Ranks
 
-__all__ = ["Agreement", "Named", "Selection", "expect_same_arrays", "outline", "select", "sorted_parameters"]
-
 Named = tuple[str, Parameter]
 _SHAPE, _DTYPE = attrgetter("shape"), attrgetter("dtype")
 

@@ -14,8 +14,6 @@ from mn_comm.basis.arithmetic import sum_dtype
 from mn_comm.gradients.parts import Arrays, Part, Ranges, Spec
 from mn_comm.gradients.strategy import Strategy
 
-__all__ = ["Block", "cut", "cut_into_blocks", "scratch_memory"]
-
 _Array = np.ndarray[Any, Any]
 
 # The bytes that a rank adds up at a time: with the same part of a few neighbors, they fit into a core's second-level

@@ -14,8 +14,6 @@ from mn_comm.gradients.parts import Arrays, Exchanged, Ranges
 from mn_comm.gradients.strategy import Strategy
 from mn_comm.ranks.background import Future
 
-__all__ = ["Bucket", "collect", "distribute"]
-
 _Array = np.ndarray[Any, Any]
 
 

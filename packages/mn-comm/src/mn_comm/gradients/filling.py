@@ -12,8 +12,6 @@ from mn_comm.collectives.halving import order_of_ranges
 from mn_comm.gradients.parts import Part, Ranges, Spec, count
 from mn_comm.gradients.strategy import Strategy
 
-__all__ = ["Owners", "Ownership", "fill_buckets"]
-
 _Dtype = np.dtype[Any]
 
 

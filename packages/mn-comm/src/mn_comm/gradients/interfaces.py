@@ -9,8 +9,6 @@ from mn_comm.basis.arithmetic import is_half
 from mn_comm.gradients.parts import Arrays
 from mn_comm.ranks.background import Future
 
-__all__ = ["AnyBucket", "CommunicationHook", "JoinMessages", "check_floats"]
-
 
 class AnyBucket(Protocol):
     """The interface of buckets, in host memory and on a device, and the argument of a communication hook.

@@ -20,8 +20,6 @@ from mn_comm.gradients.share_size import ShareSize
 from mn_comm.gradients.signature import ON_DEVICE, Signature
 from mn_comm.gradients.strategy import Strategy
 
-__all__ = ["Layout", "Layouts", "check_gradients"]
-
 _Array = np.ndarray[Any, Any]
 
 # A bucket's memory is used again two buckets later: by then, all ranks have met in the bucket between.

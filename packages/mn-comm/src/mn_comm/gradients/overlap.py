@@ -10,8 +10,6 @@ import numpy as np
 
 from mn_comm.basis.placement import is_device_array
 
-__all__ = ["FLAGS", "OWNS_MEMORY", "can_be_written_to", "overlapping"]
-
 # These are checked for thousands of arrays, so all flags are read at once, as bits of NumPy's C interface.
 FLAGS = attrgetter("flags.num")
 OWNS_MEMORY = 0x4

@@ -27,8 +27,6 @@ from mn_comm.ranks.spans import span
 if TYPE_CHECKING:
     from mn_comm.gradients.strategy import Strategy
 
-__all__ = ["OwnedArrays"]
-
 _Array = np.ndarray[Any, Any]
 
 # Ranks wait for each other in every bucket; larger buckets do not fit the caches.

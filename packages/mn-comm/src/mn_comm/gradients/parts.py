@@ -11,8 +11,6 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-__all__ = ["Arrays", "Exchanged", "Part", "Ranges", "Spec", "bounds", "count", "even_or"]
-
 Spec = tuple[str, tuple[int, ...], np.dtype[Any]]
 """The name, shape and dtype of a gradient."""
 Arrays = Sequence[Any] | Mapping[int, Any]

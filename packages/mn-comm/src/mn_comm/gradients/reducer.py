@@ -27,8 +27,6 @@ from mn_comm.ranks.watch import activity
 if TYPE_CHECKING:
     from mn_comm.gradients.strategy import Strategy
 
-__all__ = ["GradientReducer"]
-
 # A signature begins with the settings, and the owners of means.
 _N_SETTINGS = len(Config._fields) + 1
 

@@ -17,8 +17,6 @@ if TYPE_CHECKING:
     from mn_comm.gradients.compression import CompressionReport, Compressor
     from mn_comm.gradients.strategy import Strategy
 
-__all__ = ["ReducerState"]
-
 
 class ReducerState:
     """The methods of a gradient reducer that do something only with compression."""

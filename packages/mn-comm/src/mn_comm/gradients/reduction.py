@@ -21,8 +21,6 @@ from mn_comm.ranks.watch import activity
 if TYPE_CHECKING:
     from mn_comm.ranks.intracomm import Ranks
 
-__all__ = ["Reduction", "average_exactly", "mean_of"]
-
 
 def average_exactly(bucket: AnyBucket) -> Future[Any]:
     """Average a bucket exactly: the default communication hook."""

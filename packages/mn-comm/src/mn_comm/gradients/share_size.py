@@ -10,8 +10,6 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Sequence
 
-__all__ = ["ShareSize"]
-
 SHARE_BYTES = (256 * 1024, 4 * 1024 * 1024)
 """How many bytes of a bucket each rank adds up: where cores are free, and where they are contended."""
 

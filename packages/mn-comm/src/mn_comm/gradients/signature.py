@@ -11,17 +11,6 @@ import numpy as np
 from mn_comm.basis.placement import is_device_array
 from mn_comm.ranks.agreement import everywhere, first_other, remote_error
 
-__all__ = [
-    "FAILURE",
-    "ON_DEVICE",
-    "OWNERS",
-    "Entry",
-    "Signature",
-    "explain",
-    "first_difference",
-    "signature_of",
-]
-
 Entry = tuple[Any, ...]
 """Name, shape and dtype of an array; both are ``None`` for one that is missing, and ``ON_DEVICE`` follows for one on a
 device. More strings may follow, which must be the same, too. For a setting its name and value; for an exception that

@@ -30,8 +30,6 @@ if TYPE_CHECKING:
 else:
     collectives = load_later("mn_comm.collectives")
 
-__all__ = ["ALL", "Strategy"]
-
 _Array = np.ndarray[Any, Any]
 
 # If nodes play no role: small enough for the cache. Across nodes and in the background: large enough for the network.

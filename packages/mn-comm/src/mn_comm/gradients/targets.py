@@ -13,8 +13,6 @@ from mn_comm.gradients.agree import Named
 from mn_comm.gradients.overlap import FLAGS, OWNS_MEMORY, can_be_written_to, overlapping
 from mn_comm.gradients.parts import Spec
 
-__all__ = ["Targets", "check_in_debug_mode"]
-
 _Array = np.ndarray[Any, Any]
 _IS_PLAIN = 0x1 | 0x100 | 0x400  # C-contiguous, aligned, writeable
 

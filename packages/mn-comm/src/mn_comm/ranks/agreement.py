@@ -13,24 +13,6 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 if TYPE_CHECKING:
     from mpi4py import MPI
 
-__all__ = [
-    "Communicating",
-    "Group",
-    "agree",
-    "describe",
-    "difference_of",
-    "digest",
-    "everywhere",
-    "expect_same",
-    "first_other",
-    "group_of",
-    "is_elastic",
-    "raise_on_all",
-    "refuse_elastic",
-    "remote_error",
-    "transact",
-]
-
 _T = TypeVar("_T")
 _FAILED = -1  # no digest is negative
 

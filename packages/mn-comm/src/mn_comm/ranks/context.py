@@ -24,8 +24,6 @@ from mn_comm.ranks.topology import Topology, discover
 if TYPE_CHECKING:
     from mn_comm.ranks.background import Worker
 
-__all__ = ["Context", "Contexts", "contexts_of"]
-
 
 class Context:
     """The communicators of one thread: a private duplicate of an MPI communicator, and communicators derived from it.

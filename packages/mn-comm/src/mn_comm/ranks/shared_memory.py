@@ -20,8 +20,6 @@ from mn_comm.ranks import agreement
 if TYPE_CHECKING:
     from mn_comm.ranks.intracomm import Ranks
 
-__all__ = ["SharedMemory", "share"]
-
 _Bytes = np.ndarray[Any, np.dtype[np.uint8]]
 
 _TOKEN_BYTES = 16

@@ -19,18 +19,6 @@ from mn_comm.ranks.spans import span
 if TYPE_CHECKING:
     from mpi4py import MPI
 
-__all__ = [
-    "Activity",
-    "Call",
-    "activities",
-    "activity",
-    "explain_stalls",
-    "explanations",
-    "operation",
-    "polled",
-    "waiting_for",
-]
-
 _P = ParamSpec("_P")
 _R = TypeVar("_R")
 _NONE: dict[str, Any] = {}
