@@ -6,8 +6,6 @@ import itertools
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-import numpy as np
-
 from mn_comm.basis.arithmetic import is_half
 from mn_comm.basis.config import Config
 from mn_comm.basis.placement import device_backend
@@ -19,8 +17,6 @@ from mn_comm.gradients.parts import Exchanged, Part, Ranges, Spec, count
 from mn_comm.gradients.share_size import ShareSize
 from mn_comm.gradients.signature import ON_DEVICE, Signature
 from mn_comm.gradients.strategy import Strategy
-
-_Array = np.ndarray[Any, Any]
 
 # A bucket's memory is used again two buckets later: by then, all ranks have met in the bucket between.
 _SLOTS = 2
