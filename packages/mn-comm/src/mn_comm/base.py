@@ -381,10 +381,6 @@ class CommunicatorBase(ABC):
     def gather_obj(self, obj: Any, root: int = 0) -> list[Any] | None:
         """Return, at the root, the objects of all ranks in the order of ranks, elsewhere ``None``; collective.
 
-        Args:
-            obj: Anything that can be pickled, of any size.
-            root: The rank that receives.
-
         Example:
             >>> names = comm.gather_obj(f"rank {comm.rank}", root=0)
             >>> names == (["rank 0", "rank 1"] if comm.rank == 0 else None)
@@ -525,9 +521,6 @@ class CommunicatorBase(ABC):
 
     def allgather_obj(self, obj: Any) -> list[Any]:
         """Return the objects of all ranks, in the order of ranks; collective.
-
-        Args:
-            obj: Anything that can be pickled, of any size.
 
         Example:
             >>> comm.allgather_obj(comm.rank)

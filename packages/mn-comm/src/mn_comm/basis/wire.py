@@ -51,8 +51,7 @@ def check_same_dtype(dtypes: Sequence[np.dtype[Any]], operation: str, where: str
 def check_sum(dtype: np.dtype[Any], operation: str) -> np.dtype[Any]:
     """Return the dtype in which values are added up: float32 for half precision, for which MPI has no type.
 
-    Raises:
-        TypeError: MPI cannot add up such values (bool, strings, dates, structures).
+    It raises TypeError if MPI cannot add up such values (bool, strings, dates, structures).
     """
     total_dtype = sum_dtype(dtype)
     if total_dtype.kind in "iufc" and has_mpi_datatype(total_dtype):

@@ -87,11 +87,8 @@ def send(ranks: Ranks, header: Header, dest: int, tag: int) -> None:
 def recv(ranks: Ranks, source: int, tag: int) -> tuple[Header, int, int]:
     """Receive a header; ``source`` and ``tag`` may be MPI's wildcards.
 
-    Returns:
-        The header, and the rank and tag it came with: the arrays that follow must be received with these.
-
-    Raises:
-        RuntimeError: The message is not a header: the peer used another kind of send.
+    Return also the rank and tag it came with: the arrays that follow must be received with these. A message that is no
+    header is a RuntimeError: the peer used another kind of send.
     """
     status = MPI.Status()
     message = ranks.Mprobe(source, tag, status)

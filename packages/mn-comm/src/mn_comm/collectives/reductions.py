@@ -70,11 +70,9 @@ def reduce_scatter(ranks: Ranks, array: Any, op: str) -> _Array:
 
 
 def _agree_on(ranks: Ranks, data: Any, op: str, what: str) -> np.dtype[Any]:
-    """Check the arguments of a collective, and return the dtype in which the arrays are to be combined; collective.
+    """Return the dtype in which arrays are to be combined; collective.
 
-    Raises:
-        TypeError: A rank has no array, or one of a dtype that this operation cannot combine (on every rank).
-        ValueError: The ranks differ in shape, dtype or ``op``, or there is no such ``op`` (on every rank).
+    It raises, on every rank, what :meth:`mn_comm.Communicator.allreduce` does.
     """
 
     def check() -> tuple[Any, ...]:

@@ -69,9 +69,7 @@ _NOTES = 5
 class Agreement:
     """The check that all ranks do the same with the same arrays and settings; cheap while these do not change.
 
-    Args:
-        ranks: The ranks that must agree.
-        operation: The name of the operation; a rank in another one is a difference, too.
+    A rank in another operation is a difference, too.
     """
 
     def __init__(self, ranks: Ranks, operation: str) -> None:

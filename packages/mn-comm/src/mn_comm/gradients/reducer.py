@@ -194,8 +194,7 @@ class GradientReducer(ReducerState):
     def exchange_messages(self, until_quiet: bool = False) -> None:
         """Exchange messages of a join at the other ranks' next averaging, instead of averaging; collective with that.
 
-        Args:
-            until_quiet: Whether all ranks call this instead of averaging, and continue only when none has news.
+        With ``until_quiet``, all ranks call this instead of averaging, and continue only when none has news.
 
         Raises:
             RuntimeError: This reducer is in no join.
@@ -209,9 +208,8 @@ class GradientReducer(ReducerState):
     def agree_on(self, operation: str, model: Model | None = None) -> None:
         """Raise on every rank unless all ranks call this with the same arguments, rather than average; collective.
 
-        Args:
-            operation: What comes next: for messages.
-            model: The model whose parameters must be the same on all ranks in names, shapes and dtypes, if any.
+        ``operation`` says what comes next, for messages. The parameters of the model, if any, must be the same on all
+        ranks in names, shapes and dtypes.
 
         Raises:
             ValueError: The ranks' operations or parameters differ; the message names the first parameter that does.
