@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Sequence
+from functools import partial
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
@@ -412,11 +413,12 @@ class Communicator(CommunicatorBase):
     ) -> GradientReducer:
         from mn_comm.gradients.reducer import GradientReducer
 
-        # Called in every step: settings may change later.
-        def config() -> Config:
-            return self._config.with_value("allreduce_grad_dtype", None) if own_dtype else self._config
-
+        # Read in every step: settings may change later.
+        config = self._config_without_dtype if own_dtype else partial(getattr, self, "_config")
         return GradientReducer(strategy, config, comm_hook=comm_hook or self.comm_hook, **options)
+
+    def _config_without_dtype(self) -> Config:
+        return self._config.with_value("allreduce_grad_dtype", None)
 
 
 for _name in ("rank", "size", "intra_rank", "intra_size", "inter_rank", "inter_size"):
