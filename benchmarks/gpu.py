@@ -71,8 +71,8 @@ def packing(shapes: list[tuple[int, ...]], rounds: int) -> None:
     import cupy
 
     from mn_comm.basis.config import Config
-    from mn_comm.gradients.agree import signature_of
     from mn_comm.gradients.layout import Layout
+    from mn_comm.gradients.signature import signature_of
     from mn_comm.gradients.strategies import STRATEGIES
     from mn_comm.ranks.context import contexts_of
 

@@ -27,7 +27,8 @@ from mpi4py import MPI
 import mn_comm
 import mn_optim
 from mn_comm.building_blocks import Ranks
-from mn_comm.gradients.agree import Agreement, Signature, select, signature_of
+from mn_comm.gradients.agree import Agreement, select
+from mn_comm.gradients.signature import Signature, signature_of
 
 WORLD = MPI.COMM_WORLD
 

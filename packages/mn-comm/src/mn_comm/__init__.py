@@ -17,8 +17,8 @@ if TYPE_CHECKING:
     from mn_comm.basis.change import RankLost as RankLost
     from mn_comm.communicator import Communicator as Communicator
     from mn_comm.create import create_communicator as create_communicator
-    from mn_comm.gradients.reduction import CommunicationHook as CommunicationHook
-    from mn_comm.gradients.strategies import Strategy as Strategy
+    from mn_comm.gradients.interfaces import CommunicationHook as CommunicationHook
+    from mn_comm.gradients.strategy import Strategy as Strategy
     from mn_comm.ranks.agreement import expect_same as expect_same
     from mn_comm.ranks.agreement import is_elastic as is_elastic
     from mn_comm.ranks.agreement import raise_on_all as raise_on_all
@@ -29,12 +29,12 @@ if TYPE_CHECKING:
 
 _HOME_OF = {
     "Change": "basis.change",
-    "CommunicationHook": "gradients.reduction",
+    "CommunicationHook": "gradients.interfaces",
     "Communicator": "communicator",
     "CommunicatorBase": "base",
     "Future": "ranks.background",
     "RankLost": "basis.change",
-    "Strategy": "gradients.strategies",
+    "Strategy": "gradients.strategy",
     "create_communicator": "create",
     "expect_same": "ranks.agreement",
     "explain_stalls": "ranks.watch",

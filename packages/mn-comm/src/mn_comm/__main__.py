@@ -13,12 +13,7 @@ GROUP = "mn_comm.commands"
 
 
 def main(arguments: list[str], program: str = "mn_comm") -> int:
-    """Run the command that the first argument names, with the others; return the exit status.
-
-    Args:
-        arguments: The command line.
-        program: The beginning of the command line, for usage messages.
-    """
+    """Run the command that the first argument names, with the others; return the exit status."""
     commands = {entry.name: entry for entry in sorted(entry_points(group=GROUP), key=lambda entry: entry.name)}
     usage = f"usage: python -m {program} {{{','.join(commands) or 'COMMAND'}}} [OPTIONS]\n"
     if arguments[:1] and arguments[0] in commands:

@@ -17,10 +17,8 @@ if TYPE_CHECKING:
     from mpi4py import MPI
 
     from mn_comm.gradients.compression import CompressionScheme
+    from mn_comm.gradients.interfaces import CommunicationHook
     from mn_comm.gradients.reducer import GradientReducer
-    from mn_comm.gradients.reduction import CommunicationHook
-
-__all__ = ["DEFAULT_MAX_BUF_LEN", "CommunicatorBase", "mean_as_version_1"]
 
 _Array = np.ndarray[Any, Any]
 
@@ -152,14 +150,13 @@ class CommunicatorBase(ABC):
 
     @abstractmethod
     def split(self, color: int, key: int) -> CommunicatorBase:
-        """Split the ranks into groups; collective.
+        """Split the ranks into groups, and return the communicator of this rank's group; collective.
+
+        It is of the same class, and has the same settings.
 
         Args:
             color: Ranks that pass the same number form a group.
             key: Within a group, ranks are numbered in the order of their keys.
-
-        Returns:
-            The communicator of this rank's group, of the same class and with the same settings.
 
         Raises:
             TypeError: On some rank ``color`` or ``key`` is not an integer.
@@ -220,7 +217,7 @@ class CommunicatorBase(ABC):
 
     @abstractmethod
     def bcast(self, data: Any, max_buf_len: int | None = None, root: int = 0) -> _Array:
-        """Broadcast an array; collective.
+        """Broadcast an array: return it at the root, elsewhere a new array like it; collective.
 
         Those that :func:`mn_comm.create_communicator` makes have the arguments ``x`` and ``root``, as before: pass
         ``root`` by its name.
@@ -229,9 +226,6 @@ class CommunicatorBase(ABC):
             data: At the root an array of any shape and any dtype without Python objects; ignored elsewhere.
             max_buf_len: The maximum number of bytes to pass to MPI at once.
             root: The rank that has the array.
-
-        Returns:
-            At the root the array itself, elsewhere a new array like it.
 
         Raises:
             TypeError: The root passed something else (on every rank).
@@ -243,14 +237,11 @@ class CommunicatorBase(ABC):
 
     @abstractmethod
     def gather(self, data: Any, root: int = 0) -> tuple[_Array, ...] | None:
-        """Gather the arrays of all ranks on one rank; collective.
+        """Return, at the root, the arrays of all ranks in the order of ranks, elsewhere ``None``; collective.
 
         Args:
             data: An array of any shape, of the same dtype on every rank.
             root: The rank that receives.
-
-        Returns:
-            At the root the arrays in the order of ranks, elsewhere ``None``.
 
         Raises:
             TypeError: A rank has no array, or another dtype than the others (on every rank).
@@ -263,13 +254,10 @@ class CommunicatorBase(ABC):
 
     @abstractmethod
     def allgather(self, x: Any) -> tuple[_Array, ...]:
-        """Gather the arrays of all ranks on every rank; collective.
+        """Return the arrays of all ranks, in the order of ranks; collective.
 
         Args:
             x: An array of any shape, of the same dtype on every rank.
-
-        Returns:
-            The arrays in the order of ranks.
 
         Raises:
             TypeError: A rank has no array, or another dtype than the others (on every rank).
@@ -281,15 +269,12 @@ class CommunicatorBase(ABC):
 
     @abstractmethod
     def scatter(self, xs: Any, root: int = 0) -> _Array:
-        """Give each rank its part of the arrays at the root; collective.
+        """Return this rank's part, a new array, of the arrays at the root; collective.
 
         Args:
             xs: At the root a tuple or list of ``size`` arrays of one dtype and any shapes, or one array whose
                 first axis has length ``size``; ignored elsewhere.
             root: The rank that has the parts.
-
-        Returns:
-            This rank's part, a new array.
 
         Raises:
             TypeError: ``xs`` at the root contains something other than arrays, or arrays of different dtypes (on every
@@ -304,14 +289,11 @@ class CommunicatorBase(ABC):
 
     @abstractmethod
     def alltoall(self, xs: Any) -> tuple[_Array, ...]:
-        """Send one array to each rank and receive one from each; collective.
+        """Send one array to each rank, and return those received, in the order of the senders; collective.
 
         Args:
             xs: A tuple or list of ``size`` arrays of one dtype and any shapes: the one at position ``i`` is
                 for rank ``i``.
-
-        Returns:
-            The received arrays, in the order of the ranks that sent them.
 
         Raises:
             TypeError: A rank passed something other than arrays, or arrays of different dtypes (on every rank).
@@ -325,15 +307,12 @@ class CommunicatorBase(ABC):
 
     @abstractmethod
     def allreduce(self, data: Any) -> _Array:
-        """Add up the arrays of all ranks; collective.
+        """Return the sum of the arrays of all ranks, a new array of the same shape and dtype; collective.
 
         Args:
             data: An array of the same shape and dtype on every rank: integers, floats or complex numbers.
                 Half precision is added up in float32. Whether integers that grow too large wrap around or saturate
                 depends on the MPI library.
-
-        Returns:
-            The sum, a new array of the same shape and dtype.
 
         Raises:
             TypeError: A rank passed no array, or one whose dtype cannot be added up (on every rank).
@@ -362,7 +341,7 @@ class CommunicatorBase(ABC):
 
     @abstractmethod
     def recv_obj(self, source: int, tag: int) -> Any:
-        """Receive an object from another rank; point-to-point.
+        """Receive an object from another rank, and return it; point-to-point.
 
         Those that :func:`mn_comm.create_communicator` makes have an argument ``status`` before ``tag``, as before: pass
         ``tag`` by its name. Without ``tag`` they receive an object with any tag, while :meth:`recv` expects tag 0.
@@ -370,9 +349,6 @@ class CommunicatorBase(ABC):
         Args:
             source: The rank to receive from, or ``MPI.ANY_SOURCE``.
             tag: The number given to :meth:`send_obj`, or ``MPI.ANY_TAG``.
-
-        Returns:
-            The object.
 
         Raises:
             RuntimeError: The message was sent by :meth:`send`.
@@ -386,15 +362,12 @@ class CommunicatorBase(ABC):
 
     @abstractmethod
     def bcast_obj(self, obj: Any, max_buf_len: int | None = None, root: int = 0) -> Any:
-        """Broadcast an object; collective.
+        """Broadcast an object: return it at the root, elsewhere a copy; collective.
 
         Args:
             obj: At the root anything that can be pickled, of any size; ignored elsewhere.
             max_buf_len: The maximum number of bytes to pass to MPI at once; ``None`` for the default.
             root: The rank that has the object.
-
-        Returns:
-            At the root ``obj`` itself, elsewhere a copy.
 
         Raises:
             ValueError: ``max_buf_len`` is below 1 (on every rank).
@@ -406,14 +379,7 @@ class CommunicatorBase(ABC):
 
     @abstractmethod
     def gather_obj(self, obj: Any, root: int = 0) -> list[Any] | None:
-        """Gather the objects of all ranks on one rank; collective.
-
-        Args:
-            obj: Anything that can be pickled, of any size.
-            root: The rank that receives.
-
-        Returns:
-            At the root the objects in the order of ranks, elsewhere ``None``.
+        """Return, at the root, the objects of all ranks in the order of ranks, elsewhere ``None``; collective.
 
         Example:
             >>> names = comm.gather_obj(f"rank {comm.rank}", root=0)
@@ -423,15 +389,12 @@ class CommunicatorBase(ABC):
 
     @abstractmethod
     def allreduce_obj(self, obj: Any) -> Any:
-        """Add up the objects of all ranks with ``+``; collective.
+        """Return the sum of the objects of all ranks, computed with ``+`` and equal on every rank; collective.
 
         The objects are added up along a binomial tree, neighbors first, so no rank ever holds the objects of all ranks.
 
         Args:
             obj: Anything that can be pickled and added.
-
-        Returns:
-            The sum, equal on every rank.
 
         Raises:
             Exception: What adding raised.
@@ -493,7 +456,7 @@ class CommunicatorBase(ABC):
         own_dtype: bool = False,
         apart: bool = False,
     ) -> GradientReducer:
-        """Return an object that averages the gradients of one model, with its own options; collective.
+        """Return an object that averages the gradients of one model, and need not be closed; collective.
 
         Args:
             background: Whether gradients are averaged by another thread, or on a stream, while this thread computes.
@@ -508,9 +471,6 @@ class CommunicatorBase(ABC):
                 other than gradients, which must not be rounded.
             apart: Whether the reducer has its own MPI communicators, so that a thread of the caller may call its
                 ``average`` while other threads communicate.
-
-        Returns:
-            The reducer. It need not be closed.
 
         Raises:
             RuntimeError: ``background`` or ``apart`` is true, and MPI was initialised without ``MPI_THREAD_MULTIPLE``.
@@ -545,9 +505,6 @@ class CommunicatorBase(ABC):
     def mean_grad_reducer(self, model: Model) -> GradientReducer:
         """Return the reducer that :meth:`multi_node_mean_grad` uses for a model; not collective.
 
-        Args:
-            model: The model.
-
         Raises:
             NotImplementedError: This kind of communicator averages in a different way.
         """
@@ -563,13 +520,7 @@ class CommunicatorBase(ABC):
         self.multi_node_mean_grad(model, zero_fill)
 
     def allgather_obj(self, obj: Any) -> list[Any]:
-        """Gather the objects of all ranks on every rank; collective.
-
-        Args:
-            obj: Anything that can be pickled, of any size.
-
-        Returns:
-            The objects in the order of ranks.
+        """Return the objects of all ranks, in the order of ranks; collective.
 
         Example:
             >>> comm.allgather_obj(comm.rank)
@@ -578,14 +529,11 @@ class CommunicatorBase(ABC):
         return self.bcast_obj(self.gather_obj(obj))  # type: ignore[no-any-return]
 
     def scatter_obj(self, objs: Any, root: int = 0) -> Any:
-        """Give each rank its object from a sequence at the root; collective.
+        """Return this rank's object from a sequence at the root; collective.
 
         Args:
             objs: At the root ``size`` objects that can be pickled, of any size; ignored elsewhere.
             root: The rank that has them.
-
-        Returns:
-            This rank's object.
 
         Raises:
             ValueError: There are not ``size`` objects (on every rank).

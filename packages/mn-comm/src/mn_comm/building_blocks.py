@@ -18,8 +18,6 @@ if TYPE_CHECKING:
     from mn_comm.basis.replicas import synchronize_replicas as synchronize_replicas
     from mn_comm.collectives.pieces import as_bytes as as_bytes
     from mn_comm.collectives.pieces import pieces as pieces
-    from mn_comm.gradients.agree import JoinMessages as JoinMessages
-    from mn_comm.gradients.bucket import AnyBucket as AnyBucket
     from mn_comm.gradients.compression import (
         CompressionReport as CompressionReport,
     )
@@ -27,6 +25,8 @@ if TYPE_CHECKING:
         CompressionScheme as CompressionScheme,
     )
     from mn_comm.gradients.filling import Owners as Owners
+    from mn_comm.gradients.interfaces import AnyBucket as AnyBucket
+    from mn_comm.gradients.interfaces import JoinMessages as JoinMessages
     from mn_comm.gradients.reducer import GradientReducer as GradientReducer
     from mn_comm.gradients.reduction import Reduction as Reduction
     from mn_comm.gradients.strategies import STRATEGIES as STRATEGIES
@@ -43,11 +43,11 @@ if TYPE_CHECKING:
 _HOME_OF = {
     "MPI": "basis.mpi",
     "STRATEGIES": "gradients.strategies",
-    "AnyBucket": "gradients.bucket",
+    "AnyBucket": "gradients.interfaces",
     "CompressionReport": "gradients.compression",
     "CompressionScheme": "gradients.compression",
     "GradientReducer": "gradients.reducer",
-    "JoinMessages": "gradients.agree",
+    "JoinMessages": "gradients.interfaces",
     "Model": "basis.protocols",
     "Owners": "gradients.filling",
     "Parameter": "basis.protocols",

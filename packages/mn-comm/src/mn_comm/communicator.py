@@ -5,6 +5,7 @@ from __future__ import annotations
 import weakref
 from collections.abc import Sequence
 from functools import partial
+from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -13,10 +14,9 @@ from mn_comm.base import DEFAULT_MAX_BUF_LEN, CommunicatorBase, mean_as_version_
 from mn_comm.basis import wire
 from mn_comm.basis.arithmetic import is_half
 from mn_comm.basis.config import Config
-from mn_comm.basis.device_backend import DeviceBackend, provide
 from mn_comm.basis.lazy import load_later
 from mn_comm.basis.mpi import MPI, has_been_finalized
-from mn_comm.basis.placement import zeros_beside
+from mn_comm.basis.placement import DeviceBackend, provide, zeros_beside
 from mn_comm.basis.protocols import Model
 from mn_comm.ranks import agreement
 from mn_comm.ranks.watch import operation
@@ -25,17 +25,15 @@ if TYPE_CHECKING:
     from mn_comm import collectives
     from mn_comm.gradients import agree
     from mn_comm.gradients.compression import CompressionScheme
+    from mn_comm.gradients.interfaces import CommunicationHook
     from mn_comm.gradients.owned import OwnedArrays
     from mn_comm.gradients.reducer import GradientReducer
-    from mn_comm.gradients.reduction import CommunicationHook
-    from mn_comm.gradients.strategies import Strategy
+    from mn_comm.gradients.strategy import Strategy
     from mn_comm.ranks.context import Contexts
     from mn_comm.ranks.intracomm import Ranks
 else:  # creating a communicator needs none of them
     collectives = load_later("mn_comm.collectives")
     agree = load_later("mn_comm.gradients.agree")
-
-__all__ = ["Communicator"]
 
 _Array = np.ndarray[Any, Any]
 
@@ -116,30 +114,6 @@ class Communicator(CommunicatorBase):
         self._reducers: weakref.WeakKeyDictionary[Model, GradientReducer] = weakref.WeakKeyDictionary()
         self._common_reducer: GradientReducer | None = None
         self._owned: OwnedArrays | None = None
-
-    @property
-    def rank(self) -> int:
-        return self._topology.rank
-
-    @property
-    def size(self) -> int:
-        return self._topology.size
-
-    @property
-    def intra_rank(self) -> int:
-        return self._topology.intra_rank
-
-    @property
-    def intra_size(self) -> int:
-        return self._topology.intra_size
-
-    @property
-    def inter_rank(self) -> int:
-        return self._topology.inter_rank
-
-    @property
-    def inter_size(self) -> int:
-        return self._topology.inter_size
 
     @property
     def batched_copy(self) -> bool:
@@ -225,16 +199,13 @@ class Communicator(CommunicatorBase):
 
     @operation
     def allreduce(self, x: Any, *, op: str = "sum") -> _Array:
-        """Combine the arrays of all ranks; collective.
+        """Return the combination of all ranks' arrays, a new array of their shape and dtype, on every rank; collective.
 
         Args:
             x: An array of the same shape and dtype on every rank: integers, floats or complex numbers. Half precision
                 is combined in float32. Whether integers that grow too large wrap around or saturate depends on the MPI
                 library. In host memory, the result is NaN where any rank has NaN, also of ``max`` and ``min``.
             op: ``sum``, ``prod``, ``max`` or ``min``; the same on every rank.
-
-        Returns:
-            A new array of the same shape and dtype, the same on every rank.
 
         Raises:
             TypeError: A rank has no array, or one of a dtype that ``op`` cannot combine (on every rank).
@@ -244,15 +215,12 @@ class Communicator(CommunicatorBase):
 
     @operation
     def reduce(self, x: Any, *, op: str = "sum", root: int = 0) -> _Array | None:
-        """Combine the arrays of all ranks on one rank; collective.
+        """Return, at the root, the combination of all ranks' arrays, elsewhere ``None``; collective.
 
         Args:
             x: See :meth:`allreduce`, which raises the same exceptions.
             op: See :meth:`allreduce`.
             root: The rank that receives.
-
-        Returns:
-            At the root a new array of the same shape and dtype, elsewhere ``None``.
 
         Example:
             >>> largest = comm.reduce(np.array([comm.rank]), op="max", root=0)
@@ -263,7 +231,7 @@ class Communicator(CommunicatorBase):
 
     @operation
     def reduce_scatter(self, x: Any, *, op: str = "sum") -> _Array:
-        """Combine the arrays of all ranks, and give each rank its block of the result; collective.
+        """Return this rank's block of the combination of all ranks' arrays; collective.
 
         Args:
             x: See :meth:`allreduce`, which raises the same exceptions. The length of the first axis is a multiple of
@@ -327,7 +295,7 @@ class Communicator(CommunicatorBase):
     @operation
     def bcast_data(self, model: Model) -> None:
         named = [(name, param.data) for name, param in agree.sorted_parameters(model)]
-        agree.Agreement(self.ranks, "bcast_data").check(agree.signature_of(named))
+        agree.expect_same_arrays(self.ranks, "bcast_data", named)
         with agreement.raise_on_all(self.ranks):
             for name, array in named:
                 if isinstance(array, np.ndarray) and not array.flags.writeable:
@@ -398,17 +366,14 @@ class Communicator(CommunicatorBase):
         flags = (bool(background), bool(own_dtype), bool(apart), comm_hook is not None)
         agreement.expect_same(self.ranks, what, (*flags, bucket_bytes, sets))
         agreement.expect_same(self.ranks, "compression", repr(compression))
-        worker = None
+        context, worker, strategy = self._contexts.foreground, None, self._strategy
         if apart or background:
             _require_threads()
             context, worker = (self._contexts.another(), None) if apart else self._contexts.background
+        if apart or background or compression is not None:
             strategy = STRATEGIES[self.strategy](context, None if compression is None else compression.compressor())
-            if apart:
-                weakref.finalize(strategy, self._contexts.give_back, context).atexit = False
-        elif compression is not None:
-            strategy = STRATEGIES[self.strategy](self._contexts.foreground, compression.compressor())
-        else:
-            strategy = self._strategy
+        if apart:
+            weakref.finalize(strategy, self._contexts.give_back, context).atexit = False
         return self._make_reducer(
             strategy, own_dtype, worker=worker, comm_hook=comm_hook, bucket_bytes=bucket_bytes, sets=sets
         )
@@ -456,6 +421,11 @@ class Communicator(CommunicatorBase):
         return self._config.with_value("allreduce_grad_dtype", None)
 
 
+for _name in ("rank", "size", "intra_rank", "intra_size", "inter_rank", "inter_size"):
+    _doc = getattr(CommunicatorBase, _name).__doc__
+    setattr(Communicator, _name, property(attrgetter(f"_topology.{_name}"), doc=_doc))
+
+
 def _require_threads() -> None:
     if MPI.Query_thread() < MPI.THREAD_MULTIPLE:
         raise RuntimeError(
@@ -468,8 +438,7 @@ def mean_one_by_one(self: Communicator, model: Model, zero_fill: bool = False) -
     """Average gradients by the ``_multi_node_mean`` of a derived class, one after the other; collective."""
     selection = agree.select(model, zero_fill)
     names = [name for name, _ in selection.params]
-    signature = agree.signature_of(zip(names, selection.likes, strict=True))
-    agree.Agreement(self.ranks, "multi_node_mean_grad").check(signature)
+    agree.expect_same_arrays(self.ranks, "multi_node_mean_grad", zip(names, selection.likes, strict=True))
     for (_, param), like, grad in zip(*selection, strict=True):
         if grad is None:
             param.grad = zeros_beside(like, like.shape, like.dtype)

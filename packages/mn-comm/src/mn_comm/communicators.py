@@ -8,8 +8,6 @@ from __future__ import annotations
 from mn_comm.communicator import Communicator
 from mn_comm.gradients.strategies import STRATEGIES, Strategy
 
-__all__ = ["class_of"]
-
 _made: dict[type[Strategy], type[Communicator]] = {}
 
 

@@ -13,8 +13,6 @@ from mn_comm.communicator import Communicator
 from mn_comm.ranks import agreement
 from mn_comm.registry import create_elastic, kind_of, refuse_spares
 
-__all__ = ["create_communicator"]
-
 
 def create_communicator(
     communicator_name: str = "hierarchical",

@@ -25,9 +25,6 @@ if TYPE_CHECKING:
 
     from mpi4py import MPI
 
-
-__all__ = ["GROUP", "SPARES", "create_elastic", "kind_of", "refuse_spares"]
-
 GROUP = "mn_comm.strategies"
 # No other package can use these names. Strategies of others are added to the table when a rank first uses them.
 _OURS = tuple(STRATEGIES)
@@ -85,14 +82,10 @@ def _package(point: EntryPoint) -> str:
 
 
 def create_elastic(mpi_comm: MPI.Intracomm, kind: type[Communicator]) -> Communicator:
-    """Create a communicator that continues without ranks that die, by another package; collective.
-
-    Args:
-        mpi_comm: The ranks.
-        kind: The class whose way to average it has.
+    """Create a communicator that continues without ranks that die, and averages as ``kind`` does; collective.
 
     Raises:
-        RuntimeError: The package mn-elastic is not installed (on every rank).
+        RuntimeError: The package that does this, mn-elastic, is not installed (on every rank).
     """
     from importlib.metadata import entry_points  # not earlier: it imports much
 

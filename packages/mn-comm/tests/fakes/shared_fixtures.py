@@ -52,10 +52,10 @@ def on_nodes(monkeypatch):
 @pytest.fixture
 def many_blocks(monkeypatch):
     """Cut even short gradients into many blocks and buckets."""
-    from mn_comm.gradients import layout, share_size, strategies
+    from mn_comm.gradients import blocks, share_size, strategy
 
     monkeypatch.setattr(share_size, "SHARE_BYTES", (48, 160))
-    monkeypatch.setattr(strategies, "_BUCKET_BYTES", 200)
-    monkeypatch.setattr(strategies, "_BUCKET_BYTES_ACROSS", 200)
-    monkeypatch.setattr(layout, "_BLOCK_BYTES", 64)
-    monkeypatch.setattr(layout, "_LARGE_BYTES", 24)
+    monkeypatch.setattr(strategy, "_BUCKET_BYTES", 200)
+    monkeypatch.setattr(strategy, "_BUCKET_BYTES_ACROSS", 200)
+    monkeypatch.setattr(blocks, "_BLOCK_BYTES", 64)
+    monkeypatch.setattr(blocks, "_LARGE_BYTES", 24)

@@ -9,13 +9,13 @@ from fake_model import Model, Param
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mn_comm.collectives.mean import order_of_ranges
-from mn_comm.gradients.agree import _explain as explain
-from mn_comm.gradients.agree import first_difference, select
-from mn_comm.gradients.bucket import cut
+from mn_comm.collectives.halving import order_of_ranges
+from mn_comm.gradients.agree import select
+from mn_comm.gradients.blocks import cut
 from mn_comm.gradients.filling import Owners, Ownership, fill_buckets
 from mn_comm.gradients.parts import bounds
 from mn_comm.gradients.share_size import SHARE_BYTES, ShareSize
+from mn_comm.gradients.signature import explain, first_difference
 from mn_comm.gradients.strategies import ALL, Strategy
 from mn_comm.gradients.targets import Targets
 

@@ -17,7 +17,7 @@ from mpi4py import MPI
 
 import mn_optim  # noqa: F401 - before Chainer
 from mn_comm import create_communicator
-from mn_comm.gradients import layout, share_size, strategies
+from mn_comm.gradients import blocks, share_size, strategy
 from mn_optim import AfterBackward, DuringBackward, MultiNodeOptimizer, OneStepLate
 
 WORLD = MPI.COMM_WORLD
@@ -260,11 +260,11 @@ class Training:
 def run(example):
     sizes = (48, 160, 200, 64, 24) if example["is small"] else (1 << 18, 1 << 22, 1 << 22, 1 << 18, 1 << 14)
     limits = {"_BUCKET_BYTES": sizes[2], "_BUCKET_BYTES_ACROSS": sizes[2]}
-    blocks = {"_BLOCK_BYTES": sizes[3], "_LARGE_BYTES": sizes[4]}
+    cuts = {"_BLOCK_BYTES": sizes[3], "_LARGE_BYTES": sizes[4]}
     with (
         mock.patch.object(share_size, "SHARE_BYTES", sizes[:2]),
-        mock.patch.multiple(strategies, **limits),
-        mock.patch.multiple(layout, **blocks),
+        mock.patch.multiple(strategy, **limits),
+        mock.patch.multiple(blocks, **cuts),
     ):
         training = Training(example)
         for number, step in enumerate(example["steps"]):

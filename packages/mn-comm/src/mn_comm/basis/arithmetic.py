@@ -9,8 +9,6 @@ from typing import Any
 
 import numpy as np
 
-__all__ = ["add_up", "divide", "is_half", "sum_dtype"]
-
 _Array = np.ndarray[Any, Any]
 
 
@@ -48,12 +46,9 @@ def _division(divisor: float, dtype: np.dtype[Any]) -> tuple[Any, Any]:
 
 
 def add_up(summands: Sequence[_Array], total: _Array) -> None:
-    """Write the sum of arrays, added up in their order, to another array.
+    """Write the sum of arrays of equal shape and dtype, added up in their order, to one of their :func:`sum_dtype`.
 
-    Args:
-        summands: One-dimensional arrays of equal length and dtype.
-        total: The array for the sum, of the same length and of their :func:`sum_dtype`. It may be one of the first two
-            summands, but no other.
+    ``total`` may be one of the first two summands, but no other.
     """
     if len(summands) == 1:
         total[...] = summands[0]

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-__all__ = ["Change", "RankLost"]
-
 
 @dataclass(frozen=True)
 class Change:
@@ -63,11 +61,7 @@ def _named(ranks: tuple[int, ...]) -> str:
 class RankLost(RuntimeError):
     """A rank was lost in an operation that cannot be repeated; raised on every remaining rank.
 
-    The communicator has already been rebuilt.
-
-    Args:
-        operation: The name of the operation.
-        change: How the communicator has changed.
+    The communicator has already been rebuilt; ``change`` says how it has changed.
     """
 
     def __init__(self, operation: str, change: Change) -> None:

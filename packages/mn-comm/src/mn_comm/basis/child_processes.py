@@ -9,8 +9,6 @@ from __future__ import annotations
 
 import sys
 
-__all__ = ["is_worker"]
-
 
 def is_worker() -> bool:
     """Return whether this process was started by multiprocessing; true also while it still imports the main script."""

@@ -9,8 +9,6 @@ import numpy as np
 
 from mn_comm.basis.arithmetic import is_half
 
-__all__ = ["Config"]
-
 
 class Config(NamedTuple):
     """The settings that scripts pass to ``create_communicator`` or ``set_config``.
@@ -27,19 +25,13 @@ class Config(NamedTuple):
     def with_value(self, name: str, value: Any) -> Config:
         """Return this configuration with one setting changed.
 
-        Raises:
-            ValueError: There is no setting of that name, or it cannot have that value.
-            TypeError: The value is not of the setting's type.
+        It raises ValueError if there is no such setting or value, and TypeError if the value is not of the right type.
         """
         self._check_name(name)
         return self._replace(**{name: _CHECKS[name](value)})
 
     def get(self, name: str | None = None) -> Any:
-        """Return one setting, or all of them as a dictionary.
-
-        Raises:
-            ValueError: There is no setting of that name.
-        """
+        """Return one setting, or all of them as a dictionary; raise ValueError if there is none of that name."""
         if name is None:
             return self._asdict()
         self._check_name(name)

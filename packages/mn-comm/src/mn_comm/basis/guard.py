@@ -15,8 +15,6 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager
 from typing import Any
 
-__all__ = ["Guard", "at_exit", "guard"]
-
 # Found by its name: looking for an entry point would take longer than everything else that creates a communicator.
 _PACKAGE = "mn_guard"
 

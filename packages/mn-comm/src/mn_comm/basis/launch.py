@@ -8,8 +8,6 @@ from collections.abc import Mapping
 from mn_comm.basis.child_processes import is_worker
 from mn_comm.basis.mpi import MPI
 
-__all__ = ["check_initialized", "check_launch"]
-
 _OF_OPEN_MPI = ("OMPI_COMM_WORLD_SIZE", "PMIX_RANK")
 _OF_MPICH = ("PMI_SIZE", "PMI_RANK", "PMI_FD")
 _SIZES = ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "SLURM_STEP_NUM_TASKS")
@@ -18,10 +16,9 @@ _ALLOWED = "CHAINERMN_ALLOW_SINGLETONS"
 
 
 def check_initialized() -> None:
-    """Raise if MPI is not running in this process: the next call of MPI would end the process.
+    """Raise RuntimeError if MPI is not running in this process: the next call of MPI would end the process.
 
-    Raises:
-        RuntimeError: MPI is not initialised, as in the processes that multiprocessing starts, or has been finalised.
+    This is so in the processes that multiprocessing starts, and after MPI was finalised.
     """
     if MPI.Is_finalized():
         raise RuntimeError("expected MPI to run, but MPI.Finalize() has been called")
@@ -36,19 +33,15 @@ def check_initialized() -> None:
 
 
 def check_launch(size: int, library: str | None = None, environ: Mapping[str, str] = os.environ) -> None:
-    """Raise if this process is alone although a launcher has started several.
+    """Raise RuntimeError if this process is alone although another MPI library's launcher has started several.
 
     An MPI library that does not understand its launcher treats each process as a separate job. All processes would then
-    train alone, and write to the same files.
+    train alone, and write to the same files. ``CHAINERMN_ALLOW_SINGLETONS`` allows this.
 
     Args:
         size: How many processes ``MPI_COMM_WORLD`` has.
         library: The MPI library's description of itself; by default, of the one that is loaded.
         environ: The environment.
-
-    Raises:
-        RuntimeError: ``MPI_COMM_WORLD`` has one process, another library's launcher has started several, and
-            ``CHAINERMN_ALLOW_SINGLETONS`` is not set.
     """
     if size != 1 or environ.get(_ALLOWED, "") not in ("", "0"):
         return

@@ -8,8 +8,6 @@ import types
 from collections.abc import Callable, Mapping
 from typing import Any
 
-__all__ = ["load_later", "load_on_demand"]
-
 
 class _Later(types.ModuleType):
     """Acts as a module, which is imported when one of its names is first used."""
@@ -27,12 +25,10 @@ def load_later(name: str) -> types.ModuleType:
 def load_on_demand(
     module: str, home_of: Mapping[str, str], home_of_others: Callable[[str], str | None] = lambda name: None
 ) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
-    """Return a module's functions ``__getattr__`` and ``__dir__``.
+    """Return the functions ``__getattr__`` and ``__dir__`` of a module.
 
-    Args:
-        module: Its name.
-        home_of: The names of modules of this package, by the names that they define.
-        home_of_others: Returns the name of the module for any other name, or ``None``.
+    ``home_of`` has the names of modules of this package, by the names that they define; ``home_of_others`` returns the
+    name of the module for any other name, or ``None``.
     """
 
     def find(name: str) -> Any:

@@ -1,23 +1,64 @@
 """Whether an array is in host memory or on a device, and copies between the two.
 
-CuPy is not imported here: if there is an array on a device, it has been imported already. Nothing of
-:mod:`mn_comm.device` is imported before the first such array is seen.
+CuPy is not imported here: if there is an array on a device, it has been imported already. :func:`device_backend` is the
+only way from code for arrays in host memory to :mod:`mn_comm.device`, of which nothing is imported before the first
+array on a device is seen. A higher layer, :mod:`mn_comm.communicator`, says how it is loaded.
 """
 
 from __future__ import annotations
 
+import functools
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 
-from mn_comm.basis.device_backend import device_backend
-
-__all__ = ["array_module", "at_rest", "deliver", "is_device_array", "make_room", "to_host", "zeros_beside"]
-
 _Array = np.ndarray[Any, Any]
+
+
+class DeviceBackend(Protocol):
+    """The functions of :mod:`mn_comm.device.backend`."""
+
+    def require_nccl(self) -> Any:
+        """Raise ``RuntimeError`` unless NCCL can be used."""
+
+    def empty_pinned(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> _Array:
+        """Return an array in pinned host memory."""
+
+    def to_host(self, array: Any) -> _Array:
+        """Return a copy of a device array, in C order in pinned memory."""
+
+    def to_device(self, array: _Array) -> Any:
+        """Return a copy of a host array on the current device."""
+
+    def allreduce(self, ranks: Any, array: Any, total_dtype: np.dtype[Any], op: str = "sum") -> Any:
+        """Combine arrays on devices over all ranks; collective."""
+
+    def bcast(self, ranks: Any, array: Any, root: int) -> None:
+        """Overwrite an array on every rank's device with the root's; collective."""
+
+    def bcast_new(self, ranks: Any, shape: tuple[int, ...], dtype: np.dtype[Any], root: int) -> Any:
+        """Return a new array on the current device with the root's elements; collective."""
+
+    def lay_out(self, layout: Any, filled: Any, likes: Any) -> list[Any]:
+        """Create the buckets for gradients on devices; collective."""
+
+
+_loaders: list[Callable[[], DeviceBackend]] = []
+
+
+def provide(load: Callable[[], DeviceBackend]) -> Callable[[], DeviceBackend]:
+    """Say how the functions for arrays on devices are loaded; a decorator."""
+    _loaders.append(load)
+    return load
+
+
+@functools.cache
+def device_backend() -> DeviceBackend:
+    """Return the functions for arrays on devices; the first call loads them."""
+    return _loaders[-1]()
 
 
 def is_device_array(array: Any) -> bool:

@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any, Protocol, runtime_checkable
 
-__all__ = ["Model", "Parameter"]
-
 
 @runtime_checkable
 class Parameter(Protocol):

@@ -12,8 +12,6 @@ from typing import Any, Protocol
 
 from mn_comm.basis.protocols import Model
 
-__all__ = ["Synchronizer", "register_synchronizer", "synchronize_replicas"]
-
 
 class Synchronizer(Protocol):
     """An object that can make all ranks' parameters equal."""
@@ -30,9 +28,7 @@ _synchronizers: dict[int, tuple[weakref.ref[Any], weakref.ref[Synchronizer]]] = 
 def register_synchronizer(synchronizer: Synchronizer, params: Iterable[Any]) -> None:
     """Register what makes some parameters equal again; not collective, but every rank should call it.
 
-    Args:
-        synchronizer: The object. Only a weak reference to it is kept.
-        params: The parameters; it replaces what was registered for them before.
+    Only a weak reference to the synchronizer is kept. It replaces what was registered for the parameters before.
     """
     for param in params:
         key = id(param)
@@ -40,11 +36,7 @@ def register_synchronizer(synchronizer: Synchronizer, params: Iterable[Any]) -> 
 
 
 def synchronize_replicas(model: Model) -> None:
-    """Make a model's parameters equal on all ranks, by what is registered for them; collective.
-
-    Args:
-        model: The model, or a part of one.
-    """
+    """Make the parameters of a model, or of a part of one, equal on all ranks, by what is registered; collective."""
     synchronizers: list[Synchronizer] = []
     for _, param in sorted(model.namedparams(), key=lambda named: named[0]):
         known, synchronizer = _synchronizers.get(id(param), (None, None))

@@ -13,25 +13,9 @@ from mn_comm.basis.arithmetic import sum_dtype
 from mn_comm.basis.mpi import MPI
 from mn_comm.basis.placement import is_device_array
 
-__all__ = [
-    "as_index",
-    "check_array",
-    "check_intracomm",
-    "check_parts",
-    "check_rank",
-    "check_same_dtype",
-    "check_sum",
-    "check_tag",
-    "has_mpi_datatype",
-]
-
 
 def check_array(array: Any, operation: str) -> Any:
-    """Return ``array`` if it can be sent as bytes.
-
-    Raises:
-        TypeError: It is not a NumPy or CuPy array, it has a mask, or its dtype holds Python objects.
-    """
+    """Return ``array``, or raise TypeError if it is no array, has a mask, or its dtype holds Python objects."""
     if not isinstance(array, np.ndarray) and not is_device_array(array):
         raise TypeError(f"{operation}: expected a numpy.ndarray, got {_kind(array)}")
     if isinstance(array, np.ma.MaskedArray):
@@ -48,11 +32,7 @@ def check_array(array: Any, operation: str) -> Any:
 
 
 def check_parts(arrays: Iterable[Any], operation: str) -> list[Any]:
-    """Return the arrays for all ranks, in their order, if they can be sent as bytes of the same dtype.
-
-    Raises:
-        TypeError: The dtypes differ, or :func:`check_array` raises it.
-    """
+    """Return the arrays for all ranks, in their order; raise TypeError if one cannot be sent, or the dtypes differ."""
     checked = [check_array(array, operation) for array in arrays]
     check_same_dtype([array.dtype for array in checked], operation, "for")
     return checked
@@ -71,8 +51,7 @@ def check_same_dtype(dtypes: Sequence[np.dtype[Any]], operation: str, where: str
 def check_sum(dtype: np.dtype[Any], operation: str) -> np.dtype[Any]:
     """Return the dtype in which values are added up: float32 for half precision, for which MPI has no type.
 
-    Raises:
-        TypeError: MPI cannot add up such values (bool, strings, dates, structures).
+    It raises TypeError if MPI cannot add up such values (bool, strings, dates, structures).
     """
     total_dtype = sum_dtype(dtype)
     if total_dtype.kind in "iufc" and has_mpi_datatype(total_dtype):
@@ -102,12 +81,7 @@ def check_intracomm(mpi_comm: Any) -> None:
 
 
 def check_rank(rank: Any, size: int, name: str) -> int:
-    """Return ``rank``, the value of the argument ``name``, as an int if it is one of ``size`` ranks.
-
-    Raises:
-        TypeError: It is not an integer.
-        ValueError: It is out of range.
-    """
+    """Return ``rank``, the value of the argument ``name``, as an int; raise TypeError or, out of range, ValueError."""
     number = as_index(rank, name)
     if not 0 <= number < size:
         raise ValueError(f"expected {name} in 0..{size - 1}, got {number}")
@@ -115,12 +89,7 @@ def check_rank(rank: Any, size: int, name: str) -> int:
 
 
 def check_tag(tag: Any) -> int:
-    """Return ``tag`` as an int if MPI can use it.
-
-    Raises:
-        TypeError: It is not an integer.
-        ValueError: It is negative, or larger than this MPI library allows.
-    """
+    """Return ``tag`` as an int; raise TypeError, or ValueError if it is negative or MPI does not allow it."""
     number = as_index(tag, "tag")
     limit = MPI.COMM_WORLD.Get_attr(MPI.TAG_UB) or 32767  # the smallest limit that the standard allows
     if not 0 <= number <= limit:
@@ -129,11 +98,7 @@ def check_tag(tag: Any) -> int:
 
 
 def as_index(value: Any, name: str) -> int:
-    """Return ``value`` as an int.
-
-    Raises:
-        TypeError: It is not an integer.
-    """
+    """Return ``value`` as an int, or raise TypeError."""
     try:
         return operator.index(value)
     except TypeError:

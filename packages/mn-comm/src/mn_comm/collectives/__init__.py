@@ -3,46 +3,26 @@
 Each takes :class:`~mn_comm.ranks.intracomm.Ranks`.
 """
 
-from mn_comm.collectives.alltoall import alltoall
-from mn_comm.collectives.bcast import bcast, bcast_in_place
-from mn_comm.collectives.gather import allgather, gather
-from mn_comm.collectives.mean import mean_to_each, order_of_ranges
-from mn_comm.collectives.objects import (
-    allgather_obj,
-    allreduce_obj,
-    bcast_obj,
-    gather_obj,
-    recv_obj,
-    scatter_obj,
-    send_obj,
-)
-from mn_comm.collectives.p2p import recv, send
-from mn_comm.collectives.reductions import allreduce, combine_in_place, mean_in_place, reduce, reduce_scatter
-from mn_comm.collectives.scatter import scatter
-from mn_comm.collectives.transport import Transport
-
-__all__ = [
-    "Transport",
-    "allgather",
-    "allgather_obj",
-    "allreduce",
-    "allreduce_obj",
-    "alltoall",
-    "bcast",
-    "bcast_in_place",
-    "bcast_obj",
-    "combine_in_place",
-    "gather",
-    "gather_obj",
-    "mean_in_place",
-    "mean_to_each",
-    "order_of_ranges",
-    "recv",
-    "recv_obj",
-    "reduce",
-    "reduce_scatter",
-    "scatter",
-    "scatter_obj",
-    "send",
-    "send_obj",
-]
+from mn_comm.collectives.arrays import allgather as allgather
+from mn_comm.collectives.arrays import alltoall as alltoall
+from mn_comm.collectives.arrays import bcast as bcast
+from mn_comm.collectives.arrays import bcast_in_place as bcast_in_place
+from mn_comm.collectives.arrays import gather as gather
+from mn_comm.collectives.arrays import recv as recv
+from mn_comm.collectives.arrays import scatter as scatter
+from mn_comm.collectives.arrays import send as send
+from mn_comm.collectives.halving import mean_to_each as mean_to_each
+from mn_comm.collectives.halving import order_of_ranges as order_of_ranges
+from mn_comm.collectives.mean import combine_in_place as combine_in_place
+from mn_comm.collectives.mean import mean_in_place as mean_in_place
+from mn_comm.collectives.objects import allgather_obj as allgather_obj
+from mn_comm.collectives.objects import allreduce_obj as allreduce_obj
+from mn_comm.collectives.objects import bcast_obj as bcast_obj
+from mn_comm.collectives.objects import gather_obj as gather_obj
+from mn_comm.collectives.objects import recv_obj as recv_obj
+from mn_comm.collectives.objects import scatter_obj as scatter_obj
+from mn_comm.collectives.objects import send_obj as send_obj
+from mn_comm.collectives.reductions import allreduce as allreduce
+from mn_comm.collectives.reductions import reduce as reduce
+from mn_comm.collectives.reductions import reduce_scatter as reduce_scatter
+from mn_comm.collectives.transport import Transport as Transport

@@ -1,4 +1,4 @@
-"""The few bytes sent before an array, which tell receivers how much memory to allocate, or what went wrong."""
+"""What ranks exchange before an array: the same root, and a header that says what follows, or what went wrong."""
 
 from __future__ import annotations
 
@@ -8,34 +8,45 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from mn_comm.basis import placement
+from mn_comm.basis import placement, wire
 from mn_comm.basis.mpi import MPI
 from mn_comm.ranks import agreement
 
 if TYPE_CHECKING:
     from mn_comm.ranks.intracomm import Ranks
 
-__all__ = ["Header", "attempt", "describe", "raise_failure", "recv", "send"]
-
 _MARK = b"mnc1"  # by which a receiver recognizes a header
 
 
-class Header(NamedTuple):
-    """Describes the data that follows.
+def same_root(ranks: Ranks, root: Any, prepare: Callable[[int], object] = lambda root: None) -> int:
+    """Return the root as an int; collective.
 
-    Attributes:
-        dtypes: The dtype of each array that follows.
-        shapes: The shape of each.
-        is_tuple: Whether the user passed several arrays, rather than one.
-        failure: What was wrong with the sender's input, by type and message; if it is set, no array follows.
-        on_device: Whether each array is on a device at the sender.
+    Without this check, ranks with different roots would wait forever, or each take its own array for the root's. It is
+    one reduction together with what else has to be checked, by ``prepare``: a rank that is interrupted while it waits
+    for the others should not have to meet them again. ``prepare`` gets the root, and must not communicate.
+
+    Raises:
+        TypeError: It is not an integer on some rank (on every rank).
+        ValueError: It is out of range on some rank, or the ranks differ (on every rank).
+        Exception: What ``prepare`` raised, here or on another rank.
     """
 
-    dtypes: tuple[np.dtype[Any], ...] = ()
-    shapes: tuple[tuple[int, ...], ...] = ()
-    is_tuple: bool = False
-    failure: tuple[str, str] | None = None
-    on_device: tuple[bool, ...] = ()
+    def check() -> int:
+        number = wire.check_rank(root, ranks.size, "root")
+        prepare(number)
+        return number
+
+    return agreement.agree(ranks, check, lambda roots: agreement.difference_of("root", roots))
+
+
+class Header(NamedTuple):
+    """Describes the data that follows."""
+
+    dtypes: tuple[np.dtype[Any], ...] = ()  # the dtype of each array that follows
+    shapes: tuple[tuple[int, ...], ...] = ()  # the shape of each
+    is_tuple: bool = False  # whether the user passed several arrays, rather than one
+    failure: tuple[str, str] | None = None  # what was wrong with the input: type and message; then no array follows
+    on_device: tuple[bool, ...] = ()  # whether each array is on a device at the sender
 
     def make_room(self) -> list[np.ndarray[Any, Any]]:
         """Return host memory for receiving the arrays."""
@@ -76,11 +87,8 @@ def send(ranks: Ranks, header: Header, dest: int, tag: int) -> None:
 def recv(ranks: Ranks, source: int, tag: int) -> tuple[Header, int, int]:
     """Receive a header; ``source`` and ``tag`` may be MPI's wildcards.
 
-    Returns:
-        The header, and the rank and tag it came with: the arrays that follow must be received with these.
-
-    Raises:
-        RuntimeError: The message is not a header: the peer used another kind of send.
+    Return also the rank and tag it came with: the arrays that follow must be received with these. A message that is no
+    header is a RuntimeError: the peer used another kind of send.
     """
     status = MPI.Status()
     message = ranks.Mprobe(source, tag, status)

@@ -20,21 +20,11 @@ import numpy as np
 from mn_comm.basis import wire
 from mn_comm.basis.mpi import MPI
 from mn_comm.collectives import pieces
-from mn_comm.collectives.roots import same_root
+from mn_comm.collectives.header import same_root
 from mn_comm.ranks import agreement
 
 if TYPE_CHECKING:
     from mn_comm.ranks.intracomm import Ranks
-
-__all__ = [
-    "allgather_obj",
-    "allreduce_obj",
-    "bcast_obj",
-    "gather_obj",
-    "recv_obj",
-    "scatter_obj",
-    "send_obj",
-]
 
 _SHORT_BYTES = 1 << 16
 
@@ -77,10 +67,8 @@ def send_obj(ranks: Ranks, obj: Any, dest: int, tag: int = 0) -> None:
 
 def recv_obj(ranks: Ranks, source: int, tag: int, status: MPI.Status | None) -> Any:
     """Receive an object; see :meth:`mn_comm.CommunicatorBase.recv_obj`."""
-    if source != MPI.ANY_SOURCE:
-        source = wire.check_rank(source, ranks.size, "source")
-    if tag != MPI.ANY_TAG:
-        tag = wire.check_tag(tag)
+    source = source if source == MPI.ANY_SOURCE else wire.check_rank(source, ranks.size, "source")
+    tag = tag if tag == MPI.ANY_TAG else wire.check_tag(tag)
     status = MPI.Status() if status is None else status
     message = ranks.Mprobe(source, tag, status)
     content = np.empty(status.Get_count(MPI.BYTE), np.uint8)
@@ -139,7 +127,7 @@ def allgather_obj(ranks: Ranks, obj: Any) -> list[Any]:
     with agreement.raise_on_all(ranks):
         mine = _dump(obj)
     parcels = ranks.allgather(_parcel(mine))
-    found = [_copy(mine) if root == ranks.rank else _begun(parcel) for root, parcel in enumerate(parcels)]
+    found = [[each.copy() for each in mine] if root == ranks.rank else _begun(p) for root, p in enumerate(parcels)]
     for root, parcel in enumerate(parcels):
         if isinstance(parcel[0], int):
             for piece in _pieces(found[root]):
@@ -226,10 +214,6 @@ def _begun(parcel: _Parcel) -> _Frames:
     ]
 
 
-def _copy(frames: _Frames) -> _Frames:
-    return [frame.copy() for frame in frames]
-
-
 def _pieces(frames: _Frames, nbytes: int = pieces.PIECE_BYTES) -> Iterator[_Array]:
     return (piece for frame in frames for piece in pieces.pieces(frame, min(nbytes, pieces.PIECE_BYTES)))
 
@@ -244,7 +228,7 @@ def _send_long(ranks: Ranks, frames: _Frames, dest: int) -> None:
 def _from(ranks: Ranks, parcel: _Parcel, source: int, mine: _Frames) -> _Frames:
     """Return the frames of a rank, whose parcel was received; ``mine`` are those of this rank."""
     if source == ranks.rank:
-        return _copy(mine)
+        return [frame.copy() for frame in mine]
     frames = _begun(parcel)
     if isinstance(parcel[0], int):
         for piece in _pieces(frames):

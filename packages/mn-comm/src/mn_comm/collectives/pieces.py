@@ -16,8 +16,6 @@ from mn_comm.basis.mpi import MPI
 if TYPE_CHECKING:
     from mn_comm.ranks.intracomm import Ranks
 
-__all__ = ["PIECE_BYTES", "Messages", "as_bytes", "bcast", "irecv", "isend", "pieces", "start"]
-
 PIECE_BYTES = 1 << 30
 
 _Array = np.ndarray[Any, Any]

@@ -8,21 +8,17 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from mn_comm.basis import arithmetic, placement, wire
-from mn_comm.basis.device_backend import device_backend
+from mn_comm.basis import placement, wire
 from mn_comm.basis.mpi import MPI
 from mn_comm.collectives import pieces
-from mn_comm.collectives.mean import mean_of_halves
-from mn_comm.collectives.roots import same_root
+from mn_comm.collectives.header import same_root
+from mn_comm.collectives.mean import OPERATIONS, combine_in_place
 from mn_comm.ranks import agreement
 
 if TYPE_CHECKING:
     from mn_comm.ranks.intracomm import Ranks
 
-__all__ = ["allreduce", "combine_in_place", "mean_in_place", "reduce", "reduce_scatter"]
-
 _Array = np.ndarray[Any, Any]
-_OPERATIONS = {"sum": "SUM", "prod": "PROD", "max": "MAX", "min": "MIN"}  # the names that MPI has for them
 
 
 def allreduce(ranks: Ranks, data: Any, op: str = "sum") -> _Array:
@@ -40,7 +36,7 @@ def reduce(ranks: Ranks, data: Any, op: str, root: int) -> _Array | None:
 def _combine(ranks: Ranks, array: Any, op: str, what: str, root: int | None = None) -> _Array:
     total_dtype = _agree_on(ranks, array, op, what)
     if placement.is_device_array(array):
-        return device_backend().allreduce(ranks, array, total_dtype, op)  # type: ignore[no-any-return]
+        return placement.device_backend().allreduce(ranks, array, total_dtype, op)  # type: ignore[no-any-return]
     total = array.astype(total_dtype, order="C", copy=True)
     is_nan = _where_nan(ranks, total, op)
     combine_in_place(ranks, total.reshape(-1), op, root)
@@ -57,7 +53,7 @@ def reduce_scatter(ranks: Ranks, array: Any, op: str) -> _Array:
         raise agreement.everywhere(ValueError(error))
     shape = (array.shape[0] // ranks.size, *array.shape[1:])
     if placement.is_device_array(array):
-        total = device_backend().allreduce(ranks, array, total_dtype, op)
+        total = placement.device_backend().allreduce(ranks, array, total_dtype, op)
         return total[ranks.rank * shape[0] : (ranks.rank + 1) * shape[0]].copy()  # type: ignore[no-any-return]
     # mpi4py finds no datatype for elements that are not aligned.
     blocks = np.require(array, total_dtype, ["C", "ALIGNED", "ENSUREARRAY"]).reshape(ranks.size, -1)
@@ -66,7 +62,7 @@ def reduce_scatter(ranks: Ranks, array: Any, op: str) -> _Array:
     begin = 0
     for piece in pieces.pieces(block, pieces.PIECE_BYTES // ranks.size):
         summands = np.ascontiguousarray(blocks[:, begin : begin + piece.size])
-        ranks.Reduce_scatter_block(summands, piece, getattr(MPI, _OPERATIONS[op]))
+        ranks.Reduce_scatter_block(summands, piece, getattr(MPI, OPERATIONS[op]))
         begin += piece.size
     if is_nan is not None:
         block[is_nan[ranks.rank]] = np.nan
@@ -74,16 +70,14 @@ def reduce_scatter(ranks: Ranks, array: Any, op: str) -> _Array:
 
 
 def _agree_on(ranks: Ranks, data: Any, op: str, what: str) -> np.dtype[Any]:
-    """Check the arguments of a collective, and return the dtype in which the arrays are to be combined; collective.
+    """Return the dtype in which arrays are to be combined; collective.
 
-    Raises:
-        TypeError: A rank has no array, or one of a dtype that this operation cannot combine (on every rank).
-        ValueError: The ranks differ in shape, dtype or ``op``, or there is no such ``op`` (on every rank).
+    It raises, on every rank, what :meth:`mn_comm.Communicator.allreduce` does.
     """
 
     def check() -> tuple[Any, ...]:
-        if op not in _OPERATIONS:
-            raise ValueError(f"{what}: expected op to be one of {', '.join(_OPERATIONS)}; got {op!r}")
+        if op not in OPERATIONS:
+            raise ValueError(f"{what}: expected op to be one of {', '.join(OPERATIONS)}; got {op!r}")
         array = wire.check_array(data, what)
         if wire.check_sum(array.dtype, what).kind == "c" and op in ("max", "min"):
             raise TypeError(f"{what}: expected numbers that have an order for op={op!r}, got dtype {array.dtype}")
@@ -106,36 +100,6 @@ def _where_nan(ranks: Ranks, array: _Array, op: str) -> _Array | None:
         return None
     combine_in_place(ranks, found.view(np.uint8).reshape(-1), "max")
     return found
-
-
-def combine_in_place(ranks: Ranks, flat: _Array, op: str = "sum", root: int | None = None) -> None:
-    """Overwrite an array with the combination of all ranks' arrays; collective.
-
-    Args:
-        ranks: The ranks.
-        flat: One-dimensional and contiguous, of a dtype that MPI can combine; of equal length and dtype on every rank.
-        op: The operation.
-        root: The only rank that needs the result; ``None`` if all do.
-    """
-    if ranks.size == 1:
-        return
-    operation = getattr(MPI, _OPERATIONS[op])
-    for piece in pieces.pieces(flat):
-        if root is None:
-            ranks.Allreduce(MPI.IN_PLACE, piece, operation)
-        elif ranks.rank == root:
-            ranks.Reduce(MPI.IN_PLACE, piece, operation, root)
-        else:
-            ranks.Reduce(piece, None, operation, root)
-
-
-def mean_in_place(ranks: Ranks, flat: _Array) -> None:
-    """Overwrite an array of floats with its mean over all ranks; collective; as :func:`combine_in_place`."""
-    if arithmetic.is_half(flat.dtype):
-        mean_of_halves(ranks, flat)
-    else:
-        combine_in_place(ranks, flat)
-        arithmetic.divide(flat, ranks.size, flat)
 
 
 def _explain(what: str, signatures: Sequence[tuple[Any, ...]]) -> ValueError:

@@ -10,8 +10,6 @@ from mn_comm.collectives.pieces import Messages
 if TYPE_CHECKING:
     from mn_comm.ranks.intracomm import Ranks
 
-__all__ = ["TAG", "Transport"]
-
 TAG = 7
 """The tag of all these messages."""
 
@@ -20,15 +18,11 @@ class Transport:
     """Ranks that exchange arrays in host memory, and a count of the bytes sent.
 
     For arrays on devices see :mod:`mn_comm.device.transports`.
-
-    Attributes:
-        ranks: The ranks.
-        sent: How many bytes this rank has sent to others.
     """
 
     def __init__(self, ranks: Ranks) -> None:
         self.ranks = ranks
-        self.sent = 0
+        self.sent = 0  # how many bytes this rank has sent to others
 
     def swap(self, outgoing: Messages, incoming: Messages, what: str) -> None:
         """Send arrays to other ranks, and receive some from them; collective.
@@ -38,8 +32,7 @@ class Transport:
             incoming: For each rank that sends arrays, arrays of the same lengths and dtypes, to be overwritten.
             what: The name of the operation that it is a part of.
         """
-        requests = pieces.start(self.ranks, outgoing, incoming, TAG)
-        for request in requests:
+        for request in pieces.start(self.ranks, outgoing, incoming, TAG):
             self.ranks.wait_with_pauses(request, what)
         self.count(outgoing)
 

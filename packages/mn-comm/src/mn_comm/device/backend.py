@@ -1,4 +1,4 @@
-"""What code for host memory calls when it is given arrays on a device; see :mod:`mn_comm.basis.device_backend`."""
+"""What code for host memory calls when it is given arrays on a device; see :mod:`mn_comm.basis.placement`."""
 
 from mn_comm.device.collectives import allreduce, bcast, bcast_new
 from mn_comm.device.layout import lay_out

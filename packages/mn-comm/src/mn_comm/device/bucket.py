@@ -13,7 +13,8 @@ import numpy as np
 from mn_comm.basis.config import Config
 from mn_comm.device import nccl, staging
 from mn_comm.device.kernels import Table, pack, unpack
-from mn_comm.gradients.bucket import Bucket, check_floats
+from mn_comm.gradients.bucket import Bucket
+from mn_comm.gradients.interfaces import check_floats
 from mn_comm.gradients.parts import Arrays, Exchanged, Part
 from mn_comm.gradients.strategies import Strategy
 from mn_comm.ranks.background import Future
@@ -58,7 +59,7 @@ class DeviceStrategy:
 
 
 class DeviceBucket:
-    """Gradients of one dtype, on one device, that are sent together; see :class:`mn_comm.gradients.bucket.AnyBucket`.
+    """Gradients of one dtype, on one device, that are sent together; see :class:`.AnyBucket`.
 
     Args:
         index: Its number; buckets are sent in this order.
@@ -126,7 +127,7 @@ class DeviceBucket:
         return self._strategy.average(self)
 
     def average(self, array: Any = None) -> Any:
-        """See :meth:`mn_comm.gradients.bucket.AnyBucket.average`."""
+        """See :meth:`.AnyBucket.average`."""
         import cupy
 
         if array is None:

@@ -2,117 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from itertools import pairwise
-from operator import itemgetter
-from typing import Any, NamedTuple, Protocol
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import numpy as np
 
 from mn_comm.basis.arithmetic import add_up, divide, is_half
-from mn_comm.gradients.parts import Arrays, Exchanged, Part, Ranges
-from mn_comm.gradients.strategies import Strategy
+from mn_comm.gradients.blocks import Block
+from mn_comm.gradients.interfaces import check_floats
+from mn_comm.gradients.parts import Arrays, Exchanged, Ranges
+from mn_comm.gradients.strategy import Strategy
 from mn_comm.ranks.background import Future
 
-__all__ = [
-    "AnyBucket",
-    "Block",
-    "Bucket",
-    "check_floats",
-    "cut",
-    "selector",
-]
-
 _Array = np.ndarray[Any, Any]
-
-
-class Block(NamedTuple):
-    """Consecutive elements of a bucket that are processed together, while they are in the cache.
-
-    If they belong to one gradient, all memory has the shape of this part; otherwise it is one-dimensional.
-
-    Attributes:
-        select: Selects the block's arrays from all gradients: a list or tuple of them, or the array itself if there is
-            only one.
-        adder: The rank of the node that adds it up.
-        owner: The rank whose memory holds the sum.
-        segments: The memory for it of every rank of the node, or of only this rank.
-        mine: This rank's memory for it.
-        sum: The owner's memory, or scratch memory if only the rank that adds it up needs the sum.
-        room: Scratch memory of the bucket's dtype.
-        total: Scratch memory of the dtype in which it is added up.
-        pieces: Views of ``room`` that have the shapes of the arrays; empty if there is only one.
-        is_kept: Whether this rank needs the mean.
-    """
-
-    select: Callable[[Arrays], Any]
-    adder: int
-    owner: int
-    segments: list[_Array]
-    mine: _Array
-    sum: _Array
-    room: _Array
-    total: _Array
-    pieces: list[_Array]
-    is_kept: bool
-
-
-class AnyBucket(Protocol):
-    """The interface of buckets, in host memory and on a device, and the argument of a communication hook.
-
-    Attributes:
-        index: Its number; buckets are sent in this order.
-        members: The positions of the gradients that it holds completely or partly, among those that take part.
-        names: The names of their parameters.
-        shapes: The shapes of these gradients or parts.
-        flat: The gradients, one after the other: one-dimensional, in the dtype in which they are sent.
-        submit: Starts a function, immediately or in the thread that communicates, and returns a future of its result.
-        needs_agreement: Whether ranks must have agreed on their gradients before it is averaged.
-    """
-
-    index: int
-    names: list[str]
-    shapes: list[tuple[int, ...]]
-    flat: Any
-    submit: Callable[[Callable[[], Any]], Future[Any]]
-
-    members: list[int]
-    needs_agreement: bool
-
-    @property
-    def nbytes(self) -> int:
-        """Its size in bytes."""
-
-    def pack(self, arrays: Arrays) -> None:
-        """Copy gradients, of any memory layout, into the bucket; ``None`` counts as zeros."""
-
-    def unpack(self, arrays: Arrays, means: Any) -> None:
-        """Write the means that this rank needs from the bucket to the gradients."""
-
-    def average_in_place(self, arrays: Arrays) -> None:
-        """Overwrite gradients with their means over all ranks; collective."""
-
-    def launch(self) -> Future[Any]:
-        """Start to average the packed gradients; collective.
-
-        Returns:
-            A future of ``flat``: it then holds the means, and other ranks may still be reading it.
-        """
-
-    def average(self, array: Any = None) -> Future[Any]:
-        """Start to average an array over all ranks; collective. For a communication hook.
-
-        Args:
-            array: One-dimensional, of floats, of equal length and dtype on every rank, on the device of ``flat``; by
-                default ``flat``.
-
-        Returns:
-            A future of the mean: for ``flat``, this is ``flat`` itself, overwritten; otherwise a new array. You may
-            change it.
-
-        Raises:
-            TypeError: The array does not hold floats.
-        """
 
 
 class Bucket:
@@ -130,15 +32,6 @@ class Bucket:
         flattened: The positions of gradients that must be one-dimensional, because blocks hold only parts of them.
         ranges: The range of it that each rank gets.
         strategy: How it is averaged.
-
-    Attributes:
-        share: The part of ``flat`` that this rank owns, and exchanges with other nodes; ``exchanged`` describes it.
-        shares_memory: Whether the ranks of a node can access each other's memory for it.
-        own: The blocks that this rank adds up.
-        others: The blocks that other ranks of the node add up.
-        kept: The blocks whose means this rank needs: all, unless gradients have owners.
-        to_come: Those of ``kept`` that other ranks of the node add up.
-        are_shares_added_up_together: Whether ranks of the node add up parts of other ranks' shares.
     """
 
     needs_agreement = False  # the worker that averages it ensures this
@@ -157,19 +50,20 @@ class Bucket:
         context, mine, last = strategy.context, strategy.place, len(ranges.shares) - 1
         begin, end = (ranges.shares[min(place, last)] for place in (mine, mine + 1))
         self.index = index
-        self.exchanged = exchanged._replace(begin=begin)
+        self.exchanged = exchanged._replace(begin=begin)  # describes `share`
         self.flat = flat
-        self.share = flat[begin:end]
+        self.share = flat[begin:end]  # the part of `flat` that this rank owns, and exchanges with other nodes
         self.memory = memory
         self.blocks = blocks
         self.flattened = flattened
         self.ranges = ranges
         self.strategy = strategy
-        self.shares_memory = strategy.shares_memory
-        self.own = [block for block in blocks if block.adder == mine]
-        self.others = [block for block in blocks if block.adder != mine]
-        self.kept = [block for block in blocks if block.is_kept]
-        self.to_come = [block for block in self.others if block.is_kept]
+        self.shares_memory = strategy.shares_memory  # whether the ranks of a node can access each other's memory for it
+        self.own = [block for block in blocks if block.adder == mine]  # those that this rank adds up
+        self.others = [block for block in blocks if block.adder != mine]  # those that other ranks of the node add up
+        self.kept = [block for block in blocks if block.is_kept]  # those whose means it needs: all, without owners
+        self.to_come = [block for block in self.others if block.is_kept]  # of these, those that others add up
+        # Whether ranks of the node add up parts of other ranks' shares.
         self.are_shares_added_up_together = any(block.adder != block.owner for block in blocks)
         self.parts = exchanged.parts
         self.members = [part.member for part in self.parts]
@@ -178,8 +72,9 @@ class Bucket:
         self.is_half = is_half(flat.dtype)
         self.submit: Callable[[Callable[[], Any]], Future[Any]] = Future
         self._arrays: Arrays | None = None
-        self._context = context
-        self._across = context.across if self.shares_memory else context.ranks
+        self.context = context
+        # The ranks with which `share` is exchanged.
+        self.across = context.across if self.shares_memory else context.ranks
         self._kept_parts = [part for part in self.parts if ranges.are_kept(part.begin, context.topology.rank)]
 
     @property
@@ -196,11 +91,11 @@ class Bucket:
             self._arrays = None
 
     def launch(self) -> Future[Any]:
-        """See :meth:`AnyBucket.launch`."""
+        """See :meth:`.AnyBucket.launch`."""
         return self.submit(self.mean)
 
     def average(self, array: Any = None) -> Future[Any]:
-        """See :meth:`AnyBucket.average`."""
+        """See :meth:`.AnyBucket.average`."""
         if array is not None:
             check_floats(array)
             return self.submit(lambda: self.strategy.mean_of(array))
@@ -208,7 +103,7 @@ class Bucket:
         def average() -> _Array:
             mean = self.mean()
             if self.shares_memory:
-                self._context.within.Barrier()  # no rank reads another rank's memory for it any more
+                self.context.within.Barrier()  # no rank reads another rank's memory for it any more
             return mean
 
         return self.submit(average)
@@ -220,12 +115,12 @@ class Bucket:
         """
         size = self.strategy.size
         at_end = size if self._arrays is not None and not self.is_half else 1  # division, on the way to the gradients
-        if self.shares_memory and self._context.topology.inter_size == 1:
+        if self.shares_memory and self.context.topology.inter_size == 1:
             self._add_up_within(size / at_end, at_end)
             if not self.ranges.are_shares:
                 self._store_within(self.to_come, at_end)
         else:
-            groups = self._context.topology.inter_size if self.shares_memory else size
+            groups = self.context.topology.inter_size if self.shares_memory else size
             # The mean over the groups follows, so each sum is first divided by the number of ranks per group.
             self._add_up_within(size / groups)
             self._average_across()
@@ -233,19 +128,17 @@ class Bucket:
         return self.flat
 
     def _add_up_within(self, divisor: float, at_end: int | None = None) -> None:
-        """Add up, over this node, the share of the bucket that belongs to this rank; collective within the node.
+        """Add up, over this node, the share of the bucket that belongs to this rank, and divide it; collective there.
 
-        Args:
-            divisor: The divisor of the sum.
-            at_end: If the sum is final, the divisor with which other blocks will be stored: this rank's share is then
-                stored immediately, while it is in the cache.
+        With ``at_end``, the sum is final: this rank's share is stored immediately, while it is in the cache, divided by
+        this number, as the other blocks will be.
         """
         self.put(self.others if self.shares_memory else self.blocks)
         if not self.shares_memory:
             divide(self.share, divisor, self.share)
             return
-        self._context.within.Barrier()
-        mine = self._context.topology.intra_rank
+        self.context.within.Barrier()
+        mine = self.context.topology.intra_rank
         for block in self.own:
             summands = list(block.segments)
             summands[mine] = self.read(block)
@@ -258,56 +151,41 @@ class Bucket:
             if at_end is not None and block.is_kept:
                 self.store((block,), at_end)
         if self.are_shares_added_up_together:
-            self._context.within.Barrier()  # other ranks have written parts of the share
+            self.context.within.Barrier()  # other ranks have written parts of the share
 
     def _average_across(self) -> None:
         """Average this rank's share over nodes or, without nodes, the whole bucket over all ranks; collective."""
         if not self.strategy.communicates:
             return
         if not self.ranges.owners:
-            self.strategy.mean_across(self._across, self.share, self.exchanged)
+            self.strategy.mean_across(self.across, self.share, self.exchanged)
         elif self.share.size:
-            self.strategy.reduce_scatter(self._across, self.share, self.ranges.destinations)
+            self.strategy.reduce_scatter(self.across, self.share, self.ranges.destinations)
 
     def _store_within(self, blocks: Sequence[Block], divisor: int = 1) -> None:
         """Write blocks to the gradients, divided once more, when all shares are final; collective within the node."""
         if self.shares_memory:
-            self._context.within.Barrier()
+            self.context.within.Barrier()
         self.store(blocks, divisor)
 
     def pack(self, arrays: Arrays) -> None:
-        """See :meth:`AnyBucket.pack`."""
+        """See :meth:`.AnyBucket.pack`."""
         if any(arrays[member] is None for member in self.members):
             found = {member: arrays[member] for member in self.members}
             arrays = {i: np.zeros(*self.exchanged.specs[i][1:]) if grad is None else grad for i, grad in found.items()}
         _concatenate([arrays[part.member][part.within] for part in self.parts], self.flat)
 
     def unpack(self, arrays: Arrays, means: _Array) -> None:
-        """See :meth:`AnyBucket.unpack`."""
+        """See :meth:`.AnyBucket.unpack`."""
         for part in self._kept_parts:
             out = arrays[part.member][part.within]
             out[...] = means[part.begin : part.end].reshape(out.shape)
-
-    def spread(self, arrays: Sequence[_Array]) -> None:
-        """Overwrite arrays that have owners with those of their owners, which are not added up; collective."""
-        is_on_one_node = self.shares_memory and self._context.topology.inter_size == 1
-        for block in self.kept:
-            _collect(block, arrays, block.segments[block.owner])
-        if self.shares_memory:
-            self._context.within.Barrier()
-        if self.share.size and not is_on_one_node:
-            self.strategy.all_gather(self._across, self.share, self.ranges.destinations)
-        if self.shares_memory and not is_on_one_node:
-            self._context.within.Barrier()
-        for block in self.blocks:
-            if not block.is_kept:
-                _distribute(block, block.segments[block.owner], 1, arrays)
 
     def put(self, blocks: Sequence[Block]) -> None:
         """Copy the elements of blocks to the bucket's own memory."""
         if self._arrays is not None:
             for block in blocks:
-                _collect(block, self._arrays, block.mine)
+                collect(block, self._arrays, block.mine)
 
     def read(self, block: Block) -> _Array:
         """Return the elements of a block: in place if possible, otherwise in its scratch memory."""
@@ -318,7 +196,7 @@ class Bucket:
             array: _Array = block.select(self._arrays)
             if array.dtype == block.room.dtype:
                 return array
-        _collect(block, self._arrays, block.room)
+        collect(block, self._arrays, block.room)
         return block.room
 
     def store(self, blocks: Sequence[Block], divisor: int) -> None:
@@ -327,13 +205,7 @@ class Bucket:
             if self._arrays is None:
                 divide(block.sum, divisor, block.mine)
             else:
-                _distribute(block, block.sum, divisor, self._arrays)
-
-
-def check_floats(array: Any) -> None:
-    """Raise TypeError unless an array contains floats: integers have no exact mean."""
-    if not (array.dtype.kind == "f" or is_half(array.dtype)):
-        raise TypeError(f"comm_hook: expected an array of floats to average, got dtype {array.dtype}")
+                distribute(block, block.sum, divisor, self._arrays)
 
 
 def _concatenate(arrays: Sequence[_Array], out: _Array) -> None:
@@ -342,7 +214,7 @@ def _concatenate(arrays: Sequence[_Array], out: _Array) -> None:
     np.concatenate(arrays, axis=None, out=out, casting="unsafe")
 
 
-def _collect(block: Block, arrays: Arrays, memory: _Array) -> None:
+def collect(block: Block, arrays: Arrays, memory: _Array) -> None:
     """Copy the elements of a block to memory."""
     if block.pieces:
         _concatenate(block.select(arrays), memory)
@@ -350,7 +222,7 @@ def _collect(block: Block, arrays: Arrays, memory: _Array) -> None:
         memory[...] = block.select(arrays)
 
 
-def _distribute(block: Block, memory: _Array, divisor: int, arrays: Arrays) -> None:
+def distribute(block: Block, memory: _Array, divisor: int, arrays: Arrays) -> None:
     """Divide the elements of a block in memory, and write them to the arrays."""
     if block.pieces:
         divide(memory, divisor, block.room)
@@ -358,32 +230,3 @@ def _distribute(block: Block, memory: _Array, divisor: int, arrays: Arrays) -> N
             array[...] = piece
     else:
         divide(memory, divisor, block.select(arrays))
-
-
-def selector(parts: Sequence[Part]) -> Callable[[Arrays], Any]:
-    """Return a function that selects parts of all gradients: a single part as it is, several as a sequence."""
-    if all(part.within is ... for part in parts):
-        return itemgetter(*(part.member for part in parts))  # much faster than a list comprehension
-    if len(parts) == 1:
-        (member, within, *_) = parts[0]
-        return lambda arrays: arrays[member][within]
-    return lambda arrays: [arrays[part.member][part.within] for part in parts]
-
-
-def cut(parts: Sequence[Part], points: Sequence[int]) -> Iterator[tuple[int, int, tuple[Part, ...]]]:
-    """Cut a bucket at ascending points, from 0 to its length; yield where each piece begins and ends, and its parts."""
-    first = 0
-    for begin, end in pairwise(points):
-        while first < len(parts) and parts[first].end <= begin:
-            first += 1
-        inside = []
-        for part in parts[first:]:
-            if part.begin >= end:
-                break
-            low, high = max(begin, part.begin), min(end, part.end)
-            if (low, high) == (part.begin, part.end):
-                inside.append(part)
-            elif low < high:
-                start = (part.within.start if isinstance(part.within, slice) else 0) - part.begin
-                inside.append(Part(part.member, slice(start + low, start + high), low, high))
-        yield begin, end, tuple(inside)

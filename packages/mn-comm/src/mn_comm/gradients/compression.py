@@ -13,8 +13,6 @@ from mn_comm.gradients.parts import Exchanged, Spec
 if TYPE_CHECKING:
     from mn_comm.ranks.intracomm import Ranks
 
-__all__ = ["CompressionReport", "CompressionScheme", "Compressor"]
-
 _State = Mapping[str, np.ndarray[Any, Any]]
 
 

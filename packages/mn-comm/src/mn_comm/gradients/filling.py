@@ -8,11 +8,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from mn_comm.collectives.mean import order_of_ranges
+from mn_comm.collectives.halving import order_of_ranges
 from mn_comm.gradients.parts import Part, Ranges, Spec, count
-from mn_comm.gradients.strategies import Strategy
-
-__all__ = ["Owners", "Ownership", "fill_buckets"]
+from mn_comm.gradients.strategy import Strategy
 
 _Dtype = np.dtype[Any]
 
@@ -20,17 +18,15 @@ _Dtype = np.dtype[Any]
 def fill_buckets(
     specs: Sequence[Spec], order: Sequence[int], most_bytes: int | None, *, whole: bool
 ) -> Iterator[list[Part]]:
-    """Distribute gradients over buckets.
+    """Yield the parts of each bucket, in the order in which the last of them appear.
+
+    Gradients without elements are in no bucket.
 
     Args:
-        specs: Their names, shapes and dtypes.
+        specs: The names, shapes and dtypes of the gradients.
         order: Their positions, in the order in which they are to be sent; the same on every rank.
         most_bytes: The maximum size of a bucket; ``None`` for no limit.
         whole: Whether gradients must not be split; then a bucket may hold a single gradient that is larger.
-
-    Yields:
-        The parts of each bucket, in the order in which the last of them appear. Gradients without elements are in no
-        bucket.
     """
     filling: dict[_Dtype, list[Part]] = {}
     for member in order:
@@ -90,7 +86,8 @@ class Ownership:
         Gradients without an owner are in no bucket. Unless gradients must not be split, all buckets of a dtype have the
         same proportion of elements for each owner.
         """
-        owners = self._in_order()
+        # All ranks in the order in which the elements that they own are placed in a bucket.
+        owners = [owner for nodes in self._groups() for node in nodes for owner in node]
         order = [member for member in order if self.has(member)]
         if whole:
             for parts in fill_buckets(specs, order, most_bytes, whole=True):
@@ -130,10 +127,6 @@ class Ownership:
         # If no rank communicates with other nodes, these are the ranges that the ranks add up.
         shares = self._strategy.adders_of(begin, ends) if self._strategy.takes_one_step else ends
         return Ranges(owners, shares, destinations)
-
-    def _in_order(self) -> list[int]:
-        """Return all ranks in the order in which the elements that they own are placed in a bucket."""
-        return [owner for nodes in self._groups() for node in nodes for owner in node]
 
     def _groups(self) -> list[list[list[int]]]:
         """Return, for each communicating rank of a node and each node, the ranks whose ranges it exchanges."""

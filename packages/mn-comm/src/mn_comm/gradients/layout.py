@@ -3,31 +3,21 @@
 from __future__ import annotations
 
 import itertools
-from bisect import bisect_right
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-import numpy as np
-
-from mn_comm.basis.arithmetic import sum_dtype
+from mn_comm.basis.arithmetic import is_half
 from mn_comm.basis.config import Config
-from mn_comm.basis.device_backend import device_backend
-from mn_comm.gradients.agree import ON_DEVICE, Signature
-from mn_comm.gradients.bucket import AnyBucket, Block, Bucket, cut, selector
+from mn_comm.basis.placement import device_backend
+from mn_comm.gradients.blocks import cut_into_blocks, scratch_memory
+from mn_comm.gradients.bucket import Bucket
 from mn_comm.gradients.filling import Owners, Ownership, fill_buckets
+from mn_comm.gradients.interfaces import AnyBucket
 from mn_comm.gradients.parts import Exchanged, Part, Ranges, Spec, count
 from mn_comm.gradients.share_size import ShareSize
-from mn_comm.gradients.strategies import Strategy
+from mn_comm.gradients.signature import ON_DEVICE, Signature
+from mn_comm.gradients.strategy import Strategy
 
-__all__ = ["Layout", "Layouts"]
-
-_Array = np.ndarray[Any, Any]
-
-# The bytes that a rank adds up at a time: with the same part of a few neighbors, they fit into a core's second-level
-# cache.
-_BLOCK_BYTES = 256 * 1024
-# Smaller parts of gradients are packed and unpacked together; larger ones are read and written in place.
-_LARGE_BYTES = 16 * 1024
 # A bucket's memory is used again two buckets later: by then, all ranks have met in the bucket between.
 _SLOTS = 2
 _ALIGNMENT = 64
@@ -35,11 +25,9 @@ _MOST_LAYOUTS = 8
 
 
 class BucketSet(NamedTuple):
-    """Buckets that hold each gradient once.
+    """Buckets that hold each gradient once, in the order in which they are sent.
 
-    Attributes:
-        buckets: The buckets, in the order in which they are sent.
-        flattened: The positions of gradients that must be one-dimensional to be averaged in place.
+    The gradients at the positions ``flattened`` must be one-dimensional to be averaged in place.
     """
 
     buckets: list[AnyBucket]
@@ -60,12 +48,6 @@ class Layout:
         lasting: Whether buckets keep their memory; otherwise the next buckets reuse it immediately.
         owners: Which rank alone needs the mean of which gradient, if the gradient is in host memory; ``None`` if all
             ranks need all means. With owners, creating a layout is collective.
-
-    Attributes:
-        specs: The gradients' names, shapes and dtypes.
-        nbytes: Their size, all together.
-        share_size: How often ranks meet, if there is a choice.
-        number: The same number on all ranks that created the layout together, and different from every other layout's.
     """
 
     def __init__(
@@ -81,10 +63,11 @@ class Layout:
         lasting: bool,
         owners: Owners | None = None,
     ) -> None:
+        # The gradients' names, shapes and dtypes.
         self.specs: list[Spec] = [(name, shape, dtype) for name, shape, dtype, *_ in signature]
-        self.nbytes = sum(count(shape) * dtype.itemsize for _, shape, dtype in self.specs)
-        self.share_size = ShareSize()
-        self.number = next(strategy.context.numbers)
+        self.nbytes = sum(count(shape) * dtype.itemsize for _, shape, dtype in self.specs)  # their size, all together
+        self.share_size = ShareSize()  # how often ranks meet, if there is a choice
+        self.number = next(strategy.context.numbers)  # the same on all ranks, and different from every other layout's
         self.order = order
         self.strategy = strategy
         self.config = config
@@ -161,57 +144,17 @@ class Layout:
         if strategy.shares_memory != shares_memory:
             return None
         mine = strategy.place
-        room: _Array = np.empty(3 * _BLOCK_BYTES if shares_memory else 0, np.uint8)
+        room = scratch_memory(strategy)
         buckets: list[Bucket] = []
         for (parts, ranges), dtype, (begin, end) in zip(filled, dtypes, places, strict=True):
             views = [segment[begin:end].view(dtype) for segment in segments]
             if ranges is None:
                 ranges = Ranges([], strategy.shares_of(views[mine].size), [])
-            blocks, flattened = self._cut_into_blocks(parts, ranges, views, mine, room)
+            blocks, flattened = cut_into_blocks(parts, specs, ranges, views, room, strategy, self.lasting)
             exchanged = Exchanged(self.number, parts, specs, 0)
             bucket = Bucket(len(buckets), exchanged, views[mine], segments[mine], blocks, flattened, ranges, strategy)
             buckets.append(bucket)
         return buckets
-
-    def _cut_into_blocks(
-        self, parts: Sequence[Part], ranges: Ranges, segments: Sequence[_Array], mine: int, room: _Array
-    ) -> tuple[list[Block], set[int]]:
-        """Cut a bucket into the blocks that the node's ranks add up; return also the positions of cut gradients."""
-        length, dtype, rank = segments[0].size, segments[0].dtype, self.strategy.context.topology.rank
-        adders: Sequence[int] = [0]
-        shares: Sequence[int] = [0]
-        points = {0, length, *(begin for begin, _ in ranges.owners)}
-        if self.strategy.shares_memory:
-            shares = ranges.shares
-            adders = shares if self.strategy.takes_one_step else self.strategy.adders_of(length, shares)
-            step = _BLOCK_BYTES // dtype.itemsize
-            steps = [point for begin, end in itertools.pairwise(adders) for point in range(begin, end, step)]
-            large = [part for part in parts if (part.end - part.begin) * dtype.itemsize >= _LARGE_BYTES]
-            points.update(adders, shares, steps, (p.begin for p in large), (p.end for p in large))
-        blocks: list[Block] = []
-        flattened: set[int] = set()
-        for begin, end, inside in cut(parts, sorted(points)):
-            views = [segment[begin:end] for segment in segments]
-            if self.strategy.shares_memory:
-                views += [room[:_BLOCK_BYTES].view(dtype), room[_BLOCK_BYTES:].view(sum_dtype(dtype))]
-            else:  # no other rank reads its memory
-                views += [views[mine], views[mine]]
-            pieces = [views[-2][part.begin - begin : part.end - begin].reshape(self._shape_of(part)) for part in inside]
-            shape = self._shape_of(inside[0]) if len(inside) == 1 else (end - begin,)
-            *memory, scratch, total = [view[: end - begin].reshape(shape) for view in views]
-            adder, owner = bisect_right(adders, begin) - 1, bisect_right(shares, begin) - 1
-            pieces = pieces if len(inside) > 1 else []
-            is_kept = ranges.are_kept(begin, rank)
-            # A sum that is written directly to the gradient needs no shared memory.
-            is_private = self.strategy.takes_one_step and ranges.are_shares and not self.lasting
-            result = memory[owner] if not is_private else total if total.dtype == dtype else scratch
-            sources = memory, memory[mine], result
-            blocks.append(Block(selector(inside), adder, owner, *sources, scratch, total, pieces, is_kept))
-            flattened.update(part.member for part in inside if part.within is not ...)
-        return blocks, flattened
-
-    def _shape_of(self, part: Part) -> tuple[int, ...]:
-        return self.specs[part.member][1] if part.within is ... else (part.end - part.begin,)
 
     @property
     def form(self) -> tuple[Any, ...]:
@@ -260,6 +203,16 @@ class Layouts:
         self.make_room()
         self._of[signature, order] = layout
         self._latest = signature, order, layout
+
+
+def check_gradients(entries: Signature, strategy: Strategy) -> None:
+    """Raise TypeError if gradients with these entries of a signature cannot be averaged."""
+    for name, _, dtype, *_ in entries:
+        if not (dtype.kind == "f" or is_half(dtype)):
+            raise TypeError(f"multi_node_mean_grad: expected gradients of floats, got dtype {dtype} for {name}")
+    for name, shape, dtype, *place in entries:
+        if ON_DEVICE not in place:
+            strategy.check((name, shape, dtype))
 
 
 def _places(nbytes: Sequence[int], slots: int) -> list[tuple[int, int]]:

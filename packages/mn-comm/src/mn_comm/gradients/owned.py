@@ -15,17 +15,17 @@ import numpy as np
 from mn_comm.basis import wire
 from mn_comm.basis.config import Config
 from mn_comm.basis.placement import is_device_array
-from mn_comm.collectives.bcast import bcast_in_place
-from mn_comm.gradients.agree import FAILURE, Agreement, Signature, outline, signature_of
+from mn_comm.collectives.arrays import bcast_in_place
+from mn_comm.gradients.agree import Agreement, outline
+from mn_comm.gradients.bucket import Bucket, collect, distribute
 from mn_comm.gradients.filling import Owners
 from mn_comm.gradients.layout import Layout, Layouts
+from mn_comm.gradients.signature import FAILURE, Signature, signature_of
 from mn_comm.ranks import agreement
 from mn_comm.ranks.spans import span
 
 if TYPE_CHECKING:
-    from mn_comm.gradients.strategies import Strategy
-
-__all__ = ["OwnedArrays"]
+    from mn_comm.gradients.strategy import Strategy
 
 _Array = np.ndarray[Any, Any]
 
@@ -34,11 +34,7 @@ _BUCKET_BYTES = 8 * 1024 * 1024
 
 
 class OwnedArrays:
-    """Gives all ranks the arrays that each of them owns.
-
-    Args:
-        strategy: How the communicator averages gradients.
-    """
+    """Gives all ranks the arrays that each of them owns, by the strategy with which gradients are averaged."""
 
     def __init__(self, strategy: Strategy) -> None:
         self._strategy = strategy
@@ -78,7 +74,7 @@ class OwnedArrays:
         with span("gather"):
             buckets: Sequence[Any] = self._layout([owner for _, owner in on_host], targets).buckets().buckets
             for bucket in buckets:
-                bucket.spread([target.bytes for target in targets])
+                _spread(bucket, [target.bytes for target in targets])
             for array, owner in on_device:
                 bcast_in_place(self._ranks, array, owner)
             for target in targets:
@@ -128,6 +124,22 @@ class _Target:
         """Write the received bytes to the array, if they are in a temporary one."""
         if self._contiguous is not self._array and self._array.flags.writeable:
             self._array[...] = self._contiguous
+
+
+def _spread(bucket: Bucket, arrays: Sequence[_Array]) -> None:
+    """Overwrite the arrays of a bucket with those of their owners, which are not added up; collective."""
+    is_on_one_node = bucket.shares_memory and bucket.context.topology.inter_size == 1
+    for block in bucket.kept:
+        collect(block, arrays, block.segments[block.owner])
+    if bucket.shares_memory:
+        bucket.context.within.Barrier()
+    if bucket.share.size and not is_on_one_node:
+        bucket.strategy.all_gather(bucket.across, bucket.share, bucket.ranges.destinations)
+    if bucket.shares_memory and not is_on_one_node:
+        bucket.context.within.Barrier()
+    for block in bucket.blocks:
+        if not block.is_kept:
+            distribute(block, block.segments[block.owner], 1, arrays)
 
 
 def _check(arrays: Sequence[tuple[str, Any]], owners: Sequence[int], size: int) -> None:

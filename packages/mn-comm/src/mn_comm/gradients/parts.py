@@ -11,8 +11,6 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-__all__ = ["Arrays", "Exchanged", "Part", "Ranges", "Spec", "bounds", "count", "even_or"]
-
 Spec = tuple[str, tuple[int, ...], np.dtype[Any]]
 """The name, shape and dtype of a gradient."""
 Arrays = Sequence[Any] | Mapping[int, Any]
@@ -23,35 +21,25 @@ _MOST_UNEVEN = 1.25
 
 
 class Part(NamedTuple):
-    """A gradient in a bucket, or consecutive elements of one.
+    """A gradient in a bucket, or consecutive elements of one."""
 
-    Attributes:
-        member: The position of the gradient among those that take part.
-        within: The elements of the flattened gradient; ``...`` for the whole gradient with its shape.
-        begin: Where it begins in the bucket, in elements.
-        end: Where it ends.
-    """
+    member: int  # the position of the gradient among those that take part
+    within: slice | EllipsisType  # the elements of the flattened gradient; `...` for the whole gradient with its shape
+    begin: int  # where it begins in the bucket, in elements
+    end: int  # where it ends
 
-    member: int
-    within: slice | EllipsisType
-    begin: int
-    end: int
+    def shape(self, specs: Sequence[Spec]) -> tuple[int, ...]:
+        """Return its shape, given the names, shapes and dtypes of all gradients."""
+        return specs[self.member][1] if self.within is ... else (self.end - self.begin,)
 
 
 class Exchanged(NamedTuple):
-    """The part of a bucket that a rank exchanges.
+    """The part of a bucket that a rank exchanges."""
 
-    Attributes:
-        layout: The number of the bucket's layout.
-        parts: The parts of gradients in the bucket.
-        specs: The names, shapes and dtypes of all gradients.
-        begin: Where the part begins in the bucket, in elements.
-    """
-
-    layout: int
-    parts: Sequence[Part]
-    specs: Sequence[Spec]
-    begin: int
+    layout: int  # the number of the bucket's layout
+    parts: Sequence[Part]  # the parts of gradients in the bucket
+    specs: Sequence[Spec]  # the names, shapes and dtypes of all gradients
+    begin: int  # where the part begins in the bucket, in elements
 
 
 class Ranges(NamedTuple):

@@ -4,30 +4,20 @@ from __future__ import annotations
 
 import functools
 import time
-from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
 
 import numpy as np
 
-from mn_comm.basis.arithmetic import is_half
 from mn_comm.basis.config import Config
 from mn_comm.basis.protocols import Model
-from mn_comm.gradients.agree import (
-    FAILURE,
-    ON_DEVICE,
-    OWNERS,
-    Agreement,
-    JoinMessages,
-    Selection,
-    Signature,
-    outline,
-    select,
-    signature_of,
-    sorted_parameters,
-)
+from mn_comm.gradients.agree import Agreement, Selection, expect_same_arrays, outline, select, sorted_parameters
 from mn_comm.gradients.filling import Owners
-from mn_comm.gradients.layout import Layout, Layouts
-from mn_comm.gradients.reduction import CommunicationHook, Reduction, average_exactly, mean_of
+from mn_comm.gradients.interfaces import CommunicationHook, JoinMessages
+from mn_comm.gradients.layout import Layout, Layouts, check_gradients
+from mn_comm.gradients.reducer_state import ReducerState
+from mn_comm.gradients.reduction import Reduction, average_exactly, mean_of
+from mn_comm.gradients.signature import FAILURE, OWNERS, Signature, signature_of
 from mn_comm.gradients.targets import Targets
 from mn_comm.ranks.agreement import describe, digest
 from mn_comm.ranks.background import Future, Worker
@@ -35,16 +25,13 @@ from mn_comm.ranks.spans import span
 from mn_comm.ranks.watch import activity
 
 if TYPE_CHECKING:
-    from mn_comm.gradients.compression import CompressionReport
-    from mn_comm.gradients.strategies import Strategy
-
-__all__ = ["GradientReducer"]
+    from mn_comm.gradients.strategy import Strategy
 
 # A signature begins with the settings, and the owners of means.
 _N_SETTINGS = len(Config._fields) + 1
 
 
-class GradientReducer:
+class GradientReducer(ReducerState):
     """Averages the gradients of one model over all ranks, in every step.
 
     :meth:`average` averages immediately. :meth:`start` begins a :class:`Reduction`, which is notified when gradients
@@ -90,9 +77,7 @@ class GradientReducer:
         self._seen: tuple[object, ...] = ()
         self._signature: Signature = ()
         self._layouts = Layouts()
-        self._compressor = strategy.compressor
-        self._factor = 1.0
-        self._is_used = True
+        self._use_compressor(strategy.compressor)
         self._under_way: list[Reduction] = []
         self._averaged: Layout | None = None
         self._notes = (0, 0)
@@ -146,7 +131,8 @@ class GradientReducer:
                 else:
                     bucket.pack(targets.arrays)
                     bucket.unpack(targets.arrays, mean_of(bucket, self._hook(bucket), self._hook))
-            self._end(layout.number, True)
+            if self._compressor is not None:
+                self._end(layout.number, True)
             targets.finish()
         self._notes = (time.perf_counter_ns() - began, doing.waited - waited)
 
@@ -167,7 +153,7 @@ class GradientReducer:
             owners: Which rank alone is given the mean of which gradient; see :meth:`average`.
 
         Returns:
-            The reduction. Earlier reductions that an exception has left unfinished are waited for and discarded.
+            The reduction. Earlier ones that an exception has left unfinished are waited for and discarded.
 
         Raises:
             TypeError: A gradient does not hold floats (on every rank).
@@ -199,7 +185,7 @@ class GradientReducer:
             layout.specs if layout is not None else [],
             layout.buckets(buffer_index).buckets if layout is not None else [],
             self._hook or average_exactly,
-            functools.partial(self._end, layout.number if layout is not None else 0),
+            None if self._compressor is None else functools.partial(self._end, 0 if layout is None else layout.number),
             buffer_index,
         )
         self._under_way.append(reduction)
@@ -208,8 +194,7 @@ class GradientReducer:
     def exchange_messages(self, until_quiet: bool = False) -> None:
         """Exchange messages of a join at the other ranks' next averaging, instead of averaging; collective with that.
 
-        Args:
-            until_quiet: Whether all ranks call this instead of averaging, and continue only when none has news.
+        With ``until_quiet``, all ranks call this instead of averaging, and continue only when none has news.
 
         Raises:
             RuntimeError: This reducer is in no join.
@@ -223,39 +208,15 @@ class GradientReducer:
     def agree_on(self, operation: str, model: Model | None = None) -> None:
         """Raise on every rank unless all ranks call this with the same arguments, rather than average; collective.
 
-        Args:
-            operation: What comes next: for messages.
-            model: The model whose parameters must be the same on all ranks in names, shapes and dtypes, if any.
+        ``operation`` says what comes next, for messages. The parameters of the model, if any, must be the same on all
+        ranks in names, shapes and dtypes.
 
         Raises:
             ValueError: The ranks' operations or parameters differ; the message names the first parameter that does.
         """
         named = [] if model is None else [(name, param.data) for name, param in sorted_parameters(model)]
-        agreement = Agreement(self._strategy.context.ranks, operation)
-        Future(lambda: agreement.check(signature_of(named), join=self.join), self._worker).wait()
-
-    @property
-    def compression_report(self) -> CompressionReport | None:
-        """The effect of compression in the last step on this rank; ``None`` without compression."""
-        return None if self._compressor is None else self._compressor.report()
-
-    def state(self) -> dict[str, np.ndarray[Any, Any]]:
-        """Return the state of compression on this rank, for a snapshot: arrays by name; not collective."""
-        if self._compressor is None:
-            return {}
-        return Future(self._compressor.state, self._worker).wait()  # after running reductions
-
-    def load_state(self, state: Mapping[str, np.ndarray[Any, Any]]) -> None:
-        """Continue with the result of :meth:`state`; call it on every rank, each with its own state.
-
-        Args:
-            state: The arrays; empty to reset. If the state does not match the next gradients, it is discarded on all
-                ranks, with a warning.
-        """
-        if self._compressor is not None:
-            compressor = self._compressor
-            Future(lambda: compressor.load(state), self._worker).wait()
-            self._layouts = Layouts()
+        ranks = self._strategy.context.ranks
+        Future(lambda: expect_same_arrays(ranks, operation, named, self.join), self._worker).wait()
 
     def drain(self) -> None:
         """Wait until running reductions have finished or failed, and discard them."""
@@ -264,52 +225,10 @@ class GradientReducer:
                 reduction.drain()
         self._under_way.clear()
 
-    def remembered_order(self, model: Model) -> list[str] | None:
-        """Return the order for :meth:`start` that belongs to a loaded state, if there is one.
-
-        Args:
-            model: The model. The order covers all of its initialised parameters.
-        """
-        if self._compressor is None:
-            return None
-        return self._compressor.loaded_order(frozenset(name for name, _ in select(model, True).params))
-
-    def scale_errors(self, scale: float) -> None:
-        """Set the factor of gradients from now on, such as a loss scale; must be called alike on every rank.
-
-        Args:
-            scale: The factor, above 0; compression multiplies the part that it has not sent yet by the change of this
-                factor.
-        """
-        compressor = self._compressor
-        if compressor is not None and compressor.scale != scale / self._factor:
-            Future(lambda: compressor.use_scale(scale / self._factor), self._worker).wait()
-
     def _check_and_scale(self, signature: Signature, join: JoinMessages | None) -> None:
         self._agreement.check(signature, join=join)
         if self._compressor is not None:
             self._use_factor(join)
-
-    def _use_factor(self, join: JoinMessages | None) -> None:
-        """Let compression know how a join multiplies the next means: what it has omitted has been multiplied already.
-
-        Ranks may come and go; what one step omits and another one sends counts as in the step that has omitted it.
-        """
-        assert self._compressor is not None
-        factor = 1.0 if join is None else join.factor
-        self._is_used = factor != 0
-        if factor not in (0, self._factor):
-            self._compressor.use_scale(self._compressor.scale * self._factor / factor)
-            self._factor = factor
-
-    def _end(self, layout: int, succeeded: bool) -> None:
-        """Keep or discard the part that compression has omitted, in the same way on all ranks."""
-        if self._compressor is None:
-            return
-        if succeeded and self._is_used:
-            self._compressor.commit(layout)
-        else:
-            self._compressor.roll_back()
 
     def _select(
         self, model: Model, zero_fill: bool, owners: Owners | None
@@ -333,20 +252,12 @@ class GradientReducer:
             self._seen, self._signature = seen, (*settings, *gradients)
         return self._signature
 
-    def _check(self, entries: Signature) -> None:
-        for name, _, dtype, *_ in entries:
-            if not (dtype.kind == "f" or is_half(dtype)):
-                raise TypeError(f"multi_node_mean_grad: expected gradients of floats, got dtype {dtype} for {name}")
-        for name, shape, dtype, *place in entries:
-            if ON_DEVICE not in place:
-                self._strategy.check((name, shape, dtype))
-
     def _make_layout(
         self, signature: Signature, selection: Selection, order: tuple[str, ...], owners: Owners | None
     ) -> Layout:
         """Create a layout for these gradients; collective."""
         entries = signature[_N_SETTINGS:]
-        self._check(entries)
+        check_gradients(entries, self._strategy)
         is_foreground = self._hook is None and self._worker is None
         bucket_bytes = self._bucket_bytes if self._strategy.packs else 0
         layout = Layout(
@@ -361,8 +272,6 @@ class GradientReducer:
             owners=owners,
         )
         if self._compressor is not None:
-            for dropped in self._layouts.make_room():
-                self._compressor.forget(dropped.number)
-            self._compressor.adopt(self._strategy.context.ranks, layout.number, layout.specs, layout.order, layout.form)
+            self._adopt(layout)
         self._layouts.add(layout, signature, order)
         return layout

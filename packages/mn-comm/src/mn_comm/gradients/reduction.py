@@ -11,7 +11,7 @@ import numpy as np
 
 from mn_comm.basis.mpi import MPI
 from mn_comm.gradients.agree import Selection
-from mn_comm.gradients.bucket import AnyBucket
+from mn_comm.gradients.interfaces import AnyBucket, CommunicationHook
 from mn_comm.gradients.parts import Spec
 from mn_comm.gradients.targets import Targets
 from mn_comm.ranks.background import Future, Worker
@@ -21,11 +21,6 @@ from mn_comm.ranks.watch import activity
 if TYPE_CHECKING:
     from mn_comm.ranks.intracomm import Ranks
 
-__all__ = ["CommunicationHook", "Reduction", "average_exactly", "mean_of"]
-
-CommunicationHook = Callable[[AnyBucket], Future[Any]]
-"""Starts to average a bucket, and returns a future of the mean of its ``flat``."""
-
 
 def average_exactly(bucket: AnyBucket) -> Future[Any]:
     """Average a bucket exactly: the default communication hook."""
@@ -33,7 +28,7 @@ def average_exactly(bucket: AnyBucket) -> Future[Any]:
 
 
 def mean_of(bucket: AnyBucket, future: Any, hook: CommunicationHook | None) -> Any:
-    """Wait for the mean of a bucket, for which a communication hook has returned a future, and return it.
+    """Return the mean of a bucket, for which a communication hook has returned a future, once it is there.
 
     Raises:
         TypeError: The hook has returned something other than a future of an array.
@@ -68,11 +63,8 @@ class Reduction:
         specs: Their names, shapes and dtypes.
         buckets: Their buckets.
         comm_hook: Starts to average a bucket.
-        on_end: Called by the worker when all buckets are averaged, with whether that succeeded on all ranks.
+        on_end: Called by the worker when all buckets are averaged, with whether that succeeded on all ranks, if given.
         buffer_index: The index of its set of buckets.
-
-    Attributes:
-        is_over: Whether it has completely finished.
     """
 
     def __init__(
@@ -84,7 +76,7 @@ class Reduction:
         specs: Sequence[Spec],
         buckets: Sequence[AnyBucket],
         comm_hook: CommunicationHook,
-        on_end: Callable[[bool], None],
+        on_end: Callable[[bool], None] | None,
         buffer_index: int = 0,
     ) -> None:
         self.buffer_index = buffer_index
@@ -101,7 +93,7 @@ class Reduction:
         self._means: list[Future[Any]] = []
         self._ended: Future[None] | None = None
         self._is_abandoned = False
-        self.is_over = False
+        self.is_over = False  # whether it has completely finished
 
     @property
     def has_left(self) -> bool:
@@ -131,18 +123,17 @@ class Reduction:
                 self.ready_all()
 
     def agree(self) -> None:
-        """Wait until it is known that all ranks have the same gradients.
-
-        Raises:
-            ValueError: The ranks have different gradients (on every rank).
-        """
+        """Wait until it is known that all ranks have the same gradients; otherwise raise ValueError on every rank."""
         self._agreed.wait()
 
     def expect_shapes(self) -> None:
         """Raise ``ValueError`` if a parameter has changed its shape since its gradient was packed; not collective."""
         for (name, param), (_, shape, _) in zip(self._params, self._specs, strict=True):
             if param.data is not None and param.data.shape != shape:
-                raise _other_shape(name, shape, param.data.shape)
+                raise ValueError(
+                    f"expected {name} to keep its shape {shape} until the mean of its gradient is applied, one step "
+                    f"later; got {param.data.shape}"
+                )
 
     def wait(self) -> None:
         """Wait until all buckets are averaged, and write the means to the gradients.
@@ -213,16 +204,10 @@ class Reduction:
         self.agree()
         abandoned_by = np.array([self._ranks.rank + 1 if self._is_abandoned else 0], np.int32)
         self._ranks.Allreduce(MPI.IN_PLACE, abandoned_by, MPI.MAX)
-        self._on_end(not abandoned_by[0])
+        if self._on_end is not None:
+            self._on_end(not abandoned_by[0])
         if abandoned_by[0]:
             raise RuntimeError(
                 f"rank {abandoned_by[0] - 1} has abandoned its backward pass because of an exception: there are no "
                 "averaged gradients"
             )
-
-
-def _other_shape(name: str, expected: object, got: object) -> ValueError:
-    return ValueError(
-        f"expected {name} to keep its shape {expected} until the mean of its gradient is applied, one step later; got "
-        f"{got}"
-    )

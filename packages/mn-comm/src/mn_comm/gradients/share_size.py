@@ -10,8 +10,6 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Sequence
 
-__all__ = ["ShareSize"]
-
 SHARE_BYTES = (256 * 1024, 4 * 1024 * 1024)
 """How many bytes of a bucket each rank adds up: where cores are free, and where they are contended."""
 
@@ -28,14 +26,10 @@ _LAST = 5
 
 
 class ShareSize:
-    """Chooses the shares for gradients of one layout.
-
-    Attributes:
-        used: The index in :data:`SHARE_BYTES` on which the ranks have agreed.
-    """
+    """Chooses the shares for gradients of one layout."""
 
     def __init__(self) -> None:
-        self.used = _FREE
+        self.used = _FREE  # the index in SHARE_BYTES on which the ranks have agreed
         self._choice = _FREE
         self._tries = False
         self._since_try = 0

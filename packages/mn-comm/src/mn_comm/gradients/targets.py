@@ -4,21 +4,16 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Collection, Sequence
-from operator import attrgetter
 from typing import Any
 
 import numpy as np
 
-from mn_comm.basis.placement import is_device_array, zeros_beside
+from mn_comm.basis.placement import zeros_beside
 from mn_comm.gradients.agree import Named
+from mn_comm.gradients.overlap import FLAGS, OWNS_MEMORY, can_be_written_to, overlapping
 from mn_comm.gradients.parts import Spec
 
-__all__ = ["Targets", "check_in_debug_mode"]
-
 _Array = np.ndarray[Any, Any]
-# This is checked for thousands of arrays, so all flags are read at once, as bits of NumPy's C interface.
-_FLAGS = attrgetter("flags.num")
-_OWNS_MEMORY = 0x4
 _IS_PLAIN = 0x1 | 0x100 | 0x400  # C-contiguous, aligned, writeable
 
 _is_debug: Callable[[], bool] = bool  # called without arguments, it returns False
@@ -36,14 +31,7 @@ class Targets:
     A gradient keeps its array, unless the array cannot hold the mean: it is missing, read-only, or shares memory with
     another gradient or with itself. A backward pass can cause this on one rank and not on another.
 
-    Args:
-        params: The names and parameters that take part.
-        grads: Their gradients, or ``None``.
-        specs: Their names, shapes and dtypes.
-        flattened: The positions of gradients that have to be one-dimensional, because blocks hold only parts of them.
-
-    Attributes:
-        arrays: For each gradient the array to read and to write.
+    The gradients at the positions ``flattened`` have to be one-dimensional, because blocks hold only parts of them.
     """
 
     def __init__(
@@ -52,13 +40,13 @@ class Targets:
         self._params = params
         self._new: list[int] = []
         self._borrowed: list[tuple[_Array, _Array]] = []
-        self.arrays: list[Any] = list(grads)
+        self.arrays: list[Any] = list(grads)  # to read and to write, one for each gradient
         are_on_host = set(map(type, self.arrays)) <= {np.ndarray}
-        flags = functools.reduce(int.__and__, set(map(_FLAGS, self.arrays)), -1) if are_on_host else 0
+        flags = functools.reduce(int.__and__, set(map(FLAGS, self.arrays)), -1) if are_on_host else 0
         if flags & _IS_PLAIN != _IS_PLAIN:
             self._replace_what_cannot_be_written_to(specs)
-        if not flags & _OWNS_MEMORY or len(set(map(id, grads))) < len(grads):
-            for i in _overlapping(self.arrays):
+        if not flags & OWNS_MEMORY or len(set(map(id, grads))) < len(grads):
+            for i in overlapping(self.arrays):
                 self._replace(i, self.arrays[i].copy())
         self._whole = self.arrays
         if flattened:
@@ -99,7 +87,7 @@ class Targets:
         for i, grad in enumerate(self.arrays):
             if grad is None:
                 self._replace(i, zeros_beside(self._params[i][1].data, *specs[i][1:]))
-            elif not _can_be_written_to(grad):
+            elif not can_be_written_to(grad):
                 self._replace(i, grad.copy())
 
     def _replace(self, i: int, array: Any) -> None:
@@ -112,55 +100,3 @@ class Targets:
             self._borrowed.append((array, contiguous))
             array = contiguous
         return array.reshape(-1)
-
-
-def _can_be_written_to(array: Any) -> bool:
-    """Return whether an array may be written to, and no two of its elements have the same address."""
-    if not is_device_array(array) and not array.flags.writeable:
-        return False
-    if not array.size:
-        return True
-    reach = array.itemsize  # if strides grow, no two elements overlap; ``np.broadcast_to`` makes strides of 0
-    for stride, length in sorted((abs(s), n) for s, n in zip(array.strides, array.shape, strict=True) if n > 1):
-        if stride < reach:
-            return False
-        reach += stride * (length - 1)
-    return True
-
-
-def _overlapping(arrays: Sequence[Any]) -> list[int]:
-    """Return the positions of arrays that share memory with an earlier one."""
-    # Views of different arrays that own their memory do not overlap. Comparing addresses takes longer.
-    owners = [array if (base := array.base) is None else base for array in arrays]
-    are_arrays = set(map(type, owners)) <= {np.ndarray}
-    if are_arrays and len(set(map(id, owners))) == len(owners):
-        if all(num & _OWNS_MEMORY for num in set(map(_FLAGS, owners))):
-            return []
-    limits = [_limits(array) for array in arrays]
-    found: list[int] = []
-    kept: list[int] = []
-    for i in sorted(range(len(arrays)), key=limits.__getitem__):
-        kept = [k for k in kept if limits[k][1] > limits[i][0]]
-        if arrays[i].size and any(_share_memory(arrays[k], arrays[i]) for k in kept):
-            found.append(i)
-        else:
-            kept.append(i)
-    return found
-
-
-def _limits(array: Any) -> tuple[int, int]:
-    """Return the lowest address of an array's elements, and the end of the highest."""
-    low = array.data.ptr if is_device_array(array) else array.ctypes.data
-    reaches = [stride * (length - 1) for stride, length in zip(array.strides, array.shape, strict=True) if length]
-    high = low + sum(reach for reach in reaches if reach > 0) + array.itemsize
-    return low + sum(reach for reach in reaches if reach < 0), high
-
-
-def _share_memory(one: Any, other: Any) -> bool:
-    """Return whether two arrays may have elements with the same address; their ranges of addresses overlap."""
-    if is_device_array(one) or is_device_array(other):
-        return is_device_array(one) and is_device_array(other) and bool(one.device.id == other.device.id)
-    try:
-        return bool(np.shares_memory(one, other, max_work=1000))  # type: ignore[arg-type]
-    except np.exceptions.TooHardError:
-        return True

@@ -13,24 +13,6 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 if TYPE_CHECKING:
     from mpi4py import MPI
 
-__all__ = [
-    "Communicating",
-    "Group",
-    "agree",
-    "describe",
-    "difference_of",
-    "digest",
-    "everywhere",
-    "expect_same",
-    "first_other",
-    "group_of",
-    "is_elastic",
-    "raise_on_all",
-    "refuse_elastic",
-    "remote_error",
-    "transact",
-]
-
 _T = TypeVar("_T")
 _FAILED = -1  # no digest is negative
 
@@ -88,14 +70,11 @@ def group_of(communicator: Communicating | MPI.Intracomm | Group) -> Group:
 
 
 def transact(communicator: Any, function: Callable[[], _T]) -> _T:
-    """Call a function that communicates, as one transaction if the communicator is elastic; collective.
+    """Return the result of a function that communicates, as one transaction with an elastic communicator; collective.
 
     Args:
         communicator: The communicator, or an object that acts as one.
         function: The function. It is called again, on all ranks, if a rank is lost during the call.
-
-    Returns:
-        The function's result.
 
     Example:
         >>> mn_comm.transact(comm, lambda: comm.allgather_obj(comm.rank))
@@ -119,10 +98,7 @@ def is_elastic(communicator: Any) -> bool:
 def refuse_elastic(communicator: Any, what: str, why: str) -> None:
     """Raise ValueError, on every rank, if a communicator continues without ranks that die; not collective.
 
-    Args:
-        communicator: The communicator.
-        what: What cannot be used with it.
-        why: Why not.
+    The message says ``what`` cannot be used with such a communicator, and ``why`` not.
     """
     if is_elastic(communicator):
         raise ValueError(f"expected a communicator made with elastic=False for {what}, got an elastic one: {why}")
@@ -162,14 +138,11 @@ def raise_on_all(communicator: Communicating | MPI.Intracomm | Group) -> Iterato
         return group.allgather(None if mine is None else describe(mine)) if has_failed else []
 
     reports = transact(communicator, exchange)
-    if reports:
-        raise mine if mine is not None else _first_of(reports)
-
-
-def _first_of(reports: Sequence[tuple[str, str] | None]) -> Exception:
-    """Return an exception like that of the first rank that has reported one."""
-    rank, (kind, message) = next((rank, report) for rank, report in enumerate(reports) if report is not None)
-    return remote_error(rank, kind, message)
+    if mine is not None:
+        raise mine
+    for rank, report in enumerate(reports):
+        if report is not None:
+            raise remote_error(rank, *report)
 
 
 def agree(group: Group, check: Callable[[], _T], explain: Callable[[Sequence[_T]], Exception]) -> _T:
@@ -230,13 +203,10 @@ def expect_same(communicator: Communicating | MPI.Intracomm | Group, what: str, 
 
 
 def digest(signature: object) -> int:
-    """Reduce a signature to a number that is the same for equal signatures.
+    """Return 62 bits of the BLAKE2b hash (RFC 7693) of a signature: this number and its negative fit into an int64.
 
     Args:
         signature: Anything whose ``repr`` describes it completely: tuples of strings and numbers.
-
-    Returns:
-        62 bits of its BLAKE2b hash (RFC 7693), so that it and its negative fit into an int64.
     """
     try:  # hashlib has the same function, but loads OpenSSL, which takes as long as loading all modules of these ranks
         from _blake2 import blake2b
@@ -264,11 +234,8 @@ def remote_error(rank: int, kind: str, message: str) -> Exception:
     It has the same type if that is a common built-in one; otherwise it is a ``RuntimeError`` that names the type. Its
     attribute ``raised_on_rank`` is the rank.
     """
-    error = (
-        _BUILT_IN[kind](f"on rank {rank}: {message}")
-        if kind in _BUILT_IN
-        else RuntimeError(f"on rank {rank}: {kind}: {message}")
-    )
+    text = message if kind in _BUILT_IN else f"{kind}: {message}"
+    error = _BUILT_IN.get(kind, RuntimeError)(f"on rank {rank}: {text}")
     error.raised_on_rank = rank  # type: ignore[attr-defined]
     return error
 

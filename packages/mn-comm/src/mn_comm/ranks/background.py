@@ -15,8 +15,6 @@ import numpy as np
 from mn_comm.basis.guard import at_exit
 from mn_comm.ranks.watch import activity
 
-__all__ = ["Future", "Worker", "close_all"]
-
 _T = TypeVar("_T")
 _U = TypeVar("_U")
 _Task = Callable[[], None]

@@ -24,8 +24,6 @@ from mn_comm.ranks.topology import Topology, discover
 if TYPE_CHECKING:
     from mn_comm.ranks.background import Worker
 
-__all__ = ["Context", "Contexts", "contexts_of"]
-
 
 class Context:
     """The communicators of one thread: a private duplicate of an MPI communicator, and communicators derived from it.
@@ -33,25 +31,17 @@ class Context:
     Args:
         mpi_comm: The caller's communicator. Creating a context is collective.
         is_apart: Whether a thread of the caller communicates with it, while the program's thread also communicates.
-
-    Attributes:
-        ranks: The duplicate.
-        topology: Where its ranks run.
-        within: The ranks of this node.
-        across: The ranks of the same ``intra_rank`` on all nodes that have one.
-        memory: The memory that the ranks of this node share.
-        numbers: Numbers for objects that all ranks create in the same order.
-        may_use_devices: Whether NCCL may be used; its calls do not return when a rank is lost.
     """
 
     def __init__(self, mpi_comm: MPI.Intracomm, is_apart: bool = False) -> None:
         self.is_apart = is_apart
         self.ranks = (mpi_comm if isinstance(mpi_comm, Ranks) else Ranks(mpi_comm)).duplicate()
         guard().watch(self.ranks)
-        self.topology: Topology = discover(self.ranks)
+        self.topology: Topology = discover(self.ranks)  # where its ranks run
         self.within, self.across = self.ranks.by_node(self.topology)
-        self.memory = SharedMemory(self.within)
-        self.numbers = itertools.count(1)
+        self.memory = SharedMemory(self.within)  # which the ranks of this node share
+        self.numbers = itertools.count(1)  # for objects that all ranks create in the same order
+        # Whether NCCL may be used; its calls do not return when a rank is lost.
         self.may_use_devices = type(self.ranks) is Ranks
 
     def free(self) -> None:
@@ -64,14 +54,7 @@ class Context:
 
 
 class Contexts:
-    """All contexts that are derived from one MPI communicator.
-
-    Args:
-        mpi_comm: The communicator.
-
-    Attributes:
-        foreground: The context of the main thread.
-    """
+    """All contexts that are derived from one MPI communicator; ``foreground`` is that of the main thread."""
 
     def __init__(self, mpi_comm: MPI.Intracomm) -> None:
         self.foreground = Context(mpi_comm)

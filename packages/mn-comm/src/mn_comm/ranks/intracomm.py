@@ -14,8 +14,6 @@ from mn_comm.ranks.watch import activity
 if TYPE_CHECKING:
     from mn_comm.ranks.topology import Topology
 
-__all__ = ["Ranks"]
-
 # Shorter pauses make more progress on a slow network; longer pauses leave more of the core to the computation.
 _PAUSE_SECONDS = 50e-6
 _WITH_NONBLOCKING_FORM = (

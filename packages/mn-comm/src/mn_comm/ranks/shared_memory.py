@@ -20,8 +20,6 @@ from mn_comm.ranks import agreement
 if TYPE_CHECKING:
     from mn_comm.ranks.intracomm import Ranks
 
-__all__ = ["SharedMemory", "share"]
-
 _Bytes = np.ndarray[Any, np.dtype[np.uint8]]
 
 _TOKEN_BYTES = 16
@@ -30,11 +28,7 @@ _UNTRACKED: dict[str, Any] = {"trackfd": False} if sys.version_info >= (3, 13) e
 
 
 class SharedMemory:
-    """Memory for temporary use during averaging, enlarged when more is needed.
-
-    Args:
-        ranks: The ranks, all of one node.
-    """
+    """Memory of the ranks of one node, for temporary use during averaging, enlarged when more is needed."""
 
     def __init__(self, ranks: Ranks) -> None:
         self._ranks = ranks
@@ -49,15 +43,9 @@ class SharedMemory:
 
 
 def share(ranks: Ranks, nbytes: int) -> list[_Bytes]:
-    """Allocate ``nbytes`` of memory for every rank, all of which all ranks can access; collective.
+    """Return ``nbytes`` of memory of every rank of one node, by rank, all of which all ranks can access; collective.
 
-    Args:
-        ranks: The ranks, all of one node.
-        nbytes: The size in bytes of each rank's memory.
-
-    Returns:
-        The memory of every rank, by rank, as one-dimensional arrays; it lives until the last array that uses it is
-        gone.
+    It consists of one-dimensional arrays, and lives until the last array that uses it is gone.
 
     Raises:
         OSError: Memory cannot be allocated or shared, for example because the ranks run in separate containers or as

@@ -10,8 +10,6 @@ from typing import TYPE_CHECKING, Any, Protocol
 if TYPE_CHECKING:
     from mpi4py import MPI
 
-__all__ = ["VARIABLE", "Recorder", "is_recording", "record", "span", "start"]
-
 VARIABLE = "CHAINERMN_TIMELINE"
 """The environment variable that names the file for a timeline."""
 ENTRY_POINT = "mn_comm.timeline"

@@ -8,8 +8,6 @@ from typing import NamedTuple
 
 from mn_comm.basis.mpi import MPI
 
-__all__ = ["Topology", "discover", "place"]
-
 
 class Topology(NamedTuple):
     """The place of one rank among the ranks of its communicator.

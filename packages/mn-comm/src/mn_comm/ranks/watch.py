@@ -19,18 +19,6 @@ from mn_comm.ranks.spans import span
 if TYPE_CHECKING:
     from mpi4py import MPI
 
-__all__ = [
-    "Activity",
-    "Call",
-    "activities",
-    "activity",
-    "explain_stalls",
-    "explanations",
-    "operation",
-    "polled",
-    "waiting_for",
-]
-
 _P = ParamSpec("_P")
 _R = TypeVar("_R")
 _NONE: dict[str, Any] = {}
@@ -45,31 +33,20 @@ class Call(NamedTuple):
 
 
 class Activity:
-    """What one thread is doing.
-
-    Attributes:
-        thread: The thread's number, as :func:`threading.get_ident` gives it.
-        calls: The operations that it is executing, the outermost first.
-        finished: The names of the last operations that it has finished.
-        count: How many it has finished.
-        purpose: Returns a short description of what it waits for, if one is set.
-        wait: The MPI call in which it waits, the ranks it waits for, and the start in nanoseconds of the monotonic
-            clock; ``None`` while it does not wait.
-        waited: How many nanoseconds it has waited for other ranks, all together.
-        polls: Whether it waits with pauses, and so leaves its core to a computation that runs at the same time.
-    """
+    """What one thread is doing."""
 
     __slots__ = ("calls", "count", "finished", "polls", "purpose", "thread", "wait", "waited")
 
     def __init__(self) -> None:
-        self.thread = threading.get_ident()
-        self.calls: list[Call] = []
-        self.finished: deque[str] = deque(maxlen=5)
-        self.count = 0
-        self.purpose: Callable[[], str] | None = None
+        self.thread = threading.get_ident()  # the thread's number
+        self.calls: list[Call] = []  # the operations that it is executing, the outermost first
+        self.finished: deque[str] = deque(maxlen=5)  # the names of the last operations that it has finished
+        self.count = 0  # how many it has finished
+        self.purpose: Callable[[], str] | None = None  # describes what it waits for
+        # The MPI call in which it waits, the ranks it waits for, and the start in nanoseconds of the monotonic clock.
         self.wait: tuple[str, MPI.Intracomm | None, int] | None = None
-        self.polls = False
-        self.waited = 0
+        self.polls = False  # whether it waits with pauses, and so leaves its core to a computation
+        self.waited = 0  # how many nanoseconds it has waited for other ranks
 
     def wait_for(
         self, call: Callable[..., _R], what: str, ranks: MPI.Intracomm | None, args: Any = (), kwargs: Any = _NONE
@@ -104,8 +81,7 @@ explanations: list[Callable[[], Sequence[str]]] = []
 def explain_stalls(explanation: Callable[[], Sequence[str]]) -> None:
     """Add lines to the message of this rank when something stalls, if something watches: the package mn-guard does.
 
-    Args:
-        explanation: Returns the lines; called in the monitor's thread, so it must not communicate.
+    ``explanation`` returns the lines. It is called in the monitor's thread, so it must not communicate.
     """
     explanations.append(explanation)
 
@@ -140,11 +116,7 @@ def operation(function: Callable[_P, _R]) -> Callable[_P, _R]:
 
 @contextmanager
 def waiting_for(what: Callable[[], str]) -> Iterator[None]:
-    """Describe the purpose of the operations in this block, in case one stalls.
-
-    Args:
-        what: Returns a short description; called only if needed.
-    """
+    """Describe the purpose of the operations in this block, in case one stalls; ``what`` is called only then."""
     doing = activity()
     outer, doing.purpose = doing.purpose, what
     try:
