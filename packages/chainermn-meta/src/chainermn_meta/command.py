@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import sys
 
-__all__ = ["is_command"]
-
 
 def is_command(name: str) -> bool:
     """Return whether Python is still looking for the module that ``-m`` names, and that is this package.

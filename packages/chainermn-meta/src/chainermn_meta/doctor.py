@@ -18,8 +18,6 @@ from typing import Any
 from chainermn_meta import chainer_probe
 from mn_tools.doctor import Catalogue, Check, Options, main, ok, run_python
 
-__all__ = ["check", "problem", "run"]
-
 GROUP = "Chainer"
 USAGE = "usage: chainermn {doctor,bench,timeline,elastic} [OPTIONS]\n"
 

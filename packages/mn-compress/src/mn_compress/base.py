@@ -11,8 +11,6 @@ import numpy as np
 from mn_compress.compressor import Compressor
 from mn_compress.exchange import Exchange, Portion
 
-__all__ = ["Compression", "set_integer", "set_number"]
-
 
 @dataclasses.dataclass(frozen=True)
 class Compression(ABC):

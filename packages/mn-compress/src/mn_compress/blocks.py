@@ -25,8 +25,6 @@ from mn_compress.exchange import Memory, Portion
 if TYPE_CHECKING:
     from mpi4py import MPI
 
-__all__ = ["BlockCodec", "BlockExchange", "Codec", "ranges"]
-
 _Array = np.ndarray[Any, Any]
 # Together with scratch memory of the same size, it stays in a core's second-level cache.
 _CHUNK = 64 * 1024

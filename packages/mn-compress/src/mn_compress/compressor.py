@@ -20,8 +20,6 @@ from mn_compress.exchange import Exchange, Piece, Portion
 if TYPE_CHECKING:
     from mn_comm.ranks.intracomm import Ranks
 
-__all__ = ["Compressor"]
-
 _Array = np.ndarray[Any, Any]
 _HEADER = "header"
 

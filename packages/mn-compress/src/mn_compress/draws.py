@@ -7,8 +7,6 @@ from typing import Any
 
 import numpy as np
 
-__all__ = ["Draws"]
-
 
 class Draws:
     """Numbers from 0 to below 1 that depend on a seed and on how many were drawn before: integers, hashed twice.

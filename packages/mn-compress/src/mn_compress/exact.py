@@ -12,8 +12,6 @@ from mn_comm.collectives.transport import Transport
 from mn_comm.gradients.parts import bounds
 from mn_compress.exchange import Exchange, Memory
 
-__all__ = ["ExactFirst", "average_exactly", "gather_bytes", "mean_exactly", "other_ranks"]
-
 _Array = Any  # NumPy's, or CuPy's
 
 

@@ -11,8 +11,6 @@ import numpy as np
 from mn_comm.basis.placement import array_module
 from mn_comm.collectives.transport import Transport
 
-__all__ = ["Exchange", "Memory", "Piece", "Portion"]
-
 _Array = Any  # NumPy's, or CuPy's
 
 

@@ -13,8 +13,6 @@ from mn_compress.exchange import Exchange, Portion
 from mn_compress.scales import INFINITE, MAGNITUDE, ScaledBlocks, expand
 from mn_compress.whole_blocks import block_exchange
 
-__all__ = ["Int8", "Int8Codec", "Int8Rows"]
-
 _Array = np.ndarray[Any, Any]
 _GREATEST = np.float32(127)
 _NAN = np.int8(-128)

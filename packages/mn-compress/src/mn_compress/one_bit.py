@@ -13,8 +13,6 @@ from mn_compress.exchange import Portion
 from mn_compress.scales import MAGNITUDE, ScaledBlocks, expand
 from mn_compress.whole_blocks import block_exchange
 
-__all__ = ["OneBit", "OneBitCodec", "OneBitRows"]
-
 _Array = np.ndarray[Any, Any]
 _SIGN = np.uint32(1 << 31)
 # For each byte the signs of the eight numbers that it represents, the first one in its highest bit.

@@ -15,8 +15,6 @@ from mn_compress.base import Compression, set_integer, set_number
 from mn_compress.exact import ExactFirst, average_exactly, mean_exactly
 from mn_compress.exchange import Memory, Piece, Portion
 
-__all__ = ["PowerSGD", "PowerSGDExchange"]
-
 _Array = Any  # NumPy's, or CuPy's
 
 

@@ -6,8 +6,6 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-__all__ = ["INFINITE", "MAGNITUDE", "ScaledBlocks", "expand"]
-
 _Array = Any  # NumPy's, or CuPy's
 
 # Parts of a float32 number, as an integer.

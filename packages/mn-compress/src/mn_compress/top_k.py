@@ -13,8 +13,6 @@ from mn_compress.base import Compression, set_integer, set_number
 from mn_compress.exact import gather_bytes
 from mn_compress.exchange import Memory, Portion
 
-__all__ = ["TopK", "TopKExchange"]
-
 _Array = Any  # NumPy's, or CuPy's
 # A position within a chunk fits into 16 bits.
 _CHUNK = 1 << 16

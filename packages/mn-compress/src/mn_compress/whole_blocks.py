@@ -16,8 +16,6 @@ from mn_compress.draws import Draws
 from mn_compress.exact import other_ranks
 from mn_compress.exchange import Exchange, Memory, Portion
 
-__all__ = ["WholeBlockExchange", "block_exchange"]
-
 _Array = Any  # CuPy's; NumPy's in tests
 
 

@@ -9,8 +9,6 @@ from typing import Any, TypeAlias
 import numpy as np
 from chainer import datasets
 
-__all__ = ["ArrayLayout", "Column", "Layout", "assemble", "can_take", "columns_of", "leaves"]
-
 # Consecutive positions are a range, with which an array can be sliced without a copy.
 Positions: TypeAlias = "range | np.ndarray[Any, np.dtype[np.intp]]"
 

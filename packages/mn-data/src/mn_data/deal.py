@@ -7,8 +7,6 @@ from typing import Any
 
 import numpy as np
 
-__all__ = ["Deal"]
-
 _Positions = np.ndarray[Any, np.dtype[np.int64]]
 
 

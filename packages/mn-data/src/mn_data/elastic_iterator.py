@@ -15,8 +15,6 @@ from mn_comm import Change, CommunicatorBase, expect_same, is_elastic, raise_on_
 from mn_data.deal import Deal
 from mn_data.loading import Loader
 
-__all__ = ["ElasticIterator"]
-
 _Positions = np.ndarray[Any, np.dtype[np.int64]]
 _NOTHING: _Positions = np.zeros(0, np.int64)
 

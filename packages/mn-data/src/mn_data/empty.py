@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sized
 
-__all__ = ["create_empty_dataset"]
-
 
 def create_empty_dataset(dataset: Sized) -> list[tuple[()]]:
     """Return a dataset of the same length whose items are all ``()``.

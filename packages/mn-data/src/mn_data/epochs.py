@@ -9,8 +9,6 @@ from mn_comm import CommunicatorBase
 from mn_comm.building_blocks import MPI
 from mn_data.scatter import communicator_over
 
-__all__ = ["get_epoch_trigger", "get_n_iterations_for_one_epoch"]
-
 
 def get_n_iterations_for_one_epoch(
     dataset: Sized, local_batch_size: int, comm: CommunicatorBase | MPI.Intracomm

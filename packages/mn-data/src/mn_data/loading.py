@@ -10,8 +10,6 @@ from collections.abc import Sequence
 from concurrent.futures import Future, ProcessPoolExecutor
 from typing import Any
 
-__all__ = ["Loader"]
-
 _PR_SET_PDEATHSIG = 1  # linux/prctl.h
 
 _dataset: Any = None

@@ -13,8 +13,6 @@ from mn_comm import CommunicatorBase, raise_on_all
 from mn_comm.building_blocks import refuse_elastic
 from mn_data.wrapper import Wrapper
 
-__all__ = ["create_multi_node_iterator"]
-
 
 def create_multi_node_iterator(actual_iterator: Any, communicator: CommunicatorBase, rank_master: int = 0) -> Any:
     """Give all ranks the batches of one rank's iterator; collective.

@@ -6,8 +6,6 @@ import logging
 
 from mn_comm import Change, CommunicatorBase, is_elastic
 
-__all__ = ["part", "part_of", "tell_of_lost_parts"]
-
 logger = logging.getLogger(__name__)
 
 

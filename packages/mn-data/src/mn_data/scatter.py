@@ -16,8 +16,6 @@ from mn_data.columns import ArrayLayout, assemble, can_take, columns_of, leaves
 from mn_data.plan import part_of, tell_of_lost_parts
 from mn_data.transfer import Transfer, progress
 
-__all__ = ["DataSizeError", "communicator_over", "scatter_dataset", "scatter_index"]
-
 _INT_MAX = 2**31 - 1
 
 

@@ -12,8 +12,6 @@ from mn_comm import CommunicatorBase, expect_same, raise_on_all
 from mn_comm.building_blocks import refuse_elastic
 from mn_data.wrapper import Wrapper, set_option
 
-__all__ = ["create_synchronized_iterator"]
-
 
 def create_synchronized_iterator(actual_iterator: Any, communicator: CommunicatorBase) -> Any:
     """Make the iterators of all ranks shuffle in the same order; collective.

@@ -21,8 +21,6 @@ from mn_comm import building_blocks, raise_on_all
 from mn_comm.building_blocks import as_bytes, pieces
 from mn_data.columns import ArrayLayout, Column
 
-__all__ = ["Transfer", "progress"]
-
 _Array = np.ndarray[Any, Any]
 
 _TAG = 23719  # unlikely to be used by scripts, most of which use 0

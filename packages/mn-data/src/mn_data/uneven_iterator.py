@@ -7,8 +7,6 @@ from typing import Any
 from mn_comm import CommunicatorBase, raise_on_all
 from mn_data.wrapper import Wrapper, set_option
 
-__all__ = ["create_uneven_iterator"]
-
 
 def create_uneven_iterator(actual_iterator: Any, communicator: CommunicatorBase) -> Any:
     """Keep the iterators of ranks with different numbers of samples in step; collective.

@@ -6,8 +6,6 @@ from typing import Any, ClassVar
 
 from chainer.dataset import Iterator
 
-__all__ = ["Wrapper", "set_option"]
-
 
 class Wrapper(Iterator):  # type: ignore[misc]  # Chainer has no types
     """An iterator that passes all other attributes on to ``actual_iterator``.

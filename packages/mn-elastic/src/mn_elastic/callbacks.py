@@ -6,8 +6,6 @@ import weakref
 from collections.abc import Callable
 from typing import Any
 
-__all__ = ["Callbacks"]
-
 
 class Callbacks:
     """Functions to be called on an event, in the order in which they were added.

@@ -30,8 +30,6 @@ if TYPE_CHECKING:
 else:  # loading them starts MPI
     recovery, spares = load_later("mn_elastic.recovery"), load_later("mn_elastic.spares")
 
-__all__ = ["ElasticCommunicator", "create"]
-
 _T = TypeVar("_T")
 _MOST_ALARMS = 3
 _COLLECTIVE = (

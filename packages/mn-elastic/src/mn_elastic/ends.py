@@ -32,8 +32,6 @@ from mn_guard.forks import around_forks, block_during_forks
 from mn_guard.job import detects
 from mn_guard.supervised import report
 
-__all__ = ["asked_to_leave", "end_alone", "end_as_minority", "end_as_spare", "is_shared", "leave_as_asked"]
-
 _exit = os._exit
 _PATIENCE_SECONDS = 3.0  # until the others vote, unless they have reached the end of the script
 _FINALIZED = 5  # OMPI_MPI_STATE_FINALIZE_COMPLETED

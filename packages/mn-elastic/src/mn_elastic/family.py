@@ -24,8 +24,6 @@ if TYPE_CHECKING:
 _AGREE = MPI.Comm.Agree
 _LEAVES, _SUCCEEDS = 1, 2  # bits of a number of which MPI_Comm_agree returns those that all ranks have set
 
-__all__ = ["ElasticRanks", "Family", "Overruled"]
-
 
 class Overruled(Exception):
     """A vote was not unanimous: every rank gives up the family."""

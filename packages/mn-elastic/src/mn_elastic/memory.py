@@ -12,8 +12,6 @@ import numpy as np
 
 from mn_guard.supervised import link
 
-__all__ = ["NodeMemory"]
-
 _Array = np.ndarray[Any, Any]
 _ALIGNMENT = 64  # bytes: of a cache line
 _LENGTH_BYTES = 8

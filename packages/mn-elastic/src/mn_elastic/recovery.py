@@ -11,8 +11,6 @@ from mpi4py import MPI
 from mn_comm.ranks.watch import activity
 from mn_elastic.family import Family, Overruled
 
-__all__ = ["all_leave", "attempt", "first_generation", "next_generation", "shrink", "survivors"]
-
 _T = TypeVar("_T")
 
 

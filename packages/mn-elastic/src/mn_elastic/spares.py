@@ -16,8 +16,6 @@ from mn_elastic import ends
 from mn_elastic.family import Family
 from mn_elastic.recovery import attempt, shrink, survivors
 
-__all__ = ["Mustered", "Pool"]
-
 _PAUSE_SECONDS = 0.02  # between two polls; polling takes a third of a percent of a core
 _LOOKS_UNTIL_COUNT = 25  # polls between two counts of the processes that are alive
 

@@ -13,8 +13,6 @@ from chainer.training import PRIORITY_WRITER, Extension
 
 from mn_comm import CommunicatorBase, expect_same, transact
 
-__all__ = ["AllreducePersistent"]
-
 _Found = tuple[str, chainer.Link, str]
 
 

@@ -7,8 +7,6 @@ from typing import Any
 import chainer
 from chainer.training import PRIORITY_WRITER, Extension
 
-__all__ = ["CompressionReporter"]
-
 
 class CompressionReporter(Extension):  # type: ignore[misc]  # Chainer has no types
     """Reports what the compression of gradients did in the last step, for ``LogReport`` and ``PlotReport``.

@@ -10,8 +10,6 @@ from chainer.training.triggers import EarlyStoppingTrigger
 from mn_comm import CommunicatorBase
 from mn_extensions.observation_aggregator import ObservationAggregator
 
-__all__ = ["MultiNodeEarlyStoppingTrigger"]
-
 
 class MultiNodeEarlyStoppingTrigger:
     """Chainer's ``EarlyStoppingTrigger`` on the mean over all ranks, so that it fires on all of them at once.

@@ -20,8 +20,6 @@ from chainer.training.extensions import Evaluator
 from mn_comm import CommunicatorBase, raise_on_all, transact
 from mn_comm.building_blocks import synchronize_replicas
 
-__all__ = ["GenericMultiNodeEvaluator", "create_multi_node_evaluator", "on_host", "plain_mean", "weighted_mean"]
-
 Results = dict[str, Any]
 # The reported values under each name, each with the number of samples of which it is the mean.
 Weighted = dict[str, list[tuple[Any, int]]]

@@ -9,8 +9,6 @@ from mn_comm import raise_on_all
 from mn_elastic import ElasticCommunicator
 from mn_extensions.checkpoint.arrays import State
 
-__all__ = ["Handover", "Settings", "apply_settings", "hand_over", "settings_of"]
-
 
 class Settings(NamedTuple):
     """What a script may change in an optimizer during training, but Chainer does not save.

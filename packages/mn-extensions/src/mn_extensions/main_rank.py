@@ -9,8 +9,6 @@ from chainer.training import Extension
 from mn_comm import CommunicatorBase
 from mn_comm.building_blocks import MPI
 
-__all__ = ["main_rank_only"]
-
 
 def main_rank_only(extension: Any, comm: CommunicatorBase | None = None, rank: int = 0) -> Any:
     """Return an extension that runs on one rank and does nothing on the others.

@@ -25,8 +25,6 @@ from mn_extensions.checkpoint.state import check_fits, load_state
 from mn_extensions.handover import Handover, Settings, apply_settings, hand_over, settings_of
 from mn_extensions.snapshot import fit_iterators
 
-__all__ = ["MemoryKeeper", "create_memory_keeper"]
-
 logger = logging.getLogger(__name__)
 
 _NONE = "none:"  # before the name of a value that is None

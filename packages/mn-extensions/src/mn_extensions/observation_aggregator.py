@@ -11,8 +11,6 @@ from chainer.training import PRIORITY_EDITOR, Extension, get_trigger
 from mn_comm import CommunicatorBase, raise_on_all, transact
 from mn_extensions.evaluator import on_host
 
-__all__ = ["ObservationAggregator"]
-
 Aggregator = Callable[[list[list[Any]]], Any]
 
 

@@ -11,8 +11,6 @@ from chainer.training import PRIORITY_WRITER, Extension, get_trigger
 from mn_comm import CommunicatorBase, transact
 from mn_comm.building_blocks import activity
 
-__all__ = ["PerformanceReporter"]
-
 
 class _Record(NamedTuple):
     """What one rank has done since the last report.

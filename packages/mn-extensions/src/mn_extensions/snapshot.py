@@ -21,8 +21,6 @@ from mn_extensions.checkpoint.arrays import State, read_snapshot
 from mn_extensions.checkpoint.replicas import assume_synchronized, consolidate, own_parts, synchronize
 from mn_extensions.checkpoint.state import load_state
 
-__all__ = ["multi_node_snapshot"]
-
 
 def multi_node_snapshot(
     comm: CommunicatorBase, snapshot: Any, replica_sets: Iterable[int | Iterable[int]]

@@ -16,8 +16,6 @@ from typing import TextIO
 from mn_guard import death_reporter, patience
 from mn_guard.job import is_tolerant
 
-__all__ = ["abort_when_read", "flush_until_read", "say"]
-
 _LAUNCHERS = ("prterun", "prted")
 _PATIENCE_SECONDS = patience.UNREAD_OUTPUT
 _PAUSE_SECONDS = 0.01

@@ -26,8 +26,6 @@ if TYPE_CHECKING:
 
     from mn_comm.ranks.intracomm import Ranks
 
-__all__ = ["folders_of_libraries", "speak_when_ended"]
-
 _NOT_THE_SCRIPT = (
     *("mn_comm", "mn_compat", "mn_compress", "mn_elastic", "mn_guard", "mn_data", "mn_extensions", "mn_modelpar"),
     *("mn_optim", "chainermn_meta", "chainer", "mpi4py", "numpy"),

@@ -28,8 +28,6 @@ from mn_guard.supervised import link
 if TYPE_CHECKING:
     from mn_comm.ranks.intracomm import Ranks
 
-__all__ = ["connect", "has_explained", "has_spoken"]
-
 _STDERR = 2
 _PATIENCE_SECONDS = 5.0
 # MPICH makes one for each node, Open MPI one for each rank, in MPI_Init. If ranks are killed, nobody removes them.

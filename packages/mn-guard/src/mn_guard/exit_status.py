@@ -22,8 +22,6 @@ from mn_guard import patience
 from mn_guard.abort import abort_when_read, say
 from mn_guard.exit_sequence import Step, at_exit
 
-__all__ = ["end_by", "other_end", "share_exit_status"]
-
 _GRACE_SECONDS = patience.EXIT
 _LONGEST_TEXT = 500
 _BITS = 64  # of a C long, with its sign

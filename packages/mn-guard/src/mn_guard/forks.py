@@ -19,8 +19,6 @@ import sys
 import threading
 from collections.abc import Callable
 
-__all__ = ["around_forks", "block_during_forks", "warn_of_children_that_end"]
-
 _one_fork = threading.RLock()
 
 _Function = Callable[[], object]

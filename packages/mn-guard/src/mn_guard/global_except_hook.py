@@ -19,8 +19,6 @@ from mn_guard.abort import abort_when_read, flush_until_read, say
 from mn_guard.exit_status import other_end, share_exit_status
 from mn_guard.interrupts import watch_interrupts
 
-__all__ = ["add_hook", "add_hook_by_default", "add_hook_if_enabled"]
-
 _VARIABLES = ("CHAINERMN_FORCE_ABORT_ON_EXCEPTION", "CHAINERMN_FORCE_ABORT_ON_EXCEPTIONS")
 """The name that ChainerMN 7 read, and the name in Chainer's manual."""
 _LONGEST_SUMMARY = 500

@@ -16,8 +16,6 @@ from mn_guard.starting import watched_start
 if TYPE_CHECKING:
     from mn_comm.ranks.intracomm import Ranks
 
-__all__ = ["Guard"]
-
 
 class Guard:
     """What watches over this process; mn-comm creates it when MPI is initialised, or with the first communicator."""

@@ -20,8 +20,6 @@ from typing import Protocol
 
 from mn_guard.forks import around_forks
 
-__all__ = ["Duty", "GuardThread", "end", "this_thread"]
-
 _WAKE = b"\0"  # no signal has this number
 
 

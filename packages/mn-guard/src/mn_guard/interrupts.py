@@ -19,8 +19,6 @@ from mn_comm.ranks.watch import activities
 from mn_guard import guard_thread, patience
 from mn_guard.forks import around_forks
 
-__all__ = ["Interrupts", "watch_interrupts"]
-
 _PATIENCE_SECONDS = patience.CTRL_C
 _PAUSE_SECONDS = 0.1
 

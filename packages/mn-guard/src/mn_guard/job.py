@@ -6,8 +6,6 @@ import math
 import os
 from collections.abc import Mapping
 
-__all__ = ["ENABLED", "RANKS", "as_number", "detects", "is_tolerant"]
-
 RANKS = ("OMPI_COMM_WORLD_RANK", "PMIX_RANK", "PMI_RANK")
 """Where they say which rank in ``MPI_COMM_WORLD`` a process will be."""
 

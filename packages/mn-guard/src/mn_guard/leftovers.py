@@ -17,8 +17,6 @@ from mn_guard.abort import say
 from mn_guard.exit_sequence import Step, at_exit
 from mn_guard.forks import warn_of_children_that_end
 
-__all__ = ["receive_leftovers_at_exit"]
-
 _MOST_NAMED = 3
 
 

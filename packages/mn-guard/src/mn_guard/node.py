@@ -9,8 +9,6 @@ import sys
 
 from mn_guard import node_process
 
-__all__ = ["connect", "listen", "start"]
-
 _SHELL = "/bin/sh"
 
 

@@ -36,20 +36,6 @@ from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
-__all__ = [
-    "BEAT_SECONDS",
-    "FINISHED",
-    "LONGEST_MESSAGE",
-    "SILENCE_SECONDS",
-    "SPOKEN",
-    "Group",
-    "Incoming",
-    "Rank",
-    "describe_death",
-    "describe_others",
-    "peer_of",
-]
-
 FINISHED, SPOKEN = b"\1", b"\2"
 LONGEST_MESSAGE = 4096
 BEAT_SECONDS = 0.4  # between two messages that say "alive", in either direction

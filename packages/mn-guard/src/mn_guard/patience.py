@@ -10,8 +10,6 @@ import os
 
 from mn_guard.job import as_number
 
-__all__ = ["CTRL_C", "EXIT", "FAREWELL", "OTHERS_AFTER_CTRL_C", "RIGHT_RANK", "UNREAD_OUTPUT", "factor"]
-
 
 def factor() -> float:
     """Return what ``CHAINERMN_PATIENCE`` says.

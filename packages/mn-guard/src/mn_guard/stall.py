@@ -30,8 +30,6 @@ from mn_guard.job import as_number
 from mn_guard.stall_probe import StallProbe, in_world
 from mn_guard.stall_report import bind, describe, ranks_of
 
-__all__ = ["Monitor", "finish", "interrupt_by", "join", "leave", "start"]
-
 # No rank can complete these before all have called them: MPI calls, and operations of this package.
 _FOR_ALL = {
     *("Barrier", "Dup", "Split", "Allreduce", "Iallreduce", "Allgather", "Allgatherv", "Alltoallv"),

@@ -16,8 +16,6 @@ import numpy as np
 from mn_comm.basis.mpi import MPI
 from mn_guard import patience
 
-__all__ = ["StallProbe", "in_world"]
-
 _QUESTION, _ANSWER, _FAREWELL = range(32764, 32767)  # MPI guarantees tags up to 32767; collectives use 0
 
 _PAUSE_SECONDS = 0.001

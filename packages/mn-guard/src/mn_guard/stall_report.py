@@ -17,8 +17,6 @@ from mn_comm.basis.mpi import MPI
 from mn_comm.ranks.watch import Activity, Call
 from mn_guard.crash_output import folders_of_libraries
 
-__all__ = ["bind", "describe", "ranks_of"]
-
 
 def describe(doing: Sequence[Activity], occasion: str, notes: Sequence[str], *, stacks: bool) -> list[str]:
     """Return lines about what this rank is doing.

@@ -14,8 +14,6 @@ from collections.abc import Iterator, Mapping
 
 from mn_guard.job import RANKS, as_number
 
-__all__ = ["watched_start"]
-
 _SIZES = ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE")
 # Its standard input is a pipe, which ends when MPI_Init has returned, or when the rank has died.
 # A status other than that of `timeout` also means that there is no such command.

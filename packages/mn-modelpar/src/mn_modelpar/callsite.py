@@ -12,8 +12,6 @@ from typing import NamedTuple
 
 import chainer
 
-__all__ = ["CallSite", "call_site", "on_behalf_of"]
-
 _OURS = os.path.dirname(__file__) + os.sep
 _CHAINER = os.path.dirname(chainer.__file__) + os.sep
 

@@ -17,8 +17,6 @@ from mn_comm import Communicator, CommunicatorBase, building_blocks
 from mn_comm.building_blocks import MPI, as_bytes, operation, pieces
 from mn_modelpar.values import Spec, spec_of
 
-__all__ = ["GRADIENT", "NONE", "UNWANTED", "Post", "Word", "gradient_tag", "post_of"]
-
 GRADIENT = "gradient"
 NONE = "none"
 UNWANTED = "unwanted"

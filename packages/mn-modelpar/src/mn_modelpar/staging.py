@@ -8,8 +8,6 @@ import chainer
 from chainer import backend
 from chainer.backends import cuda
 
-__all__ = ["DeviceName", "empty_like", "moved_to", "put_on", "to_device_of", "to_host"]
-
 DeviceName: TypeAlias = int | str | Any | None
 """The number of a GPU, a device of Chainer's or its name; -1 or ``None`` to leave an array where it is."""
 

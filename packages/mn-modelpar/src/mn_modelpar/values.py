@@ -9,8 +9,6 @@ import chainer
 import numpy as np
 from chainer import backend
 
-__all__ = ["Spec", "fill", "has_floats", "is_array", "parts_of", "problem_with", "require_floats", "spec_of", "total"]
-
 Spec = tuple[tuple[int, ...], np.dtype[Any]]
 """Shape and dtype of an array."""
 

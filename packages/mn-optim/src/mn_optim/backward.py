@@ -19,8 +19,6 @@ from typing import Any
 import chainer
 from chainer import _backprop_utils
 
-__all__ = ["backward"]
-
 OnFinal = Callable[[chainer.Variable], None]
 
 

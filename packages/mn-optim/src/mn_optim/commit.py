@@ -16,8 +16,6 @@ from mn_comm import RankLost
 from mn_optim.schemes.scheme import Defer, Stepper
 from mn_optim.side_effects import copy_of, keep_persistents
 
-__all__ = ["commit"]
-
 
 def commit(stepper: Stepper, model: chainer.Link, attempt: Callable[[Defer], None], can_repeat: bool) -> None:
     """Compute and average gradients until all ranks have succeeded, then take the step; collective.

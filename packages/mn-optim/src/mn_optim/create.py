@@ -8,8 +8,6 @@ from mn_comm import CommunicatorBase
 from mn_optim.optimizer import MultiNodeOptimizer
 from mn_optim.when import AsInChainerMN7, OneStepLate
 
-__all__ = ["create_multi_node_optimizer"]
-
 
 def create_multi_node_optimizer(
     actual_optimizer: chainer.Optimizer,

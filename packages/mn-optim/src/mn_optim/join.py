@@ -17,8 +17,6 @@ from mn_optim.join_state import Everyone, JoinState, LeftByException, NeedsParam
 from mn_optim.schemes.scheme import NO_REPLACEMENT, Backward, Stepper
 from mn_optim.side_effects import communicating_links, keep_persistents, observing
 
-__all__ = ["JoinParticipant"]
-
 NO_SAMPLES = "multi_node_no_samples"
 """The name of Chainer's configuration that is true while a model runs on a sample that does not count."""
 LossFunction = Callable[..., chainer.Variable]

@@ -7,8 +7,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
-__all__ = ["Everyone", "JoinState", "LeftByException", "NeedsParameters", "describe", "expect_no_failure"]
-
 
 class Everyone(Exception):
     """Raised on all ranks when the last one has left the join."""

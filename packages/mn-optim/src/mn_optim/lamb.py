@@ -10,8 +10,6 @@ from chainer import optimizer
 
 from mn_optim.moments import MomentsRule
 
-__all__ = ["LAMB"]
-
 
 class LAMBRule(MomentsRule):
     """How :class:`LAMB` changes one parameter; its state is as Adam's."""

@@ -5,8 +5,6 @@ from __future__ import annotations
 import chainer
 from chainer.links import BatchNormalization
 
-__all__ = ["keep_last_statistics"]
-
 
 def keep_last_statistics(model: chainer.Link) -> int:
     """Make batch normalisations keep the statistics of the last mini-batch instead of moving averages.

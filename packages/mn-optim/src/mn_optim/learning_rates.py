@@ -10,15 +10,6 @@ from chainer.training import PRIORITY_EDITOR, Extension
 
 from mn_optim.rmsprop_warmup import sgd_share
 
-__all__ = [
-    "SLOW_START",
-    "LearningRateSchedule",
-    "RMSpropWarmupSchedule",
-    "gradual_warmup",
-    "linear_scaling",
-    "piecewise",
-]
-
 Schedule = Callable[[float], float]
 """A function that returns the learning rate for a number of epochs, which may be fractional."""
 

@@ -7,8 +7,6 @@ from typing import Any
 import chainer
 from chainer import optimizer
 
-__all__ = ["MomentsRule"]
-
 
 class MomentsRule(optimizer.UpdateRule):  # type: ignore[misc]  # Chainer has no types
     """The base class of such update rules."""

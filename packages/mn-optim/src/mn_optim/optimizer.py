@@ -18,8 +18,6 @@ from mn_optim.training_end import synchronize_at_the_end
 from mn_optim.when import When, expect_when
 from mn_optim.wrapper import OptimizerWrapper, expect_optimizer
 
-__all__ = ["MultiNodeOptimizer"]
-
 
 class MultiNodeOptimizer(OptimizerWrapper):
     """A Chainer optimizer that trains replicas of a model on several ranks.

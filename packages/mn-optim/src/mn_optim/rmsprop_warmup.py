@@ -10,8 +10,6 @@ from chainer import optimizer
 
 from mn_optim.moments import MomentsRule
 
-__all__ = ["RMSpropWarmup", "sgd_share"]
-
 
 class RMSpropWarmupRule(MomentsRule):
     """How :class:`RMSpropWarmup` changes one parameter: ``v`` is the velocity, ``m`` the mean of squared gradients."""

@@ -10,8 +10,6 @@ import numpy as np
 
 from mn_comm.building_blocks import GradientReducer
 
-__all__ = ["read", "serialize_compression"]
-
 
 def read(serializer: Any, key: str) -> Any:
     """Return a value, as an array, or ``None`` if there is none."""

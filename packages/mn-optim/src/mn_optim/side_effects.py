@@ -11,8 +11,6 @@ import numpy as np
 
 from mn_comm import CommunicatorBase
 
-__all__ = ["communicating_links", "copy_of", "keep_persistents", "observing", "persistents_of"]
-
 
 def communicating_links(model: chainer.Link) -> Iterator[tuple[str, chainer.Link]]:
     """Yield paths and links of a model that hold a communicator, such as multi-node batch normalisation."""

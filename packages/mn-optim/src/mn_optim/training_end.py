@@ -9,8 +9,6 @@ from typing import Any
 
 from chainer.training import Extension, Trainer
 
-__all__ = ["synchronize_at_the_end"]
-
 
 class _End(Extension):  # type: ignore[misc]  # Chainer has no types
     """Does nothing until training ends.

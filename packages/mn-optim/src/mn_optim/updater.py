@@ -15,8 +15,6 @@ from chainer.training.updaters import StandardUpdater
 from mn_optim.side_effects import observing
 from mn_optim.when import expect_at_least
 
-__all__ = ["MultiNodeUpdater"]
-
 Observation = dict[str, Any]
 LossFunction = Callable[..., chainer.Variable]
 

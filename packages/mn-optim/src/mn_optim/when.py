@@ -18,22 +18,6 @@ from mn_optim.schemes.scheme import NO_REPLACEMENT, Plain, Scheme, Synchronous
 from mn_optim.schemes.two_phases import TwoPhases
 from mn_optim.sharding.shards import Shards
 
-__all__ = [
-    "AfterBackward",
-    "Asynchronous",
-    "DiLoCo",
-    "DuringBackward",
-    "LocalSGD",
-    "OneStepLate",
-    "Send",
-    "Sharded",
-    "StreamingDiLoCo",
-    "SynchronousFirst",
-    "When",
-    "expect_at_least",
-    "expect_when",
-]
-
 Send = CommunicationHook | CompressionScheme | None
 """What is sent instead of exact gradients: a compression of :mod:`mn_compress`, such as ``Int8()``, or a function that
 gets each bucket of gradients (``index``, ``names``, ``shapes``, and ``flat``, the concatenated gradients) and returns a

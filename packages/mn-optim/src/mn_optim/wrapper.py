@@ -12,8 +12,6 @@ from mn_comm import CommunicatorBase
 from mn_comm.building_blocks import CompressionReport, Model
 from mn_optim.schemes.scheme import Scheme, Stepper
 
-__all__ = ["OptimizerWrapper", "expect_optimizer"]
-
 _OF_THE_STEPPER = ("actual_optimizer", "communicator", "target_params")
 
 

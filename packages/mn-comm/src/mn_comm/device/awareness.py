@@ -16,8 +16,6 @@ from mn_comm.ranks import agreement
 if TYPE_CHECKING:
     from mn_comm.ranks.intracomm import Ranks
 
-__all__ = ["SETTING", "is_cuda_aware"]
-
 SETTING = "MN_COMM_CUDA_AWARE_MPI"
 """The environment variable: 1 for an MPI library that is CUDA-aware, 0 for one that is not; unset to ask it."""
 

@@ -19,8 +19,6 @@ from mn_comm.gradients.parts import Arrays, Exchanged, Part
 from mn_comm.gradients.strategies import Strategy
 from mn_comm.ranks.background import Future
 
-__all__ = ["DeviceBucket", "DeviceStrategy"]
-
 
 class DeviceStrategy:
     """A way to average buckets on devices; those that there are, are in :mod:`mn_comm.device.strategies`.

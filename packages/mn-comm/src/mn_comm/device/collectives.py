@@ -13,8 +13,6 @@ from mn_comm.device.nccl_ranks import nccl_ranks_of
 if TYPE_CHECKING:
     from mn_comm.ranks.intracomm import Ranks
 
-__all__ = ["allreduce", "bcast", "bcast_new"]
-
 
 def allreduce(ranks: Ranks, array: Any, total_dtype: np.dtype[Any], op: str = "sum") -> Any:
     """Combine arrays on devices, of the same shape and dtype on every rank, which has been checked; collective.

@@ -10,8 +10,6 @@ import numpy as np
 
 from mn_comm.device import staging
 
-__all__ = ["Table", "pack", "source", "unpack"]
-
 _THREADS = 256
 _PER_THREAD = 8
 

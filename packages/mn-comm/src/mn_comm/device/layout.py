@@ -14,8 +14,6 @@ from mn_comm.gradients.parts import Exchanged, Part
 from mn_comm.gradients.strategies import Strategy
 from mn_comm.ranks import agreement
 
-__all__ = ["lay_out"]
-
 
 def lay_out(layout: Layout, filled: Sequence[Sequence[Part]], likes: Sequence[Any]) -> list[DeviceBucket]:
     """Create the buckets for gradients on devices, given the parts of each, and arrays on the same devices; collective.

@@ -19,8 +19,6 @@ from mn_comm.ranks import agreement, watch
 if TYPE_CHECKING:
     from mn_comm.ranks.intracomm import Ranks
 
-__all__ = ["NcclRanks", "nccl_ranks_of"]
-
 _SHARED = "NCCL_MULTI_RANK_GPU_ENABLE"
 
 

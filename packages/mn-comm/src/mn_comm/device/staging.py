@@ -14,8 +14,6 @@ from typing import Any
 
 import numpy as np
 
-__all__ = ["empty_pinned", "keep_until", "register", "to_device", "to_host"]
-
 _Array = np.ndarray[Any, Any]
 _logger = logging.getLogger(__name__)
 # By the address of pinned memory: how many arrays need it to be pinned.

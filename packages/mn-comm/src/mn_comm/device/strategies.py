@@ -34,8 +34,6 @@ if TYPE_CHECKING:
     from mn_comm.gradients.compression import CompressionScheme
     from mn_comm.ranks.intracomm import Ranks
 
-__all__ = ["Alone", "Compressed", "CompressedNccl", "Direct", "Nccl", "NodeNccl", "Staged", "on_device"]
-
 
 def on_device(strategy: Strategy) -> DeviceStrategy:
     """Return the counterpart of a strategy, once the ranks have chosen their devices; collective.

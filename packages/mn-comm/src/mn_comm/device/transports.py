@@ -13,8 +13,6 @@ from mn_comm.device import nccl, staging
 if TYPE_CHECKING:
     from mn_comm.ranks.intracomm import Ranks
 
-__all__ = ["NcclTransport", "StagedTransport"]
-
 
 class StagedTransport(Transport):
     """Sends arrays as in host memory, with one copy in each direction. It waits for the device."""

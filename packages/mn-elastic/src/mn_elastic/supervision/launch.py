@@ -19,8 +19,6 @@ from mn_guard.supervised import start
 from mn_guard.supervised.link import VARIABLE
 from mn_tools.doctor.mpi import Launcher
 
-__all__ = ["command_of", "environment_of", "left", "own_address", "ranks_on", "reachable", "spares_on"]
-
 _PROBE_SECONDS = 2.5
 # This connects back, because it is not enough that a host can be reached from here.
 _PROBE = "import socket, sys; socket.create_connection((sys.argv[1], int(sys.argv[2])), 2).close()"

@@ -7,8 +7,6 @@ import re
 import shlex
 from dataclasses import dataclass
 
-__all__ = ["Host", "Options", "parse"]
-
 _LEAST_DETECT = 0.5
 
 

@@ -26,8 +26,6 @@ from mn_guard.supervised.link import VARIABLE, Supervision
 from mn_tools.doctor.mpi import Launcher, find_launcher, identify
 from mn_tools.doctor.options import Options as DoctorOptions
 
-__all__ = ["Supervisor"]
-
 _MOST_WITHOUT_PROGRESS = 3
 _LAUNCHER_SECONDS = 5.0  # the time for mpiexec to end after all ranks have ended
 _END_SECONDS = 2.0  # between asking mpiexec to end and killing it

@@ -20,8 +20,6 @@ from numpy.lib import format as npy
 
 from mn_extensions.checkpoint.files import open_regular
 
-__all__ = ["State", "is_marked", "is_none", "read_arrays", "read_snapshot", "write_arrays"]
-
 State = dict[str, "np.ndarray[Any, Any]"]
 """Arrays by name, as ``chainer.serializers.npz.serialize`` returns them."""
 

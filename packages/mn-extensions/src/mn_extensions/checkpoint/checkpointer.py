@@ -22,8 +22,6 @@ from mn_extensions.checkpoint.replicas import assume_synchronized, own_parts, sy
 from mn_extensions.checkpoint.state import check_fits, load_state, state_of
 from mn_extensions.checkpoint.stats import CheckpointStats
 
-__all__ = ["MultiNodeCheckpointer", "create_multi_node_checkpointer"]
-
 logger = logging.getLogger(__name__)
 
 

@@ -9,8 +9,6 @@ import numpy as np
 from mn_comm import CommunicatorBase, building_blocks, transact
 from mn_comm.building_blocks import MPI
 
-__all__ = ["ElasticEnding", "Ending"]
-
 
 class Ending:
     """Whether training ended normally on all ranks; creating it is collective.

@@ -12,17 +12,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
 
-__all__ = [
-    "TEMPORARY",
-    "FileRecord",
-    "HashingWriter",
-    "check_writable",
-    "open_regular",
-    "read_record",
-    "sync_folder",
-    "write_file",
-]
-
 TEMPORARY = "tmp-"
 _READ_BYTES = 1 << 22
 

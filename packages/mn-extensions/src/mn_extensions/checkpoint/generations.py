@@ -29,8 +29,6 @@ from mn_extensions.checkpoint.manifest import (
     write_manifest,
 )
 
-__all__ = ["Found", "Generations"]
-
 logger = logging.getLogger(__name__)
 
 

@@ -15,16 +15,6 @@ from pathlib import Path
 
 from mn_extensions.checkpoint.files import TEMPORARY, FileRecord, open_regular, write_file
 
-__all__ = [
-    "Manifest",
-    "file_name",
-    "iterations_of",
-    "manifest_name",
-    "read_manifest",
-    "temporaries_of",
-    "write_manifest",
-]
-
 _FORMAT = 1
 
 

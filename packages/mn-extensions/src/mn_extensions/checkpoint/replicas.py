@@ -11,8 +11,6 @@ from chainer.backends import cuda
 
 from mn_comm.building_blocks import synchronize_replicas
 
-__all__ = ["assume_synchronized", "consolidate", "optimizers_of", "own_parts", "synchronize"]
-
 
 def synchronize(target: Any) -> None:
     """Make the parameters of all ranks equal if an optimizer lets them differ temporarily; collective.

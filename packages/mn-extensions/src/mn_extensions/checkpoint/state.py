@@ -10,8 +10,6 @@ from chainer.serializers import npz
 
 from mn_extensions.checkpoint.arrays import State, is_none
 
-__all__ = ["check_fits", "load_state", "state_of"]
-
 _RANDOM = "chainermn_numpy_random/"
 _RANDOM_PARTS = ("keys", "position", "has_gauss", "gauss")
 _GENERATOR = "MT19937"  # NumPy's own

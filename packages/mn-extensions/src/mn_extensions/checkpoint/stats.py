@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import time
 
-__all__ = ["CheckpointStats"]
-
 
 class CheckpointStats:
     """The times between calls of :meth:`start` and :meth:`end`.

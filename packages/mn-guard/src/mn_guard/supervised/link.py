@@ -14,8 +14,6 @@ from typing import Any, NamedTuple
 from mn_guard import node, node_process
 from mn_guard.forks import around_forks
 
-__all__ = ["VARIABLE", "Connection", "Supervision", "connection", "supervision", "tell"]
-
 VARIABLE = "CHAINERMN_SUPERVISOR"
 """What a supervisor sets in the environment of a job: ``HOST PORT TOKEN ATTEMPT``."""
 _INHERITED = "CHAINERMN_KEEPER"

@@ -13,8 +13,6 @@ from mn_guard import node_process
 from mn_guard.exit_sequence import Step, at_exit
 from mn_guard.supervised import link
 
-__all__ = ["has_failed", "job_ends", "join", "leave"]
-
 _LONGEST_SUMMARY = 500
 _LONGEST_SUMMARY_BYTES = node_process.LONGEST_MESSAGE - 1024  # the rest is for the other words of the message
 _said: list[str] = []

@@ -13,8 +13,6 @@ import sys
 from mn_guard.job import RANKS
 from mn_guard.supervised import link
 
-__all__ = ["main"]
-
 
 def main(arguments: list[str]) -> None:
     """Report that this rank begins, and run the script in its place.

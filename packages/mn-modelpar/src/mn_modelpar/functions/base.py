@@ -12,8 +12,6 @@ from mn_modelpar.staging import empty_like, to_device_of, to_host
 from mn_modelpar.traffic import Record, traffic_of
 from mn_modelpar.values import fill, problem_with, require_floats, spec_of
 
-__all__ = ["Collective", "Outputs", "communicate"]
-
 Outputs = tuple[chainer.Variable, ...]
 
 

@@ -12,8 +12,6 @@ from chainer import backend
 from mn_comm import CommunicatorBase
 from mn_modelpar.staging import to_device_of, to_host
 
-__all__ = ["MultiNodeBatchNormalizationFunction", "combine"]
-
 _Array = np.ndarray[Any, Any]
 
 

@@ -13,8 +13,6 @@ from mn_modelpar.staging import DeviceName, moved_to
 from mn_modelpar.traffic import Record
 from mn_modelpar.values import is_array, parts_of, total
 
-__all__ = ["allgather", "allreduce", "alltoall", "bcast", "gather", "reduce_scatter", "scatter"]
-
 
 class AllGather(Collective):
     """Every rank's array, at every rank."""

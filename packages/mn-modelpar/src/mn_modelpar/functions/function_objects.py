@@ -13,8 +13,6 @@ import chainer
 from mn_comm import CommunicatorBase
 from mn_modelpar import functions
 
-__all__ = ["AllGather", "AllToAll", "Bcast", "Gather", "Recv", "Scatter", "Send"]
-
 
 class _BetweenTwo:
     def __init__(self, comm: CommunicatorBase, peer_rank: int, peer_tag: int) -> None:

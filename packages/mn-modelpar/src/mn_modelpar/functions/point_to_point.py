@@ -14,8 +14,6 @@ from mn_modelpar.staging import DeviceName, empty_like, moved_to, to_device_of, 
 from mn_modelpar.traffic import MessageRecord, gradient_tag, traffic_of
 from mn_modelpar.values import fill, has_floats, problem_with, spec_of
 
-__all__ = ["recv", "send"]
-
 Arrays = Sequence[Any]
 
 

@@ -12,8 +12,6 @@ from chainer import backend
 from mn_modelpar.staging import empty_like
 from mn_modelpar.values import fill, spec_of
 
-__all__ = ["connect", "pseudo_connect"]
-
 
 class PseudoConnect(chainer.FunctionNode):  # type: ignore[misc]  # Chainer has no types
     """Takes a delegate and values, and returns the values."""

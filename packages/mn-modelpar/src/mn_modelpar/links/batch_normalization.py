@@ -13,8 +13,6 @@ from mn_comm.communicators import PureNcclCommunicator
 from mn_modelpar.functions.batch_normalization import MultiNodeBatchNormalizationFunction
 from mn_modelpar.links.copying import deepcopy_sharing
 
-__all__ = ["MultiNodeBatchNormalization", "check_backend"]
-
 
 class MultiNodeBatchNormalization(chainer.links.BatchNormalization):  # type: ignore[misc]  # Chainer has no types
     """Chainer's batch normalisation, with the statistics of the batches of all ranks together.

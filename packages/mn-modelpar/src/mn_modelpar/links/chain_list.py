@@ -21,8 +21,6 @@ from mn_modelpar.staging import put_on
 from mn_modelpar.traffic import expect_lasting
 from mn_modelpar.values import has_floats, is_array, spec_of
 
-__all__ = ["MultiNodeChainList"]
-
 Ranks = int | Sequence[int] | None
 Thread: TypeAlias = Any
 """The last Variable of the graph so far: the backward pass must reach it after everything that is added later."""

@@ -7,8 +7,6 @@ from typing import Any, TypeVar
 
 from mn_comm import CommunicatorBase
 
-__all__ = ["deepcopy_sharing"]
-
 _T = TypeVar("_T")
 
 

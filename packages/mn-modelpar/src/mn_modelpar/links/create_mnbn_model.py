@@ -10,8 +10,6 @@ import chainer
 from mn_comm import CommunicatorBase
 from mn_modelpar.links.batch_normalization import MultiNodeBatchNormalization, check_backend
 
-__all__ = ["create_mnbn_model"]
-
 
 def create_mnbn_model(link: chainer.Link, comm: CommunicatorBase, communication_backend: str = "auto") -> chainer.Link:
     """Copy a model, with every BatchNormalization replaced by a MultiNodeBatchNormalization.

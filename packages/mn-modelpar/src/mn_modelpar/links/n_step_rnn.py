@@ -13,8 +13,6 @@ from mn_modelpar.functions.pseudo_connect import connect
 from mn_modelpar.links.copying import deepcopy_sharing
 from mn_modelpar.staging import put_on
 
-__all__ = ["create_multi_node_n_step_rnn"]
-
 
 def create_multi_node_n_step_rnn(
     actual_link: chainer.Link, communicator: CommunicatorBase, rank_in: int | None = None, rank_out: int | None = None

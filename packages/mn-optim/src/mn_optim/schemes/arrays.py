@@ -10,8 +10,6 @@ import chainer
 from mn_comm.building_blocks import GradientReducer
 from mn_optim.schemes.parameters import value_of
 
-__all__ = ["Arrays", "average_arrays", "average_state_of"]
-
 
 class Arrays(chainer.Link):  # type: ignore[misc]  # Chainer has no types
     """Parameters with any names, each on the device of its array.

@@ -23,8 +23,6 @@ from mn_optim.schemes.parameters import initialised_parameters, set_value, value
 from mn_optim.schemes.scheme import Backward, Scheme, TakeStep
 from mn_optim.side_effects import communicating_links
 
-__all__ = ["AsynchronousMean"]
-
 _FLAGS = "~has ended, restarts"  # not the name of a parameter: those begin with a slash
 
 

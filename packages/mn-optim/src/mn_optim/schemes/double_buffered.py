@@ -12,8 +12,6 @@ from mn_comm.building_blocks import GradientReducer, Reduction
 from mn_optim.join_state import Everyone, LeftByException, NeedsParameters
 from mn_optim.schemes.scheme import Backward, Synchronous
 
-__all__ = ["DoubleBuffered"]
-
 logger = logging.getLogger(__name__)
 
 

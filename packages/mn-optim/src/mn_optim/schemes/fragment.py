@@ -14,8 +14,6 @@ from mn_optim.schemes.arrays import Arrays
 from mn_optim.schemes.parameters import set_value, value_of
 from mn_optim.serialized import read, serialize_compression
 
-__all__ = ["Average", "Fragment", "cut"]
-
 Average = Callable[[chainer.Link], Reduction | None]
 """Averages gradients, or begins to average them in the background."""
 

@@ -23,8 +23,6 @@ from mn_optim.schemes.parameters import initialised_parameters, share_out, value
 from mn_optim.schemes.scheme import Backward, Scheme, TakeStep
 from mn_optim.serialized import read
 
-__all__ = ["LocalSteps"]
-
 _FAILURE, _SHARE, _SYNCHRONIZE = -3, -2, -1
 
 

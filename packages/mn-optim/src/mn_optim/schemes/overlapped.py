@@ -9,8 +9,6 @@ import chainer
 from mn_comm import raise_on_all
 from mn_optim.schemes.scheme import Backward, Synchronous
 
-__all__ = ["Overlapped"]
-
 
 class Overlapped(Synchronous):
     """Average each bucket of gradients as soon as it is final, during the backward pass.

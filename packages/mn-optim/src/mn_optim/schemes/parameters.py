@@ -12,8 +12,6 @@ from mn_comm import CommunicatorBase
 from mn_optim.sharding.parameters import place_of
 from mn_optim.side_effects import persistents_of
 
-__all__ = ["initialised_parameters", "set_value", "share_out", "value_of"]
-
 
 def initialised_parameters(model: chainer.Link) -> dict[str, chainer.Parameter]:
     """Return the parameters that are initialised, by name, sorted by name.

@@ -17,8 +17,6 @@ from mn_optim.schemes.parameters import share_out
 from mn_optim.serialized import serialize_compression
 from mn_optim.sharding.shards import Shards
 
-__all__ = ["NO_REPLACEMENT", "Backward", "Defer", "Plain", "Scheme", "Stepper", "Synchronous", "TakeStep"]
-
 Backward = Callable[[Callable[[chainer.Variable], None] | None], None]
 """Computes the gradients; calls its argument with each gradient as it becomes final."""
 TakeStep = Callable[[], None]

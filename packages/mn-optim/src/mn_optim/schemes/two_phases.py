@@ -14,8 +14,6 @@ from mn_optim.schemes.scheme import Backward, Scheme, Synchronous, TakeStep
 from mn_optim.serialized import read
 from mn_optim.sharding.shards import Shards
 
-__all__ = ["TwoPhases"]
-
 
 class TwoPhases(Scheme):
     """Averages gradients in each of the first steps, and then continues with another scheme.

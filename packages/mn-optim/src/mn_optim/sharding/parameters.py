@@ -12,8 +12,6 @@ import numpy as np
 
 from mn_optim.sharding.partition import Item, join_groups
 
-__all__ = ["aliases", "expect_independent_rules", "items_of", "place_of", "with_rules"]
-
 Params = Mapping[str, chainer.Parameter]
 
 _LEAVES = (type, ModuleType, BuiltinFunctionType, np.ndarray, np.generic, str, bytes, int, float, complex, type(None))

@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
-__all__ = ["Item", "assign", "join_groups"]
-
 
 class Item(NamedTuple):
     """A parameter that needs an owner.

@@ -21,8 +21,6 @@ from mn_optim.sharding.parameters import aliases, expect_independent_rules, item
 from mn_optim.sharding.partition import assign
 from mn_optim.sharding.step import Clipping, drop, leaving_out, need_of, share_non_finite
 
-__all__ = ["SHARD", "Shards"]
-
 SHARD = "multi_node_shard"
 """The name of what says, in a file that has the state of one rank's parameters only, whose these are."""
 

@@ -18,8 +18,6 @@ import numpy as np
 
 from mn_comm import CommunicatorBase
 
-__all__ = ["Clipping", "drop", "leaving_out", "need_of", "share_non_finite"]
-
 Params = Mapping[str, chainer.Parameter]
 
 _GATHER = "mn_optim.sharding"

@@ -9,8 +9,6 @@ from mn_tools.bench.advise import Advice
 from mn_tools.bench.choices import Choice, Estimate, best
 from mn_tools.bench.report import heading, human_seconds
 
-__all__ = ["COMMUNICATING", "COMPUTING", "GROUPS", "advice_to_json", "advice_to_lines", "recommendations", "shown"]
-
 GROUPS = {True: "the same training", False: "another training: compare the accuracy"}
 """What the choices that are exact, and the others, compute."""
 COMPUTING, COMMUNICATING = "forward and backward pass", "the rest of the step"

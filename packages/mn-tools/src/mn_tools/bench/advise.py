@@ -22,8 +22,6 @@ from mn_tools.bench.models import Arrays, explain, function_at, shapes_of, thin
 from mn_tools.bench.options import Options
 from mn_tools.bench.rehearsal import BUCKET_BYTES, Replica, Work, local_turn, turn_of
 
-__all__ = ["Advice", "advise", "distinct"]
-
 _PROBE_BYTES, _PROBES = 2 << 20, 5
 # About how many steps and averages fit into the time limit: more are measured if they are short.
 _STEPS = 60

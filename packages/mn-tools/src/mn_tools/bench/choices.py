@@ -12,8 +12,6 @@ from mn_compress import Int8, OneBit, PowerSGD, TopK
 from mn_compress.base import Compression
 from mn_tools.bench.measure import preferred
 
-__all__ = ["AFTER", "DURING", "LATE", "SENDS", "Choice", "Estimate", "Parts", "best", "expected", "finalists", "menu"]
-
 AFTER, DURING, LATE, LOCAL, DILOCO = "AfterBackward", "DuringBackward", "OneStepLate", "LocalSGD", "DiLoCo"
 
 SENDS: dict[str, Compression] = {

@@ -29,8 +29,6 @@ from mn_tools.bench.options import Options, parse
 from mn_tools.bench.plot import draw, draw_advice
 from mn_tools.bench.report import GPU, HOST, Report, rows_of, to_json, to_lines
 
-__all__ = ["main"]
-
 _SECONDS_PER_SIZE = 10.0
 _LEAST_ROUNDS = 3
 _LATENCY_ROUNDS = 20

@@ -17,8 +17,6 @@ from mn_comm import Communicator, create_communicator, raise_on_all
 from mn_tools.bench.measure import Turn
 from mn_tools.bench.options import ITEM_BYTES
 
-__all__ = ["MPI_ALLREDUCE", "Entrants", "Gradients", "Model", "use_device"]
-
 MPI_ALLREDUCE = "MPI_Allreduce"
 
 # Every strategy that does not support a kind of array or a topology raises one of these, on every rank.

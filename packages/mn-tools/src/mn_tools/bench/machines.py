@@ -11,8 +11,6 @@ from mpi4py import MPI
 from mn_comm.ranks.context import contexts_of
 from mn_comm.ranks.shared_memory import share
 
-__all__ = ["Machines", "Node", "look"]
-
 _PROBE_BYTES = 4096
 
 

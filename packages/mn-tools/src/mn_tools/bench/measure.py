@@ -10,8 +10,6 @@ from typing import Any, TypeVar
 import numpy as np
 from mpi4py import MPI
 
-__all__ = ["Turn", "preferred", "repeats", "take_turns"]
-
 _T = TypeVar("_T")
 
 _AS_FAST = 1.1  # a contestant that is slower by less than this may be faster the next time

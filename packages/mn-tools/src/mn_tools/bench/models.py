@@ -17,8 +17,6 @@ import numpy as np
 
 from mn_comm import CommunicatorBase, expect_same, raise_on_all
 
-__all__ = ["MODELS", "Arrays", "encoder", "explain", "function_at", "linear", "resnet50", "shapes_of", "thin"]
-
 Shape = tuple[int, ...]
 
 

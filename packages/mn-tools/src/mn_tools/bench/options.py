@@ -14,8 +14,6 @@ from typing import Any
 from mn_comm.building_blocks import STRATEGIES
 from mn_tools.bench.models import MODELS
 
-__all__ = ["ITEM_BYTES", "Options", "parse", "to_bytes", "to_seconds"]
-
 ITEM_BYTES = 4  # of a float32
 
 _UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30}

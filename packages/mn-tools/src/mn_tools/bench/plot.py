@@ -9,8 +9,6 @@ from mn_tools.bench.advise import Advice
 from mn_tools.bench.contestants import MPI_ALLREDUCE
 from mn_tools.bench.report import Report, human_bytes, human_seconds
 
-__all__ = ["draw", "draw_advice"]
-
 # Okabe and Ito's colours, which colour-blind people can distinguish.
 _COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#8c6d31", "#999999")
 

@@ -20,8 +20,6 @@ from mn_tools.bench.contestants import Model
 from mn_tools.bench.measure import Turn
 from mn_tools.bench.models import Arrays
 
-__all__ = ["BUCKET_BYTES", "LOCAL_STEPS", "Replica", "Work", "local_turn", "turn_of"]
-
 BUCKET_BYTES = 4 * 1024 * 1024
 """The bytes that ``DuringBackward`` sends together."""
 LOCAL_STEPS = 4

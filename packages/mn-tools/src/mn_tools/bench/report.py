@@ -12,20 +12,6 @@ from mn_tools.bench.contestants import MPI_ALLREDUCE
 from mn_tools.bench.machines import Machines
 from mn_tools.bench.measure import preferred
 
-__all__ = [
-    "GPU",
-    "HOST",
-    "Report",
-    "Row",
-    "heading",
-    "human_bytes",
-    "human_seconds",
-    "recommended",
-    "rows_of",
-    "to_json",
-    "to_lines",
-]
-
 HOST, GPU = "host memory", "GPU memory"
 
 

@@ -16,8 +16,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-__all__ = ["MARK", "Outcome", "emit", "errors_as", "in_short", "python", "run"]
-
 MARK = "mn-doctor:"
 _PATIENCE = 3.0  # seconds between asking a program to end and killing it
 

@@ -14,8 +14,6 @@ from mn_tools.doctor.options import Options
 from mn_tools.doctor.problems import problem
 from mn_tools.doctor.report import Check, ok
 
-__all__ = ["check", "check_awareness", "check_sharing"]
-
 GROUP = "GPU"
 DRIVER = Path("/proc/driver/nvidia")
 _TOO_OLD = "InsufficientDriver"

@@ -16,8 +16,6 @@ from mn_comm.building_blocks import Ranks
 from mn_comm.device import awareness
 from mn_comm.ranks.shared_memory import share
 
-__all__ = ["awareness_of_devices", "devices_in_use", "direct_copies", "point_to_point", "reduction", "shared_memory"]
-
 # MPI libraries send short messages immediately, and long ones only when they are requested; this tests both.
 _LENGTHS = (1, 1000, 1_000_000)
 

@@ -18,8 +18,6 @@ from mn_tools.doctor.options import Options
 from mn_tools.doctor.problems import problem
 from mn_tools.doctor.report import Check, ok
 
-__all__ = ["check", "check_own_name"]
-
 _HELPERS = {"MPICH": "hydra_pmi_proxy", "Open MPI": "prted"}
 # Messages of ssh (exit status 255), and their causes.
 _COMPLAINTS = {

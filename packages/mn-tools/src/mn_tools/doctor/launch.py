@@ -18,8 +18,6 @@ from mn_tools.doctor.options import Options
 from mn_tools.doctor.problems import problem
 from mn_tools.doctor.report import Check, Status, ok, worst
 
-__all__ = ["Job", "check"]
-
 STEPS = "point-to-point", "reduction", "shared memory", "end"
 _DIRECT = "direct copies"
 _REFUSED_TO_MPI = "process_vm_readv failed"

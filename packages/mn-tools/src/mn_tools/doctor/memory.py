@@ -20,8 +20,6 @@ from mn_tools.doctor.options import Options
 from mn_tools.doctor.problems import problem
 from mn_tools.doctor.report import Check, ok
 
-__all__ = ["check", "check_leftovers"]
-
 GROUP = "Memory"
 MEBI = 1 << 20
 _PER_RANK = 8 * MEBI  # MPICH uses 1 to 4 MB for each rank, NCCL about as much

@@ -15,8 +15,6 @@ from mn_tools.doctor.options import Options
 from mn_tools.doctor.problems import problem
 from mn_tools.doctor.report import Check, ok
 
-__all__ = ["Launcher", "Library", "check_library", "check_match", "check_survival", "find_launcher", "identify"]
-
 GROUP = "MPI"
 _SETTINGS = ("MPI4PY_LIBMPI", "MPI4PY_MPIABI")
 # The launchers of a family can start ranks that use the family's libraries.

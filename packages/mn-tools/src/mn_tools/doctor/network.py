@@ -12,8 +12,6 @@ from mn_tools.doctor.options import Options
 from mn_tools.doctor.problems import problem
 from mn_tools.doctor.report import Check, ok
 
-__all__ = ["check", "fork_status"]
-
 GROUP = "Network"
 VARIABLES = "RDMAV_FORK_SAFE", "IBV_FORK_SAFE"
 # The values of enum ibv_fork_status, libibverbs.

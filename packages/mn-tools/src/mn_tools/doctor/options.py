@@ -9,8 +9,6 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-__all__ = ["Options", "parse", "read_hostfile"]
-
 
 @dataclass(frozen=True)
 class Options:

@@ -7,8 +7,6 @@ from __future__ import annotations
 
 from mn_tools.doctor.report import Catalogue
 
-__all__ = ["problem"]
-
 problem = Catalogue(
     failures={
         # Python and its packages

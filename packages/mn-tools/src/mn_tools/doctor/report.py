@@ -12,8 +12,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-__all__ = ["Catalogue", "Check", "Status", "as_json", "as_text", "ok", "summary", "worst"]
-
 FORMAT = 1
 _NARROWEST, _WIDEST = 60, 110
 _INDENT = 28

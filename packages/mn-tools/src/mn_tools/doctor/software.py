@@ -13,8 +13,6 @@ from mn_tools.doctor.options import Options
 from mn_tools.doctor.problems import problem
 from mn_tools.doctor.report import Check, ok
 
-__all__ = ["check"]
-
 GROUP = "Python"
 OLDEST_PYTHON = (3, 10)
 NEEDED = {"numpy": (1, 26), "mpi4py": (4, 1)}

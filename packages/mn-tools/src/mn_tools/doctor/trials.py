@@ -13,8 +13,6 @@ from typing import Any
 
 from mn_tools.doctor.commands import emit, errors_as
 
-__all__ = ["find_devices", "import_package", "start_library"]
-
 
 def import_package(name: str) -> None:
     """Import a package and write its version, or what went wrong."""

@@ -15,20 +15,6 @@ from typing import Any, NamedTuple
 import numpy as np
 from mpi4py import MPI
 
-__all__ = [
-    "EVENTS",
-    "GAVE_UP",
-    "HELLO",
-    "Sample",
-    "best_of",
-    "measure",
-    "offset_at",
-    "receive",
-    "reply",
-    "send",
-    "tell",
-]
-
 # The tags of all messages about the timeline.
 PING, PONG, GO, HELLO, EVENTS, GAVE_UP = range(1, 7)
 

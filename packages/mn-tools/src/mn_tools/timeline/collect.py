@@ -23,8 +23,6 @@ from mn_tools.timeline.clock import Sample
 from mn_tools.timeline.record import Recorder
 from mn_tools.timeline.trace import Part
 
-__all__ = ["Collector"]
-
 _PATIENCE_SECONDS = 10.0
 _CLOCK_SECONDS = 2.0
 _PAUSE_SECONDS = 1e-3

@@ -7,8 +7,6 @@ import time
 from types import TracebackType
 from typing import Any
 
-__all__ = ["Event", "Recorder"]
-
 Event = tuple[str, int, int, int, "dict[str, Any] | None"]
 """Name, begin and end in nanoseconds of this process's clock, the thread, and what else there is to say."""
 

@@ -12,8 +12,6 @@ from mn_comm.ranks.spans import VARIABLE, record
 from mn_tools.timeline.collect import Collector
 from mn_tools.timeline.record import Recorder
 
-__all__ = ["join"]
-
 _collector: Collector | None = None
 
 

@@ -17,8 +17,6 @@ from typing import Any
 from mn_tools.timeline.clock import Sample, offset_at
 from mn_tools.timeline.record import Event
 
-__all__ = ["Base", "Part", "add", "events_of", "load", "part_file", "write", "write_part"]
-
 _MAIN = "MainThread"
 _BACKGROUND = "mn_comm"  # the names of the threads that communicate
 
