@@ -157,17 +157,11 @@ def parse_arguments() -> argparse.Namespace:
 
 
 def check_installed(name: str) -> None:
-    """Refuse to test a working tree instead of installed packages; import what most tests import.
-
-    This compiles it once; otherwise, all ranks of the first job would do so at the same time.
-    """
+    """Refuse to test a working tree instead of installed packages."""
     module = importlib.util.find_spec(name.replace("-", "_"))
     place = sysconfig.get_path("purelib")
     if module is None or not str(module.origin).startswith(place):
         sys.exit(f"expected {name} to be installed in {place}, got {module and module.origin}")
-    for common in (module.name, "chainermn", "chainer", "pytest", "hypothesis"):
-        if importlib.util.find_spec(common):
-            importlib.import_module(common)
 
 
 def read_plan(arguments: argparse.Namespace) -> tuple[str, list[Suite], list[Command]]:

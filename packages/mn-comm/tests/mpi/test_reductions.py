@@ -1,7 +1,6 @@
 """Averaging in the background: whatever happens on one rank, the others are informed."""
 
 import os
-import threading
 import warnings
 
 import numpy as np
@@ -163,22 +162,6 @@ def test_one_slab_for_each_reducer(comm):
         reduction.wait()
     assert len(os.listdir("/proc/self/fd")) - before <= 8
     del reducers, reducer, reduction
-
-
-def test_any_number_of_reducers_and_communicators():
-    """An MPI library supports only a few thousand communicators, and a process a few hundred files."""
-    threads = threading.active_count()
-    for i in range(3000):
-        comm = create_communicator("hierarchical")
-        if i % 30 == 0:
-            reducer = comm.gradient_reducer(background=True, sets=1 + i % 2)
-            model = model_of(count=2)
-            reduction = reducer.start(model)
-            reduction.ready_all()
-            reduction.wait()
-            check(model, 0)
-        comm.split(RANK % 2, RANK)
-    assert threading.active_count() <= threads + 1
 
 
 def test_a_hook_sees_and_changes_what_travels(comm):

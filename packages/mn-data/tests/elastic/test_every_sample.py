@@ -19,7 +19,7 @@ plan = np.random.RandomState(seed)
 victims = plan.permutation(comm.size)[: comm.size - 1].tolist()
 kills = {victim: (int(plan.randint(5, 90)), int(plan.randint(0, 8))) for victim in victims}
 used = []
-comm.on_commit(lambda: used.extend(int(each) for dealt in iterator._under_way for each in dealt.positions))
+comm.on_commit(lambda: used.extend(int(each) for parts in iterator._under_way for part in parts for each in part))
 iterator = ElasticIterator(np.arange(37), 5, comm, seed=seed, **options)
 
 def step():

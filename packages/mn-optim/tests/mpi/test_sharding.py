@@ -7,8 +7,20 @@ import chainer.functions as F
 import chainer.links as L
 import numpy as np
 import pytest
+from sharded_training import (
+    COMM,
+    RANK,
+    Net,
+    batch,
+    check_divided,
+    make,
+    parameters,
+    same,
+    same_everywhere,
+    states,
+    train,
+)
 
-import mn_optim  # noqa: F401 - before Chainer
 from mn_comm import create_communicator
 from mn_optim import (
     AfterBackward,
@@ -23,120 +35,12 @@ from mn_optim import (
 
 pytestmark = pytest.mark.sizes(1, 3)
 
-COMM = create_communicator("two_dimensional")
-RANK, SIZE = COMM.rank, COMM.size
-OPTIMIZERS = {
-    "AdaDelta": chainer.optimizers.AdaDelta,
-    "AdaGrad": chainer.optimizers.AdaGrad,
-    "Adam": lambda: chainer.optimizers.Adam(weight_decay_rate=0.1),
-    "AdamW": chainer.optimizers.AdamW,
-    "AMSGrad": chainer.optimizers.AMSGrad,
-    "AdaBound": chainer.optimizers.AdaBound,
-    "AMSBound": chainer.optimizers.AMSBound,
-    "CorrectedMomentumSGD": chainer.optimizers.CorrectedMomentumSGD,
-    "MomentumSGD": chainer.optimizers.MomentumSGD,
-    "MSVAG": chainer.optimizers.MSVAG,
-    "NesterovAG": chainer.optimizers.NesterovAG,
-    "RMSprop": chainer.optimizers.RMSprop,
-    "RMSpropGraves": chainer.optimizers.RMSpropGraves,
-    "SGD": chainer.optimizers.SGD,
-    "SMORMS3": chainer.optimizers.SMORMS3,
-}
-
-
-def test_every_optimizer_of_chainer_is_tried():
-    kinds = {
-        name
-        for name, kind in vars(chainer.optimizers).items()
-        if isinstance(kind, type) and issubclass(kind, chainer.optimizer.GradientMethod)
-    }
-    assert kinds == set(OPTIMIZERS)
-
-
-class Net(chainer.Chain):
-    """A chain, so that gradients become final in the same order in every run; with one parameter larger than the rest.
-
-    Args:
-        dtype: The dtype of the parameters.
-        n_last: The size of the last link.
-    """
-
-    def __init__(self, dtype="f4", n_last=3):
-        super().__init__()
-        initial = chainer.initializers.LeCunNormal(rng=np.random.RandomState(0))
-        with chainer.using_config("dtype", {"f4": np.float32, "mixed16": chainer.mixed16}[dtype]), self.init_scope():
-            self.first = L.Linear(5, 40, initialW=initial)
-            self.norm = L.BatchNormalization(40)
-            self.middle = L.Linear(40, 7, initialW=initial)
-            self.lazy = L.Linear(None, 6, initialW=initial)
-            self.last = L.Linear(6, n_last, initialW=initial)
-        self.dtype = chainer.get_dtype() if dtype == "f4" else np.float16
-
-    def forward(self, x, t):
-        h = F.relu(self.norm(self.first(x.astype(self.dtype))))
-        return F.softmax_cross_entropy(self.last(F.tanh(self.lazy(F.tanh(self.middle(h))))), t)
-
-
-def batch(iteration, rank=RANK):
-    random = np.random.RandomState(100 * iteration + rank)
-    return random.rand(6, 5).astype("f4"), random.randint(0, 3, 6).astype("i4")
-
-
-def parameters(model):
-    return {name: param.data.copy() for name, param in model.namedparams()}
-
-
-def same(actual, expected):
-    assert actual.keys() == expected.keys()
-    for name, data in expected.items():
-        assert actual[name].dtype == data.dtype
-        np.testing.assert_array_equal(actual[name], data, err_msg=name)
-
-
-def same_everywhere(model):
-    for other in COMM.allgather_obj(parameters(model)):
-        same(other, parameters(model))
-
-
-def train(optimizer, steps=20, first=0):
-    for iteration in range(first, first + steps):
-        optimizer.update(optimizer.target, *batch(iteration))
-    return optimizer.target
-
-
+SIZE = COMM.size
 WHEN = pytest.mark.parametrize("when", [AfterBackward(), DuringBackward()], ids=["after", "during"])
-
-
-AFTER = AfterBackward()
-
-
-def make(actual=None, model=None, comm=COMM, when=AFTER, sharded=False):
-    actual = chainer.optimizers.Adam() if actual is None else actual
-    optimizer = MultiNodeOptimizer(actual, comm, Sharded(when) if sharded else when)
-    return optimizer.setup(Net() if model is None else model)
 
 
 def owners_in(optimizer):
     return optimizer._stepper.scheme.shards._owners
-
-
-def states(optimizer):
-    """Return the arrays of this rank's state, by name."""
-    return {
-        f"{name}/{key}": value
-        for name, param in optimizer.target.namedparams()
-        for key, value in (getattr(param.update_rule, "state", None) or {}).items()
-        if isinstance(value, np.ndarray)
-    }
-
-
-def check_divided(optimizer, expected):
-    """Check that the ranks together have the state of an unsharded optimizer, each array once."""
-    found = {}
-    for each in COMM.allgather_obj(states(optimizer)):
-        assert not found.keys() & each.keys()
-        found.update(each)
-    same(found, states(expected))
 
 
 def compare(run):
@@ -149,34 +53,6 @@ def compare(run):
     same(parameters(actual.target), parameters(expected.target))
     same_everywhere(actual.target)
     return actual, expected
-
-
-@WHEN
-@pytest.mark.parametrize("dtype", ["f4", "mixed16"])
-@pytest.mark.parametrize("name", OPTIMIZERS)
-def test_sharded_is_unsharded(name, dtype, when):
-    trained = []
-    for sharded in (False, True):
-        actual = OPTIMIZERS[name]()
-        if dtype == "mixed16":
-            actual.use_fp32_update()
-            actual.loss_scaling(interval=3)
-        optimizer = make(actual, Net(dtype), sharded=sharded, when=when)
-        with np.errstate(all="ignore"):
-            train(optimizer)
-        trained.append(optimizer)
-    expected, actual = trained
-    assert actual.t == expected.t >= 18
-    assert actual._loss_scale == expected._loss_scale
-    same(parameters(actual.target), parameters(expected.target))
-    same_everywhere(actual.target)
-    check_divided(actual, expected)
-    for (key, param), (_, other) in zip(actual.target.namedparams(), expected.target.namedparams(), strict=True):
-        assert param.update_rule.t == other.update_rule.t, key
-    masters = [param.update_rule._fp32_param is not None for _, param in sorted(actual.target.namedparams())]
-    has_master = dtype == "mixed16"
-    halves = [param.dtype == np.float16 for _, param in sorted(actual.target.namedparams())]
-    assert [sum(each) for each in zip(*COMM.allgather_obj(masters), strict=True)] == [has_master * h for h in halves]
 
 
 @pytest.fixture
