@@ -56,7 +56,7 @@ MAIN_SIZE = 2
 # Units that need more than this on a core run in one process for each file.
 LONG_SECONDS = 20
 # On a busy machine, everything seems to wait.
-LEAST_LOAD = 0.4
+LEAST_LOAD = 0.5
 LONGEST_SECONDS = 1800  # for one process; the tests in it have time-outs of their own
 ESTIMATES = {
     "first": Cost(1.0, 0.7),

@@ -23,8 +23,8 @@ __all__ = ["HUNG", "LIMIT", "Cost", "Ended", "IdleCores", "Record", "Schedule", 
 LIMIT = 600  # seconds; for a job that hangs outside pytest's time-outs, for example while MPI is finalized
 HUNG = 124
 # A rank that shares its core with one process that mostly waits loses little.
-_MOST_LOAD = 1.5  # for each core
-_MOST_TASKS = 5  # for each core: every process needs memory
+_MOST_LOAD = 1.25  # for each core
+_MOST_TASKS = 3  # for each core: every process needs memory
 _LEAST_IDLE = 0.3  # of a core; with less, another task would only slow down those that run
 _IDLE_SECONDS = 1.5  # a new task first waits for its files; so long, it is not known how much it computes
 
