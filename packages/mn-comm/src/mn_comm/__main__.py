@@ -8,8 +8,7 @@ from __future__ import annotations
 import sys
 from importlib.metadata import entry_points
 
-GROUP = "mn_comm.commands"
-"""The entry points of commands: functions of the command line that return the exit status."""
+GROUP = "mn_comm.commands"  # the entry points of commands: functions of the command line that return the exit status
 
 
 def main(arguments: list[str], program: str = "mn_comm") -> int:

@@ -292,8 +292,8 @@ class CommunicatorBase(ABC):
         """Send one array to each rank, and return those received, in the order of the senders; collective.
 
         Args:
-            xs: A tuple or list of ``size`` arrays of one dtype and any shapes: the one at position ``i`` is
-                for rank ``i``.
+            xs: A tuple or list of ``size`` arrays of one dtype and any shapes; the one at position ``i`` is for rank
+                ``i``.
 
         Raises:
             TypeError: A rank passed something other than arrays, or arrays of different dtypes (on every rank).
@@ -460,8 +460,7 @@ class CommunicatorBase(ABC):
 
         Args:
             background: Whether gradients are averaged by another thread, or on a stream, while this thread computes.
-            comm_hook: Starts to average a bucket, exactly or less exactly with fewer bytes; ``None`` to average
-                exactly.
+            comm_hook: Starts to average a bucket, maybe less exactly with fewer bytes; ``None`` to average exactly.
             compression: How gradients are compressed between nodes, an object from :mod:`mn_compress`; ``None``
                 to send them uncompressed.
             bucket_bytes: The maximum size of a bucket that holds more than one gradient, in bytes; ``None`` for a

@@ -1,7 +1,4 @@
-"""What packages that are built on this one use, besides the public names of :mod:`mn_comm`.
-
-Scripts do not need these names. They are loaded when first asked for.
-"""
+"""What packages that are built on this one use, besides the public names of :mod:`mn_comm`; loaded when first used."""
 
 from __future__ import annotations
 
@@ -18,12 +15,8 @@ if TYPE_CHECKING:
     from mn_comm.basis.replicas import synchronize_replicas as synchronize_replicas
     from mn_comm.collectives.pieces import as_bytes as as_bytes
     from mn_comm.collectives.pieces import pieces as pieces
-    from mn_comm.gradients.compression import (
-        CompressionReport as CompressionReport,
-    )
-    from mn_comm.gradients.compression import (
-        CompressionScheme as CompressionScheme,
-    )
+    from mn_comm.gradients.compression import CompressionReport as CompressionReport
+    from mn_comm.gradients.compression import CompressionScheme as CompressionScheme
     from mn_comm.gradients.filling import Owners as Owners
     from mn_comm.gradients.interfaces import AnyBucket as AnyBucket
     from mn_comm.gradients.interfaces import JoinMessages as JoinMessages
@@ -69,7 +62,6 @@ _HOME_OF = {
 }
 
 __all__ = list(_HOME_OF)
-
 
 if not TYPE_CHECKING:  # so that type checkers know which names there are
     __getattr__, __dir__ = load_on_demand(__name__, _HOME_OF)

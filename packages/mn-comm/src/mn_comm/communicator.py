@@ -57,8 +57,7 @@ class Communicator(CommunicatorBase):
     the built-in strategy that packs the gradients.
 
     A subclass in a script may define ``multi_node_mean_grad``, or ``_multi_node_mean`` to average gradients one by one;
-    otherwise it averages as ``naive`` does.
-    :meth:`.CommunicatorBase.split` creates it with ``mpi_comm`` as the only argument.
+    otherwise it averages as ``naive`` does. :meth:`.CommunicatorBase.split` creates it with ``mpi_comm`` alone.
 
     Args:
         mpi_comm: The ranks that take part. Creating a communicator is collective.
@@ -351,8 +350,7 @@ class Communicator(CommunicatorBase):
     ) -> GradientReducer:
         from mn_comm.gradients.strategies import STRATEGIES
 
-        if self._averages_in_its_own_way:
-            # A reducer would not use the method of the derived class.
+        if self._averages_in_its_own_way:  # a reducer would not use the method of the derived class
             return super().gradient_reducer()
         with agreement.raise_on_all(self.ranks):
             self._check_compression(compression, comm_hook or self.comm_hook)

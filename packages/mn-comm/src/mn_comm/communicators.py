@@ -1,7 +1,4 @@
-"""The classes of communicators, one for each strategy, such as ``TwoDimensionalCommunicator`` for ``two_dimensional``.
-
-They are created from the table of strategies, and can be imported from here.
-"""
+"""A class of communicators for each strategy in the table: ``TwoDimensionalCommunicator`` for ``two_dimensional``."""
 
 from __future__ import annotations
 
@@ -12,11 +9,7 @@ _made: dict[type[Strategy], type[Communicator]] = {}
 
 
 def class_of(strategy: type[Strategy]) -> type[Communicator]:
-    """Return the class of the communicators that average by a strategy.
-
-    Args:
-        strategy: The class of the strategy, of this package or of another one; it gives the class its documentation.
-    """
+    """Return the class of the communicators that average by a strategy, which gives the class its documentation."""
     if strategy not in _made:
         doc = f"``{strategy.name}``: {(strategy.__doc__ or 'a strategy of another package.').strip()}"
         content = {"strategy": strategy.name, "__doc__": doc, "__module__": __name__}

@@ -28,10 +28,8 @@ if TYPE_CHECKING:
 GROUP = "mn_comm.strategies"
 # No other package can use these names. Strategies of others are added to the table when a rank first uses them.
 _OURS = tuple(STRATEGIES)
-SPARES = "CHAINERMN_SPARES"
-"""The variable that says how many of the processes that the launcher starts wait until a rank is lost."""
-ELASTIC = "mn_elastic"
-"""The entry point of a package with elastic communicators: a function of an MPI communicator and a class."""
+SPARES = "CHAINERMN_SPARES"  # how many of the processes that the launcher starts wait until a rank is lost
+ELASTIC = "mn_elastic"  # the entry point for elastic communicators: a function of an MPI communicator and a class
 _has_elastic = False
 
 
@@ -82,11 +80,7 @@ def _package(point: EntryPoint) -> str:
 
 
 def create_elastic(mpi_comm: MPI.Intracomm, kind: type[Communicator]) -> Communicator:
-    """Create a communicator that continues without ranks that die, and averages as ``kind`` does; collective.
-
-    Raises:
-        RuntimeError: The package that does this, mn-elastic, is not installed (on every rank).
-    """
+    """Create a communicator that continues without ranks that die, and averages as ``kind`` does; collective."""
     from importlib.metadata import entry_points  # not earlier: it imports much
 
     with agreement.raise_on_all(mpi_comm):

@@ -11,16 +11,10 @@ from mn_comm.basis.arithmetic import is_half
 
 
 class Config(NamedTuple):
-    """The settings that scripts pass to ``create_communicator`` or ``set_config``.
+    """The settings that scripts pass to ``create_communicator`` or ``set_config``."""
 
-    Attributes:
-        allreduce_grad_dtype: The dtype in which gradients are sent, or ``None`` for their own.
-        batched_copy: Whether gradients on a device are packed by one kernel for all of them. Gradients in host memory
-            are copied one by one either way.
-    """
-
-    allreduce_grad_dtype: np.dtype[Any] | None = None
-    batched_copy: bool = True
+    allreduce_grad_dtype: np.dtype[Any] | None = None  # the dtype in which gradients are sent, or `None` for their own
+    batched_copy: bool = True  # whether gradients on a device are packed by one kernel; those in host memory never are
 
     def with_value(self, name: str, value: Any) -> Config:
         """Return this configuration with one setting changed.

@@ -10,8 +10,7 @@ from mn_comm.basis.mpi import MPI
 
 _OF_OPEN_MPI = ("OMPI_COMM_WORLD_SIZE", "PMIX_RANK")
 _OF_MPICH = ("PMI_SIZE", "PMI_RANK", "PMI_FD")
-_SIZES = ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "SLURM_STEP_NUM_TASKS")
-"""Where Open MPI's, MPICH's and Slurm's launchers say how many processes they have started."""
+_SIZES = ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "SLURM_STEP_NUM_TASKS")  # how many processes a launcher has started
 _ALLOWED = "CHAINERMN_ALLOW_SINGLETONS"
 
 
@@ -38,10 +37,8 @@ def check_launch(size: int, library: str | None = None, environ: Mapping[str, st
     An MPI library that does not understand its launcher treats each process as a separate job. All processes would then
     train alone, and write to the same files. ``CHAINERMN_ALLOW_SINGLETONS`` allows this.
 
-    Args:
-        size: How many processes ``MPI_COMM_WORLD`` has.
-        library: The MPI library's description of itself; by default, of the one that is loaded.
-        environ: The environment.
+    ``size`` is that of ``MPI_COMM_WORLD``, and ``library`` how an MPI library (by default the loaded one) describes
+    itself.
     """
     if size != 1 or environ.get(_ALLOWED, "") not in ("", "0"):
         return

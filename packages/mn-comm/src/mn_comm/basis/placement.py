@@ -19,31 +19,16 @@ _Array = np.ndarray[Any, Any]
 
 
 class DeviceBackend(Protocol):
-    """The functions of :mod:`mn_comm.device.backend`."""
+    """The functions of :mod:`mn_comm.device.backend`, which are described where they are defined."""
 
-    def require_nccl(self) -> Any:
-        """Raise ``RuntimeError`` unless NCCL can be used."""
-
-    def empty_pinned(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> _Array:
-        """Return an array in pinned host memory."""
-
-    def to_host(self, array: Any) -> _Array:
-        """Return a copy of a device array, in C order in pinned memory."""
-
-    def to_device(self, array: _Array) -> Any:
-        """Return a copy of a host array on the current device."""
-
-    def allreduce(self, ranks: Any, array: Any, total_dtype: np.dtype[Any], op: str = "sum") -> Any:
-        """Combine arrays on devices over all ranks; collective."""
-
-    def bcast(self, ranks: Any, array: Any, root: int) -> None:
-        """Overwrite an array on every rank's device with the root's; collective."""
-
-    def bcast_new(self, ranks: Any, shape: tuple[int, ...], dtype: np.dtype[Any], root: int) -> Any:
-        """Return a new array on the current device with the root's elements; collective."""
-
-    def lay_out(self, layout: Any, filled: Any, likes: Any) -> list[Any]:
-        """Create the buckets for gradients on devices; collective."""
+    def require_nccl(self) -> Any: ...
+    def empty_pinned(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> _Array: ...
+    def to_host(self, array: Any) -> _Array: ...
+    def to_device(self, array: _Array) -> Any: ...
+    def allreduce(self, ranks: Any, array: Any, total_dtype: np.dtype[Any], op: str = "sum") -> Any: ...
+    def bcast(self, ranks: Any, array: Any, root: int) -> None: ...
+    def bcast_new(self, ranks: Any, shape: tuple[int, ...], dtype: np.dtype[Any], root: int) -> Any: ...
+    def lay_out(self, layout: Any, filled: Any, likes: Any) -> list[Any]: ...
 
 
 _loaders: list[Callable[[], DeviceBackend]] = []

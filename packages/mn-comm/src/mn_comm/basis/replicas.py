@@ -20,8 +20,7 @@ class Synchronizer(Protocol):
         """Make all ranks' parameters equal; collective."""
 
 
-# By the parameter's id, because parameters may not be hashable; with the parameter, to check that it is still the same
-# one.
+# By the parameter's id, as it may not be hashable; with the parameter, to check that it is still the same one.
 _synchronizers: dict[int, tuple[weakref.ref[Any], weakref.ref[Synchronizer]]] = {}
 
 

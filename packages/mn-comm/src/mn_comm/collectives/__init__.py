@@ -1,7 +1,4 @@
-"""The collectives, for arrays in host memory or on a device.
-
-Each takes :class:`~mn_comm.ranks.intracomm.Ranks`.
-"""
+"""The collectives, for arrays in host memory or on a device. Each takes :class:`~mn_comm.ranks.intracomm.Ranks`."""
 
 from mn_comm.collectives.arrays import allgather as allgather
 from mn_comm.collectives.arrays import alltoall as alltoall

@@ -27,9 +27,7 @@ def send(ranks: Ranks, data: Any, dest: int, tag: int = 0) -> None:
     is_tuple = isinstance(data, (tuple, list))
     arrays = list(data) if is_tuple else [data]
     # The receiver must be informed of an error, too: it is already waiting, or will be.
-    announced, error = header.attempt(
-        lambda: header.describe([wire.check_array(array, "send") for array in arrays], is_tuple)
-    )
+    announced, error = header.attempt(lambda: header.describe([wire.check_array(a, "send") for a in arrays], is_tuple))
     header.send(ranks, announced, dest, tag)
     header.raise_failure(announced, ranks.rank, error)
     for array in arrays:

@@ -4,9 +4,8 @@ They are a reduce-scatter by recursive halving, followed by an all-gather by rec
 mean (Rabenseifner, "Optimization of Collective Reduction Operations", ICCS 2004, section 2). The order of addition
 depends only on the ranks, and not on the position of an element, on the rank that needs it, or on the MPI library.
 
-MPI has no type for half precision. A sum of half-precision numbers may overflow although their mean would not, and
-small numbers become zero if they are divided first. So means are sent, never sums. When two groups of ranks exchange
-values, the mean is computed in float32 and rounded before it is sent again.
+MPI has no type for half precision. A sum may overflow although the mean would not, and small numbers that are divided
+first become zero. So ranks send means, which they compute in float32 and round before they send them again.
 """
 
 from __future__ import annotations
@@ -43,11 +42,8 @@ def mean_of_halves(ranks: Ranks, flat: _Array) -> None:
 def mean_to_each(ranks: Ranks, flat: _Array, ranges: Sequence[slice]) -> None:
     """Overwrite, on each rank, one range of an array with its mean over all ranks; other elements are lost; collective.
 
-    Args:
-        ranks: The ranks, with arrays of equal length and dtype.
-        flat: One-dimensional and contiguous, of floats.
-        ranges: The range of each rank, the same on every rank. They must lie in the order of :func:`order_of_ranges`,
-            without gaps, and are together the whole array.
+    ``flat`` is one-dimensional and contiguous, of floats, and of equal length and dtype on every rank. ``ranges`` has
+    the range of each rank. In the order of :func:`order_of_ranges`, they are the whole array, without gaps.
     """
     most = _power_of_two(ranks.size)
     begins = [ranges[rank].start for rank in order_of_ranges(ranks.size) if rank < most]
@@ -79,10 +75,7 @@ class _Meeting(NamedTuple):
 
 
 def _meetings(rank: int, size: int, bounds: Sequence[int]) -> Iterator[_Meeting]:
-    """Yield the meetings of a rank below the power of two, after which it has the mean of its range.
-
-    ``bounds`` says where the ranges of the ranks below it begin, and where the last one ends.
-    """
+    """Yield the meetings of a rank below the power of two, given where ranges begin, and where the last one ends."""
     most = len(bounds) - 1
     low, high, distance = 0, most, most
     while distance > 1:
@@ -102,8 +95,7 @@ def _meetings(rank: int, size: int, bounds: Sequence[int]) -> Iterator[_Meeting]
 def _reduce_scatter(ranks: Ranks, flat: _Array, bounds: Sequence[int]) -> list[_Meeting]:
     """Overwrite, on each rank below a power of two, its range of an array with the mean over all ranks; collective.
 
-    Ranks above it send their values to one of these ranks. Elements outside this rank's range are lost. Return with
-    which ranks this one has exchanged data, and which data.
+    Ranks above it send their values to one of these. Elements outside the range are lost. Return the meetings.
     """
     rank, most = ranks.rank, len(bounds) - 1
     if rank >= most:

@@ -19,16 +19,11 @@ _MARK = b"mnc1"  # by which a receiver recognizes a header
 
 
 def same_root(ranks: Ranks, root: Any, prepare: Callable[[int], object] = lambda root: None) -> int:
-    """Return the root as an int; collective.
+    """Return the root as an int; all ranks raise if it is no rank, they differ, or ``prepare`` raises; collective.
 
     Without this check, ranks with different roots would wait forever, or each take its own array for the root's. It is
     one reduction together with what else has to be checked, by ``prepare``: a rank that is interrupted while it waits
     for the others should not have to meet them again. ``prepare`` gets the root, and must not communicate.
-
-    Raises:
-        TypeError: It is not an integer on some rank (on every rank).
-        ValueError: It is out of range on some rank, or the ranks differ (on every rank).
-        Exception: What ``prepare`` raised, here or on another rank.
     """
 
     def check() -> int:
@@ -85,10 +80,9 @@ def send(ranks: Ranks, header: Header, dest: int, tag: int) -> None:
 
 
 def recv(ranks: Ranks, source: int, tag: int) -> tuple[Header, int, int]:
-    """Receive a header; ``source`` and ``tag`` may be MPI's wildcards.
+    """Receive a header; return also the rank and tag with which the arrays that follow must be received.
 
-    Return also the rank and tag it came with: the arrays that follow must be received with these. A message that is no
-    header is a RuntimeError: the peer used another kind of send.
+    ``source`` and ``tag`` may be MPI's wildcards. A message that another kind of send has sent is a RuntimeError.
     """
     status = MPI.Status()
     message = ranks.Mprobe(source, tag, status)

@@ -15,18 +15,14 @@ if TYPE_CHECKING:
     from mn_comm.ranks.intracomm import Ranks
 
 _Array = np.ndarray[Any, Any]
-OPERATIONS = {"sum": "SUM", "prod": "PROD", "max": "MAX", "min": "MIN"}
-"""The names that MPI has for them."""
+OPERATIONS = {"sum": "SUM", "prod": "PROD", "max": "MAX", "min": "MIN"}  # the names that MPI has for them
 
 
 def combine_in_place(ranks: Ranks, flat: _Array, op: str = "sum", root: int | None = None) -> None:
-    """Overwrite an array with the combination of all ranks' arrays; collective.
+    """Overwrite an array with the combination, by one of ``OPERATIONS``, of all ranks' arrays; collective.
 
-    Args:
-        ranks: The ranks.
-        flat: One-dimensional and contiguous, of a dtype that MPI can combine; of equal length and dtype on every rank.
-        op: One of :data:`OPERATIONS`.
-        root: The only rank that needs the result; ``None`` if all do.
+    They are one-dimensional and contiguous, of a dtype that MPI can combine, and of equal length and dtype. If only one
+    rank needs the result, it is ``root``.
     """
     if ranks.size == 1:
         return

@@ -1,9 +1,8 @@
 """Python objects of any size, pickled once.
 
-An object is pickled before anything is sent. So if it cannot be pickled, every rank raises, and no rank hangs. The
-result is a list of *frames*: the first is the pickle, and the others are the buffers of arrays, which are not copied
-into it (PEP 574). Short frames are sent in one message, a *parcel*; of long ones, it has the lengths, and they follow
-in pieces.
+An object is pickled before anything is sent: if that fails, every rank raises, and no rank hangs. The result is a list
+of *frames*: the pickle, and the buffers of arrays, which are not copied into it (PEP 574). Short frames are sent in one
+message, a *parcel*; of long ones, it has the lengths, and they follow in pieces.
 
 Nothing here creates a communicator, as ``mpi4py.util.pkl5`` does: if a rank is lost, an elastic communicator revokes
 all communicators that it knows, so that no rank waits for another rank that has given up.
@@ -54,8 +53,7 @@ def send_obj(ranks: Ranks, obj: Any, dest: int, tag: int = 0) -> None:
     try:
         pickled = pickle.dumps(obj, pickle.HIGHEST_PROTOCOL)
     except Exception as error:
-        # The receiver is already waiting, or will be, so it must be informed.
-        ranks.send(_Failed(ranks.rank, *agreement.describe(error)), dest, tag)
+        ranks.send(_Failed(ranks.rank, *agreement.describe(error)), dest, tag)  # the receiver is waiting, or will be
         raise
     content = np.frombuffer(pickled, np.uint8)
     if content.size <= pieces.PIECE_BYTES:

@@ -19,8 +19,7 @@ if TYPE_CHECKING:
 PIECE_BYTES = 1 << 30
 
 _Array = np.ndarray[Any, Any]
-Messages = Mapping[int, Sequence[Any]]
-"""Arrays by the rank that receives or sends them."""
+Messages = Mapping[int, Sequence[Any]]  # arrays by the rank that receives or sends them
 
 
 def as_bytes(array: _Array) -> _Array:

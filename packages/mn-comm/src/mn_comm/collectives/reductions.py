@@ -70,10 +70,7 @@ def reduce_scatter(ranks: Ranks, array: Any, op: str) -> _Array:
 
 
 def _agree_on(ranks: Ranks, data: Any, op: str, what: str) -> np.dtype[Any]:
-    """Return the dtype in which arrays are to be combined; collective.
-
-    It raises, on every rank, what :meth:`mn_comm.Communicator.allreduce` does.
-    """
+    """Return the dtype in which to combine arrays, or raise, on every rank, what ``allreduce`` raises; collective."""
 
     def check() -> tuple[Any, ...]:
         if op not in OPERATIONS:

@@ -10,15 +10,11 @@ from mn_comm.collectives.pieces import Messages
 if TYPE_CHECKING:
     from mn_comm.ranks.intracomm import Ranks
 
-TAG = 7
-"""The tag of all these messages."""
+TAG = 7  # of all these messages
 
 
 class Transport:
-    """Ranks that exchange arrays in host memory, and a count of the bytes sent.
-
-    For arrays on devices see :mod:`mn_comm.device.transports`.
-    """
+    """Ranks that exchange arrays in host memory (for devices: :mod:`mn_comm.device.transports`), and the bytes sent."""
 
     def __init__(self, ranks: Ranks) -> None:
         self.ranks = ranks

@@ -3,8 +3,6 @@
 Nothing here is imported before the first such array is seen. None of it has run on a GPU yet. The tests marked ``gpu``
 run on an emulated one, and NVIDIA's compiler compiles the kernels.
 
-Gradients go through the same steps as in :mod:`mn_comm.gradients`. Read :mod:`~mn_comm.device.bucket` for packing and
-unpacking, :mod:`~mn_comm.device.kernels` for the kernels, :mod:`~mn_comm.device.strategies` for the ways to average,
-:mod:`~mn_comm.device.nccl_ranks` for when NCCL can be used, :mod:`~mn_comm.device.staging` for the alternative, and
-:mod:`~mn_comm.device.transports` for how compressed gradients are sent.
+Gradients go through the same steps as in :mod:`mn_comm.gradients`; begin with :mod:`~mn_comm.device.bucket` and
+:mod:`~mn_comm.device.strategies`.
 """

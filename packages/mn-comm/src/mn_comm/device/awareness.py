@@ -16,16 +16,11 @@ from mn_comm.ranks import agreement
 if TYPE_CHECKING:
     from mn_comm.ranks.intracomm import Ranks
 
-SETTING = "MN_COMM_CUDA_AWARE_MPI"
-"""The environment variable: 1 for an MPI library that is CUDA-aware, 0 for one that is not; unset to ask it."""
+SETTING = "MN_COMM_CUDA_AWARE_MPI"  # 1 for an MPI library that is CUDA-aware, 0 for one that is not; unset to ask it
 
 
 def is_cuda_aware(ranks: Ranks) -> bool:
-    """Return whether MPI is CUDA-aware on every rank; collective.
-
-    Raises:
-        ValueError: On some rank the environment variable is neither 0 nor 1 (on every rank).
-    """
+    """Return whether MPI is CUDA-aware on every rank; all raise if a setting is neither 0 nor 1; collective."""
     aware = False
     with agreement.raise_on_all(ranks):
         aware = _here()

@@ -21,23 +21,14 @@ from mn_comm.ranks.background import Future
 
 
 class DeviceStrategy:
-    """A way to average buckets on devices; those that there are, are in :mod:`mn_comm.device.strategies`.
+    """A way to average buckets on devices; those that there are, are in :mod:`mn_comm.device.strategies`."""
 
-    Args:
-        host: The strategy for arrays in host memory.
-
-    Attributes:
-        shares: The number of equal shares of which a bucket's memory must consist.
-        uses_nccl: Whether it calls NCCL, so that all ranks must have agreed on their gradients before.
-        compresses: Whether gradients are compressed on the device.
-    """
-
-    shares = 1
-    uses_nccl = False
-    compresses = False
+    shares = 1  # the number of equal shares of which a bucket's memory must consist
+    uses_nccl = False  # whether it calls NCCL, so that all ranks must have agreed on their gradients before
+    compresses = False  # whether gradients are compressed on the device
 
     def __init__(self, host: Strategy) -> None:
-        self.host = host
+        self.host = host  # the strategy for arrays in host memory
 
     def is_staged(self, dtype: np.dtype[Any]) -> bool:
         """Return whether a bucket of this dtype needs memory of the host's strategy as well."""
@@ -59,19 +50,8 @@ class DeviceStrategy:
 class DeviceBucket:
     """Gradients of one dtype, on one device, that are sent together; see :class:`.AnyBucket`.
 
-    Args:
-        index: Its number; buckets are sent in this order.
-        exchanged: Its parts, whole gradients; all of it is exchanged.
-        whole: Its memory on the device, in the dtype in which it is sent, in equal shares.
-        strategy: How it is averaged.
-        config: The communicator's settings.
-        host: The host bucket through which it is copied; ``None`` if it needs none.
-        side: The stream that runs beside the current one; ``None`` for the current stream itself.
-
-    Attributes:
-        flat: The memory of the gradients.
-        pinned: Pinned memory, if one share of the bucket is copied through host memory.
-        nccl: NCCL's communicator, if it is used.
+    It consists of whole gradients, and all of it is exchanged. ``side`` is the stream that runs beside the current one;
+    ``None`` for the current stream itself.
     """
 
     def __init__(
@@ -95,11 +75,11 @@ class DeviceBucket:
         parts, specs = exchanged.parts, exchanged.specs
         self.index = index
         self.exchanged = exchanged
-        self.whole = whole
-        self.flat = whole[: parts[-1].end]
-        self.host = host
-        self.pinned: Any = None
-        self.nccl: Any = None
+        self.whole = whole  # its memory on the device, in the dtype in which it is sent, in equal shares
+        self.flat = whole[: parts[-1].end]  # the memory of the gradients
+        self.host = host  # the host bucket through which it is copied, if any
+        self.pinned: Any = None  # pinned memory, if one share of the bucket is copied through host memory
+        self.nccl: Any = None  # NCCL's communicator, if it is used
         self.members = [part.member for part in parts]
         self.names = [specs[member][0] for member in self.members]
         self.shapes = [specs[member][1] for member in self.members]
@@ -143,11 +123,7 @@ class DeviceBucket:
         return _OnDevice(self, self.submit_on_side_stream(average))
 
     def pack(self, arrays: Arrays) -> None:
-        """Copy gradients, of any memory layout, into the bucket; ``None`` counts as zeros.
-
-        Raises:
-            ValueError: A gradient is not on the bucket's device any more.
-        """
+        """Copy gradients, of any memory layout, into the bucket; ``None`` counts as zeros."""
         with self.flat.device:
             self._follow_stream()
             for group, table in self._tables:
@@ -178,11 +154,7 @@ class DeviceBucket:
 
     @contextlib.contextmanager
     def on_side_stream(self, after: Any = None) -> Iterator[Any]:
-        """Within the block, the bucket's device and side stream are the current ones.
-
-        Args:
-            after: The event that the side stream first waits for, if any.
-        """
+        """Make the bucket's device and side stream the current ones; the stream first waits for the event ``after``."""
         import cupy
 
         with self.flat.device:
@@ -193,10 +165,7 @@ class DeviceBucket:
                 yield stream
 
     def submit_on_side_stream(self, function: Callable[[], Any]) -> Future[Any]:
-        """Submit a function that is called with the side stream as the current one, and waits for its operations.
-
-        The side stream first waits for all operations that are on the current stream now.
-        """
+        """Submit a function for :meth:`finish`, after all operations that are on the current stream now."""
         packed = self.packed()
         return self.submit(lambda: self.finish(function, after=packed))
 
@@ -204,9 +173,7 @@ class DeviceBucket:
         """Return the result of a function, computed on the side stream, when its operations have ended."""
         with self.on_side_stream(after) as stream:
             result = function(*args)
-            # As soon as this has finished, pinned memory is reused, maybe by other ranks, and another stream uses the
-            # result.
-            stream.synchronize()
+            stream.synchronize()  # next, ranks may reuse pinned memory, and another stream uses the result
         return result
 
     def _follow_stream(self) -> None:

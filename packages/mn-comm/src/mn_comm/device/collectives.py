@@ -15,10 +15,7 @@ if TYPE_CHECKING:
 
 
 def allreduce(ranks: Ranks, array: Any, total_dtype: np.dtype[Any], op: str = "sum") -> Any:
-    """Combine arrays on devices, of the same shape and dtype on every rank, which has been checked; collective.
-
-    Sums are computed by NCCL, if it can be used, and all others in host memory. Return a new array on the same device.
-    """
+    """Return the combination of arrays, whose shape and dtype were checked, by NCCL or in host memory; collective."""
     with array.device:
         total = array.astype(total_dtype, order="C", copy=True)
         if op == "sum" and _by_nccl(ranks) and nccl.supports(total_dtype):

@@ -50,16 +50,8 @@ extern "C" __global__ void {name}(const long long* table, int members, {const}wi
     }}
 }}
 """
-_PACK = {
-    "const": "",
-    "read": "place[k] ? (between_t)*place[k] : (between_t)0",
-    "write": "packed[i] = (wire_t)value[k]",
-}
-_UNPACK = {
-    "const": "const ",
-    "read": "(between_t)packed[i]",
-    "write": "if (place[k]) *place[k] = (grad_t)value[k]",
-}
+_PACK = {"const": "", "read": "place[k] ? (between_t)*place[k] : (between_t)0", "write": "packed[i] = (wire_t)value[k]"}
+_UNPACK = {"const": "const ", "read": "(between_t)packed[i]", "write": "if (place[k]) *place[k] = (grad_t)value[k]"}
 _TYPES = {"float16": "__half", "bfloat16": "__nv_bfloat16", "float32": "float", "float64": "double"}
 _HEADERS = {"float16": "cuda_fp16.h", "bfloat16": "cuda_bf16.h"}
 
@@ -89,9 +81,7 @@ def _kernel(name: str, grad: np.dtype[Any], wire: np.dtype[Any]) -> Any:
 class Table:
     """The addresses of gradients and their targets, for the kernel; uploaded only if an address has changed.
 
-    Args:
-        begins: Where each gradient begins in the packed buffer, in elements, from 0, ascending; none is empty.
-        length: How many elements there are.
+    ``begins`` says where each gradient begins in the packed buffer, in elements, from 0, ascending; none is empty.
     """
 
     def __init__(self, begins: Sequence[int], length: int) -> None:
@@ -123,11 +113,7 @@ class Table:
 def pack(table: Table, gradients: Sequence[Any], dtype: np.dtype[Any], packed: Any) -> None:
     """Copy gradients into one buffer, converted, by one launch on the current stream.
 
-    Args:
-        table: Their targets.
-        gradients: C-contiguous CuPy arrays of ``dtype``; ``None`` for a gradient of zeros.
-        dtype: Their dtype.
-        packed: The buffer, starting at the first gradient; of any of the four dtypes.
+    They are C-contiguous CuPy arrays of ``dtype``, or ``None`` for zeros. ``packed`` begins at the first of them.
     """
     _launch("pack", table, gradients, dtype, packed)
 

@@ -16,11 +16,7 @@ from mn_comm.ranks import agreement
 
 
 def lay_out(layout: Layout, filled: Sequence[Sequence[Part]], likes: Sequence[Any]) -> list[DeviceBucket]:
-    """Create the buckets for gradients on devices, given the parts of each, and arrays on the same devices; collective.
-
-    Raises:
-        ValueError: Some rank has arrays on several devices (on every rank).
-    """
+    """Create the buckets of these parts on the gradients' device; all ranks raise if one has several; collective."""
     import cupy
 
     strategy, config = layout.strategy, layout.config
@@ -52,10 +48,7 @@ def lay_out(layout: Layout, filled: Sequence[Sequence[Part]], likes: Sequence[An
 
 
 def _side_stream(strategy: Strategy) -> Any:
-    """Return the stream beside the current one, the same for all layouts.
-
-    What compression keeps from one average to the next must not be used by two streams.
-    """
+    """Return the stream beside the current one, for all layouts: no two streams may use what compression keeps."""
     import cupy
 
     device = int(cupy.cuda.Device().id)

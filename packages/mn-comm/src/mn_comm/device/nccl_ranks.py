@@ -1,7 +1,4 @@
-"""NCCL for the ranks of an MPI communicator: whether it can be used among them, and its communicators.
-
-Both are stored with the ranks, and freed with them.
-"""
+"""Whether NCCL can be used among the ranks of an MPI communicator, and its communicators, which are freed with it."""
 
 from __future__ import annotations
 
@@ -32,14 +29,7 @@ class _Launched(NamedTuple):
 
 
 class NcclRanks:
-    """The use of NCCL among some ranks; creating one is collective.
-
-    Args:
-        ranks: The ranks; NCCL will use their current devices.
-
-    Attributes:
-        obstacle: Why NCCL cannot be used, the same on every rank; ``None`` if it can.
-    """
+    """The use of NCCL among some ranks, on their current devices; creating one is collective."""
 
     def __init__(self, ranks: Ranks) -> None:
         self._ranks = ranks
@@ -51,7 +41,7 @@ class NcclRanks:
         self._polling = threading.RLock()  # the program's thread and the stall monitor may poll at the same time
         self._failure: str | None = None
         self._activity = watch.Activity()  # the device's
-        self.obstacle = _find_obstacle(ranks)
+        self.obstacle = _find_obstacle(ranks)  # why NCCL cannot be used, the same on every rank; `None` if it can
         watch.activities[id(self)] = self._activity
         watch.polled.append(weakref.WeakMethod(self.poll))
 
@@ -66,12 +56,7 @@ class NcclRanks:
             raise self.obstacle
 
     def connect(self) -> nccl.NcclCommunicator:
-        """Return a communicator for the current devices of all ranks, which is created at most once; collective.
-
-        Raises:
-            RuntimeError: NCCL or CuPy is missing on some rank (on every rank).
-            ValueError: Two ranks share a device, and NCCL has not been told to allow this (on every rank).
-        """
+        """Return a communicator for the current devices of all ranks, or raise the obstacle on all; collective."""
         import cupy
 
         self.require()

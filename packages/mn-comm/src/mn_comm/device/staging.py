@@ -16,10 +16,8 @@ import numpy as np
 
 _Array = np.ndarray[Any, Any]
 _logger = logging.getLogger(__name__)
-# By the address of pinned memory: how many arrays need it to be pinned.
-_users: Counter[int] = Counter()
-# What may still be copied, each with the event after its copy.
-_kept: deque[tuple[Any, _Array]] = deque()
+_users: Counter[int] = Counter()  # by the address of pinned memory: how many arrays need it to be pinned
+_kept: deque[tuple[Any, _Array]] = deque()  # what may still be copied, each with the event after its copy
 _lock = threading.Lock()
 
 
@@ -63,12 +61,8 @@ def to_device(array: _Array) -> Any:
 def register(array: _Array, memory: _Array) -> None:
     """Pin existing memory for as long as an array in it exists; with several arrays, until the last one is gone.
 
-    The memory is pinned as a whole: CUDA refuses to copy to a range of which only a part is pinned, so arrays that
-    overlap must not be pinned one by one. If pinning fails, copies are only slower: the driver copies in small steps.
-
-    Args:
-        array: The array.
-        memory: All the memory that it, and arrays that may overlap it, are views of.
+    It is pinned with all the ``memory`` that it, and arrays that may overlap it, are views of: CUDA refuses to copy to
+    a range of which only a part is pinned. If pinning fails, copies are only slower: the driver copies in small steps.
     """
     address = memory.ctypes.data
     if memory.nbytes and (address in _users or _pin(address, memory.nbytes)):

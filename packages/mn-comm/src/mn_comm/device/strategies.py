@@ -36,12 +36,7 @@ if TYPE_CHECKING:
 
 
 def on_device(strategy: Strategy) -> DeviceStrategy:
-    """Return the counterpart of a strategy, once the ranks have chosen their devices; collective.
-
-    Raises:
-        RuntimeError: It needs NCCL, and NCCL or CuPy is missing on some rank (on every rank).
-        ValueError: It needs a device for each rank, and two ranks share one (on every rank).
-    """
+    """Return a strategy's counterpart for the current devices, or raise on every rank if it lacks NCCL; collective."""
     context, way = strategy.context, _way(strategy)
     if way == "alone" or strategy.size == 1:
         return Alone(strategy)
@@ -104,7 +99,6 @@ class Alone(DeviceStrategy):
     """Leave the packed bucket as it is."""
 
     def average(self, bucket: DeviceBucket) -> Future[Any]:
-        """Do nothing."""
         return Future(lambda: bucket.flat)
 
 
@@ -112,11 +106,9 @@ class Staged(DeviceStrategy):
     """Average through pinned host memory, by the strategy for host arrays."""
 
     def is_staged(self, dtype: np.dtype[Any]) -> bool:
-        """Return True."""
         return True
 
     def mean(self, bucket: DeviceBucket) -> Any:
-        """Overwrite a packed bucket with its mean; collective."""
         assert bucket.host is not None
         bucket.flat.get(out=bucket.host.flat)
         bucket.host.mean()
@@ -128,11 +120,9 @@ class Direct(Staged):
     """Pass device memory to a CUDA-aware MPI; half precision, which MPI cannot add up, is staged."""
 
     def is_staged(self, dtype: np.dtype[Any]) -> bool:
-        """Return whether the dtype has half precision."""
         return is_half(dtype)
 
     def mean(self, bucket: DeviceBucket) -> Any:
-        """Overwrite a packed bucket with its mean; collective."""
         import cupy
 
         if bucket.host is not None:
@@ -156,11 +146,9 @@ class Nccl(DeviceStrategy):
         self._ranks = ranks
 
     def connect(self) -> nccl.NcclCommunicator:
-        """Return the communicator of the ranks' devices."""
         return self._ranks.connect()
 
     def average(self, bucket: DeviceBucket) -> _OnStream:
-        """Start to average a packed bucket; collective."""
         with bucket.on_side_stream(bucket.packed()):
             self._ranks.raise_failure()
             mean = self.mean(bucket)
@@ -180,7 +168,6 @@ class CompressedNccl(Nccl):
     what = "exchange of compressed gradients"
 
     def mean(self, bucket: DeviceBucket) -> Any:
-        """Overwrite a packed bucket with its mean; collective. Only put operations on the current stream."""
         return _compress(self.host, NcclTransport(self.host.context.ranks, bucket.nccl), bucket.flat, bucket.exchanged)
 
 
@@ -190,17 +177,13 @@ class Compressed(DeviceStrategy):
     compresses = True
 
     def mean(self, bucket: DeviceBucket) -> Any:
-        """Overwrite a packed bucket with its mean; collective."""
         return _compress(self.host, StagedTransport(self.host.context.ranks), bucket.flat, bucket.exchanged)
 
 
 class NodeNccl(DeviceStrategy):
     """NCCL within each node; across nodes each share is staged for the MPI allreduce, or compressed on the device.
 
-    Args:
-        host: The strategy for host arrays.
-        within: The ranks of this node.
-        across: The ranks with the same ``intra_rank`` on all nodes, if codes of shares are sent by NCCL.
+    ``across`` has the ranks with the same ``intra_rank`` on all nodes, if codes of shares are sent by NCCL.
     """
 
     uses_nccl = True
@@ -221,7 +204,6 @@ class NodeNccl(DeviceStrategy):
         self._weight = topology.size / topology.inter_size / topology.intra_size
 
     def average(self, bucket: DeviceBucket) -> _OnStream:
-        """Start to average a packed bucket; collective."""
         import cupy
 
         is_leader = self._rank < self.shares
@@ -238,7 +220,6 @@ class NodeNccl(DeviceStrategy):
         return _OnStream(bucket, lambda: self._all_gather(bucket), done, host_part)
 
     def connect(self) -> nccl.NcclCommunicator:
-        """Return the communicator of this node's devices."""
         across = None if self._across is None else self._across.connect()
         within = self._within.connect()
         if across is not None:
@@ -306,11 +287,8 @@ def _compress(host: Strategy, transport: Transport, array: Any, what: Exchanged)
 class _OnStream:
     """A mean that is computed on a bucket's side stream.
 
-    Args:
-        bucket: The bucket.
-        finish: The remaining work for the program's thread, on that stream; returns the mean.
-        done: The event after the operations that were launched already.
-        host_part: The worker's part in between, if any.
+    In the program's thread, ``finish`` does the remaining work, on that stream, and returns the mean: after the event
+    ``done``, and after ``host_part``, the worker's part, if any.
     """
 
     def __init__(

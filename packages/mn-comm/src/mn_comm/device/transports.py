@@ -25,13 +25,9 @@ class StagedTransport(Transport):
         for array in (array for arrays in outgoing.values() for array in arrays):
             if id(array) not in copies:
                 copies[id(array)] = staging.to_host(array)
-        received = {
-            other: [staging.empty_pinned(array.shape, array.dtype) for array in arrays]
-            for other, arrays in incoming.items()
-        }
-        super().swap(
-            {other: [copies[id(array)] for array in arrays] for other, arrays in outgoing.items()}, received, what
-        )
+        received = {rank: [staging.empty_pinned(a.shape, a.dtype) for a in arrays] for rank, arrays in incoming.items()}
+        sent = {rank: [copies[id(array)] for array in arrays] for rank, arrays in outgoing.items()}
+        super().swap(sent, received, what)
         for other, arrays in incoming.items():
             for array, copy in zip(arrays, received[other], strict=True):
                 if array.size:

@@ -67,10 +67,7 @@ _NOTES = 5
 
 
 class Agreement:
-    """The check that all ranks do the same with the same arrays and settings; cheap while these do not change.
-
-    A rank in another operation is a difference, too.
-    """
+    """The check that ranks are in the same operation, with the same arrays and settings; cheap if nothing changed."""
 
     def __init__(self, ranks: Ranks, operation: str) -> None:
         self._ranks = ranks
@@ -79,17 +76,10 @@ class Agreement:
         self._digest = 0
 
     def check(self, signature: Signature, notes: Sequence[int] = (), join: JoinMessages | None = None) -> list[int]:
-        """Raise on every rank if the ranks' signatures differ; collective.
+        """Raise on every rank if the ranks' signatures differ; otherwise, return their greatest notes; collective.
 
-        While a rank has news, all ranks exchange messages, and check once more.
-
-        Args:
-            signature: This rank's; fastest if it is the same object as before.
-            notes: At most five numbers, of which every rank gets the greatest.
-            join: The messages to the other ranks, if any.
-
-        Returns:
-            The greatest notes of all ranks; five numbers.
+        It is fastest if the signature is the same object as before. At most five notes (numbers) are passed, and five
+        are returned. While a rank has news, all ranks exchange messages, and check once more.
 
         Raises:
             ValueError: The ranks differ; the same message on all of them.
@@ -134,8 +124,5 @@ class Agreement:
 def expect_same_arrays(
     ranks: Ranks, operation: str, named_arrays: Iterable[tuple[str, Any]], join: JoinMessages | None = None
 ) -> None:
-    """Check once that all ranks do the same with arrays of the same names, shapes and dtypes; collective.
-
-    It raises what :meth:`Agreement.check` raises.
-    """
+    """Check once, as :class:`Agreement`, that ranks do the same with the same names, shapes and dtypes; collective."""
     Agreement(ranks, operation).check(signature_of(named_arrays), join=join)

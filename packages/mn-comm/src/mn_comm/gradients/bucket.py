@@ -22,16 +22,6 @@ class Bucket:
 
     If a bucket averages *in place*, its elements are read directly from the gradients, and the means are written
     directly to them. Otherwise, the bucket's own memory holds both.
-
-    Args:
-        index: Its number; buckets are sent in this order.
-        exchanged: Its parts; all of it.
-        flat: This rank's memory for it, one-dimensional, of the dtype in which it is sent.
-        memory: All of this rank's memory of which ``flat`` is a part; other buckets may use the same part.
-        blocks: The whole bucket, in blocks.
-        flattened: The positions of gradients that must be one-dimensional, because blocks hold only parts of them.
-        ranges: The range of it that each rank gets.
-        strategy: How it is averaged.
     """
 
     needs_agreement = False  # the worker that averages it ensures this
@@ -51,11 +41,11 @@ class Bucket:
         begin, end = (ranges.shares[min(place, last)] for place in (mine, mine + 1))
         self.index = index
         self.exchanged = exchanged._replace(begin=begin)  # describes `share`
-        self.flat = flat
+        self.flat = flat  # this rank's memory for it, one-dimensional, of the dtype in which it is sent
         self.share = flat[begin:end]  # the part of `flat` that this rank owns, and exchanges with other nodes
-        self.memory = memory
+        self.memory = memory  # all of this rank's memory of which `flat` is a part; other buckets may use the same part
         self.blocks = blocks
-        self.flattened = flattened
+        self.flattened = flattened  # the gradients that must be one-dimensional, because blocks hold only parts of them
         self.ranges = ranges
         self.strategy = strategy
         self.shares_memory = strategy.shares_memory  # whether the ranks of a node can access each other's memory for it

@@ -20,13 +20,9 @@ def fill_buckets(
 ) -> Iterator[list[Part]]:
     """Yield the parts of each bucket, in the order in which the last of them appear.
 
-    Gradients without elements are in no bucket.
-
-    Args:
-        specs: The names, shapes and dtypes of the gradients.
-        order: Their positions, in the order in which they are to be sent; the same on every rank.
-        most_bytes: The maximum size of a bucket; ``None`` for no limit.
-        whole: Whether gradients must not be split; then a bucket may hold a single gradient that is larger.
+    Gradients without elements are in no bucket. ``order`` has the positions of the others in the order in which they
+    are to be sent, the same on every rank. With ``whole``, gradients are not split; then a bucket may hold a single
+    gradient that is larger than ``most_bytes``.
     """
     filling: dict[_Dtype, list[Part]] = {}
     for member in order:

@@ -28,7 +28,6 @@ class AnyBucket(Protocol):
     shapes: list[tuple[int, ...]]
     flat: Any
     submit: Callable[[Callable[[], Any]], Future[Any]]
-
     members: list[int]
     needs_agreement: bool
 

@@ -25,24 +25,18 @@ _MOST_LAYOUTS = 8
 
 
 class BucketSet(NamedTuple):
-    """Buckets that hold each gradient once, in the order in which they are sent.
-
-    The gradients at the positions ``flattened`` must be one-dimensional to be averaged in place.
-    """
+    """Buckets that hold each gradient once, in the order in which they are sent."""
 
     buckets: list[AnyBucket]
-    flattened: list[int]
+    flattened: list[int]  # the positions of gradients that must be one-dimensional to be averaged in place
 
 
 class Layout:
     """How gradients with certain names, shapes, dtypes and devices are placed in buckets.
 
     Args:
-        strategy: How the buckets are averaged.
-        signature: The gradients' signature, the same on every rank.
         likes: For each gradient an array of the same shape and dtype, on the same device.
         order: The names of parameters in the order in which their gradients are to be sent; the others follow.
-        config: The communicator's settings.
         bucket_bytes: The maximum size of a bucket; ``None`` for one that suits the strategy.
         whole: Whether gradients must not be split; then a bucket may hold a single gradient that is larger.
         lasting: Whether buckets keep their memory; otherwise the next buckets reuse it immediately.

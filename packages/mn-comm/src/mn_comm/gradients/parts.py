@@ -11,10 +11,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-Spec = tuple[str, tuple[int, ...], np.dtype[Any]]
-"""The name, shape and dtype of a gradient."""
-Arrays = Sequence[Any] | Mapping[int, Any]
-"""Gradients by their positions among those that take part."""
+Spec = tuple[str, tuple[int, ...], np.dtype[Any]]  # the name, shape and dtype of a gradient
+Arrays = Sequence[Any] | Mapping[int, Any]  # gradients by their positions among those that take part
 
 # A rank of a node adds up what it owns if this is at most this many times the mean over the node's ranks.
 _MOST_UNEVEN = 1.25
@@ -43,18 +41,14 @@ class Exchanged(NamedTuple):
 
 
 class Ranges(NamedTuple):
-    """The ranges of a bucket that each rank gets.
+    """The ranges of a bucket that each rank gets."""
 
-    Attributes:
-        owners: For each range its beginning and its owner; empty if all ranks get all means.
-        shares: For each rank of this node that communicates with other nodes, where its share begins, and where the
-            last one ends; on a single node, the ranges that the ranks add up.
-        destinations: For each of the ranks, one of each node, between which this rank's share is exchanged, the range
-            of the share that belongs to its node; empty if this rank does not communicate with other nodes.
-    """
-
-    owners: Sequence[tuple[int, int]]
+    owners: Sequence[tuple[int, int]]  # for each range its beginning and its owner; empty if all ranks get all means
+    # For each rank of this node that communicates with other nodes, where its share begins, and where the last one
+    # ends; on a single node, the ranges that the ranks add up.
     shares: Sequence[int]
+    # For each of the ranks, one of each node, between which this rank's share is exchanged, the range of the share that
+    # belongs to its node; empty if this rank does not communicate with other nodes.
     destinations: Sequence[slice]
 
     def are_kept(self, begin: int, rank: int) -> bool:

@@ -137,11 +137,7 @@ class GradientReducer(ReducerState):
         self._notes = (time.perf_counter_ns() - began, doing.waited - waited)
 
     def start(
-        self,
-        model: Model,
-        zero_fill: bool = True,
-        order: Sequence[str] = (),
-        owners: Owners | None = None,
+        self, model: Model, zero_fill: bool = True, order: Sequence[str] = (), owners: Owners | None = None
     ) -> Reduction:
         """Begin to average the gradients of one backward pass; collective.
 

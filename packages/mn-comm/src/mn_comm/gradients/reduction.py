@@ -55,16 +55,7 @@ class Reduction:
     same order on all ranks: first the check that all ranks have the same gradients, then the buckets, and finally
     whether a rank has abandoned its backward pass. So :meth:`wait` reports whatever happens on one rank to all ranks.
 
-    Args:
-        ranks: The ranks that the worker communicates with.
-        worker: The worker.
-        agreed: The check under way that all ranks have the same gradients.
-        selection: The gradients that take part.
-        specs: Their names, shapes and dtypes.
-        buckets: Their buckets.
-        comm_hook: Starts to average a bucket.
-        on_end: Called by the worker when all buckets are averaged, with whether that succeeded on all ranks, if given.
-        buffer_index: The index of its set of buckets.
+    It is created by :meth:`.GradientReducer.start`.
     """
 
     def __init__(
@@ -79,11 +70,11 @@ class Reduction:
         on_end: Callable[[bool], None] | None,
         buffer_index: int = 0,
     ) -> None:
-        self.buffer_index = buffer_index
-        self._on_end = on_end
+        self.buffer_index = buffer_index  # the index of its set of buckets
+        self._on_end = on_end  # called by the worker when all buckets are averaged, with whether all ranks succeeded
         self._ranks = ranks
         self._worker = worker
-        self._agreed = agreed
+        self._agreed = agreed  # the check under way that all ranks have the same gradients
         self._params = selection.params
         self._specs = specs
         self._buckets = buckets

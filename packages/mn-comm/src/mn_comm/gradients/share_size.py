@@ -14,14 +14,10 @@ SHARE_BYTES = (256 * 1024, 4 * 1024 * 1024)
 """How many bytes of a bucket each rank adds up: where cores are free, and where they are contended."""
 
 _FREE, _CONTENDED = range(2)
-# The first averages of a layout, in which both are measured.
-_FIRST = (_FREE, _CONTENDED, _FREE, _CONTENDED)
-# If a larger part of the time is spent waiting, a rank has to wait for its core.
-_SUSPICIOUS = 0.25
-# After this many averages, the other choice is tried again.
-_PATIENCE = (8, 32)
-# If averages have become this many times slower since the choice was made, the other one is tried again.
-_SLOWER = 1.5
+_FIRST = (_FREE, _CONTENDED, _FREE, _CONTENDED)  # the first averages of a layout, in which both are measured
+_SUSPICIOUS = 0.25  # if a larger part of the time is spent waiting, a rank has to wait for its core
+_PATIENCE = (8, 32)  # after this many averages, the other choice is tried again
+_SLOWER = 1.5  # if averages have become this many times slower since the choice was made, the other one is tried again
 _LAST = 5
 
 
@@ -50,9 +46,9 @@ class ShareSize:
         return SHARE_BYTES[self.used]
 
     def record(self, seconds: float, waited: float) -> None:
-        """Record how long the slowest rank took for the last average, and the longest wait for others of any rank.
+        """Record the slowest rank's time for the last average of this layout, and the longest wait of any rank.
 
-        The average used this layout, and the numbers are the same on all ranks.
+        All ranks record the same numbers.
         """
         self._count += 1
         self._seconds[self.used].append(seconds)

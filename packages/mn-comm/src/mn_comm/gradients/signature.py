@@ -25,12 +25,7 @@ OWNERS = "owners of means"
 def signature_of(named_arrays: Iterable[tuple[str, Any]]) -> Signature:
     """Return the signature of names and arrays (or ``None``)."""
     plain = np.ndarray
-    return tuple(
-        [
-            (name, array.shape, array.dtype) if type(array) is plain else _entry(name, array)
-            for name, array in named_arrays
-        ]
-    )
+    return tuple([(name, a.shape, a.dtype) if type(a) is plain else _entry(name, a) for name, a in named_arrays])
 
 
 def _entry(name: str, array: Any) -> Entry:

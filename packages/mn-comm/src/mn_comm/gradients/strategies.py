@@ -75,5 +75,4 @@ STRATEGIES: dict[str, type[Strategy]] = {
     for kind in (_Hierarchical, _TwoDimensional, _PureNccl, _Flat, _SingleNode, _NonCudaAware, _Naive, _Dummy)
 }
 """The strategies by name, in the order of recommendation among those that are equally fast; those of other packages are
-added when they are first used.
-"""
+added when they are first used."""

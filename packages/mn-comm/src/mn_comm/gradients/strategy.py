@@ -26,7 +26,6 @@ if TYPE_CHECKING:
     from mn_comm.gradients.compression import Compressor
     from mn_comm.ranks.context import Context
     from mn_comm.ranks.intracomm import Ranks
-
 else:
     collectives = load_later("mn_comm.collectives")
 
@@ -36,8 +35,7 @@ _Array = np.ndarray[Any, Any]
 _BUCKET_BYTES = 4 * 1024 * 1024
 _BUCKET_BYTES_ACROSS = 16 * 1024 * 1024
 
-ALL = sys.maxsize
-"""As many leaders per node as the smallest node has ranks."""
+ALL = sys.maxsize  # as many leaders per node as the smallest node has ranks
 
 
 class Strategy:
@@ -62,7 +60,6 @@ class Strategy:
         on_host: Whether gradients in host memory can be averaged.
         on_device: How gradients on devices are averaged: by ``"mpi"``, ``"nccl"`` among all ranks, ``"nodes"`` for NCCL
             within nodes and MPI across, ``"staged"`` through host memory, or ``"alone"`` for not at all.
-        context: The ranks, and the communicators derived from them.
         size: The number of ranks.
         shares_memory: Whether new buckets are allocated in memory that the ranks of a node share.
         n_leaders: The number of ranks of each node that own a share of a bucket if the node shares memory.

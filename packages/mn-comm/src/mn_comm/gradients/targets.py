@@ -71,7 +71,6 @@ class Targets:
                 param.grad = self._whole[i]
             else:
                 unchecked(self._whole[i])
-
         if _is_debug():
             self._check()
 

@@ -18,16 +18,11 @@ _FAILED = -1  # no digest is negative
 
 
 class Group(Protocol):
-    """Ranks that can find out whether they agree; :class:`mn_comm.ranks.intracomm.Ranks` is one."""
+    """Ranks that can find out whether they agree, by some methods of :class:`mn_comm.ranks.intracomm.Ranks`."""
 
-    def any(self, flag: bool) -> bool:
-        """Return whether a flag is set on any rank; collective."""
-
-    def differ(self, number: int) -> bool:
-        """Return whether a number is not the same on all ranks; collective."""
-
-    def allgather(self, obj: Any) -> list[Any]:
-        """Return the objects of all ranks; collective."""
+    def any(self, flag: bool) -> bool: ...  # noqa: D102
+    def differ(self, number: int) -> bool: ...  # noqa: D102
+    def allgather(self, obj: Any) -> list[Any]: ...  # noqa: D102
 
 
 class Communicating(Protocol):
@@ -148,13 +143,8 @@ def raise_on_all(communicator: Communicating | MPI.Intracomm | Group) -> Iterato
 def agree(group: Group, check: Callable[[], _T], explain: Callable[[Sequence[_T]], Exception]) -> _T:
     """Return what a function returns, or raise on every rank if it raised on one, or the ranks differ; collective.
 
-    Args:
-        group: The ranks that must agree.
-        check: Checks arguments without communicating, and returns them: numbers, strings, and tuples of these.
-        explain: Creates the exception from the results of all ranks, if they differ.
-
-    Raises:
-        Exception: What ``check`` raised, here or on another rank, or what ``explain`` returned.
+    ``check`` checks arguments without communicating, and returns them: numbers, strings, and tuples of these. If they
+    differ, ``explain`` creates the exception from those of all ranks.
     """
     mine: Exception | None = None
     try:
@@ -205,8 +195,7 @@ def expect_same(communicator: Communicating | MPI.Intracomm | Group, what: str, 
 def digest(signature: object) -> int:
     """Return 62 bits of the BLAKE2b hash (RFC 7693) of a signature: this number and its negative fit into an int64.
 
-    Args:
-        signature: Anything whose ``repr`` describes it completely: tuples of strings and numbers.
+    A signature consists of tuples of strings and numbers, so that its ``repr`` describes it completely.
     """
     try:  # hashlib has the same function, but loads OpenSSL, which takes as long as loading all modules of these ranks
         from _blake2 import blake2b

@@ -40,11 +40,7 @@ class Future(Generic[_T]):
             worker.put(self._run)
 
     def wait(self) -> _T:
-        """Wait for the result, and return it.
-
-        Raises:
-            BaseException: The exception that computing it raised.
-        """
+        """Wait for the result, and return it, or raise the exception that computing it raised."""
         if self._done is not None and not self._done.is_set():
             activity().wait_for_thread(self._done.wait)
         if self._error is not None:
@@ -77,8 +73,7 @@ class Future(Generic[_T]):
 class Worker:
     """A thread that runs tasks in the order in which they were put; it starts with the first task.
 
-    Before a fork of the process, an idle thread ends, because no threads must run during a fork; the next task starts a
-    new one.
+    An idle thread ends before the process forks, because no threads must run then; the next task starts a new one.
     """
 
     def __init__(self) -> None:

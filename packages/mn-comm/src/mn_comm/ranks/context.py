@@ -1,7 +1,6 @@
-"""The MPI communicators that are derived from the caller's: created once, stored with it, and reused.
+"""The MPI communicators that are derived from the caller's: created once, stored as its attribute, and freed with it.
 
-All communicators and optimizers over the same MPI communicator share them, so that their number does not grow: an MPI
-library supports only a few thousand. They are stored as an attribute of the MPI communicator, and freed with it.
+All communicators and optimizers over it share them: an MPI library supports only a few thousand.
 """
 
 from __future__ import annotations
@@ -26,11 +25,9 @@ if TYPE_CHECKING:
 
 
 class Context:
-    """The communicators of one thread: a private duplicate of an MPI communicator, and communicators derived from it.
+    """The communicators of one thread: a private duplicate of the caller's, and some derived from it; collective.
 
-    Args:
-        mpi_comm: The caller's communicator. Creating a context is collective.
-        is_apart: Whether a thread of the caller communicates with it, while the program's thread also communicates.
+    With ``is_apart``, a thread of the caller communicates with it, while the program's thread also communicates.
     """
 
     def __init__(self, mpi_comm: MPI.Intracomm, is_apart: bool = False) -> None:

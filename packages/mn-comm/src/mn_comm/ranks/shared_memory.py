@@ -1,9 +1,8 @@
 """Memory that is shared by the ranks of one node only.
 
 One rank creates an anonymous file (``memfd_create(2)``) with a part for each rank; the others open it through
-``/proc``. It has no name, so nothing is left behind however the processes end. It is not in ``/dev/shm``, so the size
-of that does not matter. Every rank reserves the pages of its part, so that too little memory is an error at once,
-rather than a SIGBUS at the first access.
+``/proc``. It has no name, so nothing is left behind however the processes end, and is not in ``/dev/shm``, whose size
+may be small. Every rank reserves the pages of its part: too little memory is an error at once, rather than a SIGBUS.
 """
 
 from __future__ import annotations
@@ -45,11 +44,8 @@ class SharedMemory:
 def share(ranks: Ranks, nbytes: int) -> list[_Bytes]:
     """Return ``nbytes`` of memory of every rank of one node, by rank, all of which all ranks can access; collective.
 
-    It consists of one-dimensional arrays, and lives until the last array that uses it is gone.
-
-    Raises:
-        OSError: Memory cannot be allocated or shared, for example because the ranks run in separate containers or as
-            different users; the same on every rank.
+    It consists of one-dimensional arrays, and lives until the last array that uses it is gone. All ranks raise OSError
+    if it cannot be allocated or shared, for example because the ranks run in separate containers or as different users.
     """
     length = -(-nbytes // mmap.PAGESIZE) * mmap.PAGESIZE
     token = os.urandom(_TOKEN_BYTES)

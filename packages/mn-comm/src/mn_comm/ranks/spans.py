@@ -10,10 +10,8 @@ from typing import TYPE_CHECKING, Any, Protocol
 if TYPE_CHECKING:
     from mpi4py import MPI
 
-VARIABLE = "CHAINERMN_TIMELINE"
-"""The environment variable that names the file for a timeline."""
-ENTRY_POINT = "mn_comm.timeline"
-"""The entry point group of packages that record a timeline: a function of communicator and file."""
+VARIABLE = "CHAINERMN_TIMELINE"  # the environment variable that names the file for a timeline
+ENTRY_POINT = "mn_comm.timeline"  # the group of entry points that record a timeline: functions of communicator and file
 
 
 class Recorder(Protocol):

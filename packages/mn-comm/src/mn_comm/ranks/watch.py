@@ -1,7 +1,6 @@
 """The activities of all threads of this process, for the stall monitor, which reports a rank that waits too long.
 
-All waiting for other ranks goes through :meth:`Activity.wait_for`. :func:`operation` names the operation that the
-script called.
+All waiting for other ranks goes through :meth:`Activity.wait_for`; :func:`operation` names what the script called.
 """
 
 from __future__ import annotations
@@ -72,8 +71,6 @@ activities: dict[int, Activity] = {}
 """The activity of every thread that ever waited, by the thread's number; and of devices, by numbers of their own."""
 polled: list[Callable[[], Callable[[], None] | None]] = []
 """Weak references to the functions that update the activities of devices."""
-
-
 explanations: list[Callable[[], Sequence[str]]] = []
 """Functions that return lines for the message about a rank that waits too long."""
 
