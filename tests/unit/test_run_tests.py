@@ -76,7 +76,7 @@ def test_one_large_job_at_a_time_and_it_does_not_wait_for_all_small_tasks(schedu
 
 
 def test_a_large_job_that_does_not_fit_keeps_later_ones_from_starting(scheduling, task):
-    tasks = [task("early", 9, 0.9), task("other", 9, 0.9), task("after", 1, 2, needs=["early"]), task("late", 1, 0.5)]
+    tasks = [task("early", 9, 0.9), task("other", 9, 0.9), task("after", 1, 2, needs=["early"]), task("late", 1, 0.4)]
     schedule = scheduling.Schedule(tasks, 2)
     assert start_all(schedule) == ["early", "other", "late"]
     early, other, _ = schedule.running
