@@ -5,7 +5,6 @@ from __future__ import annotations
 import weakref
 from collections.abc import Sequence
 from functools import partial
-from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -113,6 +112,30 @@ class Communicator(CommunicatorBase):
         self._reducers: weakref.WeakKeyDictionary[Model, GradientReducer] = weakref.WeakKeyDictionary()
         self._common_reducer: GradientReducer | None = None
         self._owned: OwnedArrays | None = None
+
+    @property
+    def rank(self) -> int:
+        return self._topology.rank
+
+    @property
+    def size(self) -> int:
+        return self._topology.size
+
+    @property
+    def intra_rank(self) -> int:
+        return self._topology.intra_rank
+
+    @property
+    def intra_size(self) -> int:
+        return self._topology.intra_size
+
+    @property
+    def inter_rank(self) -> int:
+        return self._topology.inter_rank
+
+    @property
+    def inter_size(self) -> int:
+        return self._topology.inter_size
 
     @property
     def batched_copy(self) -> bool:
@@ -417,11 +440,6 @@ class Communicator(CommunicatorBase):
 
     def _config_without_dtype(self) -> Config:
         return self._config.with_value("allreduce_grad_dtype", None)
-
-
-for _name in ("rank", "size", "intra_rank", "intra_size", "inter_rank", "inter_size"):
-    _doc = getattr(CommunicatorBase, _name).__doc__
-    setattr(Communicator, _name, property(attrgetter(f"_topology.{_name}"), doc=_doc))
 
 
 def _require_threads() -> None:

@@ -120,6 +120,7 @@ DIFFERENT_ROOTS = rf"expected the same root on every rank, got 0 on rank 0 and 1
         (lambda: COMM.allreduce(np.zeros(2), op=on_last("sum", "max")), ValueError, "'sum'.* on rank 0 and .*'max'"),
         (lambda: COMM.reduce(np.zeros(2), root=on_last(0, 1)), ValueError, DIFFERENT_ROOTS),
         (lambda: COMM.bcast(np.zeros(2), root=on_last(0, 1)), ValueError, DIFFERENT_ROOTS),
+        (lambda: COMM.bcast(on_last(np.zeros(2), None), root=on_last(0, 1)), ValueError, DIFFERENT_ROOTS),
         (lambda: COMM.gather(np.zeros(2), root=on_last(0, 1)), ValueError, DIFFERENT_ROOTS),
         (lambda: COMM.scatter([np.zeros(2)] * SIZE, root=on_last(0, 1)), ValueError, DIFFERENT_ROOTS),
         (lambda: COMM.bcast_obj("a", root=on_last(0, 1)), ValueError, DIFFERENT_ROOTS),

@@ -40,7 +40,7 @@ class ElasticIterator(Iterator):  # type: ignore[misc]  # Chainer has no types
             it.
         n_processes: How many processes read samples ahead of time; 0 to read samples when they are needed. If one of
             them dies, the next mini-batch raises ``BrokenProcessPool``.
-        n_prefetch: How many mini-batches to read ahead, at least 1.
+        n_prefetch: How many mini-batches these processes read ahead, at least 1.
 
     Raises:
         ValueError: On every rank: the dataset is empty, ``n_prefetch`` is below 1, ``batch_size`` is below 1 or, as a
@@ -66,7 +66,7 @@ class ElasticIterator(Iterator):  # type: ignore[misc]  # Chainer has no types
             with raise_on_all(comm):
                 for number in (batch_size, n_processes, n_prefetch):
                     operator.index(number)
-                if n_prefetch < 1:
+                if n_processes and n_prefetch < 1:
                     raise ValueError(f"expected n_prefetch of at least 1, got {n_prefetch}")
                 _check(len(dataset), batch_size, comm.size if global_batch else 1)
             alike = (len(dataset), batch_size, shuffle, seed, global_batch)

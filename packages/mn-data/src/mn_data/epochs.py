@@ -7,7 +7,6 @@ from collections.abc import Sized
 
 from mn_comm import CommunicatorBase
 from mn_comm.building_blocks import MPI
-from mn_data.scatter import communicator_over
 
 
 def get_n_iterations_for_one_epoch(
@@ -47,5 +46,8 @@ def get_epoch_trigger(
 
 def _n_iterations(dataset: Sized, local_batch_size: int, comm: CommunicatorBase | MPI.Intracomm) -> int:
     mine = -(-len(dataset) // local_batch_size) if comm.rank == 0 else None
-    with communicator_over(comm) as communicator:
-        return int(communicator.bcast_obj(mine))
+    if not isinstance(comm, MPI.Intracomm):
+        return int(comm.bcast_obj(mine))
+    from mn_comm.building_blocks import Ranks  # not at import, because it starts MPI
+
+    return int(Ranks(comm).bcast(mine))

@@ -114,11 +114,15 @@ class _Follower(Iterator):  # type: ignore[misc]  # Chainer has no types
     """The iterator of a rank that receives the batches."""
 
     # Read-only, like those of most of Chainer's iterators.
-    epoch = property(attrgetter("_state.epoch"))
-    is_new_epoch = property(attrgetter("_state.is_new_epoch"))
-    current_position = property(attrgetter("_state.current_position"))
-    epoch_detail = property(attrgetter("_state.epoch_detail"))
-    previous_epoch_detail = property(attrgetter("_state.previous_epoch_detail"))
+    epoch = property(attrgetter("_state.epoch"), doc="How often the master's iterator went through its dataset.")
+    is_new_epoch = property(attrgetter("_state.is_new_epoch"), doc="Whether the last batch ended an epoch.")
+    current_position = property(
+        attrgetter("_state.current_position"), doc="How many samples of this epoch have been returned already."
+    )
+    epoch_detail = property(attrgetter("_state.epoch_detail"), doc="The epochs so far, with their fraction.")
+    previous_epoch_detail = property(
+        attrgetter("_state.previous_epoch_detail"), doc="``epoch_detail`` before the last batch."
+    )
 
     def __init__(self, actual_iterator: Any, communicator: CommunicatorBase, rank_master: int) -> None:
         self.communicator = communicator

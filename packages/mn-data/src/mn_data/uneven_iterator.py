@@ -26,8 +26,8 @@ def create_uneven_iterator(actual_iterator: Any, communicator: CommunicatorBase)
     Args:
         actual_iterator: A ``SerialIterator``, ``MultithreadIterator`` or ``MultiprocessIterator`` over this rank's
             samples, of which there may be none; or another iterator that has ``dataset``, ``batch_size`` and ``reset``,
-            and ends after an epoch. It is reset to its beginning, and from now on ends after each epoch; if it was set
-            to repeat, the returned iterator repeats instead.
+            and ends after an epoch. If it has been used, it is reset to its beginning. From now on, it ends after each
+            epoch; if it was set to repeat, the returned iterator repeats instead.
         communicator: The ranks.
 
     Returns:
@@ -45,8 +45,10 @@ def create_uneven_iterator(actual_iterator: Any, communicator: CommunicatorBase)
                     f"without {name}"
                 )
         repeats = _end_after_each_epoch(actual_iterator)
-        actual_iterator.reset()
         n_batches = -(-len(actual_iterator.dataset) // actual_iterator.batch_size)
+    with raise_on_all(communicator):  # apart: only now it is known that no rank has one whose reset is collective
+        if n_batches and getattr(actual_iterator, "epoch_detail", 0):
+            actual_iterator.reset()
     longest = max(communicator.allgather_obj(n_batches))
     if not longest:
         raise ValueError("expected at least one sample on some rank, got none on any rank")

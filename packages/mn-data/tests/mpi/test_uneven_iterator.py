@@ -10,7 +10,12 @@ from chainer.iterators import MultiprocessIterator, MultithreadIterator, SerialI
 from chainer.serializers import DictionarySerializer, NpzDeserializer
 
 from mn_comm import create_communicator
-from mn_data import create_synchronized_iterator, create_uneven_iterator, scatter_dataset
+from mn_data import (
+    create_multi_node_iterator,
+    create_synchronized_iterator,
+    create_uneven_iterator,
+    scatter_dataset,
+)
 
 pytestmark = pytest.mark.sizes(1, 4)
 
@@ -151,3 +156,22 @@ def test_an_iterator_that_ends_by_itself_is_begun_again():
 
     iterator = create_uneven_iterator(Once(), COMM)
     assert [next(iterator) for _ in range(7)] == [[0], [1], [2], [0], [1], [2], [0]]
+
+
+def test_an_iterator_that_has_not_been_used_keeps_its_order():
+    np.random.seed(RANK)
+    expected = list(SerialIterator(np.arange(8), 4, repeat=False))
+    np.random.seed(RANK)
+    iterator = create_uneven_iterator(SerialIterator(np.arange(8), 4, repeat=False), COMM)
+    assert list(iterator) == expected
+
+
+@pytest.mark.parametrize("is_used", [False, True])
+def test_an_iterator_of_several_ranks_is_refused_on_all_of_them(is_used):
+    iterator = create_multi_node_iterator(SerialIterator(list(range(8)), 4), COMM)
+    if is_used:
+        next(iterator)
+    if SIZE > 1:
+        with pytest.raises(TypeError, match="expected an iterator with dataset, batch_size and reset"):
+            create_uneven_iterator(iterator, COMM)
+    COMM.barrier()

@@ -171,10 +171,14 @@ def _default_outer() -> chainer.Optimizer:
     return chainer.optimizers.NesterovAG(lr=0.7, momentum=0.9)
 
 
+_OPTIONS = ("steps", "outer", "average_state", "fragments", "delay", "alpha")
+
+
 class _EveryFewSteps(When):
     """The base class of those in which ranks meet every few steps."""
 
     steps: int
+    send: Send
 
     def __post_init__(self) -> None:
         expect_at_least(1, "steps", self.steps)
@@ -182,8 +186,10 @@ class _EveryFewSteps(When):
     def start(self, communicator: CommunicatorBase, actual_optimizer: Any) -> Scheme:
         """Return the scheme."""
         refuse_elastic(communicator, type(self).__name__, NO_REPLACEMENT)
-        options = {"outer": chainer.optimizers.SGD(lr=1.0), **vars(self)}  # by default, applies the mean unchanged
-        return LocalSteps(communicator, sends=_reducer_options(options.pop("send")), **options)
+        # By default, the outer optimizer applies the mean unchanged. A script's own subclass may have more fields.
+        options = {"outer": chainer.optimizers.SGD(lr=1.0)}
+        options |= {name: value for name, value in vars(self).items() if name in _OPTIONS}
+        return LocalSteps(communicator, sends=_reducer_options(self.send), **options)
 
 
 @dataclass(frozen=True)

@@ -4,7 +4,7 @@ import contextlib
 import io
 import itertools
 import warnings
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import chainer
 import numpy as np
@@ -229,6 +229,14 @@ def test_streaming(name, delay, alpha):
     equal_everywhere(optimizer.target)
     expected.synchronize()
     same(parameters(optimizer.target), expected.own[RANK], exactly=False)
+
+
+def test_a_subclass_of_a_script_may_have_fields_of_its_own():
+    @dataclass(frozen=True)
+    class Labelled(LocalSGD):
+        label: str = "of the script"
+
+    assert MultiNodeOptimizer(chainer.optimizers.SGD(), create_communicator("naive"), Labelled(2)).may_diverge
 
 
 def test_more_fragments_than_parameters():

@@ -1,6 +1,6 @@
 """Multi-node optimizers, and optimizers and schedules for large batches."""
 
-from mn_optim import (  # noqa: F401 - __all__ contains what is imported here
+from mn_optim import (
     LAMB,
     SLOW_START,
     AfterBackward,
@@ -21,6 +21,27 @@ from mn_optim import (  # noqa: F401 - __all__ contains what is imported here
     piecewise,
     sgd_share,
 )
-from mn_optim import MultiNodeOptimizer as _MultiNodeOptimizer  # noqa: F401
+from mn_optim import MultiNodeOptimizer as _MultiNodeOptimizer
 
-__all__ = [name for name in dir() if not name.startswith("__")]
+__all__ = [
+    "LAMB",
+    "SLOW_START",
+    "AfterBackward",
+    "Asynchronous",
+    "DiLoCo",
+    "DuringBackward",
+    "LocalSGD",
+    "MultiNodeOptimizer",
+    "OneStepLate",
+    "RMSpropWarmup",
+    "Sharded",
+    "StreamingDiLoCo",
+    "SynchronousFirst",
+    "_MultiNodeOptimizer",
+    "create_multi_node_optimizer",
+    "gradual_warmup",
+    "keep_last_statistics",
+    "linear_scaling",
+    "piecewise",
+    "sgd_share",
+]

@@ -51,8 +51,11 @@ def recv(ranks: Ranks, source: int, tag: int = 0) -> _Array | tuple[_Array, ...]
 
 def bcast(ranks: Ranks, data: Any, root: int = 0) -> _Array:
     """Broadcast an array; see :meth:`mn_comm.CommunicatorBase.bcast`."""
-    root = same_root(ranks, root, lambda root: wire.check_array(data, "bcast") if ranks.rank == root else None)
-    announced: Header = ranks.bcast(header.describe([data]) if ranks.rank == root else None, root)
+    root, announced, error = same_root(ranks, root), Header(), None
+    if ranks.rank == root:  # not earlier: where roots differ, only one rank has an array
+        announced, error = header.attempt(lambda: header.describe([wire.check_array(data, "bcast")]))
+    announced = ranks.bcast(announced, root)
+    header.raise_failure(announced, root, error)
     if ranks.rank == root:
         bcast_in_place(ranks, data, root)
         return data  # type: ignore[no-any-return]

@@ -11,6 +11,22 @@ from typing import BinaryIO
 from packaging.requirements import Requirement
 from packaging.version import Version
 
+__all__ = [
+    "DistributionNotFound",
+    "ResolutionError",
+    "VersionConflict",
+    "WorkingSet",
+    "get_distribution",
+    "iter_entry_points",
+    "parse_version",
+    "require",
+    "resource_exists",
+    "resource_filename",
+    "resource_stream",
+    "resource_string",
+    "working_set",
+]
+
 
 class ResolutionError(Exception):
     """The installed packages do not meet a requirement."""
