@@ -30,9 +30,7 @@ MISTAKES = {
     "the host does not wait for a staged mean": Mistake(
         "device/bucket.py",
         """\
-            # As soon as this has finished, pinned memory is reused, maybe by other ranks, and another stream uses the
-            # result.
-            stream.synchronize()
+            stream.synchronize()  # next, ranks may reuse pinned memory, and another stream uses the result
 """,
         "",
         f"{_RANKS}::test_on_another_stream_and_in_the_background[flat]",
@@ -40,9 +38,7 @@ MISTAKES = {
     "a mean by a CUDA-aware MPI library is used before its division": Mistake(
         "device/bucket.py",
         """\
-            # As soon as this has finished, pinned memory is reused, maybe by other ranks, and another stream uses the
-            # result.
-            stream.synchronize()
+            stream.synchronize()  # next, ranks may reuse pinned memory, and another stream uses the result
 """,
         "",
         f"{_RANKS}::test_cuda_aware_mpi_in_the_background[flat]",
