@@ -484,10 +484,10 @@ SIZES = {suite: [1, 2, 3] if suite == "mn-optim" else [1, 2, 3, 4] for suite in 
 # The package that communicates; the others use MPI through it.
 QUICK_OPENMPI = ["mn-comm"]
 LEFT_OUT = """
-Left out: the scripts in the documentation, all examples but one, many losses, jobs on pretended hosts, and other
-files with the mark `rest`; 1, 3 and 4 ranks (of mn-optim, 1 and 3), except for the files that need them; Open MPI,
-except for mn-comm and for lost ranks; other Pythons; the emulated GPU; the site of the documentation; building a
-release. To run what was left out, or everything:
+Left out: the scripts in the documentation, all examples but one, many losses, jobs on pretended hosts, programs of
+others, installations, and other files with the mark `rest`; 1, 3 and 4 ranks (of mn-optim, 1 and 3), except for the
+files that need them; Open MPI, except for mn-comm and for lost ranks; other Pythons; the emulated GPU; the site of the
+documentation; building a release. To run what was left out, or everything:
 
   python3 tools/bootstrap.py -s rest
   python3 tools/bootstrap.py -s full

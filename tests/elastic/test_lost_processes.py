@@ -5,6 +5,8 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = pytest.mark.rest
+
 FEATURES = Path(__file__).parents[2] / "examples/features"
 
 pytest.importorskip("sklearn")

@@ -4,6 +4,8 @@ import json
 
 import pytest
 
+pytestmark = pytest.mark.rest
+
 STUDY = """
 import sys, warnings
 warnings.simplefilter("ignore")  # of optuna, about these classes

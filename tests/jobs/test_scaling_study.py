@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = pytest.mark.rest
+
 SCRIPT = Path(__file__).parents[2] / "benchmarks/scaling.py"
 
 

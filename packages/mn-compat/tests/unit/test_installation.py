@@ -21,7 +21,7 @@ import pytest
 PACKAGE = Path(__file__).parents[2]
 OURS = ("mn_compat", "_mn_compat", "chainer", "onnx_chainer", "__editable__", "_editable_", "__pycache__")
 
-pytestmark = [pytest.mark.installs, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.installs, pytest.mark.rest, pytest.mark.timeout(300)]
 
 REPORT = """
 import sys, chainer, chainermn, mn_compat
