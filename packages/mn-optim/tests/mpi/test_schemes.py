@@ -336,17 +336,6 @@ def test_a_parameter_that_is_not_initialised_beside_gradients_set_by_hand(name):
         np.testing.assert_array_equal(param.grad, np.full(param.shape, factor * (SIZE - 1) / 2))
 
 
-@pytest.mark.parametrize("when", [DuringBackward(), OneStepLate()])
-def test_any_number_of_optimizers(when):
-    """As in a search for hyperparameters; an MPI library supports only a few thousand communicators."""
-    model = Net()
-    for i in range(3000):
-        optimizer = MultiNodeOptimizer(chainer.optimizers.SGD(), COMM, when).setup(model)
-        if i % 200 == 0:
-            optimizer.update(model, *batch(0))
-            optimizer.update(model, *batch(1))
-
-
 @pytest.mark.parametrize("where", ["all", "one"])
 @pytest.mark.parametrize("when", [DuringBackward(), OneStepLate()])
 def test_after_a_hook_that_raises_all_ranks_have_taken_the_same_steps(when, where):
