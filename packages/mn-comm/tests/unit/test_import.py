@@ -28,14 +28,15 @@ def test_the_package_alone_loads_nothing():
 
 
 def test_mpi_starts_with_the_first_communicator():
-    assert "mpi4py.MPI" not in loaded("from mn_comm import *")
+    assert "mpi4py.MPI" not in loaded("from mn_comm import *; import mn_comm.building_blocks")
     assert "mpi4py.MPI" in loaded("import mn_comm; mn_comm.create_communicator('naive')")
 
 
 def test_every_public_name_is_there():
     for module in (mn_comm, building_blocks):
         assert all(hasattr(module, name) for name in module.__all__)
-        assert set(module.__all__) == set(module._HOME_OF) <= set(dir(module))
+        assert set(module.__all__) <= set(dir(module))
+    assert {"MPI", "Owners", "Ranks", "waiting_for"} <= set(building_blocks.__all__)
 
 
 def test_a_user_of_collectives_needs_few_names():

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import functools
 import importlib
 import importlib.util
 from collections.abc import Callable
@@ -43,20 +44,12 @@ class Guard:
         atexit.register(function)
 
 
-_found: list[Guard] = []
-# What modules have registered while they were imported, before it is known who watches.
-_early: list[Callable[[], object]] = []
-
-
+@functools.cache
 def guard() -> Guard:
     """Return what watches over this process; the first call looks for it."""
-    if not _found:
-        is_installed = importlib.util.find_spec(_PACKAGE) is not None
-        _found.append(importlib.import_module(f"{_PACKAGE}.guard").Guard() if is_installed else Guard())
-        for function in _early:
-            _found[0].before_exit(function)
-        _early.clear()
-    return _found[0]
+    is_installed = importlib.util.find_spec(_PACKAGE) is not None
+    found: Guard = importlib.import_module(f"{_PACKAGE}.guard").Guard() if is_installed else Guard()
+    return found
 
 
 def at_exit(function: Callable[[], object]) -> None:
@@ -64,7 +57,4 @@ def at_exit(function: Callable[[], object]) -> None:
 
     For functions that wait for other ranks: these may be waiting for this rank, so its exit status is checked before.
     """
-    if _found:
-        _found[0].before_exit(function)
-    else:
-        _early.append(function)
+    guard().before_exit(function)
