@@ -1,47 +1,10 @@
 """Multi-node optimizers, and optimizers and schedules for large batches."""
 
-from mn_optim import (
-    LAMB,
-    SLOW_START,
-    AfterBackward,
-    Asynchronous,
-    DiLoCo,
-    DuringBackward,
-    LocalSGD,
-    MultiNodeOptimizer,
-    OneStepLate,
-    RMSpropWarmup,
-    Sharded,
-    StreamingDiLoCo,
-    SynchronousFirst,
-    create_multi_node_optimizer,
-    gradual_warmup,
-    keep_last_statistics,
-    linear_scaling,
-    piecewise,
-    sgd_share,
-)
+from mn_optim import *  # noqa: F403
 from mn_optim import MultiNodeOptimizer as _MultiNodeOptimizer
+from mn_optim import __all__ as _names
 
-__all__ = [
-    "LAMB",
-    "SLOW_START",
-    "AfterBackward",
-    "Asynchronous",
-    "DiLoCo",
-    "DuringBackward",
-    "LocalSGD",
-    "MultiNodeOptimizer",
-    "OneStepLate",
-    "RMSpropWarmup",
-    "Sharded",
-    "StreamingDiLoCo",
-    "SynchronousFirst",
-    "_MultiNodeOptimizer",
-    "create_multi_node_optimizer",
-    "gradual_warmup",
-    "keep_last_statistics",
-    "linear_scaling",
-    "piecewise",
-    "sgd_share",
-]
+# Schedules are extensions, and an updater belongs to a trainer; `When` is what an annotation needs.
+_ELSEWHERE = {"LearningRateSchedule", "MultiNodeUpdater", "RMSpropWarmupSchedule", "When"}
+
+__all__ = [*(name for name in _names if name not in _ELSEWHERE), "_MultiNodeOptimizer"]

@@ -9,31 +9,9 @@ from chainermn.extensions import (  # noqa: F401 - scripts reach them without an
     observation_aggregator,
 )
 
-from mn_extensions import (
-    AllreducePersistent,
-    GenericMultiNodeEvaluator,
-    MultiNodeEarlyStoppingTrigger,
-    ObservationAggregator,
-    PerformanceReporter,
-    create_memory_keeper,
-    create_multi_node_checkpointer,
-    create_multi_node_evaluator,
-    main_rank_only,
-    multi_node_snapshot,
-)
-from mn_optim import LearningRateSchedule, RMSpropWarmupSchedule
+from mn_extensions import *  # noqa: F403
+from mn_extensions import __all__ as _names
+from mn_optim import LearningRateSchedule as LearningRateSchedule
+from mn_optim import RMSpropWarmupSchedule as RMSpropWarmupSchedule
 
-__all__ = [
-    "AllreducePersistent",
-    "GenericMultiNodeEvaluator",
-    "LearningRateSchedule",
-    "MultiNodeEarlyStoppingTrigger",
-    "ObservationAggregator",
-    "PerformanceReporter",
-    "RMSpropWarmupSchedule",
-    "create_memory_keeper",
-    "create_multi_node_checkpointer",
-    "create_multi_node_evaluator",
-    "main_rank_only",
-    "multi_node_snapshot",
-]
+__all__ = [*_names, "LearningRateSchedule", "RMSpropWarmupSchedule"]
