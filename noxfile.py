@@ -478,16 +478,16 @@ for python in PYTHONS:
 # These sessions run beside the tests.
 QUICK_CHECKS = ["lint", "layers"]
 OTHER_CHECKS = ["docs", "release-check"]
-# The files of mn-optim would take the longest on four ranks, where they run no line and no branch of the source that
-# other sizes, or tests of other packages, do not run: this was measured by coverage. Files whose mark lists 4 run.
-SIZES = {suite: [1, 2, 3] if suite == "mn-optim" else [1, 2, 3, 4] for suite in SUITES}
+# On four ranks, only the packages that communicate run lines or branches of the source that they, or the tests of other
+# packages, do not run on fewer; this was measured by coverage. Elsewhere, files whose mark lists 4 run on four.
+SIZES = {suite: [1, 2, 3, 4] if suite in ("mn-comm", "mn-compress") else [1, 2, 3] for suite in SUITES}
 # The package that communicates; the others use MPI through it.
 QUICK_OPENMPI = ["mn-comm"]
 LEFT_OUT = """
 Left out: the scripts in the documentation, all examples but one, many losses, jobs on pretended hosts, programs of
-others, installations, and other files with the mark `rest`; 1, 3 and 4 ranks (of mn-optim, 1 and 3), except for the
-files that need them; Open MPI, except for mn-comm and for lost ranks; other Pythons; the emulated GPU; the site of the
-documentation; building a release. To run what was left out, or everything:
+others, installations, and other files with the mark `rest`; 1, 3 and 4 ranks, except for the files that need them;
+Open MPI, except for mn-comm and for lost ranks; other Pythons; the emulated GPU; the site of the documentation; building
+a release. To run what was left out, or everything:
 
   python3 tools/bootstrap.py -s rest
   python3 tools/bootstrap.py -s full

@@ -57,7 +57,6 @@ MAIN_SIZE = 2
 LONG_SECONDS = 20
 # On a busy machine, everything seems to wait.
 LEAST_LOAD = 0.5
-LONGEST_SECONDS = 1800  # for one process; the tests in it have time-outs of their own
 ESTIMATES = {
     "first": Cost(1.0, 0.7),
     "command": Cost(40.0, 1.0),
@@ -194,7 +193,7 @@ def plan_command(command: Command, reports: Path, record: Record) -> Planned:
     """Return the task of a command."""
     log = reports / re.sub(r"\W+", "-", command.name) / "log"
     cost = record.estimate(command.name, ESTIMATES["first" if command.first else "command"])
-    task = Task(command.name, list(command.command), log, cost=cost, limit=LONGEST_SECONDS)
+    task = Task(command.name, list(command.command), log, cost=cost)
     return Planned(task, "checks")
 
 
@@ -282,7 +281,6 @@ def plan_process(suite: Suite, what: str, files: Sequence[Path], reports: Path, 
         estimate(name, what.split("/")[0], record),
         frozenset(suite.needs),
         alone=any(map(is_alone, files)),
-        limit=LONGEST_SECONDS,
     )
     return Planned(task, suite.name, [report], chosen=bool(suite.arguments))
 

@@ -20,7 +20,9 @@ from queue import Empty, Queue
 
 __all__ = ["HUNG", "LIMIT", "Cost", "Ended", "IdleCores", "Record", "Schedule", "Task", "run_all"]
 
-LIMIT = 600  # seconds; for a job that hangs outside pytest's time-outs, for example while MPI is finalized
+# Seconds; for a job that hangs outside the time-outs of its tests, for example while MPI is finalized. A job of hundreds
+# of tests takes ten times as long on a busy machine.
+LIMIT = 1800
 HUNG = 124
 # A rank that shares its core with one process that mostly waits loses little.
 _MOST_LOAD = 1.25  # for each core
