@@ -16,7 +16,7 @@ from mn_comm import create_communicator
 RANK, SIZE = MPI.COMM_WORLD.rank, MPI.COMM_WORLD.size
 MEAN = (SIZE - 1) / 2
 
-pytestmark = pytest.mark.skipif(SIZE > 2, reason="the limits are those of each process")
+pytestmark = [pytest.mark.rest, pytest.mark.skipif(SIZE > 2, reason="the limits are those of each process")]
 
 
 def test_any_number_of_reducers_and_communicators():
