@@ -289,7 +289,7 @@ def plan_job(suite: Suite, size: int, files: Sequence[Path], reports: Path, reco
     """Return the task that runs files on every rank of a job."""
     folder = reports / suite.reports / f"mpi-{size}"
     name = f"{suite.name} mpi, {size} rank{'s' * (size > 1)}"
-    if suite.share != "all" and size != MAIN_SIZE:
+    if suite.share == "rest" or (suite.share == "quick" and size != MAIN_SIZE):
         name += f", {suite.share}"
     # Without -x, and the abort by mpi4py that follows, the other ranks would wait for the rank that failed.
     on_each = [suite.python, "-m", "mpi4py", *pytest_for(files), "-x", *map(str, files), *suite.arguments]
