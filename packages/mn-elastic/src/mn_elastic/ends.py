@@ -113,9 +113,8 @@ def _install() -> None:
     is_ours_to_handle = signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
     if is_ours_to_handle and threading.current_thread() is threading.main_thread():
         signal.signal(signal.SIGTERM, _note)
-        thread = guard_thread.this_thread()
-        if thread.receive_signals():
-            thread.add(_EndAtOnce())
+        if guard_thread.thread.receive_signals():
+            guard_thread.thread.add(_EndAtOnce())
         # The workers of a pool are always ended by SIGTERM.
         around_forks(after_in_child=_have_no_handler)
         block_during_forks(signal.SIGTERM, _note)

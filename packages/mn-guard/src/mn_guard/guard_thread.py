@@ -9,6 +9,7 @@ It ends before a fork, and starts again after it: see :mod:`mn_guard.forks`.
 from __future__ import annotations
 
 import contextlib
+import functools
 import math
 import os
 import select
@@ -16,7 +17,7 @@ import signal
 import threading
 import time
 import traceback
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 from mn_guard.forks import around_forks
 
@@ -40,21 +41,32 @@ class Duty(Protocol):
         """
 
 
+_Duty = TypeVar("_Duty", bound=Duty)
+
+
 class GuardThread:
-    """A thread with duties. After :meth:`end`, it does not start again.
+    """A thread with duties, which starts with the first one. After :meth:`end`, it does not start again.
 
     Attributes:
-        writing: The descriptor on which it learns of signals.
         runner: The thread, while it runs.
     """
 
     def __init__(self) -> None:
-        self._reading, self.writing = os.pipe()
-        os.set_blocking(self._reading, False)
-        os.set_blocking(self.writing, False)
         self._duties: list[Duty] = []
         self._is_pausing = self._has_ended = self._receives = False
         self.runner: threading.Thread | None = None
+
+    @functools.cached_property
+    def _pipe(self) -> tuple[int, int]:
+        """The descriptors on which it learns of signals, for reading and for writing."""
+        pipe = os.pipe()
+        for descriptor in pipe:
+            os.set_blocking(descriptor, False)
+        return pipe
+
+    def find(self, kind: type[_Duty]) -> _Duty | None:
+        """Return its duty of this class, if it has one."""
+        return next((duty for duty in self._duties if isinstance(duty, kind)), None)
 
     def add(self, duty: Duty) -> None:
         """Add a duty, and start the thread if it does not run yet."""
@@ -78,34 +90,37 @@ class GuardThread:
             self.runner = None
 
     def end(self) -> None:
-        """Stop the thread for good."""
+        """Stop the thread for good: it must not be inside MPI when MPI is finalized."""
         self._has_ended = True
         self.pause()
 
     def receive_signals(self) -> bool:
         """Let Python write the numbers of signals to this thread; return whether nothing else receives them."""
-        there = signal.set_wakeup_fd(self.writing, warn_on_full_buffer=False)
-        self._receives = there in (-1, self.writing)
+        writing = self._pipe[1]
+        there = signal.set_wakeup_fd(writing, warn_on_full_buffer=False)
+        self._receives = there in (-1, writing)
         if not self._receives:
             signal.set_wakeup_fd(there)
         return self._receives
 
-    def close(self) -> None:
-        """Close the descriptors; the thread must not be running, or must be in another process."""
-        self.runner = None
+    def forget(self) -> None:
+        """Begin anew, in a child process, which is not a rank, and has the descriptors but not the thread."""
         if self._receives:
             with contextlib.suppress(ValueError):  # not the main thread
                 signal.set_wakeup_fd(-1)
-        os.close(self._reading)
-        os.close(self.writing)
+        for descriptor in vars(self).pop("_pipe", ()):
+            os.close(descriptor)
+        self._duties.clear()
+        self._has_ended = self._receives = False
+        self.runner = None
 
     def _wake(self) -> None:
         with contextlib.suppress(BlockingIOError):  # it is full, so the thread is about to wake up
-            os.write(self.writing, _WAKE)
+            os.write(self._pipe[1], _WAKE)
 
     def _run(self) -> None:
         poll = select.poll()
-        poll.register(self._reading, select.POLLIN)
+        poll.register(self._pipe[0], select.POLLIN)
         while not self._is_pausing:
             due = min(duty.due for duty in self._duties)
             seconds = max(0.0, due - time.monotonic())
@@ -115,7 +130,7 @@ class GuardThread:
 
     def _arrived(self) -> bytes:
         with contextlib.suppress(BlockingIOError):
-            return os.read(self._reading, 4096)
+            return os.read(self._pipe[0], 4096)
         return b""
 
     def _attend(self, signals: bytes) -> None:
@@ -127,36 +142,7 @@ class GuardThread:
                     traceback.print_exc()
 
 
-_threads: list[GuardThread] = []
-
-
-def this_thread() -> GuardThread:
-    """Return the thread of this process, which starts with its first duty."""
-    if not _threads:
-        _threads.append(GuardThread())
-    return _threads[0]
-
-
-def end() -> None:
-    """End the thread of this process, if there is one: it must not be inside MPI when MPI is finalized."""
-    for thread in _threads:
-        thread.end()
-
-
-def _pause() -> None:
-    for thread in _threads:
-        thread.pause()
-
-
-def _resume() -> None:
-    for thread in _threads:
-        thread.resume()
-
-
-def _forget() -> None:
-    """Leave the descriptors to the parent: a child process is not a rank."""
-    while _threads:
-        _threads.pop().close()
-
-
-around_forks(before=_pause, after_in_parent=_resume, after_in_child=_forget)
+thread = GuardThread()
+around_forks(
+    before=lambda: thread.pause(), after_in_parent=lambda: thread.resume(), after_in_child=lambda: thread.forget()
+)

@@ -17,7 +17,6 @@ from collections.abc import Callable
 
 from mn_comm.ranks.watch import activities
 from mn_guard import guard_thread, patience
-from mn_guard.forks import around_forks
 
 _PATIENCE_SECONDS = patience.CTRL_C
 _PAUSE_SECONDS = 0.1
@@ -63,9 +62,6 @@ class Interrupts:
         return None if activity is None else activity.wait
 
 
-_watching: Interrupts | None = None
-
-
 def watch_interrupts(end: Callable[[], object]) -> None:
     """From now on, let SIGINT end the job if it comes while the main thread waits for other ranks.
 
@@ -75,21 +71,10 @@ def watch_interrupts(end: Callable[[], object]) -> None:
     Args:
         end: A function that ends the job; called in a thread.
     """
-    global _watching
-    if _watching is not None or threading.current_thread() is not threading.main_thread():
+    thread = guard_thread.thread
+    if thread.find(Interrupts) is not None or threading.current_thread() is not threading.main_thread():
         return  # only the main thread may set the descriptor
     if signal.getsignal(signal.SIGINT) is not signal.default_int_handler:
         return
-    thread = guard_thread.this_thread()
     if thread.receive_signals():
-        _watching = Interrupts(end)
-        thread.add(_watching)
-
-
-def _forget() -> None:
-    """Forget it in a child process, which is not a rank."""
-    global _watching
-    _watching = None
-
-
-around_forks(after_in_child=_forget)
+        thread.add(Interrupts(end))

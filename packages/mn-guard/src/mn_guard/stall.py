@@ -25,7 +25,6 @@ from mn_comm.ranks.watch import Activity, Call, activities, explanations, polled
 from mn_guard import guard_thread
 from mn_guard.abort import abort_when_read, say
 from mn_guard.exit_sequence import Step, at_exit
-from mn_guard.forks import around_forks
 from mn_guard.job import as_number
 from mn_guard.stall_probe import StallProbe, in_world
 from mn_guard.stall_report import bind, describe, ranks_of
@@ -198,7 +197,6 @@ def _partner(call: Call) -> set[int]:
     return {in_world(ranks)[partner]} if partner != MPI.ANY_SOURCE else set()
 
 
-_monitor: Monitor | None = None
 _interrupt: Callable[[], object] | None = None
 
 
@@ -208,16 +206,15 @@ def start() -> None:
     Raises:
         ValueError: ``CHAINERMN_STALL_SECONDS`` is not a number of seconds.
     """
-    global _monitor
-    limit = _limit()
-    if limit and _monitor is None:
-        _monitor = Monitor(limit, abort=_is_set("CHAINERMN_STALL_ABORT"), stacks=_is_set("CHAINERMN_STALL_STACKS"))
-        guard_thread.this_thread().add(_monitor)
+    limit, thread = _limit(), guard_thread.thread
+    if limit and thread.find(Monitor) is None:
+        monitor = Monitor(limit, abort=_is_set("CHAINERMN_STALL_ABORT"), stacks=_is_set("CHAINERMN_STALL_STACKS"))
+        thread.add(monitor)
         # The thread must not be inside MPI when MPI is finalised. This happens later; or earlier, if the script
         # finalises MPI, which first frees the attributes of this communicator.
-        at_exit(Step.FAREWELL, functools.partial(_end, _monitor))
+        at_exit(Step.FAREWELL, functools.partial(_end, monitor))
         # In a forked child, too, where the thread is not this process's: the child also finalises MPI.
-        MPI.COMM_SELF.Set_attr(MPI.Comm.Create_keyval(delete_fn=lambda *_: guard_thread.end()), True)
+        MPI.COMM_SELF.Set_attr(MPI.Comm.Create_keyval(delete_fn=lambda *_: thread.end()), True)
 
 
 def join(ranks: MPI.Intracomm) -> None:
@@ -227,25 +224,25 @@ def join(ranks: MPI.Intracomm) -> None:
         ranks: Its private duplicate.
     """
     start()
-    if _monitor is not None:
-        _monitor.join(ranks)
+    if (monitor := guard_thread.thread.find(Monitor)) is not None:
+        monitor.join(ranks)
 
 
 def _end(monitor: Monitor) -> None:
-    guard_thread.end()
+    guard_thread.thread.end()
     monitor.probe.say_farewell()
 
 
 def leave(ranks: MPI.Intracomm) -> None:
     """Stop watching over a communicator, before it is freed."""
-    if _monitor is not None:
-        _monitor.leave(ranks)
+    if (monitor := guard_thread.thread.find(Monitor)) is not None:
+        monitor.leave(ranks)
 
 
 def finish() -> None:
     """Tell ranks that ask from now on that this rank has reached the end of its program, although it still waits."""
-    if _monitor is not None:
-        _monitor.probe.is_leaving = True
+    if (monitor := guard_thread.thread.find(Monitor)) is not None:
+        monitor.probe.is_leaving = True
 
 
 def interrupt_by(interrupt: Callable[[], object]) -> None:
@@ -256,14 +253,6 @@ def interrupt_by(interrupt: Callable[[], object]) -> None:
     """
     global _interrupt
     _interrupt = interrupt
-
-
-def _forget() -> None:
-    global _monitor
-    _monitor = None
-
-
-around_forks(after_in_child=_forget)
 
 
 def _is_set(variable: str) -> bool:

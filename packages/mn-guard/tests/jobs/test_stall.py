@@ -27,9 +27,9 @@ from mn_guard import guard_thread, stall
 comm = create_communicator("naive")
 child = os.fork()
 if child == 0:
-    os._exit(0 if stall._monitor is None and not guard_thread._threads else 1)
+    os._exit(0 if guard_thread.thread.find(stall.Monitor) is None and guard_thread.thread.runner is None else 1)
 assert os.waitpid(child, 0)[1] == 0
-assert guard_thread.this_thread().runner.is_alive()
+assert guard_thread.thread.runner.is_alive()
 comm.finalize()
 print("done")
 """

@@ -55,11 +55,11 @@ def watching(main, ended):
     thread.add(thread.heard)
     yield thread
     thread.end()
-    thread.close()
+    thread.forget()
 
 
 def press(watching, number=signal.SIGINT):
-    os.write(watching.writing, bytes([number]))
+    os.write(watching._pipe[1], bytes([number]))
 
 
 def is_read(watching, number=signal.SIGINT):
@@ -117,14 +117,12 @@ def test_a_handler_of_the_script_decides(main, watching, ended, monkeypatch):
 @pytest.fixture
 def as_new(monkeypatch):
     """Undo the changes that watching has made."""
-    monkeypatch.setattr(interrupts, "_watching", None)
-    monkeypatch.setattr(guard_thread, "_threads", threads := [])
+    monkeypatch.setattr(guard_thread, "thread", thread := GuardThread())
     there = signal.signal(signal.SIGINT, signal.default_int_handler)
     descriptor = signal.set_wakeup_fd(-1)
     yield
-    for thread in threads:
-        thread.end()
-        thread.close()
+    thread.end()
+    thread.forget()
     signal.set_wakeup_fd(descriptor)
     signal.signal(signal.SIGINT, there)
 
@@ -133,7 +131,7 @@ def test_a_signal_that_comes_is_known_at_once(as_new, main, ended, monkeypatch):
     monkeypatch.setattr(interrupts, "_PATIENCE_SECONDS", 0.02)
     watch_interrupts(ended.set)
     watch_interrupts(pytest.fail)  # nothing more
-    interrupts._watching._patience = 0.02
+    guard_thread.thread.find(Interrupts)._patience = 0.02
     main.wait = ("Bcast", None, 0)
     with pytest.raises(KeyboardInterrupt):
         signal.raise_signal(signal.SIGINT)
@@ -167,7 +165,7 @@ def test_scripts_that_are_left_alone(as_new):
     assert signal.set_wakeup_fd(-1) == writing
     os.close(reading)
     os.close(writing)
-    assert interrupts._watching is None
+    assert guard_thread.thread.find(Interrupts) is None
 
 
 @pytest.mark.filterwarnings("ignore:.*multi-threaded:DeprecationWarning")  # the thread of pytest's time-out
@@ -175,11 +173,11 @@ def test_a_child_is_no_rank(as_new):
     watch_interrupts(pytest.fail)
     child = os.fork()
     if child == 0:
-        is_as_before = interrupts._watching is None and not guard_thread._threads and signal.set_wakeup_fd(-1) == -1
+        thread = guard_thread.thread
+        is_as_before = thread.find(Interrupts) is None and thread.runner is None and signal.set_wakeup_fd(-1) == -1
         os._exit(0 if is_as_before else 1)
     assert os.waitpid(child, 0)[1] == 0
-    (thread,) = guard_thread._threads
-    assert thread.runner.is_alive()
+    assert guard_thread.thread.runner.is_alive()
 
 
 def test_signals_that_come_while_the_thread_pauses_are_kept(main, watching, ended):

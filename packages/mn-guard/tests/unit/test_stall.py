@@ -184,7 +184,7 @@ def test_the_thread_pauses_while_the_process_forks():
         assert not runner.is_alive()
         thread.resume()
     thread.end()
-    thread.close()
+    thread.forget()
 
 
 def test_the_monitor_goes_on_after_an_exception(monkeypatch):
@@ -202,7 +202,7 @@ def test_the_monitor_goes_on_after_an_exception(monkeypatch):
     thread.add(Monitor(0.05, abort=False))
     assert done.wait(10)
     thread.end()
-    thread.close()
+    thread.forget()
 
 
 class Group:
