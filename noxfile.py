@@ -479,8 +479,8 @@ for python in PYTHONS:
 QUICK_CHECKS = ["lint", "layers"]
 OTHER_CHECKS = ["docs", "release-check"]
 # Each suite runs on as many ranks as run lines or branches of the source that no suite runs on fewer, as measured by
-# coverage, and on three, which is no power of two; mn-optim would take the longest there. Files whose mark lists other
-# numbers run on these, too.
+# coverage, and on three, which is not a power of two; mn-optim would take the longest there. Files whose mark lists
+# other numbers run on these, too.
 SIZES = {suite: [1, 2, 3] for suite in SUITES} | {
     "mn-comm": [1, 2, 3, 4],
     "mn-compress": [1, 2, 3, 4],

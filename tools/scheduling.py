@@ -20,8 +20,8 @@ from queue import Empty, Queue
 
 __all__ = ["HUNG", "LIMIT", "Cost", "Ended", "IdleCores", "Record", "Schedule", "Task", "run_all"]
 
-# Seconds; for a job that hangs outside the time-outs of its tests, for example while MPI is finalized. A job of hundreds
-# of tests takes ten times as long on a busy machine.
+# Seconds; for a job that hangs outside the time-outs of its tests, for example while MPI is finalized. On a busy
+# machine, a job of hundreds of tests takes ten times as long.
 LIMIT = 1800
 HUNG = 124
 # A rank that shares its core with one process that mostly waits loses little.

@@ -104,7 +104,7 @@ class GuardThread:
         return self._receives
 
     def forget(self) -> None:
-        """Begin anew, in a child process, which is not a rank, and has the descriptors but not the thread."""
+        """Begin again, in a child process, which is not a rank, and has the descriptors but not the thread."""
         if self._receives:
             with contextlib.suppress(ValueError):  # not the main thread
                 signal.set_wakeup_fd(-1)
