@@ -9,7 +9,6 @@ It ends before a fork, and starts again after it: see :mod:`mn_guard.forks`.
 from __future__ import annotations
 
 import contextlib
-import functools
 import math
 import os
 import select
@@ -53,23 +52,21 @@ class GuardThread:
 
     def __init__(self) -> None:
         self._duties: list[Duty] = []
+        self._pipe: tuple[int, int] | None = None
         self._is_pausing = self._has_ended = self._receives = False
         self.runner: threading.Thread | None = None
-
-    @functools.cached_property
-    def _pipe(self) -> tuple[int, int]:
-        """The descriptors on which it learns of signals, for reading and for writing."""
-        pipe = os.pipe()
-        for descriptor in pipe:
-            os.set_blocking(descriptor, False)
-        return pipe
 
     def find(self, kind: type[_Duty]) -> _Duty | None:
         """Return its duty of this class, if it has one."""
         return next((duty for duty in self._duties if isinstance(duty, kind)), None)
 
     def add(self, duty: Duty) -> None:
-        """Add a duty, and start the thread if it does not run yet."""
+        """Add a duty, and start the thread if it does not run yet.
+
+        Raises:
+            OSError: The process has no descriptors left; the duty is not added.
+        """
+        self._open()
         self._duties.append(duty)
         self._wake()
         self.resume()
@@ -96,7 +93,7 @@ class GuardThread:
 
     def receive_signals(self) -> bool:
         """Let Python write the numbers of signals to this thread; return whether nothing else receives them."""
-        writing = self._pipe[1]
+        _, writing = self._open()
         there = signal.set_wakeup_fd(writing, warn_on_full_buffer=False)
         self._receives = there in (-1, writing)
         if not self._receives:
@@ -108,19 +105,29 @@ class GuardThread:
         if self._receives:
             with contextlib.suppress(ValueError):  # not the main thread
                 signal.set_wakeup_fd(-1)
-        for descriptor in vars(self).pop("_pipe", ()):
+        for descriptor in self._pipe or ():
             os.close(descriptor)
+        self._pipe = None
         self._duties.clear()
         self._has_ended = self._receives = False
         self.runner = None
 
+    def _open(self) -> tuple[int, int]:
+        """Return the descriptors on which it learns of signals, for reading and for writing."""
+        if self._pipe is None:
+            self._pipe = os.pipe()
+            for descriptor in self._pipe:
+                os.set_blocking(descriptor, False)
+        return self._pipe
+
     def _wake(self) -> None:
         with contextlib.suppress(BlockingIOError):  # it is full, so the thread is about to wake up
-            os.write(self._pipe[1], _WAKE)
+            os.write(self._open()[1], _WAKE)
 
     def _run(self) -> None:
+        reading, _ = self._open()
         poll = select.poll()
-        poll.register(self._pipe[0], select.POLLIN)
+        poll.register(reading, select.POLLIN)
         while not self._is_pausing:
             due = min(duty.due for duty in self._duties)
             seconds = max(0.0, due - time.monotonic())
@@ -130,7 +137,7 @@ class GuardThread:
 
     def _arrived(self) -> bytes:
         with contextlib.suppress(BlockingIOError):
-            return os.read(self._pipe[0], 4096)
+            return os.read(self._open()[0], 4096)
         return b""
 
     def _attend(self, signals: bytes) -> None:

@@ -1,6 +1,7 @@
 """SIGINT while the main thread waits, or seems to: these tests do not wait for MPI."""
 
 import asyncio
+import errno
 import math
 import os
 import signal
@@ -59,7 +60,7 @@ def watching(main, ended):
 
 
 def press(watching, number=signal.SIGINT):
-    os.write(watching._pipe[1], bytes([number]))
+    os.write(watching._open()[1], bytes([number]))
 
 
 def is_read(watching, number=signal.SIGINT):
@@ -194,3 +195,18 @@ def test_one_thread_for_all_and_none_after_its_end(main, watching):
     watching.end()
     watching.resume()
     assert "chainermn-guard" not in [thread.name for thread in threading.enumerate()]
+
+
+def test_a_duty_that_cannot_be_done_for_want_of_descriptors_is_not_added(monkeypatch):
+    def none_left():
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    thread = GuardThread()
+    with monkeypatch.context() as patch, pytest.raises(OSError, match="Too many open files"):
+        patch.setattr(os, "pipe", none_left)
+        thread.add(Heard())
+    assert thread.find(Heard) is None
+    thread.add(Heard())
+    assert thread.find(Heard) is not None
+    thread.end()
+    thread.forget()

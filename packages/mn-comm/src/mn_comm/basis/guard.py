@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import atexit
 import contextlib
-import functools
 import importlib
 import importlib.util
 from collections.abc import Callable
@@ -44,12 +43,21 @@ class Guard:
         atexit.register(function)
 
 
-@functools.cache
+_found: list[Guard] = []
+# What was registered before a communicator or MPI needed a guard, for example by a thread of this package that was
+# started before. A guard begins to watch, and to order what happens at exit, when it is found: not earlier.
+_early: list[Callable[[], object]] = []
+
+
 def guard() -> Guard:
     """Return what watches over this process; the first call looks for it."""
-    is_installed = importlib.util.find_spec(_PACKAGE) is not None
-    found: Guard = importlib.import_module(f"{_PACKAGE}.guard").Guard() if is_installed else Guard()
-    return found
+    if not _found:
+        is_installed = importlib.util.find_spec(_PACKAGE) is not None
+        _found.append(importlib.import_module(f"{_PACKAGE}.guard").Guard() if is_installed else Guard())
+        for function in _early:
+            _found[0].before_exit(function)
+        _early.clear()
+    return _found[0]
 
 
 def at_exit(function: Callable[[], object]) -> None:
@@ -57,4 +65,7 @@ def at_exit(function: Callable[[], object]) -> None:
 
     For functions that wait for other ranks: these may be waiting for this rank, so its exit status is checked before.
     """
-    guard().before_exit(function)
+    if _found:
+        _found[0].before_exit(function)
+    else:
+        _early.append(function)
