@@ -17,6 +17,8 @@ NAMES = ["naive", "flat", "hierarchical", "two_dimensional"]
 COMM = create_communicator("flat")
 RANK, SIZE = COMM.rank, COMM.size
 
+pytestmark = pytest.mark.sizes(3)
+
 
 class Net(chainer.Link):
     """A parameter that is pulled to a target, and one without a gradient."""

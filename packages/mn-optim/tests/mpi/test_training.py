@@ -15,7 +15,7 @@ from mn_optim import (
     create_multi_node_optimizer,
 )
 
-pytestmark = pytest.mark.sizes(1, 4)
+pytestmark = pytest.mark.sizes(1, 3, 4)
 
 COMM = create_communicator("flat")
 RANK, SIZE = COMM.rank, COMM.size
