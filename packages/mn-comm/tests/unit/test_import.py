@@ -2,6 +2,8 @@
 
 import subprocess
 import sys
+import typing
+from types import ModuleType
 
 import pytest
 
@@ -36,7 +38,12 @@ def test_every_public_name_is_there():
     for module in (mn_comm, building_blocks):
         assert all(hasattr(module, name) for name in module.__all__)
         assert set(module.__all__) <= set(dir(module))
+    assert set(mn_comm.__all__) == set(mn_comm._HOME_OF)
     assert {"MPI", "Owners", "Ranks", "waiting_for"} <= set(building_blocks.__all__)
+    # __all__ is what the module has: no helper that it imports for itself may be among it.
+    modules = {name for name in building_blocks.__all__ if isinstance(getattr(building_blocks, name), ModuleType)}
+    assert modules == {"MPI"}
+    assert not {*building_blocks.__all__} & {*vars(typing), "load_on_demand", "annotations"}
 
 
 def test_a_user_of_collectives_needs_few_names():
