@@ -40,9 +40,6 @@ for _ in range(5):
         optimizer.update()
     else:
         optimizer.update(model, x, t)
-# Nothing waits for the last mean of double buffering; without this, it may be too late for the timeline.
-from mn_comm.ranks.background import close_all
-close_all()
 from mn_comm.building_blocks import is_recording
 if not is_recording():
     assert "mn_tools" not in sys.modules

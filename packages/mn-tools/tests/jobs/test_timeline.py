@@ -28,7 +28,7 @@ LATE = (
     + """
 late = int(sys.argv[1])
 if comm.rank == late:
-    atexit.unregister(start._collector.finish)
+    start._collector._pid = None  # as if it were not its end
     for rank in range(3):
         if rank != late:
             comm.mpi_comm.recv(source=rank)
@@ -50,6 +50,30 @@ if comm.rank == 1:
     comm.mpi_comm.send(None, 0)
 else:
     comm.mpi_comm.recv(source=1)
+"""
+)
+# The task ends after the script, and before other steps of the exit sequence.
+TASK_AT_THE_END = (
+    START
+    + """
+import threading
+from mn_comm.building_blocks import Worker, at_exit
+is_ending = threading.Event()
+def task():
+    with span("last task"):
+        is_ending.wait()
+worker = Worker()
+worker.put(task)
+at_exit(is_ending.set)
+"""
+)
+EXIT_STATUS = (
+    START
+    + """
+collect._PATIENCE_SECONDS = 1e9
+if comm.rank == 1:
+    sys.exit(3)
+comm.recv_obj(1)
 """
 )
 FORKED = (
@@ -166,6 +190,18 @@ def test_a_rank_that_has_failed_does_not_wait(run, tmp_path):
     assert (job.returncode, job.stderr) == (0, "")
     assert ranks_of(trace) == [0, 1]
     assert os.listdir(tmp_path) == ["t.json"]
+
+
+def test_tasks_of_background_threads_are_waited_for(run):
+    job, trace = run(TASK_AT_THE_END, ranks=2)
+    assert (job.returncode, job.stderr) == (0, "")
+    assert [event["pid"] for event in trace["traceEvents"] if event["name"] == "last task"] == [0, 1]
+
+
+def test_an_exit_status_ends_all_ranks_without_waiting(run, tmp_path):
+    job, trace = run(EXIT_STATUS, ranks=2)
+    assert "exit status 3 on rank 1" in job.stderr
+    assert (trace, os.listdir(tmp_path)) == (None, [])
 
 
 def test_parts_of_ranks_with_no_communicator_in_common(run, tmp_path):

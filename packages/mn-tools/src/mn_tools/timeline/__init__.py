@@ -52,8 +52,9 @@ this file if it can see it. Later,
 
     python -m mn_comm timeline trace.json
 
-merges the trace, if it exists, and all its parts. A rank that ends with an exception does not wait at all; a rank that
-is killed leaves no spans.
+merges the trace, if it exists, and all its parts. Before that, the tasks of background threads end, so their spans are
+included. With mn-guard, an exception or an exit status other than 0 ends all ranks at once, and there is no trace;
+without it, a rank that ends with an exception writes its part at once. A rank that is killed leaves no spans.
 
 If the file cannot be written, rank 0 warns, and training continues. Without the variable, nothing is recorded, and a
 step costs only a few additional ``is None`` checks.

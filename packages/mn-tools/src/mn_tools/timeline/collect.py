@@ -7,7 +7,6 @@ rank 0 does not wait for a rank that has not shown that it is alive.
 
 from __future__ import annotations
 
-import atexit
 import contextlib
 import os
 import sys
@@ -18,6 +17,7 @@ from typing import Any
 import numpy as np
 from mpi4py import MPI
 
+from mn_comm.building_blocks import at_exit
 from mn_tools.timeline import clock, trace
 from mn_tools.timeline.clock import Sample
 from mn_tools.timeline.record import Recorder
@@ -50,7 +50,7 @@ class Collector:
         self._pid = os.getpid()
         self.is_aligned = False
         _remove(trace.part_file(file, self._rank))  # of an earlier job
-        atexit.register(self.finish)  # so that it runs before MPI is finalised
+        at_exit(self.finish)  # after the tasks of background threads, whose workers are made later; before MPI ends
 
     def align(self, mpi_comm: MPI.Intracomm) -> None:
         """Compare the clocks of all ranks with that of rank 0; collective.
@@ -71,7 +71,8 @@ class Collector:
         """Send the spans to rank 0; on rank 0, write all spans that have arrived. Called when the program ends."""
         if self._pid != os.getpid():
             return
-        has_failed = hasattr(sys, "last_type")  # set when an exception has ended the program
+        # Set when an exception has ended the program; without mn-guard, which would have ended all ranks.
+        has_failed = hasattr(sys, "last_type")
         can_talk = self.is_aligned and not has_failed and not MPI.Is_finalized()
         if self._rank == 0:
             parts = self._gather() if can_talk else []
