@@ -1,4 +1,5 @@
 import copy
+import ctypes
 import os
 import pickle
 
@@ -7,6 +8,7 @@ import pytest
 from mpi4py import MPI
 
 from mn_comm import CommunicatorBase, create_communicator
+from mn_comm.device import awareness
 from mn_comm.device.awareness import is_cuda_aware
 from mn_comm.ranks.intracomm import Ranks
 
@@ -110,6 +112,10 @@ def test_an_elastic_one_is_in_another_package(world, monkeypatch):
 
 def test_the_mpi_of_the_tests_is_not_cuda_aware(world):
     assert "MN_COMM_CUDA_AWARE_MPI" in os.environ or not is_cuda_aware(Ranks(world))
+
+
+def test_the_mpi_of_the_tests_is_asked_whether_it_is_cuda_aware():
+    assert hasattr(ctypes.CDLL(MPI.__file__), awareness._QUERY)
 
 
 def test_a_wrong_word_about_cuda_on_one_rank_raises_on_all(world, monkeypatch):

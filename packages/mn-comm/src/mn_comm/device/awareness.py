@@ -8,15 +8,16 @@ from __future__ import annotations
 
 import ctypes
 import os
-from pathlib import Path
 from typing import TYPE_CHECKING
 
+from mn_comm.basis.mpi import MPI
 from mn_comm.ranks import agreement
 
 if TYPE_CHECKING:
     from mn_comm.ranks.intracomm import Ranks
 
 SETTING = "MN_COMM_CUDA_AWARE_MPI"  # 1 for an MPI library that is CUDA-aware, 0 for one that is not; unset to ask it
+_QUERY = "MPIX_Query_cuda_support"
 
 
 def is_cuda_aware(ranks: Ranks) -> bool:
@@ -36,18 +37,5 @@ def _here() -> bool:
 
 def _library_says_so() -> bool:
     """Call a function of Open MPI that MPICH has as well; the MPI standard has none."""
-    for path in _loaded_libraries():
-        query = getattr(ctypes.CDLL(path), "MPIX_Query_cuda_support", None)
-        if query is not None:
-            return bool(query())
-    return False
-
-
-def _loaded_libraries() -> list[str]:
-    """Return the files of the loaded MPI libraries; mpi4py does not make their symbols globally visible."""
-    try:
-        lines = Path("/proc/self/maps").read_text().splitlines()
-    except OSError:
-        return []
-    files = {line.split()[-1] for line in lines if "/" in line}
-    return sorted(file for file in files if Path(file).name.startswith(("libmpi.so", "libmpich.so")))
+    query = getattr(ctypes.CDLL(MPI.__file__), _QUERY, None)  # also searches the libraries that mpi4py is linked with
+    return query is not None and bool(query())
