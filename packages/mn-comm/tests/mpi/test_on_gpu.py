@@ -168,6 +168,29 @@ def test_a_model_on_a_device_that_is_not_the_current_one(make, devices, name, in
     cupy.cuda.Device(RANK % devices).use()
 
 
+@pytest.mark.parametrize("in_background", [False, True])
+@pytest.mark.parametrize("name", ["flat", "pure_nccl"])
+def test_what_a_hook_adds_to_an_average_runs_on_the_device_of_the_bucket(make, devices, name, in_background):
+    if devices <= SIZE:
+        pytest.skip("needs a device more than there are ranks")
+    cupy.cuda.Device(0).use()
+    used = []
+
+    def double(mean):
+        used.append(cupy.cuda.Device().id)
+        return mean * 2
+
+    reducer = make(name).gradient_reducer(
+        background=in_background, comm_hook=lambda bucket: bucket.average().then(double)
+    )
+    with cupy.cuda.Device(RANK + 1):
+        model = Model(a=Param(None, cupy.full(1000, float(RANK), "f4")))
+    average(reducer, model, in_background)
+    assert used == [RANK + 1]
+    np.testing.assert_allclose(model.params["a"].grad.get(), 2 * np.mean(range(SIZE)), rtol=1e-6)
+    cupy.cuda.Device(RANK % devices).use()
+
+
 @pytest.mark.parametrize("name", ["naive", "flat"])
 def test_cuda_aware_mpi_in_the_background(cuda_aware, make, name):
     reducer = make(name).gradient_reducer(background=True, bucket_bytes=1 << 12, sets=2)

@@ -120,7 +120,7 @@ class DeviceBucket:
             mean.set(self._strategy.host.mean_of(staging.to_host(array)))
             return mean
 
-        return _OnDevice(self, self.submit_on_side_stream(average))
+        return self.submit_on_side_stream(average)
 
     def pack(self, arrays: Arrays) -> None:
         """Copy gradients, of any memory layout, into the bucket; ``None`` counts as zeros."""
@@ -164,10 +164,10 @@ class DeviceBucket:
             with stream:
                 yield stream
 
-    def submit_on_side_stream(self, function: Callable[[], Any]) -> Future[Any]:
+    def submit_on_side_stream(self, function: Callable[[], Any]) -> _OnDevice:
         """Submit a function for :meth:`finish`, after all operations that are on the current stream now."""
         packed = self.packed()
-        return self.submit(lambda: self.finish(function, after=packed))
+        return _OnDevice(self, self.submit(lambda: self.finish(function, after=packed)))
 
     def finish(self, function: Callable[..., Any], *args: Any, after: Any = None) -> Any:
         """Return the result of a function, computed on the side stream, when its operations have ended."""
@@ -195,7 +195,7 @@ class DeviceBucket:
 
 
 class _OnDevice:
-    """A future of an array that a worker copies to a bucket's device, on its side stream."""
+    """A future of an array that a worker, if there is one, computes or copies on a bucket's device and side stream."""
 
     def __init__(self, bucket: DeviceBucket, future: Future[Any]) -> None:
         self._bucket = bucket

@@ -98,8 +98,8 @@ def _nccl_in_groups(strategy: Strategy, ranks: Ranks) -> NcclRanks | None:
 class Alone(DeviceStrategy):
     """Leave the packed bucket as it is."""
 
-    def average(self, bucket: DeviceBucket) -> Future[Any]:
-        return Future(lambda: bucket.flat)
+    def average(self, bucket: DeviceBucket) -> _OnStream:
+        return _OnStream(bucket, lambda: bucket.flat, bucket.packed())
 
 
 class Staged(DeviceStrategy):
