@@ -1,6 +1,6 @@
 """What happens to a process of an MPI job besides exchanging arrays: how it ends, what is said when it hangs or dies.
 
-mn-comm finds this package by an entry point, and speaks to it by the six calls of :mod:`mn_guard.guard`.
+mn-comm finds this package by its name, and speaks to it by the six calls of :mod:`mn_guard.guard`.
 
 - :mod:`~mn_guard.exit_sequence` lists what happens when a process ends, in its order.
 - :mod:`~mn_guard.exit_status`, :mod:`~mn_guard.global_except_hook` and :mod:`~mn_guard.interrupts`: an exit status, an

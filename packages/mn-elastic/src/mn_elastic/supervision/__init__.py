@@ -15,6 +15,9 @@ With ``--spares``, additional processes are started, which wait until a rank is 
 with the state of another rank. With ``--detect``, a rank that is stopped or cut off counts as lost. Both need Open MPI
 and ``elastic=True``.
 
+``--ssh`` names the command that reaches a host, ``--mpiexec`` the launcher with its options, and ``--start-limit`` the
+seconds after which ranks that do not all have a communicator are ended and started again.
+
 It gives up if fewer than ``--min`` ranks can be started, if no restarts are left, or if three attempts in a row have
 failed without saving a newer state. Its exit status is then that of a failed rank, that of ``mpiexec`` if no rank has
 created a communicator, or 1.

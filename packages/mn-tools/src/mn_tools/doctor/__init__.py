@@ -16,6 +16,9 @@ A broken library cannot end the doctor's own process, or make it hang: each step
 limit (``--timeout``, in seconds). Hosts are reached with ``ssh``, or with the command that ``--ssh`` names; Open MPI
 and MPICH are configured to use it as well.
 
+``--fix`` removes files that killed jobs have left behind, and that no process uses: shared memory of MPICH, and session
+folders of Open MPI.
+
 Each line is OK, a warning or a failure. Warnings and failures say what to do, and have a code in brackets, which is the
 same in all releases. The exit status is 1 if there was a failure, otherwise 0, and 2 if the command itself is wrong.
 

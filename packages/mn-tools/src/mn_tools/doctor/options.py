@@ -43,7 +43,7 @@ def parse(arguments: list[str], prog: str, description: str) -> Options:
     parser.add_argument("--ssh", default="ssh", help="the command that reaches a host; default %(default)s")
     parser.add_argument("--timeout", type=float, default=60.0, help="time limit for each step in seconds; default 60")
     parser.add_argument("--json", action="store_true", help="write one JSON object")
-    parser.add_argument("--fix", action="store_true", help="remove shared memory that ended jobs have left behind")
+    parser.add_argument("--fix", action="store_true", help="remove shared memory and folders that ended jobs have left")
     given = parser.parse_args(arguments)
     if given.ranks < 1:
         parser.error(f"expected 1 or more for --ranks, got {given.ranks}")

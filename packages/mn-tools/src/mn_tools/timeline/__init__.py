@@ -19,10 +19,10 @@ The spans of a training step:
 ``agree``
     The check that all ranks have the same gradients. The first rank to arrive waits here for the others.
 ``communicate``
-    The gradients are averaged; details are bytes and strategy. With ``overlap`` or ``double_buffering``, there is one
-    span for each bucket, with its number, in the communication thread.
+    The gradients are averaged; details are bytes and strategy. With ``DuringBackward`` or ``OneStepLate``, there
+    is one span for each bucket, with its number, in the communication thread.
 ``pack``, ``launch``, ``wait``, ``unpack``
-    With these options, in the main thread: the gradients of a bucket are copied into its memory; the bucket is passed
+    With these, in the main thread: the gradients of a bucket are copied into its memory; the bucket is passed
     to the communication thread, to NCCL, or to the hook; the main thread waits for a bucket that is still being
     averaged; and its means are written to the gradients.
 ``update``
