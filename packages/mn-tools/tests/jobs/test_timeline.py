@@ -67,6 +67,32 @@ worker.put(task)
 at_exit(is_ending.set)
 """
 )
+# Rank 1 writes its part after rank 0 has looked for parts, and before it has written the trace.
+LATE_PART = (
+    START
+    + """
+write = collect.trace.write
+def write_later(*args):
+    comm.mpi_comm.send(None, 1)
+    comm.mpi_comm.recv(source=1)
+    write(*args)
+collect.trace.write = write_later
+start._collector.is_aligned = False
+if comm.rank == 1:
+    comm.mpi_comm.recv(source=0)
+    start._collector.finish()
+    comm.mpi_comm.send(None, 0)
+    start._collector._pid = None
+"""
+)
+EXCEPTION = (
+    START
+    + """
+if sys.argv[1] == "all" or comm.rank == 1:
+    raise RuntimeError("known")
+comm.recv_obj(1)
+"""
+)
 EXIT_STATUS = (
     START
     + """
@@ -201,6 +227,20 @@ def test_tasks_of_background_threads_are_waited_for(run):
 def test_an_exit_status_ends_all_ranks_without_waiting(run, tmp_path):
     job, trace = run(EXIT_STATUS, ranks=2)
     assert "exit status 3 on rank 1" in job.stderr
+    assert (trace, os.listdir(tmp_path)) == (None, [])
+
+
+def test_a_part_that_comes_too_late_stays(tmp_path, run):
+    job, trace = run(LATE_PART, ranks=2)
+    assert job.returncode == 0, job.stderr
+    assert trace["otherData"]["notes"] == ["missing: rank 1"]
+    assert sorted(os.listdir(tmp_path)) == ["t.json", "t.json.rank1.part"]
+
+
+@pytest.mark.parametrize("which", ["one", "all"])
+def test_an_exception_leaves_nothing(tmp_path, run, which):
+    job, trace = run(EXCEPTION, which)
+    assert "RuntimeError: known" in job.stderr
     assert (trace, os.listdir(tmp_path)) == (None, [])
 
 

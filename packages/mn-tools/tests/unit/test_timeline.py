@@ -82,6 +82,18 @@ def test_threads_are_told_apart(recorder):
     assert [recorder.threads[event[3]] for event in (here, there)] == ["MainThread", "mn_comm_0"]
 
 
+def test_a_thread_is_not_taken_for_one_that_has_ended(recorder):
+    def work():
+        with span("there"):
+            pass
+
+    for name in ("first", "second", "third"):  # Python often gives them the same number
+        thread = threading.Thread(target=work, name=name)
+        thread.start()
+        thread.join()
+    assert [recorder.threads[event[3]] for event in recorder.events] == ["first", "second", "third"]
+
+
 def test_a_full_record_counts_what_it_drops(recorder, tmp_path):
     for i in range(8):
         with span(str(i)):
@@ -157,6 +169,16 @@ def test_steps_are_numbered_and_what_lies_between_is_shown(tmp_path):
 def test_details_that_json_cannot_write_are_shown_as_text(tmp_path):
     trace.write(str(tmp_path / "t"), [make_part(0, [("a", 0, 1, 7, {"shape": (2, 3), "dtype": float})])])
     assert spans_of(read(tmp_path / "t"))[0]["args"] == {"shape": [2, 3], "dtype": "<class 'float'>"}
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), {(1, 2): 3}, [[float("nan")]]])
+def test_details_that_json_has_no_form_for_spoil_nothing(tmp_path, value):
+    part = make_part(0, [("a", 0, 1, 7, {"one": value, "other": 2}), ("b", 0, 1, 7, None)])
+    for each in (part, Part.from_bytes(part.to_bytes())):
+        trace.write(str(tmp_path / "t"), [each])
+        text = (tmp_path / "t").read_text()
+        found = json.loads(text, parse_constant=pytest.fail)
+        assert spans_of(found)[0]["args"] == {"one": str(value), "other": 2}
 
 
 def test_a_part_survives_the_way():

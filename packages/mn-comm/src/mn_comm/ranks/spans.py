@@ -30,7 +30,7 @@ def span(name: str, **details: Any) -> AbstractContextManager[None]:
 
     Args:
         name: The name of the span.
-        details: Shown when the span is selected: anything that ``json`` can write.
+        details: Shown when the span is selected; what JSON has no form for is shown as text.
 
     Example:
         >>> with mn_comm.span("prepare", samples=100):

@@ -151,11 +151,12 @@ class Collector:
 
     def _write(self, parts: list[Part]) -> None:
         """Write the trace, with parts that exist as files."""
-        known = {part.rank for part in parts}
-        files = [trace.part_file(self._file, rank) for rank in range(self._size) if rank not in known]
-        for file in files:
-            with contextlib.suppress(OSError):
+        files = []
+        for rank in set(range(self._size)) - {part.rank for part in parts}:
+            file = trace.part_file(self._file, rank)
+            with contextlib.suppress(OSError):  # it does not exist, or not yet: then it stays
                 parts.append(trace.load(file))
+                files.append(file)
         missing = sorted(set(range(self._size)) - {part.rank for part in parts})
         notes = [f"missing: {', '.join(f'rank {rank}' for rank in missing)}"] if missing else []
         try:

@@ -47,7 +47,7 @@ class Recorder:
             self.full_at = self.full_at or end
             self.dropped += 1
             return
-        thread = threading.get_ident()
+        thread = threading.get_native_id()  # get_ident() gives a new thread the number of one that has ended
         if thread not in self.threads:
             self.threads[thread] = threading.current_thread().name
         self.events.append((name, begin, end, thread, details))

@@ -17,6 +17,7 @@ from typing import Any
 from mn_tools.timeline.clock import Sample, offset_at
 from mn_tools.timeline.record import Event
 
+_NO_JSON = (TypeError, ValueError, RecursionError)  # what json raises
 _MAIN = "MainThread"
 _BACKGROUND = "mn_comm"  # the names of the threads that communicate
 
@@ -47,7 +48,11 @@ class Part:
 
     def to_bytes(self) -> bytes:
         """Return the part as JSON."""
-        return json.dumps(asdict(self), separators=(",", ":"), default=str).encode()
+        try:
+            return _as_json(vars(self)).encode()
+        except _NO_JSON:
+            events = [(*event, details and _shown(details)) for *event, details in self.events]
+            return _as_json({**vars(self), "events": events}).encode()
 
     @classmethod
     def from_bytes(cls, text: bytes) -> Part:
@@ -164,11 +169,36 @@ def _write(file: str, other: dict[str, Any], events: Iterable[dict[str, Any]]) -
         yield f'{{"displayTimeUnit":"ms","otherData":{json.dumps(other)},"traceEvents":[\n'
         separator = ""
         for event in events:
-            yield separator + json.dumps(event, separators=(",", ":"), default=str)
+            yield separator + _line_of(event)
             separator = ",\n"
         yield "\n]}\n"
 
     _replace(file, lines())
+
+
+def _line_of(event: dict[str, Any]) -> str:
+    try:
+        return _as_json(event)
+    except _NO_JSON:
+        return _as_json({**event, "args": _shown(event["args"])})
+
+
+def _as_json(value: object) -> str:
+    # Viewers read no NaN and no infinity.
+    return json.dumps(value, separators=(",", ":"), default=str, allow_nan=False)
+
+
+def _shown(details: dict[str, Any]) -> dict[str, Any]:
+    """Return details of a span with those that JSON has no form for, such as NaN, as text."""
+
+    def shown(value: object) -> object:
+        try:
+            _as_json(value)
+        except _NO_JSON:
+            return str(value)
+        return value
+
+    return {name: shown(value) for name, value in details.items()}
 
 
 def events_of(parts: Sequence[Part], base: Base) -> Iterator[dict[str, Any]]:
