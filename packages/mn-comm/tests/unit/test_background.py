@@ -1,6 +1,8 @@
 """The thread that communicates in the background."""
 
 import os
+import subprocess
+import sys
 import threading
 import weakref
 
@@ -70,3 +72,16 @@ def test_no_thread_runs_during_a_fork():
     thread_of(worker)  # it takes a new one
     assert len(threads()) == 1
     worker.close()
+
+
+WITHOUT_A_COMMUNICATOR = """
+from mn_comm.building_blocks import Worker, at_exit
+at_exit(lambda: print("first"))
+worker = Worker()
+at_exit(lambda: worker.put(lambda: print("task")))
+"""
+
+
+def test_tasks_end_and_functions_are_called_at_exit_without_a_communicator():
+    job = subprocess.run([sys.executable, "-c", WITHOUT_A_COMMUNICATOR], capture_output=True, text=True)
+    assert (job.stdout.split(), job.stderr) == (["task", "first"], "")

@@ -68,4 +68,12 @@ def at_exit(function: Callable[[], object]) -> None:
     if _found:
         _found[0].before_exit(function)
     else:
+        if not _early:
+            atexit.register(_end_without_a_guard)
         _early.append(function)
+
+
+def _end_without_a_guard() -> None:
+    """Call what no guard has taken over, because there was no communicator."""
+    while _early:
+        _early.pop()()
