@@ -40,15 +40,20 @@ def abort_when_read(status: int = 1, summary: str = "") -> None:
     """
     from mpi4py import MPI  # not at import: a script may install the hook before it chooses how MPI is initialised
 
-    from mn_guard.supervised import report  # not at import: that module imports this one
-
     flush_until_read()
     death_reporter.has_spoken(summary)
-    report.has_failed(status, summary)
+    with contextlib.suppress(OSError):  # no descriptor is left to open the file with
+        from mn_guard.supervised import report  # not at import: that module imports this one
+
+        report.has_failed(status, summary)
     launcher = _launcher() if is_tolerant() else None
     if launcher is not None:
         os.kill(launcher, signal.SIGTERM)
-    MPI.COMM_WORLD.Abort(status)
+    try:
+        MPI.COMM_WORLD.Abort(status)
+    finally:
+        # MPICH's returns. Until the launcher ends this process, it must do nothing else, such as collect the timeline.
+        time.sleep(_PATIENCE_SECONDS)
 
 
 def _launcher() -> int | None:

@@ -20,9 +20,10 @@ from __future__ import annotations
 import atexit
 import enum
 import os
+import sys
 from collections.abc import Callable
 
-__all__ = ["Step", "at_exit", "registered"]
+__all__ = ["Step", "at_exit", "registered", "statuses"]
 
 
 class Step(enum.IntEnum):
@@ -37,6 +38,8 @@ class Step(enum.IntEnum):
     FINISHED = 7
 
 
+statuses: list[object] = []
+"""The exit statuses that the program has asked for; the last one counts."""
 _registered: list[tuple[Step, int, Callable[[], object]]] = []
 
 
@@ -45,7 +48,8 @@ def at_exit(step: Step, function: Callable[[], object]) -> None:
 
     Args:
         step: When, among the steps. Within one step, what was registered last is called first, as Python does.
-        function: The function. If it raises, the traceback is printed, and the other functions are still called.
+        function: The function. If it raises, the traceback is printed, and the other functions are still called, unless
+            it raises SystemExit with a status other than 0, which ends all ranks.
     """
     if not _registered:
         atexit.register(_run)
@@ -62,9 +66,10 @@ def _run() -> None:
     for _, function in registered():
         try:
             function()
-        except SystemExit:
-            raise
-        except BaseException:
-            import traceback
-
-            traceback.print_exc()
+        except SystemExit as error:  # for example, a signal handler of the script has raised it
+            statuses.append(error.code)
+            for step, end in registered():
+                if step is Step.STATUS:
+                    end()
+        except BaseException as error:
+            sys.__excepthook__(type(error), error, error.__traceback__)

@@ -20,14 +20,13 @@ from typing import Any, NoReturn
 from mn_comm.basis.mpi import has_been_finalized
 from mn_guard import patience
 from mn_guard.abort import abort_when_read, say
-from mn_guard.exit_sequence import Step, at_exit
+from mn_guard.exit_sequence import Step, at_exit, statuses
 
 _GRACE_SECONDS = patience.EXIT
 _LONGEST_TEXT = 500
 _BITS = 64  # of a C long, with its sign
 _TOOLS = (3, 4)  # numbers that Python's documentation does not assign to any kind of tool
 
-_noted: list[object] = []
 _end: Callable[[str, int], object] | None = None
 
 
@@ -38,7 +37,7 @@ def share_exit_status(rank: int) -> None:
     Args:
         rank: This process's rank.
     """
-    _noted.append(None)
+    statuses.append(None)
     if sys.version_info >= (3, 12):
         _note_what_leaves_the_outermost_function()
     else:
@@ -68,7 +67,7 @@ def _note_what_leaves_the_outermost_function() -> None:
 
     def leaves(code: CodeType, offset: int, error: BaseException) -> None:
         if isinstance(error, SystemExit) and sys._getframe(1) is outermost:  # noqa: SLF001 - documented
-            _noted.append(error.code)
+            statuses.append(error.code)
 
     monitoring: Any = sys.monitoring  # type: ignore[attr-defined,unused-ignore]
     for tool in _TOOLS:
@@ -94,7 +93,7 @@ def _note_what_python_asks_for() -> None:
         try:
             sys._getframe(1)  # noqa: SLF001 - documented
         except ValueError:
-            _noted.append(value)
+            statuses.append(value)
         return value
 
     def exit(status: object = None, /) -> NoReturn:
@@ -108,14 +107,14 @@ def _note_what_python_asks_for() -> None:
 
 
 def _end_all(rank: int) -> None:
-    status = _as_number(_noted[-1])
+    status = _as_number(statuses[-1])
     if not status or has_been_finalized():
         return
     if _end is not None:
         _end(f"exit status {status}", status)
     say(f"\nchainermn: exit status {status} on rank {rank} ({socket.gethostname()}): ending all ranks\n")
     time.sleep(_GRACE_SECONDS)
-    text = _noted[-1] if isinstance(_noted[-1], str) else ""
+    text = statuses[-1] if isinstance(statuses[-1], str) else ""
     abort_when_read(status, f"exit status {status}" + (f": {text[:_LONGEST_TEXT]}" if text else ""))
 
 

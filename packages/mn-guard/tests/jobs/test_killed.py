@@ -106,6 +106,38 @@ print("created", flush=True)
 os.kill(os.getpid(), signal.SIGTERM)
 """
 
+NO_DESCRIPTOR = """
+import resource, sys
+import mn_comm
+resource.setrlimit(resource.RLIMIT_NOFILE, (256, 256))
+comm = mn_comm.create_communicator("naive")
+if comm.rank == 1:
+    files = []
+    try:
+        while True:
+            files.append(open("/dev/null"))
+    except OSError:
+        if sys.argv[1] == "exception":
+            raise
+    sys.exit(3)
+comm.allreduce_obj(1)
+"""
+
+SIGNAL_AT_THE_END = """
+import os, signal, sys, threading
+import mn_comm
+from mn_comm.building_blocks import Worker
+signal.signal(signal.SIGTERM, lambda *_: sys.exit(3))
+comm = mn_comm.create_communicator("naive")
+worker = Worker()
+def task():
+    threading.main_thread().join()  # the script has ended
+    if comm.rank == 1:
+        os.kill(os.getpid(), signal.SIGTERM)
+    comm.mpi_comm.recv(source=0, tag=1)  # for ever
+worker.put(task)
+"""
+
 MPIEXEC = shutil.which("mpiexec", path=os.path.dirname(sys.executable))
 
 
@@ -121,6 +153,20 @@ def test_a_rank_that_is_killed_ends_the_others(ranks, name):
     # If the launcher asks for the status early, only the launcher knows how the rank died.
     how = f"(was killed by {name}|died of a signal, or called os._exit)"
     assert re.search(rf"\[chainermn\] rank 1 of {ranks} \(.+\) {how}", job.stderr), job.stderr
+
+
+@pytest.mark.parametrize(("end", "status"), [("exception", 1), ("exit", 3)])
+def test_a_rank_without_descriptors_ends_the_others(end, status):
+    job = run(2, NO_DESCRIPTOR, end)
+    assert job.returncode == status, job.stderr
+    assert "on rank 1" in job.stderr
+    assert "has reached the end" not in job.stderr  # the stall monitor did not have to end them
+
+
+def test_a_signal_at_the_end_of_one_rank_ends_the_others():
+    job = run(2, SIGNAL_AT_THE_END)
+    assert job.returncode == 3, job.stderr
+    assert "exit status 3 on rank 1" in job.stderr
 
 
 def test_the_witness_may_be_unwanted(monkeypatch):

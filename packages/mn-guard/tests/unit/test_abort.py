@@ -52,6 +52,7 @@ def test_it_says_what_it_can(stream, end_job, monkeypatch, tmp_path):
     streams |= {"gone": open(writing, "w")}
     streams["closed"].close()
     monkeypatch.setattr(abort.sys, "stderr", streams[stream])
+    monkeypatch.setattr(abort, "_PATIENCE_SECONDS", 0.05)
     abort.say("why")
     abort.abort_when_read(7)
     assert end_job == [7]

@@ -55,6 +55,21 @@ def test_what_a_rank_registers():
     assert job.stdout.split("\n")[0] == "STATUS TASKS LEFTOVERS FAREWELL FINISHED", job.stderr
 
 
+ASKED = """
+import sys
+from mn_guard import exit_sequence
+from mn_guard.exit_sequence import Step, at_exit
+at_exit(Step.STATUS, lambda: print("status", exit_sequence.statuses))
+at_exit(Step.TASKS, lambda: sys.exit(3))
+at_exit(Step.FINISHED, lambda: print("finished"))
+"""
+
+
+def test_a_status_that_a_step_asks_for_counts_like_any_other():
+    job = subprocess.run([sys.executable, "-c", ASKED], capture_output=True, text=True)
+    assert (job.stdout.splitlines(), job.stderr) == (["status []", "status [3]", "finished"], "")
+
+
 def test_nothing_of_the_parent_is_called_in_a_child(monkeypatch):
     monkeypatch.setattr(exit_sequence, "_registered", [(Step.TASKS, os.getpid() + 1, pytest.fail)])
     at_exit(Step.STATUS, print)
