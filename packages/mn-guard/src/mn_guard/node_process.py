@@ -103,6 +103,8 @@ def _place(words: str, folders: tuple[str, ...]) -> str:
     installed = (f"{library}site-packages", f"{library}dist-packages")
     operation = ""
     for path, line, name in frames:  # the most recent call first
+        if path.endswith("/mn_guard/exit_sequence.py"):
+            return ", at the end of its program"
         if path.startswith(folders):
             is_operation = "/chainer/" not in path and not path.endswith("watch.py")
             operation = f" in {name}" if is_operation else operation

@@ -35,6 +35,13 @@ def test_python_s_own_files_are_not_the_script():
     assert describe_death(Rank(0, 2, 7, stack), "died", "host", FOLDERS).endswith("died, at train.py:2 in <module>")
 
 
+def test_a_rank_may_be_at_the_end_of_its_program():
+    files = {"/lib/mn_comm/ranks/background.py": "close_all", "/lib/mn_guard/exit_sequence.py": "_run"}
+    stack = "".join(f'  File "{file}", line 1 in {name}\n' for file, name in files.items())
+    line = describe_death(Rank(0, 2, 7, stack), "was ended by SIGTERM", "host", FOLDERS)
+    assert line.endswith("was ended by SIGTERM, at the end of its program")
+
+
 def test_only_some_of_the_others_are_named():
     others = [Rank(rank, 8, rank, STACK) for rank in range(1, 8)] + [Rank(8, 8, 8)]
     line = describe_others(others, FOLDERS)
