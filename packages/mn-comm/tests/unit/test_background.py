@@ -75,10 +75,13 @@ def test_no_thread_runs_during_a_fork():
 
 
 WITHOUT_A_COMMUNICATOR = """
+import threading
 from mn_comm.building_blocks import Worker, at_exit
 at_exit(lambda: print("first"))
 worker = Worker()
-at_exit(lambda: worker.put(lambda: print("task")))
+is_ending = threading.Event()
+worker.put(lambda: (is_ending.wait(), print("task")))
+at_exit(is_ending.set)
 """
 
 
