@@ -131,11 +131,18 @@ def _leave(reason: str, status: int) -> NoReturn:
     """End this process or, if no rank continues, the job."""
     where = f"rank {MPI.COMM_WORLD.rank} ({socket.gethostname()})"
     _explain(f"{reason} on {where}: this rank ends", reason, status)
-    talk = threading.Thread(target=_end_job_if_all_leave, args=(status,), name="chainermn-leave", daemon=True)
-    talk.start()
-    talk.join(_PATIENCE_SECONDS)
-    os.kill(os.getpid(), signal.SIGKILL)
+    _end_within(_PATIENCE_SECONDS)
+    try:
+        _end_job_if_all_leave(status)
+    finally:
+        os.kill(os.getpid(), signal.SIGKILL)
     raise SystemExit(status)  # not reached
+
+
+def _end_within(seconds: float) -> None:
+    """Let SIGALRM end this process, wherever it then waits: at exit, Python 3.12 starts no thread that could do so."""
+    ctypes.CDLL(None).signal(signal.SIGALRM, None)  # instead of a handler of the script; works in any thread
+    signal.setitimer(signal.ITIMER_REAL, seconds)
 
 
 def _explain(text: str, reason: str, status: int) -> None:
