@@ -484,6 +484,8 @@ OTHER_CHECKS = ["docs", "release-check"]
 # The files of mn-optim would take the longest on three and four ranks, where they run no line and no branch of the
 # source that those whose mark lists 3 or 4, or tests of other packages, do not run: this was measured by coverage.
 SIZES = {suite: [1, 2] if suite == "mn-optim" else [1, 2, 3, 4] for suite in SUITES}
+# Python 3.12 refuses to start threads when a program ends, and reports its exit status in another way than 3.11.
+NO_THREADS_AT_EXIT = "3.12"
 # The package that communicates; the others use MPI through it.
 QUICK_OPENMPI = ["mn-comm"]
 LEFT_OUT = """
@@ -514,7 +516,7 @@ def other_suites() -> list[dict[str, object]]:
         suites.append(describe(suite, "openmpi", parts=["elastic"], share="rest"))
         share = "rest" if suite in QUICK_OPENMPI else "all"
         suites.append(describe(suite, "openmpi", parts=["mpi"], ranks=[2], share=share))
-    return [*suites, *unit_suites()]
+    return [*suites, *suites_on_other_pythons()]
 
 
 def all_suites() -> list[dict[str, object]]:
@@ -523,17 +525,28 @@ def all_suites() -> list[dict[str, object]]:
     few = [suite for suite in SUITES if 4 not in SIZES[suite]]
     suites += [describe(suite, "mpich", parts=["mpi"], ranks=[3, 4], share="quick") for suite in few]
     suites += [describe(suite, "openmpi", parts=["mpi", "elastic"], ranks=[2]) for suite in filter(has_openmpi, SUITES)]
-    return [*suites, *unit_suites()]
+    return [*suites, *suites_on_other_pythons()]
 
 
-def unit_suites() -> list[dict[str, object]]:
-    """Return the entries in a plan for the unit tests on the other Pythons that are found."""
+def suites_on_other_pythons() -> list[dict[str, object]]:
+    """Return the entries in a plan for the unit tests on the other Pythons that are found, and for ends of ranks."""
     suites = []
     for python in PYTHONS:
         if python != RUNNING and is_here(python):
             place, needs = str(programs_of(f"unit-{python}")), [f"environment unit-{python}"]
             suites += [{**describe_unit(package, python, place), "needs": needs} for package in PACKAGES]
+            if python == NO_THREADS_AT_EXIT:
+                suites.append(describe_ends(python))
     return suites
+
+
+def describe_ends(python: str) -> dict[str, object]:
+    """Return the entry in a plan for how ranks of an elastic job end on another Python."""
+    session = f"openmpi-mn-elastic-{python}"
+    tests = f"{folder_of('mn-elastic')}/elastic/test_ends.py"
+    what = {"name": f"mn-elastic, Open MPI, Python {python}", "tests": tests, "parts": ["elastic"]}
+    where = {"python": str(programs_of(session) / "python"), "needs": [f"environment {session}"], "reports": session}
+    return {**what, **where}
 
 
 def run_plan_of(session: nox.Session, suites: list[dict[str, object]], checks: list[str]) -> None:
