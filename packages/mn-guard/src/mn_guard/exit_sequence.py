@@ -63,9 +63,11 @@ def registered() -> list[tuple[Step, Callable[[], object]]]:
 
 
 def _run() -> None:
-    for _, function in registered():
+    functions = [function for _, function in registered()]
+    while functions:
         try:
-            function()
+            while functions:
+                functions.pop(0)()
         except SystemExit as error:  # for example, a signal handler of the script has raised it
             statuses.append(error.code)
             for step, end in registered():
