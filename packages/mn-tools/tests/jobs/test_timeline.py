@@ -105,6 +105,8 @@ comm.recv_obj(1)
 FORKED = (
     START
     + """
+import warnings
+warnings.simplefilter("ignore", DeprecationWarning)  # of Python 3.12: there is another thread
 child = os.fork()
 if child == 0:
     assert not is_recording()
