@@ -52,8 +52,10 @@ def abort_when_read(status: int = 1, summary: str = "") -> None:
     try:
         MPI.COMM_WORLD.Abort(status)
     finally:
-        # MPICH's returns. Until the launcher ends this process, it must do nothing else, such as collect the timeline.
+        # MPICH's returns. The launcher then ends this process, but sometimes not if several ranks have called it. Until
+        # then, this process must do nothing else, such as collect the timeline, or wait in MPI_Finalize.
         time.sleep(_PATIENCE_SECONDS)
+        os._exit(status)
 
 
 def _launcher() -> int | None:

@@ -26,6 +26,7 @@ def end_job(monkeypatch):
         Abort = staticmethod(ended.append)
 
     monkeypatch.setattr(mpi, "COMM_WORLD", World)
+    monkeypatch.setattr(abort.os, "_exit", lambda status: None)
     return ended
 
 
