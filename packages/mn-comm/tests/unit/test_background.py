@@ -88,3 +88,10 @@ at_exit(is_ending.set)
 def test_tasks_end_and_functions_are_called_at_exit_without_a_communicator():
     job = subprocess.run([sys.executable, "-c", WITHOUT_A_COMMUNICATOR], capture_output=True, text=True)
     assert (job.stdout.split(), job.stderr) == (["task", "first"], "")
+
+
+def test_a_function_that_raises_at_exit_does_not_keep_others_from_being_called():
+    script = WITHOUT_A_COMMUNICATOR + "at_exit(lambda: 1 / 0)\n"
+    job = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
+    assert job.stdout.split() == ["task", "first"]
+    assert "ZeroDivisionError" in job.stderr

@@ -74,6 +74,7 @@ def at_exit(function: Callable[[], object]) -> None:
 
 
 def _end_without_a_guard() -> None:
-    """Call what no guard has taken over, because there was no communicator."""
-    while _early:
-        _early.pop()()
+    """Call what no guard has taken over, because there was no communicator: all, also if one raises."""
+    with contextlib.ExitStack() as stack:
+        for function in _early:
+            stack.callback(function)
