@@ -423,8 +423,12 @@ def describe(suite: str, mpi: str, **options: object) -> dict[str, object]:
     name = suite if mpi == "mpich" else f"{suite}, Open MPI"
     # An undeclared dependency is found in the environments with MPICH. mn-comm has to work alone with Open MPI, too.
     session = f"{kind}-{suite}" if mpi == "mpich" or suite in QUICK_OPENMPI else f"{kind}-product"
-    place = {"python": str(programs_of(session) / "python"), "needs": [f"environment {session}"]}
-    return {"name": name, "tests": folder_of(suite), "reports": f"{kind}-{suite}", **place, **options}
+    return {"name": name, "tests": folder_of(suite), "reports": f"{kind}-{suite}", **place_of(session), **options}
+
+
+def place_of(session: str) -> dict[str, object]:
+    """Return, for an entry in a plan, the interpreter of a session's environment, and the task that prepares it."""
+    return {"python": str(programs_of(session) / "python"), "needs": [f"environment {session}"]}
 
 
 def programs_of(session: str) -> Path:
@@ -545,8 +549,7 @@ def describe_ends(python: str) -> dict[str, object]:
     session = f"openmpi-mn-elastic-{python}"
     tests = f"{folder_of('mn-elastic')}/elastic/test_ends.py"
     what = {"name": f"mn-elastic, Open MPI, Python {python}", "tests": tests, "parts": ["elastic"]}
-    where = {"python": str(programs_of(session) / "python"), "needs": [f"environment {session}"], "reports": session}
-    return {**what, **where}
+    return {**what, "reports": session, **place_of(session)}
 
 
 def run_plan_of(session: nox.Session, suites: list[dict[str, object]], checks: list[str]) -> None:

@@ -52,8 +52,8 @@ class Communicator(CommunicatorBase):
     duplicate: to use two of them in two threads at the same time, pass each its own ``Dup()``.
 
     A subclass can have a method ``comm_hook(bucket)``, which averages every bucket in place of the strategy, also in
-    the background, like ``send`` of ``mn_optim.AfterBackward``. Its ``strategy`` is the name of
-    the built-in strategy that packs the gradients.
+    the background, like ``send`` of ``mn_optim.AfterBackward``. Its ``strategy`` is the name of the built-in strategy
+    that packs the gradients.
 
     A subclass in a script may define ``multi_node_mean_grad``, or ``_multi_node_mean`` to average gradients one by one;
     otherwise it averages as ``naive`` does. :meth:`.CommunicatorBase.split` creates it with ``mpi_comm`` alone.

@@ -5,7 +5,8 @@ step       what is done, and why at this place
 =========  ============================================================================================================
 STATUS     A status other than 0 ends all ranks: before all that may wait for ranks that wait for this one.
 LEAVE      An elastic rank asks the others whether they leave, too: before it waits for tasks that may never end.
-TASKS      Tasks in background threads end: while the stall monitor still watches what they wait for.
+TASKS      Tasks in background threads end: while the stall monitor still watches what they wait for. Then the timeline,
+           if there is one, is collected, which contains them.
 REPORT     The supervisor of the job is told that the script has been completed.
 LEFTOVERS  Messages that nobody has received are received and reported: before waiting, as their senders may wait.
 FAREWELL   The stall monitor stops, and tells its neighbors that this rank takes part in nothing any more.

@@ -61,5 +61,5 @@ class Guard:
         stall.leave(ranks)
 
     def before_exit(self, function: Callable[[], object]) -> None:
-        """Call a function that ends tasks when the process ends."""
+        """Call a function that ends tasks, or collects what they have recorded, when the process ends."""
         at_exit(Step.TASKS, function)

@@ -10,23 +10,30 @@ import time
 
 import pytest
 
-# A thread of rank 0 kills the victim as soon as its main thread waits in the operation.
-KILL = """
+# For another thread: whether the main thread is in functions of these names.
+MAIN_IS_IN = """
 import os, signal, sys, threading
+main = threading.main_thread().ident
+
+def main_is_in(*functions):
+    frame, names = sys._current_frames()[main], set()
+    while frame is not None:
+        names.add(frame.f_code.co_name)
+        frame = frame.f_back
+    return names.issuperset(functions)
+"""
+
+# A thread of rank 0 kills the victim as soon as its main thread waits in the operation.
+KILL = (
+    MAIN_IS_IN
+    + """
 import numpy as np
 from mn_comm import create_communicator
 comm = create_communicator("naive")
 processes = comm.allgather_obj(os.getpid())
-main = threading.main_thread().ident
-
-def waiting():
-    frame = sys._current_frames()[main]
-    while frame is not None and frame.f_code.co_name != "allreduce":
-        frame = frame.f_back
-    return frame is not None
 
 def kill():
-    while not waiting():
+    while not main_is_in("allreduce"):
         pass
     os.kill(processes[int(sys.argv[1])], getattr(signal, sys.argv[2], 40))
 
@@ -36,6 +43,7 @@ if comm.rank == 1:
     comm.recv_obj(0)
 comm.allreduce(np.ones(3))
 """
+)
 
 SHOW_SHARED_MEMORY = """
 import os, re
@@ -123,30 +131,24 @@ if comm.rank == 1:
 comm.allreduce_obj(1)
 """
 
-SIGNAL_AT_THE_END = """
-import os, signal, sys, threading
+SIGNAL_AT_THE_END = (
+    MAIN_IS_IN
+    + """
 import mn_comm
 from mn_comm.building_blocks import Worker
 signal.signal(signal.SIGTERM, lambda *_: sys.exit(3))
 comm = mn_comm.create_communicator("naive")
 worker = Worker()
-main = threading.main_thread().ident
-
-def waits_at_its_end():
-    frame, names = sys._current_frames()[main], set()
-    while frame is not None:
-        names.add(frame.f_code.co_name)
-        frame = frame.f_back
-    return {"close_all", "join"} <= names
 
 def task():
-    while comm.rank == 1 and not waits_at_its_end():
+    while comm.rank == 1 and not main_is_in("close_all", "join"):
         pass
     if comm.rank == 1:
         os.kill(os.getpid(), signal.SIGTERM)
     comm.mpi_comm.recv(source=0, tag=1)  # for ever
 worker.put(task)
 """
+)
 
 MPIEXEC = shutil.which("mpiexec", path=os.path.dirname(sys.executable))
 

@@ -151,13 +151,15 @@ class Collector:
 
     def _write(self, parts: list[Part]) -> None:
         """Write the trace, with parts that exist as files."""
-        files = []
-        for rank in set(range(self._size)) - {part.rank for part in parts}:
+        files, missing = [], []
+        for rank in sorted(set(range(self._size)) - {part.rank for part in parts}):
             file = trace.part_file(self._file, rank)
-            with contextlib.suppress(OSError):  # it does not exist, or not yet: then it stays
+            try:
                 parts.append(trace.load(file))
+            except OSError:  # it does not exist, or not yet: then it stays
+                missing.append(rank)
+            else:
                 files.append(file)
-        missing = sorted(set(range(self._size)) - {part.rank for part in parts})
         notes = [f"missing: {', '.join(f'rank {rank}' for rank in missing)}"] if missing else []
         try:
             trace.write(self._file, parts, notes)
