@@ -136,14 +136,22 @@ SIGNAL_AT_THE_END = (
     + """
 import mn_comm
 from mn_comm.building_blocks import Worker
-signal.signal(signal.SIGTERM, lambda *_: sys.exit(3))
+received = []
+
+def end(*_):
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    received.append(True)
+    sys.exit(3)
+
+signal.signal(signal.SIGTERM, end)
 comm = mn_comm.create_communicator("naive")
 worker = Worker()
 
 def task():
     while comm.rank == 1 and not main_is_in("close_all", "join"):
         pass
-    if comm.rank == 1:
+    # Python does not notice a signal that comes just before a thread begins to wait.
+    while comm.rank == 1 and not received:
         os.kill(os.getpid(), signal.SIGTERM)
     comm.mpi_comm.recv(source=0, tag=1)  # for ever
 worker.put(task)
