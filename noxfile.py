@@ -485,9 +485,10 @@ for python in PYTHONS:
 # These sessions run beside the tests.
 QUICK_CHECKS = ["lint", "layers"]
 OTHER_CHECKS = ["docs", "release-check"]
+RANKS = [1, 2, 3, 4]
 # The files of mn-optim would take the longest on three and four ranks, where they run no line and no branch of the
 # source that those whose mark lists 3 or 4, or tests of other packages, do not run: this was measured by coverage.
-SIZES = {suite: [1, 2] if suite == "mn-optim" else [1, 2, 3, 4] for suite in SUITES}
+SIZES = {suite: [1, 2] if suite == "mn-optim" else RANKS for suite in SUITES}
 # Python 3.12 refuses to start threads when a program ends, and reports its exit status in another way than 3.11.
 NO_THREADS_AT_EXIT = "3.12"
 # The package that communicates; the others use MPI through it.
@@ -526,8 +527,9 @@ def other_suites() -> list[dict[str, object]]:
 def all_suites() -> list[dict[str, object]]:
     """Return the entries in a plan for all tests."""
     suites = [describe(suite, "mpich", ranks=SIZES[suite]) for suite in SUITES]
-    few = [suite for suite in SUITES if 4 not in SIZES[suite]]
-    suites += [describe(suite, "mpich", parts=["mpi"], ranks=[3, 4], share="quick") for suite in few]
+    for suite in SUITES:
+        if others := [ranks for ranks in RANKS if ranks not in SIZES[suite]]:
+            suites.append(describe(suite, "mpich", parts=["mpi"], ranks=others, share="quick"))
     suites += [describe(suite, "openmpi", parts=["mpi", "elastic"], ranks=[2]) for suite in filter(has_openmpi, SUITES)]
     return [*suites, *suites_on_other_pythons()]
 
