@@ -14,6 +14,7 @@ import time
 from typing import TextIO
 
 from mn_guard import death_reporter, patience
+from mn_guard.handlers import deferred
 from mn_guard.job import is_tolerant
 
 _LAUNCHERS = ("prterun", "prted")
@@ -38,6 +39,11 @@ def abort_when_read(status: int = 1, summary: str = "") -> None:
         status: The exit status of the job; with ``--with-ft ulfm``, the job's status is 1.
         summary: The reason, in one line.
     """
+    with deferred():  # which is never left
+        _abort_when_read(status, summary)
+
+
+def _abort_when_read(status: int, summary: str) -> None:
     from mpi4py import MPI  # not at import: a script may install the hook before it chooses how MPI is initialised
 
     flush_until_read()

@@ -21,6 +21,7 @@ from mn_comm.basis.mpi import has_been_finalized
 from mn_guard import patience
 from mn_guard.abort import abort_when_read, say
 from mn_guard.exit_sequence import Step, at_exit, statuses
+from mn_guard.handlers import deferred
 
 _GRACE_SECONDS = patience.EXIT
 _LONGEST_TEXT = 500
@@ -53,6 +54,14 @@ def end_by(end: Callable[[str, int], object]) -> None:
     """
     global _end
     _end = end
+
+
+def asked_for() -> int:
+    """Return the status with which the program has ended; 0 if it has not ended.
+
+    It may still wait for threads of its own, or in functions that it has registered with :mod:`atexit`.
+    """
+    return _as_number(statuses[-1]) if statuses else 0
 
 
 def other_end() -> Callable[[str, int], object] | None:
@@ -107,15 +116,16 @@ def _note_what_python_asks_for() -> None:
 
 
 def _end_all(rank: int) -> None:
-    status = _as_number(statuses[-1])
+    status = asked_for()
     if not status or has_been_finalized():
         return
     if _end is not None:
         _end(f"exit status {status}", status)
-    say(f"\nchainermn: exit status {status} on rank {rank} ({socket.gethostname()}): ending all ranks\n")
-    time.sleep(_GRACE_SECONDS)
     text = statuses[-1] if isinstance(statuses[-1], str) else ""
-    abort_when_read(status, f"exit status {status}" + (f": {text[:_LONGEST_TEXT]}" if text else ""))
+    with deferred():  # which is never left
+        say(f"\nchainermn: exit status {status} on rank {rank} ({socket.gethostname()}): ending all ranks\n")
+        time.sleep(_GRACE_SECONDS)
+        abort_when_read(status, f"exit status {status}" + (f": {text[:_LONGEST_TEXT]}" if text else ""))
 
 
 def _as_number(status: object) -> int:

@@ -22,7 +22,7 @@ from collections.abc import Callable, Iterator
 
 from mn_comm.basis.mpi import MPI
 from mn_comm.ranks.watch import Activity, Call, activities, explanations, polled
-from mn_guard import guard_thread
+from mn_guard import exit_status, guard_thread
 from mn_guard.abort import abort_when_read, say
 from mn_guard.exit_sequence import Step, at_exit
 from mn_guard.job import as_number
@@ -35,6 +35,8 @@ _FOR_ALL = {
     *("Reduce_scatter", "Reduce_scatter_block", "allreduce", "allgather", "alltoall"),
     *("barrier", "split", "allreduce_obj", "allgather_obj", "reduce_scatter", "multi_node_mean_grad"),
 }
+# Nor these, except for ranks that have died.
+_FOR_ALL_ALIVE = {"Agree", "Shrink"}
 _WITH_PARTNER = {"send", "recv", "send_obj", "recv_obj"}
 _WHY_SILENT = "it is stopped, dead or overloaded, or in C code that keeps the GIL"
 _SLOWEST_POLL = 1.0
@@ -62,7 +64,7 @@ class Monitor:
         abort: bool,
         stacks: bool = False,
         write: Callable[[str], object] = say,
-        end: Callable[[str], object] = lambda why: abort_when_read(summary=why),
+        end: Callable[[str], object] = lambda why: abort_when_read(exit_status.asked_for() or 1, why),
     ) -> None:
         self.limit = limit
         self.abort = abort
@@ -127,10 +129,14 @@ class Monitor:
         """Return why the job must end, if a wait was reported so long ago that all ranks have answered."""
         if time.monotonic() - self._reported[since] < self._time_to_speak:
             return ""
-        for needed in _needed(activity):
-            gone = (self.probe.finished.keys() | self.probe.leaving) & needed
-            if gone:
-                return f"rank {min(gone)} has reached the end of its program, but this rank still waits for it"
+        finished = self.probe.finished.keys()
+        # Ranks that are leaving still take part in some operations.
+        gone = (finished | self.probe.leaving) & _needed(activity) | finished & _ranks_in(activity, _FOR_ALL_ALIVE)
+        if gone:
+            return f"rank {min(gone)} has reached the end of its program, but this rank still waits for it"
+        status = exit_status.asked_for()
+        if status:
+            return f"this rank has asked for exit status {status}, but still waits"
         return "CHAINERMN_STALL_ABORT is set" if self.abort else ""
 
     def _give_up(self, hopeless: dict[int, str]) -> None:
@@ -176,15 +182,20 @@ def _notes() -> Iterator[str]:
             yield f"a function passed to explain_stalls raised {type(error).__name__}: {error}"
 
 
-def _needed(activity: Activity) -> list[set[int]]:
-    """Return groups of ranks, numbered as in ``MPI_COMM_WORLD``; an activity waits for all ranks of each group."""
-    waits = [(activity.wait[0], activity.wait[1])] if activity.wait is not None else []
-    waits += [(call.function.__name__, ranks_of(call)) for call in activity.calls]
-    groups = [set(in_world(ranks)) for name, ranks in waits if name in _FOR_ALL and ranks is not None]
+def _needed(activity: Activity) -> set[int]:
+    """Return the ranks, numbered as in ``MPI_COMM_WORLD``, for all of which an activity waits."""
+    needed = _ranks_in(activity, _FOR_ALL)
     # Only in the main thread: the program does not wait for other threads, which may wait until it ends.
     if activity.calls and activity.thread == threading.main_thread().ident:
-        groups.append(_partner(activity.calls[-1]))
-    return groups
+        needed |= _partner(activity.calls[-1])
+    return needed
+
+
+def _ranks_in(activity: Activity, names: set[str]) -> set[int]:
+    """Return all ranks of the operations with these names that an activity is executing."""
+    waits = [(activity.wait[0], activity.wait[1])] if activity.wait is not None else []
+    waits += [(call.function.__name__, ranks_of(call)) for call in activity.calls]
+    return {rank for name, ranks in waits if name in names and ranks is not None for rank in in_world(ranks)}
 
 
 def _partner(call: Call) -> set[int]:

@@ -158,6 +158,27 @@ worker.put(task)
 """
 )
 
+# The handler of an alarm of the program raises while this rank ends all others.
+ALARM_AT_THE_END = """
+import signal, sys
+from mn_comm import create_communicator
+
+def is_ending(frame):
+    return frame is not None and (frame.f_code.co_name == "_end_all" or is_ending(frame.f_back))
+
+def late(_, frame):
+    if is_ending(frame):
+        raise {"exception": TimeoutError, "exit": SystemExit}[sys.argv[1]](4)
+
+signal.signal(signal.SIGALRM, late)
+comm = create_communicator("naive")
+comm.barrier()
+if comm.rank == 1:
+    signal.setitimer(signal.ITIMER_REAL, 0.02, 0.02)
+    sys.exit(3)
+comm.barrier()
+"""
+
 MPIEXEC = shutil.which("mpiexec", path=os.path.dirname(sys.executable))
 
 
@@ -187,6 +208,14 @@ def test_a_signal_at_the_end_of_one_rank_ends_the_others():
     job = run(2, SIGNAL_AT_THE_END)
     assert job.returncode == 3, job.stderr
     assert "exit status 3 on rank 1" in job.stderr
+
+
+@pytest.mark.parametrize("what", ["exception", "exit"])
+def test_an_alarm_at_the_end_of_one_rank_does_not_keep_it_from_ending_the_others(what):
+    job = run(2, ALARM_AT_THE_END, what)
+    assert job.returncode == 3, job.stderr
+    assert job.stderr.count("exit status 3 on rank 1") == 1
+    assert "Traceback" not in job.stderr
 
 
 def test_the_witness_may_be_unwanted(monkeypatch):

@@ -173,6 +173,28 @@ def test_a_rank_that_waits_for_one_that_has_come_to_its_end_ends_the_job(wait):
     assert "rank 1 has reached the end of its program, but this rank still waits for it" in job.stderr
 
 
+HAS_EXITED = """
+import atexit, sys, threading
+from mn_comm import create_communicator
+comm, other = create_communicator("naive"), create_communicator("naive")
+if comm.rank == 1:
+    {}
+    sys.exit(3)
+comm.recv_obj(1)
+"""
+STILL_WAITS = {
+    "in a function of atexit": "atexit.register(comm.barrier)",
+    "in a thread": "threading.Thread(target=other.recv_obj, args=(0,)).start()",
+}
+
+
+@pytest.mark.parametrize("where", STILL_WAITS)
+def test_a_rank_that_has_exited_and_still_waits_ends_the_job_with_its_status(where):
+    job = run(2, HAS_EXITED.replace("{}", STILL_WAITS[where]), CHAINERMN_STALL_SECONDS="1")
+    assert job.returncode == 3, job.stderr
+    assert "rank 1 ends the job: this rank has asked for exit status 3, but still waits" in job.stderr
+
+
 ONLY_A_THREAD_WAITS = """
 import os, threading, time
 from mn_comm import create_communicator
