@@ -100,6 +100,11 @@ class ElasticCommunicator(Communicator):
             problem = support.problem_of(MPI.Get_library_version())
             if problem is not None:
                 raise RuntimeError(problem)
+            if ranks.size < MPI.COMM_WORLD.size:  # the launcher and MPI_Finalize know only of all of them
+                raise ValueError(
+                    f"expected all {MPI.COMM_WORLD.size} processes of the job with elastic=True, got {ranks.size}: "
+                    "start a job for each part"
+                )
         # From rank 0's environment: Open MPI's launcher passes a variable only to the ranks on its own host.
         n_spares = support.n_spares(ranks.size, ranks.bcast(os.environ.get(SPARES, "")))
         if n_spares and ends.is_shared():
@@ -116,6 +121,7 @@ class ElasticCommunicator(Communicator):
         self._waits = False
         self._is_over = False
         self._has_failed = False
+        self._all_left: bool | None = None  # known once this rank has taken leave
         self._go_on(*recovery.next_generation(Family(mpi_comm), self._build))
         if n_spares:
             self._progress.no_steps = (
@@ -236,7 +242,8 @@ class ElasticCommunicator(Communicator):
             result = function()
         finally:
             self._progress.depth -= 1
-        self._family.vote(approve=True)
+        with ends.undisturbed():
+            self._family.vote(approve=True)
         return result
 
     def _is_of_a_loss(self, error: Exception) -> bool:
@@ -248,7 +255,7 @@ class ElasticCommunicator(Communicator):
     def _recover(self, error: Exception) -> Change:
         """Rebuild the communicator from the remaining ranks; collective among them."""
         began = time.monotonic()
-        with spans.span("recover", generation=self._generation + 1):
+        with spans.span("recover", generation=self._generation + 1), ends.undisturbed():
             before = self._give_up()
             self._go_on(*recovery.next_generation(before, self._build))
         change = self._change_since(before, began)
@@ -361,8 +368,9 @@ class ElasticCommunicator(Communicator):
         """Decide which processes train, and continue with these; return whether this one trains; collective."""
         began = time.monotonic()
         with spans.span("muster", generation=self._generation + 1):
-            before = self._give_up()
-            mustered = pool.muster(self.rank, self._generation)
+            with ends.undisturbed():
+                before = self._give_up()
+                mustered = pool.muster(self.rank, self._generation)
             assert mustered is not None  # this process is not leaving
             if mustered.is_called:
                 self._expect_majority(self._begin(mustered, before, began))
@@ -374,7 +382,8 @@ class ElasticCommunicator(Communicator):
         while self._waits:
             pool.wait()
             began = time.monotonic()
-            mustered = None if pool.is_abandoned else pool.muster(-1, -1)
+            with ends.undisturbed():
+                mustered = None if pool.is_abandoned else pool.muster(-1, -1)
             if mustered is None:
                 self._is_over = True
                 ends.end_as_spare(in_vain=pool.is_abandoned)
@@ -384,7 +393,8 @@ class ElasticCommunicator(Communicator):
 
     def _begin(self, mustered: spares.Mustered, before: Family, began: float) -> Change:
         self._generation = mustered.generation
-        self._go_on(*recovery.first_generation(mustered.base, self._build))
+        with ends.undisturbed():
+            self._go_on(*recovery.first_generation(mustered.base, self._build))
         change = self._change_since(before, began, mustered)
         self._tell(change)
         return change
@@ -398,10 +408,16 @@ class ElasticCommunicator(Communicator):
         if self._is_over or self._waits:
             # If the job has failed, its other processes have its exit status, and nobody may report success.
             return self._is_over and not (self._pool is not None and self._pool.family.has_failed)
-        is_over, self._has_failed = recovery.all_leave(self._family, at_once=at_once)
-        if is_over and self._pool is not None:
-            self._pool.dismiss(failed=at_once)
-        return is_over
+        if self._all_left is None:  # otherwise, something has failed afterwards
+            self._all_left, self._has_failed = recovery.all_leave(self._family, at_once=at_once)
+            if self._all_left and self._pool is not None:
+                self._pool.dismiss(failed=at_once)
+        return self._all_left
+
+    @property
+    def is_revoked(self) -> bool:
+        """Whether the ranks have given up the last family; may be read in another thread."""
+        return not self._is_over and self._family.is_revoked
 
     def interrupt(self) -> None:
         """Make operations fail in which ranks wait for one that has left: they recover without it."""

@@ -20,19 +20,22 @@ import signal
 import socket
 import sys
 import threading
+import time
+from contextlib import AbstractContextManager
 from types import FrameType
 from typing import NoReturn, Protocol
 
 from mn_comm.basis.mpi import MPI
 from mn_comm.ranks.background import close_all
-from mn_guard import death_reporter, exit_status, guard_thread, stall
+from mn_guard import death_reporter, exit_status, guard_thread, handlers, stall
 from mn_guard.abort import flush_until_read, say
 from mn_guard.exit_sequence import Step, at_exit
 from mn_guard.forks import around_forks, block_during_forks
-from mn_guard.job import detects
+from mn_guard.job import detects, leads_its_processes
 from mn_guard.supervised import report
 
 _exit = os._exit
+_LOOK_SECONDS = 1.0
 _PATIENCE_SECONDS = 3.0  # until the others vote, unless they have reached the end of the script
 _FINALIZED = 5  # OMPI_MPI_STATE_FINALIZE_COMPLETED
 _BY_SIGNAL = 128  # a shell's exit status for a process that was ended by a signal
@@ -40,6 +43,7 @@ _BY_SIGNAL = 128  # a shell's exit status for a process that was ended by a sign
 asked_to_leave = threading.Event()
 """Set by SIGTERM."""
 _parties: list[Party] = []
+_is_leaving = threading.Event()
 
 
 class Party(Protocol):
@@ -48,6 +52,10 @@ class Party(Protocol):
     @property
     def has_lost(self) -> bool:
         """Whether a rank was lost or has failed, also one that this rank has noticed only while it was leaving."""
+
+    @property
+    def is_revoked(self) -> bool:
+        """Whether the others will continue without a rank that has left; may be read in another thread."""
 
     def take_leave(self, *, at_once: bool) -> bool:
         """Inform the others, and return whether all of them are leaving."""
@@ -67,11 +75,21 @@ def end_alone(party: Party) -> None:
     """
     _parties.append(party)
     _install()
+    if len(_parties) > 1 and guard_thread.thread.find(_EndIfMissed) is None:
+        guard_thread.thread.add(_EndIfMissed())
 
 
 def is_shared() -> bool:
     """Return whether other ranks must be informed before this rank ends."""
     return bool(_parties)
+
+
+def undisturbed() -> AbstractContextManager[None]:
+    """Return a context in which signal handlers of the script are deferred: what the ranks agree on must be completed.
+
+    Ctrl-C is not deferred: it ends the job.
+    """
+    return handlers.deferred(_note, signal.default_int_handler)
 
 
 def end_as_spare(*, in_vain: bool) -> NoReturn:
@@ -109,7 +127,8 @@ def _install() -> None:
     exit_status.share_exit_status(MPI.COMM_WORLD.rank)
     stall.interrupt_by(_interrupt)
     os._exit = functools.partial(_leave_or_exit, process)
-    at_exit(Step.LEAVE, _end)
+    for function in (_take_leave, close_all, _end_after_exception):  # the last one is called first
+        at_exit(Step.LEAVE, function)
     is_ours_to_handle = signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
     if is_ours_to_handle and threading.current_thread() is threading.main_thread():
         signal.signal(signal.SIGTERM, _note)
@@ -130,18 +149,25 @@ def _leave_or_exit(process: int, status: int) -> NoReturn:
 def _leave(reason: str, status: int) -> NoReturn:
     """End this process or, if no rank continues, the job."""
     where = f"rank {MPI.COMM_WORLD.rank} ({socket.gethostname()})"
-    _explain(f"{reason} on {where}: this rank ends", reason, status)
-    _end_within(_PATIENCE_SECONDS)
-    try:
-        _end_job_if_all_leave(status)
-    finally:
-        os.kill(os.getpid(), signal.SIGKILL)
+    with undisturbed():
+        try:
+            _explain(f"{reason} on {where}: this rank ends", reason, status)
+            _end_within(_PATIENCE_SECONDS)
+            _end_job_if_all_leave(status)
+        finally:
+            _kill()
     raise SystemExit(status)  # not reached
+
+
+def _kill() -> None:
+    """End this process, and those that it has started, as launchers do: Open MPI's waits for their output."""
+    os.kill(-os.getpid() if leads_its_processes() else os.getpid(), signal.SIGKILL)
 
 
 def _end_within(seconds: float) -> None:
     """Let SIGALRM end this process, wherever it then waits: at exit, Python 3.12 starts no thread that could do so."""
     ctypes.CDLL(None).signal(signal.SIGALRM, None)  # instead of a handler of the script; works in any thread
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGALRM})
     signal.setitimer(signal.ITIMER_REAL, seconds)
 
 
@@ -154,22 +180,27 @@ def _explain(text: str, reason: str, status: int) -> None:
 
 
 def _end_job_if_all_leave(status: int) -> None:
-    if _parties[0].take_leave(at_once=True):
+    if _parties[-1].take_leave(at_once=True):
         say("chainermn: no rank continues: the job ends\n")
         flush_until_read()
         report.job_ends()
         _exit(status)  # if several ranks call MPI_Abort, the launcher sometimes hangs
 
 
-def _end() -> None:
-    """Leave immediately after a failure; otherwise, wait until all others end as well, or know that this rank ends."""
+def _end_after_exception() -> None:
+    """Leave immediately if the script has its own hook for exceptions, or does not want one."""
+    if hasattr(sys, "last_type") and not MPI.Is_finalized():
+        _leave("uncaught exception", 1)
+
+
+def _take_leave() -> None:
+    """Wait until all others end as well, or know that this rank ends."""
     if MPI.Is_finalized():
         return
-    if hasattr(sys, "last_type"):  # the script has its own hook for exceptions, or does not want one
-        _leave("uncaught exception", 1)
-    close_all()
     stall.finish()
-    are_all = _parties[0].take_leave(at_once=False)
+    _is_leaving.set()
+    with undisturbed():
+        are_all = _parties[-1].take_leave(at_once=False)
     report.leave(together=are_all)
     # With the failure detector, MPI_Finalize also hangs (Open MPI 5.0.11).
     # Any of them: a program with two communicators may have used only one of them since the loss.
@@ -192,6 +223,7 @@ def _skip_finalize() -> None:
         _very_end.state = ctypes.c_int.in_dll(ctypes.CDLL(MPI.__file__), "ompi_mpi_state")
         c_library = ctypes.CDLL(None)
         c_library.on_exit(c_library["_exit"], None)
+        c_library["__cxa_atexit"](c_library["fflush"], None, None)  # before that, all streams
 
 
 class _VeryEnd:
@@ -223,7 +255,22 @@ class _EndAtOnce:
             say(f"\nchainermn: another SIGTERM on rank {MPI.COMM_WORLD.rank}: it ends immediately\n")
             flush_until_read()
             death_reporter.has_explained()
-            os.kill(os.getpid(), signal.SIGKILL)
+            _kill()
+
+
+class _EndIfMissed:
+    """Ends this process while it leaves the ranks of its last communicator, if they give up an earlier one.
+
+    They wait for this process there, but it cannot leave all communicators at once.
+    """
+
+    due = 0.0
+
+    def attend(self, signals: bytes) -> None:
+        """Look whether an earlier communicator was revoked."""
+        self.due = time.monotonic() + _LOOK_SECONDS
+        if _is_leaving.is_set() and any(party.is_revoked for party in _parties[:-1]):
+            _kill()
 
 
 def _note(number: int, frame: FrameType | None) -> None:

@@ -107,7 +107,12 @@ class Family:
         Then an exception of any class may be a consequence: Open MPI 5.0.11 sometimes returns from a collective
         operation without an error, but also without the data of a rank that died (3 of 50 ``allgather``).
         """
-        return self.is_over or any(ranks.Is_revoked() for ranks in self._known) or self.has_dead_ranks
+        return self.is_over or self.is_revoked or self.has_dead_ranks
+
+    @property
+    def is_revoked(self) -> bool:
+        """Whether a rank has given up."""
+        return any(ranks.Is_revoked() for ranks in self._known)
 
     @property
     def has_dead_ranks(self) -> bool:

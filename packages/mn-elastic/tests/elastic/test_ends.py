@@ -188,6 +188,114 @@ def test_workers_of_a_pool_can_be_ended(job):
     assert job(2, POOL) == ["done 2", "done 2"]
 
 
+CHILD = """
+import multiprocessing, os, signal, sys, time
+from mn_comm import RankLost, create_communicator
+comm = create_communicator("naive", elastic=True)
+queue = multiprocessing.Queue()
+
+def work():  # like the workers of Chainer's MultiprocessIterator
+    signal.alarm(100)
+    queue.get()
+
+multiprocessing.get_context("fork").Process(target=work, daemon=True).start()
+comm.barrier()
+if comm.rank == 1:
+    os.kill(os.getpid(), getattr(signal, sys.argv[1]))
+for _ in range(5):
+    try:
+        comm.allreduce_obj(1)
+    except RankLost:
+        print(comm.size, flush=True)
+"""
+
+
+@pytest.mark.parametrize("how", ["SIGKILL", "SIGTERM"])
+def test_the_children_of_a_rank_end_with_it(job, how):
+    """They hold the pipes that the launcher reads, which waited until they had ended as well."""
+    started = time.monotonic()
+    assert job(3, CHILD, how) == ["2", "2"]
+    assert time.monotonic() - started < 60
+
+
+BUFFERED = """
+import ctypes, os, signal, sys
+from mn_comm import RankLost, create_communicator
+comm = create_communicator("naive", elastic=True)
+c = ctypes.CDLL(None)
+c.fopen.restype = ctypes.c_void_p
+c.fputs(b"written by C", ctypes.c_void_p(c.fopen(f"{sys.argv[1]}/{comm.rank}".encode(), b"w")))
+if comm.rank == 1:
+    os.kill(os.getpid(), signal.SIGKILL)
+try:
+    comm.barrier()
+except RankLost:
+    pass
+"""
+
+
+def test_what_c_code_has_buffered_is_written_after_a_loss(job, tmp_path):
+    job(2, BUFFERED, str(tmp_path))
+    assert (tmp_path / "0").read_text() == "written by C"
+
+
+TWO = """
+import sys
+from mn_comm import RankLost, create_communicator
+first, last = (create_communicator("naive", elastic=True) for _ in range(2))
+if first.rank == 1:
+    sys.exit()
+comm = {"first": first, "last": last}[sys.argv[1]]
+for _ in range(5):
+    try:
+        comm.allreduce_obj(1)
+    except RankLost:
+        pass
+print(comm.size, flush=True)
+"""
+
+
+@pytest.mark.parametrize("which", ["first", "last"])
+def test_a_rank_may_end_while_the_others_use_any_of_two_communicators(job, which, monkeypatch):
+    monkeypatch.setenv("CHAINERMN_STALL_SECONDS", "2")
+    assert job(3, TWO, which) == ["2", "2"]
+
+
+PART = """
+from mpi4py import MPI
+from mn_comm import create_communicator
+try:
+    create_communicator("naive", MPI.COMM_WORLD.Split(MPI.COMM_WORLD.rank, 0), elastic=True)
+except ValueError as error:
+    print(str(error).partition(" with ")[0], flush=True)
+"""
+
+
+def test_a_part_of_the_processes_is_refused(job):
+    assert job(2, PART) == ["expected all 2 processes of the job"] * 2
+
+
+BLOCKED = """
+import signal
+signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGALRM})
+from mpi4py import MPI
+from mn_comm import create_communicator
+comm = create_communicator("naive", elastic=True)
+comm.barrier()
+if comm.rank == 1:
+    raise ValueError("the end")
+try:
+    MPI.COMM_WORLD.recv(source=1)  # no vote
+except MPI.Exception:
+    print("noticed", flush=True)
+"""
+
+
+def test_a_rank_waits_for_a_vote_for_a_short_time_only(job):
+    """It is ended by SIGALRM, even if the script has blocked it."""
+    assert job(2, BLOCKED) == ["noticed"]
+
+
 NOT_ELASTIC = {
     "an exception on rank 0": """
 if comm.rank == 0:

@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any
 from mn_guard import node
 from mn_guard.exit_sequence import Step, at_exit
 from mn_guard.forks import around_forks
+from mn_guard.job import is_tolerant, leads_its_processes
 from mn_guard.node_process import FINISHED, LONGEST_MESSAGE, SPOKEN
 from mn_guard.supervised import link
 
@@ -54,6 +55,7 @@ def connect(within: Ranks, rank: int, size: int, folders: Callable[[], Sequence[
     if not lacking:
         return _connection
     me = {"op": "watch", "rank": rank, "size": size, "process": os.getpid(), "shared": _shared_memory()}
+    me["leads"] = is_tolerant() and leads_its_processes()
     address = group = listening = None
     introduced: tuple[socket.socket, socket.socket] | None = None
     if within.rank == lacking[0] and os.environ.get("CHAINERMN_WITNESS") != "0":

@@ -24,6 +24,11 @@ def detects(environ: Mapping[str, str] = os.environ) -> bool:
     return environ.get(_DETECTOR, "") in ("1", "true")
 
 
+def leads_its_processes() -> bool:
+    """Return whether the launcher has given this process a group of its own, which contains all that it starts."""
+    return os.getpgrp() == os.getpid()
+
+
 def as_number(text: str) -> float:
     """Return the number in the value of a variable; NaN, which is in no range, if there is none."""
     try:

@@ -58,17 +58,20 @@ class Rank:
         size: How many there are.
         process: Its process ID.
         words: What faulthandler wrote, if it did.
+        leads: Whether its process group is to be ended with it: then what it has started does not outlive it, although
+            other ranks continue.
 
     Attributes:
         has_finished: Whether it has reached the end of its program.
         summary: Why it has ended the job, if this is to be printed again.
     """
 
-    def __init__(self, rank: int, size: int, process: int, words: str = "") -> None:
+    def __init__(self, rank: int, size: int, process: int, words: str = "", leads: bool = False) -> None:
         self.rank = rank
         self.size = size
         self.process = process
         self.words = words
+        self.leads = leads
         self.has_finished = False
         self.summary = ""
 
@@ -190,6 +193,9 @@ class Group:
         cause = _cause(rank)
         if cause:
             self.write(describe_death(rank, cause, self._host, self.folders))
+        if cause and rank.leads:  # a launcher waits until they close its pipes
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(-rank.process, signal.SIGKILL)
         return bool(cause)
 
     def write(self, line: str) -> None:
@@ -348,7 +354,8 @@ class _Node:
 
     def _watch(self, message: dict[str, Any], connection: int, *errors: int) -> None:
         """Report the death of a rank, which is when a connection ends; the first rank of a group says where to."""
-        name, rank = message["group"], Rank(*(message[key] for key in ("rank", "size", "process")))
+        name, leads = message["group"], message.get("leads", False)
+        rank = Rank(message["rank"], message["size"], message["process"], leads=leads)
         if errors:
             self._groups[name] = Group(message["expected"], socket.gethostname(), message["folders"], *errors)
         group = self._groups[name]

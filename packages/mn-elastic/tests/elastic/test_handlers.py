@@ -1,0 +1,59 @@
+"""A signal handler of the script raises while the ranks vote, or take leave of each other."""
+
+import pytest
+
+START = """
+import os, signal, sys, threading, time
+from mn_comm import RankLost, create_communicator
+comm = create_communicator("naive", elastic=True)
+comm.barrier()
+function, how, sent = sys.argv[1:]
+main = threading.main_thread().ident
+
+def is_in(function):
+    frame = sys._current_frames()[main]
+    while frame is not None and frame.f_code.co_name != function:
+        frame = frame.f_back
+    return frame is not None
+
+def send():
+    while not is_in(function):
+        time.sleep(0.001)
+    os.kill(os.getpid(), signal.SIGUSR1)
+    open(sent, "w").close()
+
+def handle(*_):
+    if how == "exception":
+        raise TimeoutError("a limit of the script")
+    sys.exit(int(how))
+
+signal.signal(signal.SIGUSR1, handle)
+if comm.rank == 1:
+    threading.Thread(target=send, daemon=True).start()
+if comm.rank == 0:
+    while not os.path.exists(sent):
+        time.sleep(0.01)
+"""
+
+VOTES = """
+if comm.rank == 2:
+    sys.exit()
+for _ in range(5):
+    try:
+        comm.transact(lambda: 1)
+    except RankLost:
+        pass
+print("done", comm.rank, comm.size, flush=True)
+"""
+
+
+@pytest.mark.parametrize("how", ["0", "3", "exception"])
+def test_at_the_end(job, how, tmp_path):
+    status = int(how) if how.isdecimal() else 0
+    job(2, START, "take_leave", how, str(tmp_path / "sent"), status=status)
+    assert ("TimeoutError: a limit of the script" in job.stderr) == (how == "exception")
+
+
+@pytest.mark.parametrize("how", ["0", "3"])
+def test_in_a_vote_while_another_rank_leaves(job, how, tmp_path):
+    assert job(3, START + VOTES, "vote", how, str(tmp_path / "sent")) == ["done 0 1"]
