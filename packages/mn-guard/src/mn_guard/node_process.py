@@ -1,9 +1,9 @@
 """The process on each node: it reports which rank died first, and in a supervised job outlives the ranks.
 
-Its first duty is to report deaths (:mod:`mn_guard.death_reporter`). It also removes the shared memory that MPI has left
-behind when the ranks have ended. If the job has a supervisor
-(:mod:`mn_guard.supervised`), it also holds memory for the ranks, reports to the supervisor how they are doing, and ends
-the remaining ranks when the supervisor requests it or is silent for too long.
+Its first duty is to report deaths (:mod:`mn_guard.death_reporter`). It also ends what a dead rank has started, if the
+others continue, and removes the shared memory that MPI has left behind when the ranks have ended. If the job has a
+supervisor (:mod:`mn_guard.supervised`), it also holds memory for the ranks, reports to the supervisor how they are
+doing, and ends the remaining ranks when the supervisor requests it or is silent for too long.
 
 It imports nothing from this package: it is a script, started as ``python -I -S node_process.py DESCRIPTOR EXPECTED
 [HOST PORT TOKEN]``. The descriptor is of the socket on which it listens. Without a supervisor, it ends with the last of
