@@ -32,6 +32,10 @@ else:  # loading them starts MPI
 
 _T = TypeVar("_T")
 _MOST_ALARMS = 3
+_TORN = (
+    "an exception, for example of a signal handler of the script, has left the middle of a vote or a recovery: this "
+    "rank cannot take part in anything any more, and should end"
+)
 _COLLECTIVE = (
     *("bcast", "gather", "allgather", "scatter", "alltoall", "allreduce", "reduce", "reduce_scatter", "barrier"),
     *("bcast_obj", "gather_obj", "allgather_obj", "scatter_obj", "allreduce_obj", "multi_node_mean_grad"),
@@ -80,8 +84,8 @@ class ElasticCommunicator(Communicator):
 
     Raises:
         RuntimeError: The job cannot continue after a rank has died (on every rank).
-        ValueError: The strategy cannot be elastic, or cannot work on these hosts; or the requested number of spares is
-            not possible.
+        ValueError: The strategy cannot be elastic, or cannot work on these hosts; the requested number of spares is not
+            possible; these are not all ranks of the job; or there is an elastic communicator already.
     """
 
     strategy = "naive"
@@ -107,8 +111,10 @@ class ElasticCommunicator(Communicator):
                 )
         # From rank 0's environment: Open MPI's launcher passes a variable only to the ranks on its own host.
         n_spares = support.n_spares(ranks.size, ranks.bcast(os.environ.get(SPARES, "")))
-        if n_spares and ends.is_shared():
-            raise ValueError(f"expected one elastic communicator with {SPARES}={n_spares}, got another one")
+        if ends.is_shared():
+            raise ValueError(
+                "expected one elastic communicator in a job, got another one: use the first one in all places"
+            )
         self.strategy = strategy
         self._generation = -1
         self._progress = _Progress()
@@ -121,6 +127,7 @@ class ElasticCommunicator(Communicator):
         self._waits = False
         self._is_over = False
         self._has_failed = False
+        self._is_within = False  # whether the ranks are recovering, or taking leave
         self._all_left: bool | None = None  # known once this rank has taken leave
         self._go_on(*recovery.next_generation(Family(mpi_comm), self._build))
         if n_spares:
@@ -224,6 +231,8 @@ class ElasticCommunicator(Communicator):
         """Return the result of a function, and recover from losses meanwhile; see :meth:`transact` for arguments."""
         if self._is_over:  # a spare that was not needed still communicates while it ends: in a ``finally`` block
             raise SystemExit(0)
+        if self.is_torn:
+            raise RuntimeError(_TORN)
         while True:
             try:
                 return attempt()
@@ -242,22 +251,24 @@ class ElasticCommunicator(Communicator):
             result = function()
         finally:
             self._progress.depth -= 1
-        with ends.undisturbed():
-            self._family.vote(approve=True)
+        self._family.vote(approve=True)
         return result
 
     def _is_of_a_loss(self, error: Exception) -> bool:
         """Return whether an exception may be caused by a loss: any of MPI's may, and any at all after a loss."""
         from mn_elastic.family import Overruled
 
-        return isinstance(error, (Overruled, MPI.Exception)) or self._family.is_broken
+        is_own = error is self._family.interruption
+        return not is_own and (isinstance(error, (Overruled, MPI.Exception)) or self._family.is_broken)
 
     def _recover(self, error: Exception) -> Change:
         """Rebuild the communicator from the remaining ranks; collective among them."""
         began = time.monotonic()
-        with spans.span("recover", generation=self._generation + 1), ends.undisturbed():
+        with spans.span("recover", generation=self._generation + 1):
+            self._is_within = True
             before = self._give_up()
             self._go_on(*recovery.next_generation(before, self._build))
+            self._is_within = False
         change = self._change_since(before, began)
         self._expect_majority(change)
         self._progress.alarms = 0 if change.lost else self._progress.alarms + 1
@@ -368,12 +379,13 @@ class ElasticCommunicator(Communicator):
         """Decide which processes train, and continue with these; return whether this one trains; collective."""
         began = time.monotonic()
         with spans.span("muster", generation=self._generation + 1):
-            with ends.undisturbed():
-                before = self._give_up()
-                mustered = pool.muster(self.rank, self._generation)
+            self._is_within = True
+            before = self._give_up()
+            mustered = pool.muster(self.rank, self._generation)
             assert mustered is not None  # this process is not leaving
             if mustered.is_called:
                 self._expect_majority(self._begin(mustered, before, began))
+            self._is_within = False
         return mustered.is_called
 
     def _wait(self, pool: spares.Pool) -> None:
@@ -382,22 +394,28 @@ class ElasticCommunicator(Communicator):
         while self._waits:
             pool.wait()
             began = time.monotonic()
-            with ends.undisturbed():
-                mustered = None if pool.is_abandoned else pool.muster(-1, -1)
+            self._is_within = True
+            mustered = None if pool.is_abandoned else pool.muster(-1, -1)
             if mustered is None:
-                self._is_over = True
+                self._is_over, self._is_within = True, False
                 ends.end_as_spare(in_vain=pool.is_abandoned)
             elif mustered.is_called:
                 self._waits = False
                 self._begin(mustered, before, began)
+            self._is_within = False
 
     def _begin(self, mustered: spares.Mustered, before: Family, began: float) -> Change:
         self._generation = mustered.generation
-        with ends.undisturbed():
-            self._go_on(*recovery.first_generation(mustered.base, self._build))
+        self._go_on(*recovery.first_generation(mustered.base, self._build))
+        self._is_within = False
         change = self._change_since(before, began, mustered)
         self._tell(change)
         return change
+
+    @property
+    def is_torn(self) -> bool:
+        """Whether an exception has left the middle of something that the ranks do together: this one must die."""
+        return self._is_within or self._family.is_torn
 
     def take_leave(self, *, at_once: bool) -> bool:
         """Leave the other ranks, which continue; return whether no rank does. This object must not be used afterwards.
@@ -409,15 +427,12 @@ class ElasticCommunicator(Communicator):
             # If the job has failed, its other processes have its exit status, and nobody may report success.
             return self._is_over and not (self._pool is not None and self._pool.family.has_failed)
         if self._all_left is None:  # otherwise, something has failed afterwards
-            self._all_left, self._has_failed = recovery.all_leave(self._family, at_once=at_once)
-            if self._all_left and self._pool is not None:
+            self._is_within = True
+            all_left, self._has_failed = recovery.all_leave(self._family, at_once=at_once)
+            if all_left and self._pool is not None:
                 self._pool.dismiss(failed=at_once)
+            self._all_left, self._is_within = all_left, False
         return self._all_left
-
-    @property
-    def is_revoked(self) -> bool:
-        """Whether the ranks have given up the last family; may be read in another thread."""
-        return not self._is_over and self._family.is_revoked
 
     def interrupt(self) -> None:
         """Make operations fail in which ranks wait for one that has left: they recover without it."""

@@ -20,30 +20,27 @@ import signal
 import socket
 import sys
 import threading
-import time
-from contextlib import AbstractContextManager
+import traceback
 from types import FrameType
 from typing import NoReturn, Protocol
 
 from mn_comm.basis.mpi import MPI
 from mn_comm.ranks.background import close_all
-from mn_guard import death_reporter, exit_status, guard_thread, handlers, stall
-from mn_guard.abort import flush_until_read, say
+from mn_guard import death_reporter, exit_status, guard_thread, stall
+from mn_guard.abort import flush_until_read, ignore_handlers, say
 from mn_guard.exit_sequence import Step, at_exit
 from mn_guard.forks import around_forks, block_during_forks
-from mn_guard.job import detects, leads_its_processes
+from mn_guard.job import detects
 from mn_guard.supervised import report
 
 _exit = os._exit
-_LOOK_SECONDS = 1.0
 _PATIENCE_SECONDS = 3.0  # until the others vote, unless they have reached the end of the script
 _FINALIZED = 5  # OMPI_MPI_STATE_FINALIZE_COMPLETED
 _BY_SIGNAL = 128  # a shell's exit status for a process that was ended by a signal
 
 asked_to_leave = threading.Event()
 """Set by SIGTERM."""
-_parties: list[Party] = []
-_is_leaving = threading.Event()
+_party: Party | None = None
 
 
 class Party(Protocol):
@@ -54,8 +51,8 @@ class Party(Protocol):
         """Whether a rank was lost or has failed, also one that this rank has noticed only while it was leaving."""
 
     @property
-    def is_revoked(self) -> bool:
-        """Whether the others will continue without a rank that has left; may be read in another thread."""
+    def is_torn(self) -> bool:
+        """Whether this rank has left the middle of what the ranks agree on, so that only its death helps the others."""
 
     def take_leave(self, *, at_once: bool) -> bool:
         """Inform the others, and return whether all of them are leaving."""
@@ -73,23 +70,14 @@ def end_alone(party: Party) -> None:
     Args:
         party: The other ranks.
     """
-    _parties.append(party)
-    _install()
-    if len(_parties) > 1 and guard_thread.thread.find(_EndIfMissed) is None:
-        guard_thread.thread.add(_EndIfMissed())
+    global _party
+    _party = party
+    _install(party)
 
 
 def is_shared() -> bool:
     """Return whether other ranks must be informed before this rank ends."""
-    return bool(_parties)
-
-
-def undisturbed() -> AbstractContextManager[None]:
-    """Return a context in which signal handlers of the script are deferred: what the ranks agree on must be completed.
-
-    Ctrl-C is not deferred: it ends the job.
-    """
-    return handlers.deferred(_note, signal.default_int_handler)
+    return _party is not None
 
 
 def end_as_spare(*, in_vain: bool) -> NoReturn:
@@ -120,14 +108,13 @@ def leave_as_asked() -> NoReturn:
     _leave("SIGTERM", _BY_SIGNAL + signal.SIGTERM)
 
 
-@functools.cache
-def _install() -> None:
+def _install(party: Party) -> None:
     process = os.getpid()
     exit_status.end_by(_leave)
     exit_status.share_exit_status(MPI.COMM_WORLD.rank)
-    stall.interrupt_by(_interrupt)
+    stall.interrupt_by(party.interrupt)
     os._exit = functools.partial(_leave_or_exit, process)
-    for function in (_take_leave, close_all, _end_after_exception):  # the last one is called first
+    for function in (functools.partial(_take_leave, party), close_all, _end_after_exception):  # the last one is first
         at_exit(Step.LEAVE, function)
     is_ours_to_handle = signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
     if is_ours_to_handle and threading.current_thread() is threading.main_thread():
@@ -148,20 +135,15 @@ def _leave_or_exit(process: int, status: int) -> NoReturn:
 
 def _leave(reason: str, status: int) -> NoReturn:
     """End this process or, if no rank continues, the job."""
+    ignore_handlers()
     where = f"rank {MPI.COMM_WORLD.rank} ({socket.gethostname()})"
-    with undisturbed():
-        try:
-            _explain(f"{reason} on {where}: this rank ends", reason, status)
-            _end_within(_PATIENCE_SECONDS)
-            _end_job_if_all_leave(status)
-        finally:
-            _kill()
+    _explain(f"{reason} on {where}: this rank ends", reason, status)
+    _end_within(_PATIENCE_SECONDS)
+    try:
+        _end_job_if_all_leave(status)
+    finally:
+        os.kill(os.getpid(), signal.SIGKILL)
     raise SystemExit(status)  # not reached
-
-
-def _kill() -> None:
-    """End this process, and those that it has started, as launchers do: Open MPI's waits for their output."""
-    os.kill(-os.getpid() if leads_its_processes() else os.getpid(), signal.SIGKILL)
 
 
 def _end_within(seconds: float) -> None:
@@ -180,7 +162,8 @@ def _explain(text: str, reason: str, status: int) -> None:
 
 
 def _end_job_if_all_leave(status: int) -> None:
-    if _parties[-1].take_leave(at_once=True):
+    assert _party is not None  # otherwise, this is not called
+    if not _party.is_torn and _party.take_leave(at_once=True):
         say("chainermn: no rank continues: the job ends\n")
         flush_until_read()
         report.job_ends()
@@ -193,24 +176,31 @@ def _end_after_exception() -> None:
         _leave("uncaught exception", 1)
 
 
-def _take_leave() -> None:
+def _take_leave(party: Party) -> None:
     """Wait until all others end as well, or know that this rank ends."""
     if MPI.Is_finalized():
         return
     stall.finish()
-    _is_leaving.set()
-    with undisturbed():
-        are_all = _parties[-1].take_leave(at_once=False)
+    are_all = False
+    try:
+        are_all = not party.is_torn and party.take_leave(at_once=False)
+    except BaseException:  # raised by a signal handler of the script
+        traceback.print_exc()
+    if party.is_torn:
+        _end_torn()
     report.leave(together=are_all)
     # With the failure detector, MPI_Finalize also hangs (Open MPI 5.0.11).
-    # Any of them: a program with two communicators may have used only one of them since the loss.
-    if not are_all or any(party.has_lost for party in _parties) or detects():
+    if not are_all or party.has_lost or detects():
         _skip_finalize()
 
 
-def _interrupt() -> None:
-    for party in _parties:
-        party.interrupt()
+def _end_torn() -> None:
+    """End this process: the others notice its death, but may otherwise wait forever for what this rank has left."""
+    why = "an exception, for example of a signal handler, has left what the ranks agree on"
+    say(f"\nchainermn: {why}, on rank {MPI.COMM_WORLD.rank}: this rank ends\n")
+    flush_until_read()
+    death_reporter.has_explained()
+    os.kill(os.getpid(), signal.SIGKILL)
 
 
 def _skip_finalize() -> None:
@@ -223,7 +213,6 @@ def _skip_finalize() -> None:
         _very_end.state = ctypes.c_int.in_dll(ctypes.CDLL(MPI.__file__), "ompi_mpi_state")
         c_library = ctypes.CDLL(None)
         c_library.on_exit(c_library["_exit"], None)
-        c_library["__cxa_atexit"](c_library["fflush"], None, None)  # before that, all streams
 
 
 class _VeryEnd:
@@ -255,22 +244,7 @@ class _EndAtOnce:
             say(f"\nchainermn: another SIGTERM on rank {MPI.COMM_WORLD.rank}: it ends immediately\n")
             flush_until_read()
             death_reporter.has_explained()
-            _kill()
-
-
-class _EndIfMissed:
-    """Ends this process while it leaves the ranks of its last communicator, if they give up an earlier one.
-
-    They wait for this process there, but it cannot leave all communicators at once.
-    """
-
-    due = 0.0
-
-    def attend(self, signals: bytes) -> None:
-        """Look whether an earlier communicator was revoked."""
-        self.due = time.monotonic() + _LOOK_SECONDS
-        if _is_leaving.is_set() and any(party.is_revoked for party in _parties[:-1]):
-            _kill()
+            os.kill(os.getpid(), signal.SIGKILL)
 
 
 def _note(number: int, frame: FrameType | None) -> None:

@@ -38,13 +38,16 @@ class Family:
     Attributes:
         base: The base.
         is_over: Whether a vote was lost.
+        interruption: What a signal handler of the script has raised in the last vote.
+        is_torn: Whether this rank is in a vote, or has left it without knowing the result.
         has_failed: Whether a rank that leaves has failed; known after :meth:`all_leave`.
     """
 
     def __init__(self, mpi_comm: MPI.Intracomm) -> None:
         self.base = ElasticRanks(mpi_comm)
         self.base.family = self
-        self.is_over = False
+        self.is_over = self.is_torn = False
+        self.interruption: BaseException | None = None
         self.has_failed = False
         self._known = [self.base]
 
@@ -61,9 +64,28 @@ class Family:
             raise Overruled
         # Twice, as Open MPI 5.0.11 sometimes returns 0 on all ranks although all have passed 1, while a thread averages
         # in the background (3 of some 1,500 votes). All ranks see the same, so all vote again.
-        if not any(self._agree(int(approve)) for _ in range(2)):
-            self.is_over = True
+        self.interruption, self.is_torn = None, True
+        self.is_over = not any(self._cast(int(approve)) for _ in range(2))
+        self.is_torn = False
+        if self.interruption is not None:
+            raise self.interruption
+        if self.is_over:
             raise Overruled
+
+    def _cast(self, approve: int) -> int:
+        """Return the result of a vote, 0 if a rank has died; what a signal handler raises is raised only afterwards."""
+        results: list[int] = []
+        try:
+            # No handler can run between the end of the vote and this list.
+            vote = map(_AGREE, (self.base,), (approve,))
+            activity().wait_for(results.extend, "Agree", self.base, (vote,))
+        except MPI.Exception:
+            pass
+        except BaseException as error:
+            self.interruption = error
+            if not results:
+                raise
+        return sum(results)
 
     def _agree(self, bits: int) -> int | None:
         """Return the bits that all ranks have set, or ``None`` if a rank has died; collective."""
@@ -107,12 +129,7 @@ class Family:
         Then an exception of any class may be a consequence: Open MPI 5.0.11 sometimes returns from a collective
         operation without an error, but also without the data of a rank that died (3 of 50 ``allgather``).
         """
-        return self.is_over or self.is_revoked or self.has_dead_ranks
-
-    @property
-    def is_revoked(self) -> bool:
-        """Whether a rank has given up."""
-        return any(ranks.Is_revoked() for ranks in self._known)
+        return self.is_over or any(ranks.Is_revoked() for ranks in self._known) or self.has_dead_ranks
 
     @property
     def has_dead_ranks(self) -> bool:

@@ -35,6 +35,15 @@ if comm.rank == 0:
         time.sleep(0.01)
 """
 
+GO_ON = """
+for _ in range(5 * (comm.rank != 1)):
+    try:
+        comm.transact(lambda: 1)
+    except RankLost:
+        pass
+print("done", comm.size, flush=True)
+"""
+
 VOTES = """
 if comm.rank == 2:
     sys.exit()
@@ -47,13 +56,26 @@ print("done", comm.rank, comm.size, flush=True)
 """
 
 
-@pytest.mark.parametrize("how", ["0", "3", "exception"])
+@pytest.mark.parametrize("how", ["0", "exception"])
 def test_at_the_end(job, how, tmp_path):
-    status = int(how) if how.isdecimal() else 0
-    job(2, START, "take_leave", how, str(tmp_path / "sent"), status=status)
+    job(2, START, "take_leave", how, str(tmp_path / "sent"))
     assert ("TimeoutError: a limit of the script" in job.stderr) == (how == "exception")
+    assert "has left what the ranks agree on, on rank 1: this rank ends" in job.stderr
 
 
-@pytest.mark.parametrize("how", ["0", "3"])
+@pytest.mark.parametrize("how", ["0", "exception"])
+def test_at_the_end_while_the_others_go_on(job, how, tmp_path):
+    assert job(3, START + GO_ON, "take_leave", how, str(tmp_path / "sent")) == ["done 2", "done 2", "done 3"]
+
+
+@pytest.mark.parametrize("how", ["0", "3", "exception"])
 def test_in_a_vote_while_another_rank_leaves(job, how, tmp_path):
     assert job(3, START + VOTES, "vote", how, str(tmp_path / "sent")) == ["done 0 1"]
+
+
+@pytest.mark.parametrize("how", ["0", "3", "exception"])
+def test_in_a_vote_that_is_won(job, how, tmp_path):
+    """All have completed it, so that all may end together, with this status."""
+    status = {"exception": 1}.get(how) or int(how)
+    assert job(2, START + "comm.transact(lambda: 1)", "vote", how, str(tmp_path / "sent"), status=status) == []
+    assert "this rank ends" not in job.stderr or how != "0"

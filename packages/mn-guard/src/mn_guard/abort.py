@@ -10,14 +10,13 @@ import signal
 import stat
 import sys
 import termios
+import threading
 import time
 from typing import TextIO
 
 from mn_guard import death_reporter, patience
-from mn_guard.handlers import deferred
-from mn_guard.job import is_tolerant
+from mn_guard.job import LAUNCHERS, is_tolerant, name_and_parent
 
-_LAUNCHERS = ("prterun", "prted")
 _PATIENCE_SECONDS = patience.UNREAD_OUTPUT
 _PAUSE_SECONDS = 0.01
 
@@ -27,6 +26,19 @@ def say(text: str) -> None:
     with contextlib.suppress(Exception):
         sys.stderr.write(text)
         sys.stderr.flush()
+
+
+def ignore_handlers() -> None:
+    """From now on, call no signal handler of the script: one that raises would keep this process from ending the job.
+
+    In threads other than the main one, where Python calls no handlers, this does nothing.
+    """
+    while threading.current_thread() is threading.main_thread():
+        with contextlib.suppress(BaseException):  # raised by a handler just now
+            for number in signal.valid_signals():
+                if callable(signal.getsignal(number)):
+                    signal.signal(number, lambda *_: None)
+            return
 
 
 def abort_when_read(status: int = 1, summary: str = "") -> None:
@@ -39,13 +51,9 @@ def abort_when_read(status: int = 1, summary: str = "") -> None:
         status: The exit status of the job; with ``--with-ft ulfm``, the job's status is 1.
         summary: The reason, in one line.
     """
-    with deferred():  # which is never left
-        _abort_when_read(status, summary)
-
-
-def _abort_when_read(status: int, summary: str) -> None:
     from mpi4py import MPI  # not at import: a script may install the hook before it chooses how MPI is initialised
 
+    ignore_handlers()
     flush_until_read()
     death_reporter.has_spoken(summary)
     with contextlib.suppress(OSError):  # no descriptor is left to open the file with
@@ -69,11 +77,10 @@ def _launcher() -> int | None:
     process = os.getppid()
     with contextlib.suppress(OSError, ValueError):
         while process > 1:
-            with open(f"/proc/{process}/stat") as file:
-                name, _, rest = file.read().partition("(")[2].rpartition(")")
-            if name in _LAUNCHERS:
+            name, parent = name_and_parent(process)
+            if name in LAUNCHERS:
                 return process
-            process = int(rest.split()[1])
+            process = parent
     return None
 
 

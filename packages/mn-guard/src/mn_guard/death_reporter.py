@@ -23,7 +23,7 @@ from mn_guard import node
 from mn_guard.exit_sequence import Step, at_exit
 from mn_guard.forks import around_forks
 from mn_guard.job import is_tolerant, leads_its_processes
-from mn_guard.node_process import FINISHED, LONGEST_MESSAGE, SPOKEN
+from mn_guard.node_process import EXPLAINED, FINISHED, LONGEST_MESSAGE, SPOKEN
 from mn_guard.supervised import link
 
 if TYPE_CHECKING:
@@ -90,7 +90,7 @@ def has_spoken(summary: str) -> None:
 
 def has_explained() -> None:
     """Tell the process of the node that this rank has printed why it ends, and the others continue."""
-    _say(FINISHED)
+    _say(EXPLAINED)
 
 
 def _address() -> tuple[str | None, socket.socket | None]:

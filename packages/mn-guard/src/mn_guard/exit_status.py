@@ -19,9 +19,8 @@ from typing import Any, NoReturn
 
 from mn_comm.basis.mpi import has_been_finalized
 from mn_guard import patience
-from mn_guard.abort import abort_when_read, say
+from mn_guard.abort import abort_when_read, ignore_handlers, say
 from mn_guard.exit_sequence import Step, at_exit, statuses
-from mn_guard.handlers import deferred
 
 _GRACE_SECONDS = patience.EXIT
 _LONGEST_TEXT = 500
@@ -121,11 +120,11 @@ def _end_all(rank: int) -> None:
         return
     if _end is not None:
         _end(f"exit status {status}", status)
+    ignore_handlers()
+    say(f"\nchainermn: exit status {status} on rank {rank} ({socket.gethostname()}): ending all ranks\n")
+    time.sleep(_GRACE_SECONDS)
     text = statuses[-1] if isinstance(statuses[-1], str) else ""
-    with deferred():  # which is never left
-        say(f"\nchainermn: exit status {status} on rank {rank} ({socket.gethostname()}): ending all ranks\n")
-        time.sleep(_GRACE_SECONDS)
-        abort_when_read(status, f"exit status {status}" + (f": {text[:_LONGEST_TEXT]}" if text else ""))
+    abort_when_read(status, f"exit status {status}" + (f": {text[:_LONGEST_TEXT]}" if text else ""))
 
 
 def _as_number(status: object) -> int:

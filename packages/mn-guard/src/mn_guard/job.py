@@ -9,6 +9,9 @@ from collections.abc import Mapping
 RANKS = ("OMPI_COMM_WORLD_RANK", "PMIX_RANK", "PMI_RANK")
 """Where they say which rank in ``MPI_COMM_WORLD`` a process will be."""
 
+LAUNCHERS = ("prterun", "prted")
+"""The names of Open MPI's processes that start ranks."""
+
 ENABLED = "OMPI_MCA_mpi_ft_enable"
 """What ``mpiexec --with-ft ulfm`` sets to 1 in every process."""
 _DETECTOR = "OMPI_MCA_mpi_ft_detector"
@@ -24,9 +27,26 @@ def detects(environ: Mapping[str, str] = os.environ) -> bool:
     return environ.get(_DETECTOR, "") in ("1", "true")
 
 
+def name_and_parent(process: int) -> tuple[str, int]:
+    """Return the name of a process of this host, and the process ID of its parent.
+
+    Raises:
+        OSError: There is no such process.
+    """
+    with open(f"/proc/{process}/stat") as file:
+        name, _, rest = file.read().partition("(")[2].rpartition(")")
+    return name, int(rest.split()[1])
+
+
 def leads_its_processes() -> bool:
-    """Return whether the launcher has given this process a group of its own, which contains all that it starts."""
-    return os.getpgrp() == os.getpid()
+    """Return whether Open MPI's launcher has given this process a group of its own, which contains all that it starts.
+
+    With ``srun``, all ranks of a node are in one group, which the first of them leads.
+    """
+    try:
+        return os.getpgrp() == os.getpid() and name_and_parent(os.getppid())[0] in LAUNCHERS
+    except (OSError, ValueError):  # in a container, the launcher may be outside
+        return False
 
 
 def as_number(text: str) -> float:

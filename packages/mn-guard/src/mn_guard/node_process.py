@@ -36,11 +36,12 @@ from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
-FINISHED, SPOKEN = b"\1", b"\2"
+FINISHED, SPOKEN, EXPLAINED = b"\1", b"\2", b"\3"
 LONGEST_MESSAGE = 4096
 BEAT_SECONDS = 0.4  # between two messages that say "alive", in either direction
 SILENCE_SECONDS = 2.5  # after this time, the other side is regarded as lost
 _CONNECT_SECONDS = 5.0
+_GRACE_SECONDS = 1.0  # for processes that have received SIGTERM
 _DEATH_SECONDS = 0.2  # between the end of the connection and the moment when the process has a status
 _PAUSE_SECONDS = 0.0005  # some launchers collect the status immediately
 _TOGETHER_SECONDS = 0.5  # the launcher ends the others after the first death
@@ -58,21 +59,22 @@ class Rank:
         size: How many there are.
         process: Its process ID.
         words: What faulthandler wrote, if it did.
-        leads: Whether its process group is to be ended with it: then what it has started does not outlive it, although
-            other ranks continue.
 
     Attributes:
+        leads: Whether its process group is to be ended with it: then what it has started does not outlive it, although
+            other ranks continue.
         has_finished: Whether it has reached the end of its program.
+        has_explained: Whether it has printed why it ends before that, while the others continue.
         summary: Why it has ended the job, if this is to be printed again.
     """
 
-    def __init__(self, rank: int, size: int, process: int, words: str = "", leads: bool = False) -> None:
+    def __init__(self, rank: int, size: int, process: int, words: str = "") -> None:
         self.rank = rank
         self.size = size
         self.process = process
         self.words = words
-        self.leads = leads
-        self.has_finished = False
+        self.leads = False
+        self.has_finished = self.has_explained = False
         self.summary = ""
 
 
@@ -121,16 +123,11 @@ def _cause(rank: Rank) -> str:
     fatal = re.match(r"Fatal Python error: (.+)", rank.words)
     if fatal:
         return f"died of a fatal error ({fatal[1]})"
-    deadline = time.monotonic() + _DEATH_SECONDS
-    while True:
-        state, status = _status(rank.process)
-        if state == "Z":
-            break
-        if state == "":
-            return "was ended by SIGTERM" if rank.words else "died of a signal, or called os._exit"
-        if time.monotonic() > deadline:
-            return ""
-        time.sleep(_PAUSE_SECONDS)
+    state, status = _await_death(rank.process)
+    if state == "":
+        return "was ended by SIGTERM" if rank.words else "died of a signal, or called os._exit"
+    if state != "Z":
+        return ""
     number = status & 0x7F
     if not number:
         return f"ended with status {status >> 8} before the end of its program, for example by MPI_Abort or os._exit"
@@ -140,6 +137,33 @@ def _cause(rank: Rank) -> str:
     return f"{ended} by {name}" + (
         " (the system does this when memory has run out)" if number == signal.SIGKILL else ""
     )
+
+
+def _await_death(process: int) -> tuple[str, int]:
+    """Wait a moment until a process is dead; return its state, "Z" or empty if it is, and its exit status."""
+    deadline = time.monotonic() + _DEATH_SECONDS
+    while True:
+        state, status = _status(process)
+        if state in ("Z", "") or time.monotonic() > deadline:
+            return state, status
+        time.sleep(_PAUSE_SECONDS)
+
+
+def end_children(rank: Rank) -> None:
+    """End what a dead rank has started: the launcher waits for processes that hold its pipes.
+
+    Those that ignore SIGTERM have a second to end: multiprocessing's resource tracker removes shared memory.
+    """
+    if not rank.leads or rank.has_finished or _await_death(rank.process)[0] not in ("Z", ""):
+        return
+    with contextlib.suppress(OSError):  # there are none
+        os.kill(-rank.process, signal.SIGTERM)
+        if not os.fork():
+            os.closerange(0, os.sysconf("SC_OPEN_MAX"))
+            time.sleep(_GRACE_SECONDS)
+            with contextlib.suppress(OSError):
+                os.kill(-rank.process, signal.SIGKILL)
+            os._exit(0)
 
 
 def _status(process: int) -> tuple[str, int]:
@@ -177,7 +201,8 @@ class Group:
     def hear(self, rank: Rank, came: bytes) -> None:
         """Note what a rank has sent: the output of faulthandler, and that it has finished or printed its message."""
         rank.has_finished |= FINISHED in came
-        words, mark, summary = came.strip(FINISHED).decode(errors="replace").partition(SPOKEN.decode())
+        rank.has_explained |= EXPLAINED in came
+        words, mark, summary = came.strip(FINISHED + EXPLAINED).decode(errors="replace").partition(SPOKEN.decode())
         rank.words += words
         if mark:
             self._spoken = True
@@ -188,14 +213,11 @@ class Group:
         if rank.summary and not self._summarised:
             self._summarised = True
             self.write(f"{_name(rank, self._host)} has ended the job: {rank.summary}")
-        if self._spoken or rank.has_finished:
+        if self._spoken or rank.has_finished or rank.has_explained:
             return False
         cause = _cause(rank)
         if cause:
             self.write(describe_death(rank, cause, self._host, self.folders))
-        if cause and rank.leads:  # a launcher waits until they close its pipes
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(-rank.process, signal.SIGKILL)
         return bool(cause)
 
     def write(self, line: str) -> None:
@@ -354,14 +376,16 @@ class _Node:
 
     def _watch(self, message: dict[str, Any], connection: int, *errors: int) -> None:
         """Report the death of a rank, which is when a connection ends; the first rank of a group says where to."""
-        name, leads = message["group"], message.get("leads", False)
-        rank = Rank(message["rank"], message["size"], message["process"], leads=leads)
+        name, rank = message["group"], Rank(*(message[key] for key in ("rank", "size", "process")))
         if errors:
             self._groups[name] = Group(message["expected"], socket.gethostname(), message["folders"], *errors)
         group = self._groups[name]
         group.shared |= {(path, inode) for path, inode in message.get("shared", [])}
+        ends = socket.socket(fileno=connection)
+        # In a container, it may have another process ID there.
+        rank.leads = bool(message.get("leads")) and peer_of(ends)[0] == rank.process
         hear = partial(self._hear, group, rank)
-        self._selector.register(socket.socket(fileno=connection), selectors.EVENT_READ, hear)
+        self._selector.register(ends, selectors.EVENT_READ, hear)
         self._expected -= 1
         if not self._expected:
             self._drop(self._listening)
@@ -385,7 +409,8 @@ class _Node:
             gone += others
             for group in dead:
                 group.write(describe_others([rank for other, rank in others if other is group], group.folders))
-        for group, _ in gone:
+        for group, rank in gone:
+            end_children(rank)
             group.remove()
 
     def _next_to_go(self) -> list[tuple[Group, Rank]]:
@@ -491,6 +516,7 @@ def _detach() -> None:
     os.setsid()
     for number in (signal.SIGINT, signal.SIGHUP, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody waits for its children
     os.chdir("/")
     os.dup2(os.open(os.devnull, os.O_RDWR), 2)
 

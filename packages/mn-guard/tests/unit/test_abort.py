@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import signal
 import threading
 
 import pytest
@@ -18,7 +19,7 @@ def pipe():
 
 @pytest.fixture
 def end_job(monkeypatch):
-    """Return how often this process has ended the job, without ending it."""
+    """Return the statuses with which this process has ended the job, without ending it or ignoring signals."""
     mpi = pytest.importorskip("mpi4py.MPI", exc_type=(ImportError, RuntimeError))
     ended = []
 
@@ -27,6 +28,7 @@ def end_job(monkeypatch):
 
     monkeypatch.setattr(mpi, "COMM_WORLD", World)
     monkeypatch.setattr(abort.os, "_exit", lambda status: None)
+    monkeypatch.setattr(abort, "ignore_handlers", lambda: None)
     return ended
 
 
@@ -69,3 +71,33 @@ def test_it_ends_although_nobody_reads(pipe, end_job, monkeypatch):
     writer.write("why")
     abort.abort_when_read()
     assert end_job == [1]
+
+
+def test_handlers_that_raise_are_ignored(monkeypatch):
+    """Also one that raises meanwhile."""
+
+    def fail(number=None, frame=None):
+        raise TimeoutError
+
+    valid = signal.valid_signals()
+    before = {number: signal.getsignal(number) for number in valid}
+    answers = iter([fail, lambda: valid])
+    monkeypatch.setattr(abort.signal, "valid_signals", lambda: next(answers)())
+    try:
+        signal.signal(signal.SIGUSR1, fail)
+        abort.ignore_handlers()
+        for number in (signal.SIGUSR1, signal.SIGINT):
+            signal.raise_signal(number)
+        assert next(answers, None) is None
+    finally:
+        for number, handler in before.items():
+            if signal.getsignal(number) is not handler:
+                signal.signal(number, handler)
+
+
+def test_in_another_thread_no_handler_changes():
+    before = signal.getsignal(signal.SIGINT)
+    thread = threading.Thread(target=abort.ignore_handlers)
+    thread.start()
+    thread.join()
+    assert signal.getsignal(signal.SIGINT) is before
