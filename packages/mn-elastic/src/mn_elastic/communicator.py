@@ -99,6 +99,10 @@ class ElasticCommunicator(Communicator):
         wire.check_intracomm(mpi_comm)
         if not STRATEGIES[strategy].on_host:
             raise ValueError(f"expected a communicator that averages in host memory with elastic=True, got {strategy}")
+        if ends.is_shared():
+            raise ValueError(
+                "expected one elastic communicator in a job, got another one: use the first one in all places"
+            )
         ranks = Ranks(mpi_comm)
         with agreement.raise_on_all(ranks):
             problem = support.problem_of(MPI.Get_library_version())
@@ -111,10 +115,6 @@ class ElasticCommunicator(Communicator):
                 )
         # From rank 0's environment: Open MPI's launcher passes a variable only to the ranks on its own host.
         n_spares = support.n_spares(ranks.size, ranks.bcast(os.environ.get(SPARES, "")))
-        if ends.is_shared():
-            raise ValueError(
-                "expected one elastic communicator in a job, got another one: use the first one in all places"
-            )
         self.strategy = strategy
         self._generation = -1
         self._progress = _Progress()
@@ -128,6 +128,7 @@ class ElasticCommunicator(Communicator):
         self._is_over = False
         self._has_failed = False
         self._is_within = False  # whether the ranks are recovering, or taking leave
+        self._is_in_step = False  # whether the ranks are in a transaction, also if this one has left it by an exception
         self._all_left: bool | None = None  # known once this rank has taken leave
         self._go_on(*recovery.next_generation(Family(mpi_comm), self._build))
         if n_spares:
@@ -247,10 +248,12 @@ class ElasticCommunicator(Communicator):
 
     def _attempt(self, function: Callable[[], _T]) -> _T:
         self._progress.depth += 1
+        self._is_in_step = True
         try:
             result = function()
         finally:
             self._progress.depth -= 1
+        self._is_in_step = False
         self._family.vote(approve=True)
         return result
 
@@ -336,8 +339,6 @@ class ElasticCommunicator(Communicator):
         self._pool = spares.Pool(self._family, self._places)
         if self._muster(self._pool):
             return False
-        self._generation += 1  # the communicator was rebuilt without this process
-        self._waits = True
         self._wait(self._pool)
         return True
 
@@ -385,7 +386,9 @@ class ElasticCommunicator(Communicator):
             assert mustered is not None  # this process is not leaving
             if mustered.is_called:
                 self._expect_majority(self._begin(mustered, before, began))
-            self._is_within = False
+            else:
+                self._generation += 1  # the communicator was rebuilt without this process
+                self._waits, self._is_within = True, False
         return mustered.is_called
 
     def _wait(self, pool: spares.Pool) -> None:
@@ -428,7 +431,10 @@ class ElasticCommunicator(Communicator):
             return self._is_over and not (self._pool is not None and self._pool.family.has_failed)
         if self._all_left is None:  # otherwise, something has failed afterwards
             self._is_within = True
-            all_left, self._has_failed = recovery.all_leave(self._family, at_once=at_once)
+            # A rank that leaves a transaction in the middle, for example by SystemExit, does not let the others wait.
+            all_left, self._has_failed = recovery.all_leave(
+                self._family, at_once=at_once or self._is_in_step, failed=at_once
+            )
             if all_left and self._pool is not None:
                 self._pool.dismiss(failed=at_once)
             self._all_left, self._is_within = all_left, False

@@ -130,6 +130,8 @@ def _leave_or_exit(process: int, status: int) -> NoReturn:
     """Take the place of ``os._exit``, of which MPI does not inform the others if the status is not 0."""
     if status and os.getpid() == process and not MPI.Is_finalized():
         _leave(f"os._exit({status})", status)
+    if os.getpid() == process:
+        death_reporter.has_finished()
     _exit(status)
 
 
@@ -163,7 +165,7 @@ def _explain(text: str, reason: str, status: int) -> None:
 
 def _end_job_if_all_leave(status: int) -> None:
     assert _party is not None  # otherwise, this is not called
-    if not _party.is_torn and _party.take_leave(at_once=True):
+    if _party.take_leave(at_once=True):
         say("chainermn: no rank continues: the job ends\n")
         flush_until_read()
         report.job_ends()
@@ -185,6 +187,7 @@ def _take_leave(party: Party) -> None:
     try:
         are_all = not party.is_torn and party.take_leave(at_once=False)
     except BaseException:  # raised by a signal handler of the script
+        ignore_handlers()  # the next signal must not keep this rank from ending
         traceback.print_exc()
     if party.is_torn:
         _end_torn()
@@ -196,6 +199,7 @@ def _take_leave(party: Party) -> None:
 
 def _end_torn() -> None:
     """End this process: the others notice its death, but may otherwise wait forever for what this rank has left."""
+    ignore_handlers()
     why = "an exception, for example of a signal handler, has left what the ranks agree on"
     say(f"\nchainermn: {why}, on rank {MPI.COMM_WORLD.rank}: this rank ends\n")
     flush_until_read()

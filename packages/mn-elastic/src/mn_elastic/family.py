@@ -83,7 +83,7 @@ class Family:
             pass
         except BaseException as error:
             self.interruption = error
-            if not results:
+            if not results and not isinstance(error.__context__, MPI.Exception):  # the result is not known
                 raise
         return sum(results)
 

@@ -50,14 +50,14 @@ def attempt(family: Family, build: Callable[[Family], _T]) -> _T | None:
     except Overruled:
         return None
     except Exception as error:
-        if not isinstance(error, MPI.Exception) and not family.is_broken:
+        if error is family.interruption or not (isinstance(error, MPI.Exception) or family.is_broken):
             raise  # the exception is raised on every rank: it concerns what the ranks have in common
         family.give_up()
         return None
     return built
 
 
-def all_leave(family: Family, *, at_once: bool) -> tuple[bool, bool]:
+def all_leave(family: Family, *, at_once: bool, failed: bool) -> tuple[bool, bool]:
     """Leave the other ranks, which then recover; return whether no rank continues, and whether a rank has failed.
 
     This rank takes part in their next vote, and waits for it.
@@ -65,13 +65,14 @@ def all_leave(family: Family, *, at_once: bool) -> tuple[bool, bool]:
     Args:
         family: The current family.
         at_once: Whether to interrupt ranks that wait for this rank, because it will not send anything.
+        failed: Whether this rank leaves because of a failure.
     """
     if at_once:
         family.revoke()
     with contextlib.suppress(Overruled):
         family.vote(approve=False)
     family = shrink(family)
-    return family.all_leave(leaving=True, failed=at_once), family.has_failed
+    return family.all_leave(leaving=True, failed=failed), family.has_failed
 
 
 def survivors(before: MPI.Intracomm, after: MPI.Intracomm) -> tuple[int, ...]:

@@ -232,6 +232,21 @@ def test_the_children_of_ranks_end_with_them(job, how, tmp_path):
     assert not left  # removed by multiprocessing's resource tracker
 
 
+NORMAL_END = """
+import os, subprocess, sys
+from mn_comm import create_communicator
+comm = create_communicator("naive", elastic=True)
+comm.barrier()
+subprocess.Popen(["sh", "-c", f"sleep 2; echo saved > {sys.argv[1]}/{comm.rank}"])
+os._exit(0)
+"""
+
+
+def test_the_children_of_ranks_that_end_normally_may_continue(job, tmp_path):
+    job(2, NORMAL_END, str(tmp_path))  # the launcher waits for them
+    assert sorted(each.name for each in tmp_path.iterdir()) == ["0", "1"]
+
+
 PART = """
 from mpi4py import MPI
 from mn_comm import create_communicator

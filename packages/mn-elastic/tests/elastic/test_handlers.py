@@ -21,11 +21,14 @@ def send():
         time.sleep(0.001)
     os.kill(os.getpid(), signal.SIGUSR1)
     open(sent, "w").close()
+    while how == "again and again":
+        os.kill(os.getpid(), signal.SIGUSR1)
+        time.sleep(0.001)
 
 def handle(*_):
     if how == "exception":
         raise TimeoutError("a limit of the script")
-    sys.exit(int(how))
+    sys.exit(int(how) if how.isdecimal() else 0)
 
 signal.signal(signal.SIGUSR1, handle)
 if comm.rank == 1:
@@ -63,7 +66,7 @@ def test_at_the_end(job, how, tmp_path):
     assert "has left what the ranks agree on, on rank 1: this rank ends" in job.stderr
 
 
-@pytest.mark.parametrize("how", ["0", "exception"])
+@pytest.mark.parametrize("how", ["0", "exception", "again and again"])
 def test_at_the_end_while_the_others_go_on(job, how, tmp_path):
     assert job(3, START + GO_ON, "take_leave", how, str(tmp_path / "sent")) == ["done 2", "done 2", "done 3"]
 
@@ -79,3 +82,22 @@ def test_in_a_vote_that_is_won(job, how, tmp_path):
     status = {"exception": 1}.get(how) or int(how)
     assert job(2, START + "comm.transact(lambda: 1)", "vote", how, str(tmp_path / "sent"), status=status) == []
     assert "this rank ends" not in job.stderr or how != "0"
+
+
+IN_A_STEP = """
+me = comm.rank
+
+def step():
+    if me == 1:
+        os.kill(os.getpid(), signal.SIGUSR1)
+    comm.allreduce_obj(1)
+
+comm.transact(step)
+print("done", comm.size, flush=True)
+"""
+
+
+def test_in_a_step(job, monkeypatch, tmp_path):
+    """The others do not wait until the stall monitor interrupts them."""
+    monkeypatch.setenv("CHAINERMN_STALL_SECONDS", "0")
+    assert job(3, START + IN_A_STEP, "no function", "0", str(tmp_path)) == ["done 2"] * 2

@@ -379,6 +379,27 @@ def test_a_strategy_of_another_package(job, tmp_path, monkeypatch):
     assert job(3, THEIRS + START + RING, "ring") == ["ring [2.0, 1.0]"] * 5
 
 
+NOT_FOR_TWO = """
+from mn_comm.gradients.strategies import STRATEGIES
+
+class NotForTwo(STRATEGIES["flat"]):
+    def __init__(self, context):
+        super().__init__(context)
+        if context.ranks.size == 2:
+            raise ValueError("expected another number of ranks")
+
+STRATEGIES["flat"] = NotForTwo
+"""
+
+
+def test_a_strategy_that_the_remaining_ranks_cannot_create(job):
+    """All of them fail, and so does the job."""
+    die = "if me == 1:\n    die()\ncomm.barrier()\n"
+    job(3, NOT_FOR_TWO + START + die, "flat", status=1)
+    assert job.stderr.count("ValueError: expected another number of ranks") == 2
+    assert "no rank continues: the job ends" in job.stderr
+
+
 REFUSED = """
 import pytest
 with pytest.raises(NotImplementedError, match="parts"):

@@ -33,11 +33,12 @@ def ignore_handlers() -> None:
 
     In threads other than the main one, where Python calls no handlers, this does nothing.
     """
-    while threading.current_thread() is threading.main_thread():
+    while True:
         with contextlib.suppress(BaseException):  # raised by a handler just now
-            for number in signal.valid_signals():
-                if callable(signal.getsignal(number)):
-                    signal.signal(number, lambda *_: None)
+            if threading.current_thread() is threading.main_thread():
+                for number in signal.valid_signals():
+                    if callable(signal.getsignal(number)):
+                        signal.signal(number, lambda *_: None)
             return
 
 

@@ -11,7 +11,6 @@ started.
 from __future__ import annotations
 
 import contextlib
-import functools
 import json
 import os
 import re
@@ -71,7 +70,7 @@ def connect(within: Ranks, rank: int, size: int, folders: Callable[[], Sequence[
             introduced = _introduced(address, me | {"group": group})
         _connection = _known(introduced)
         if _connection is not None:
-            at_exit(Step.FINISHED, functools.partial(_say, FINISHED))
+            at_exit(Step.FINISHED, has_finished)
     _is_asked = True
     return _connection
 
@@ -86,6 +85,11 @@ def has_spoken(summary: str) -> None:
 
     is_open_mpi = MPI.Get_library_version().startswith("Open MPI")
     _say(SPOKEN + (summary.encode(errors="replace") if is_open_mpi else b""))
+
+
+def has_finished() -> None:
+    """Tell the process of the node that this rank has reached the end of its program."""
+    _say(FINISHED)
 
 
 def has_explained() -> None:

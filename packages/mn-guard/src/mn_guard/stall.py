@@ -35,8 +35,6 @@ _FOR_ALL = {
     *("Reduce_scatter", "Reduce_scatter_block", "allreduce", "allgather", "alltoall"),
     *("barrier", "split", "allreduce_obj", "allgather_obj", "reduce_scatter", "multi_node_mean_grad"),
 }
-# Nor these, except for ranks that have died.
-_FOR_ALL_ALIVE = {"Agree", "Shrink"}
 _WITH_PARTNER = {"send", "recv", "send_obj", "recv_obj"}
 _WHY_SILENT = "it is stopped, dead or overloaded, or in C code that keeps the GIL"
 _SLOWEST_POLL = 1.0
@@ -50,7 +48,7 @@ class Monitor:
         abort: Whether the job then ends.
         stacks: Whether stacks are written as well.
         write: Prints a message; called in the monitor's thread.
-        end: Ends the job; its argument is the reason.
+        end: Ends the job, or this rank; its argument is the reason.
 
     Attributes:
         due: When to poll next, as :func:`time.monotonic` counts.
@@ -64,7 +62,7 @@ class Monitor:
         abort: bool,
         stacks: bool = False,
         write: Callable[[str], object] = say,
-        end: Callable[[str], object] = lambda why: abort_when_read(exit_status.asked_for() or 1, why),
+        end: Callable[[str], object] | None = None,
     ) -> None:
         self.limit = limit
         self.abort = abort
@@ -72,7 +70,7 @@ class Monitor:
         self.interval = min(limit / 10, _SLOWEST_POLL)
         self._stacks = stacks
         self._write = write
-        self._end = end
+        self._end = end or _end_job
         self._time_to_speak = 3 * self.interval + 0.5  # after this time, all ranks have checked for questions
         self.probe = StallProbe(self._time_to_speak)
         self._reported: dict[int, float] = {}  # when each wait was reported, by its start
@@ -129,9 +127,7 @@ class Monitor:
         """Return why the job must end, if a wait was reported so long ago that all ranks have answered."""
         if time.monotonic() - self._reported[since] < self._time_to_speak:
             return ""
-        finished = self.probe.finished.keys()
-        # Ranks that are leaving still take part in some operations.
-        gone = (finished | self.probe.leaving) & _needed(activity) | finished & _ranks_in(activity, _FOR_ALL_ALIVE)
+        gone = (self.probe.finished.keys() | self.probe.leaving) & _needed(activity)
         if gone:
             return f"rank {min(gone)} has reached the end of its program, but this rank still waits for it"
         status = exit_status.asked_for()
@@ -182,20 +178,23 @@ def _notes() -> Iterator[str]:
             yield f"a function passed to explain_stalls raised {type(error).__name__}: {error}"
 
 
+def _end_job(why: str) -> None:
+    """End the job; but only this rank, if it is elastic and is to end with a status."""
+    status, end_alone = exit_status.asked_for(), exit_status.other_end()
+    if status and end_alone is not None:
+        end_alone(why, status)
+    abort_when_read(status or 1, why)
+
+
 def _needed(activity: Activity) -> set[int]:
     """Return the ranks, numbered as in ``MPI_COMM_WORLD``, for all of which an activity waits."""
-    needed = _ranks_in(activity, _FOR_ALL)
+    waits = [(activity.wait[0], activity.wait[1])] if activity.wait is not None else []
+    waits += [(call.function.__name__, ranks_of(call)) for call in activity.calls]
+    needed = {rank for name, ranks in waits if name in _FOR_ALL and ranks is not None for rank in in_world(ranks)}
     # Only in the main thread: the program does not wait for other threads, which may wait until it ends.
     if activity.calls and activity.thread == threading.main_thread().ident:
         needed |= _partner(activity.calls[-1])
     return needed
-
-
-def _ranks_in(activity: Activity, names: set[str]) -> set[int]:
-    """Return all ranks of the operations with these names that an activity is executing."""
-    waits = [(activity.wait[0], activity.wait[1])] if activity.wait is not None else []
-    waits += [(call.function.__name__, ranks_of(call)) for call in activity.calls]
-    return {rank for name, ranks in waits if name in names and ranks is not None for rank in in_world(ranks)}
 
 
 def _partner(call: Call) -> set[int]:
