@@ -84,7 +84,7 @@ def raised():
         for node in ast.walk(ast.parse(path.read_text())):
             if isinstance(node, ast.Call) and node.args:
                 yield from texts(node.args[0])
-            elif isinstance(node, ast.Assign):
+            elif isinstance(node, (ast.Assign, ast.Return)):
                 yield from texts(node.value)
 
 
