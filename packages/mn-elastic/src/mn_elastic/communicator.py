@@ -213,7 +213,8 @@ class ElasticCommunicator(Communicator):
         Raises:
             RankLost: A rank was lost, and the function cannot be repeated (on every remaining rank).
             RuntimeError: Spares were not set aside before the first step (on every rank). Or this rank was a spare, and
-                makes a call that the other ranks made before it joined them.
+                makes a call that the other ranks made before it joined them. Or an exception, such as that of a signal
+                handler, has left a vote or a recovery on this rank.
         """
         if self._progress.depth:
             return function()

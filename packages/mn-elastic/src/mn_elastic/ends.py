@@ -157,10 +157,15 @@ def _end_within(seconds: float) -> None:
 
 def _explain(text: str, reason: str, status: int) -> None:
     """Let it be known why this process ends: to the user, and to the processes that would report its death."""
+    _tell(text)
+    report.has_failed(status, reason)
+
+
+def _tell(text: str) -> None:
+    """Tell the user, and the process of the node, which then does not report this process's death."""
     say(f"\nchainermn: {text}\n")
     flush_until_read()
     death_reporter.has_explained()
-    report.has_failed(status, reason)
 
 
 def _end_job_if_all_leave(status: int) -> None:
@@ -201,9 +206,7 @@ def _end_torn() -> None:
     """End this process: the others notice its death, but may otherwise wait forever for what this rank has left."""
     ignore_handlers()
     why = "an exception, for example of a signal handler, has left what the ranks agree on"
-    say(f"\nchainermn: {why}, on rank {MPI.COMM_WORLD.rank}: this rank ends\n")
-    flush_until_read()
-    death_reporter.has_explained()
+    _tell(f"{why}, on rank {MPI.COMM_WORLD.rank}: this rank ends")
     os.kill(os.getpid(), signal.SIGKILL)
 
 
@@ -245,9 +248,7 @@ class _EndAtOnce:
         if signal.getsignal(signal.SIGTERM) is _note:
             self._count += signals.count(signal.SIGTERM)
         if self._count > 1:
-            say(f"\nchainermn: another SIGTERM on rank {MPI.COMM_WORLD.rank}: it ends immediately\n")
-            flush_until_read()
-            death_reporter.has_explained()
+            _tell(f"another SIGTERM on rank {MPI.COMM_WORLD.rank}: it ends immediately")
             os.kill(os.getpid(), signal.SIGKILL)
 
 

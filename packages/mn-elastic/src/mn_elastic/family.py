@@ -65,19 +65,22 @@ class Family:
         # Twice, as Open MPI 5.0.11 sometimes returns 0 on all ranks although all have passed 1, while a thread averages
         # in the background (3 of some 1,500 votes). All ranks see the same, so all vote again.
         self.interruption, self.is_torn = None, True
-        self.is_over = not any(self._cast(int(approve)) for _ in range(2))
+        self.is_over = not any(self._agree(int(approve)) for _ in range(2))
         self.is_torn = False
-        if self.interruption is not None:
-            raise self.interruption
+        self._raise_interruption()
         if self.is_over:
             raise Overruled
 
-    def _cast(self, approve: int) -> int:
-        """Return the result of a vote, 0 if a rank has died; what a signal handler raises is raised only afterwards."""
+    def _agree(self, bits: int) -> int | None:
+        """Return the bits that all ranks have set, or ``None`` if a rank has died; collective.
+
+        What a signal handler has raised is kept, so that the result is not lost.
+        """
         results: list[int] = []
         try:
-            # No handler can run between the end of the vote and this list.
-            vote = map(_AGREE, (self.base,), (approve,))
+            # The result is the same on all ranks, also the exception, because no rank acknowledges failures. This works
+            # on a revoked communicator, too. No handler can run between the end of the vote and the list.
+            vote = map(_AGREE, (self.base,), (bits,))
             activity().wait_for(results.extend, "Agree", self.base, (vote,))
         except MPI.Exception:
             pass
@@ -85,16 +88,11 @@ class Family:
             self.interruption = error
             if not results and not isinstance(error.__context__, MPI.Exception):  # the result is not known
                 raise
-        return sum(results)
+        return results[0] if results else None
 
-    def _agree(self, bits: int) -> int | None:
-        """Return the bits that all ranks have set, or ``None`` if a rank has died; collective."""
-        try:
-            # The result is the same on all ranks, also the exception, because no rank acknowledges failures. This works
-            # on a revoked communicator, too.
-            return activity().wait_for(_AGREE, "Agree", self.base, (self.base, bits))
-        except MPI.Exception:
-            return None
+    def _raise_interruption(self) -> None:
+        if self.interruption is not None:
+            raise self.interruption
 
     def all_leave(self, *, leaving: bool, failed: bool = False) -> bool:
         """Return whether no rank will continue; collective, the first operation in a new family.
@@ -104,6 +102,7 @@ class Family:
             failed: Whether this rank leaves because of a failure.
         """
         agreed = self._agree(_LEAVES * leaving | _SUCCEEDS * (not failed))
+        self._raise_interruption()
         if agreed is None:
             return False
         self.has_failed = not agreed & _SUCCEEDS

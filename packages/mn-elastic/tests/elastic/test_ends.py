@@ -220,7 +220,7 @@ print("done", flush=True)
 
 
 @pytest.mark.parametrize("how", ["SIGKILL", "SIGTERM", "exception"])
-def test_the_children_of_ranks_end_with_them(job, how, tmp_path):
+def test_the_children_of_ranks_end_with_them(job, how):
     """They hold the pipes that the launcher reads, which waited until they had ended as well."""
     started = time.monotonic()
     name = f"chainermn-{os.getpid()}-{how}"
