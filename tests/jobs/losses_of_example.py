@@ -1,6 +1,6 @@
 """Runs an example for a few iterations, and writes its losses: ``losses_of_example.py FILE SCRIPT [ARGUMENT …]``.
 
-Everything random is drawn in host memory, from the same seed.
+Everything random is drawn in host memory, from the same seed. Ranks share GPUs if there are fewer.
 """
 
 import json
@@ -41,7 +41,15 @@ def draw(initializer, array):
     array[...] = chainer.backend.get_device_from_array(array).send(values)
 
 
+def shared(device, get_device=chainer.get_device):
+    """Return a device, by its number one that exists."""
+    if isinstance(device, int) and device >= 0:
+        device %= chainer.backends.cuda.cupy.cuda.runtime.getDeviceCount()
+    return get_device(device)
+
+
 np.random.seed(0)
+chainer.get_device = shared
 chainer.initializers.Normal.__call__ = draw
 chainer.training.Trainer.run = run_shortly
 chainer.functions.dropout = lambda x, *args, **options: x

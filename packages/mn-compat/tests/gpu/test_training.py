@@ -13,11 +13,13 @@ from chainer import links as L
 from chainer.backends import cuda
 from chainer.training import extensions, updaters
 
-pytest.importorskip("cupy")
+cupy = pytest.importorskip("cupy")
 
 pytestmark = pytest.mark.gpu
 
 STEPS = 4
+COUNT = cupy.cuda.runtime.getDeviceCount()
+needs_two_devices = pytest.mark.skipif(COUNT < 2, reason="needs two devices")
 
 
 @pytest.fixture(autouse=True)
@@ -186,6 +188,7 @@ def test_iterators_and_the_updater_and_the_evaluator(name, tmp_path):
     np.testing.assert_allclose(log_on_device, log, rtol=1e-4)
 
 
+@needs_two_devices
 def test_the_parallel_updater(tmp_path):
     """Two devices with half of each batch give what one gives: the updater adds the means of the halves."""
     data = samples()
@@ -232,7 +235,7 @@ def test_serializers(form, tmp_path):
     files = [str(tmp_path / f"{name}.{form}") for name in ("model", "optimizer")]
     save(files[0], model)
     save(files[1], optimizer)
-    for device in "@cupy:0", "@cupy:1", "@numpy":
+    for device in "@cupy:0", f"@cupy:{COUNT - 1}", "@numpy":
         other = model_on(device)
         again = optimizers.Adam().setup(other)
         load(files[0], other)
@@ -389,6 +392,7 @@ def test_the_timer_hook_of_links():
     assert public(link_hooks) == {"SpectralNormalization", "WeightStandardization", "TimerHook"}
 
 
+@needs_two_devices
 def test_copies_between_devices_and_the_host():
     array = np.arange(6, dtype="f").reshape(2, 3)
     first = cuda.to_gpu(array, 0)
