@@ -35,10 +35,14 @@ def dtype_of(name):
 def laid_out(array, which):
     if which == "fortran" and array.ndim > 1:
         return cupy.asfortranarray(array)
+    if which == "unaligned":  # begins one element after an aligned address
+        room = cupy.empty(array.size + 1, array.dtype)[1:]
+        room[...] = array.ravel()
+        return room.reshape(array.shape)
     return array[::-1].copy()[::-1] if which == "reversed" and array.ndim else array
 
 
-@pytest.mark.parametrize("layout", ["c", "fortran", "reversed"])
+@pytest.mark.parametrize("layout", ["c", "fortran", "reversed", "unaligned"])
 @pytest.mark.parametrize("batched", [True, False])
 @pytest.mark.parametrize(("grad", "wire"), list(itertools.product(FLOATS, FLOATS)))
 def test_packing_and_unpacking(grad, wire, batched, layout):

@@ -27,6 +27,8 @@ struct FkCtx { unsigned tid[3], bid[3], bdim[3], gdim[3]; void* dyn; };
 extern "C" { extern __thread FkCtx fk_ctx; void fk_sync(); void fk_syncwarp(); int fk_lane(); void fk_block(void (*)(void*), void*, unsigned*, int); }
 struct dim3 { unsigned x, y, z; dim3(unsigned a = 1, unsigned b = 1, unsigned c = 1) : x(a), y(b), z(c) {} };
 struct uint3 { unsigned x, y, z; };
+struct alignas(8) int2 { int x, y; };
+struct alignas(16) int4 { int x, y, z, w; };
 #define threadIdx (uint3{fk_ctx.tid[0], fk_ctx.tid[1], fk_ctx.tid[2]})
 #define blockIdx (uint3{fk_ctx.bid[0], fk_ctx.bid[1], fk_ctx.bid[2]})
 #define blockDim (uint3{fk_ctx.bdim[0], fk_ctx.bdim[1], fk_ctx.bdim[2]})
@@ -55,6 +57,7 @@ inline unsigned __float_as_uint(float x) { unsigned f; memcpy(&f, &x, 4); return
 inline long long __double_as_longlong(double x) { long long f; memcpy(&f, &x, 8); return f; }
 inline double __longlong_as_double(long long x) { double f; memcpy(&f, &x, 8); return f; }
 template <class T> inline T __ldg(const T* p) { return *p; }
+template <class T> inline void __stcg(T* p, T v) { *p = v; }
 struct __half_raw { unsigned short x; };
 struct __half;
 inline float fk_h2f(unsigned short h) { return _cvtsh_ss(h); }
