@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+import sys
 from collections.abc import Sequence
 from operator import attrgetter
 from typing import Any
@@ -13,6 +15,18 @@ from mn_comm.basis.placement import is_device_array
 # These are checked for thousands of arrays, so all flags are read at once, as bits of NumPy's C interface.
 FLAGS = attrgetter("flags.num")
 OWNS_MEMORY = 0x4
+
+
+def are_plain_on_devices(arrays: Sequence[Any]) -> bool:
+    """Return whether all arrays are on devices and C-contiguous, and none shares memory: the usual case, seen fast."""
+    cupy = sys.modules.get("cupy")
+    if cupy is None or set(map(type, arrays)) != {cupy.ndarray}:
+        return False
+    if not all(array.flags.c_contiguous for array in arrays):
+        return False
+    # An address belongs to one device only.
+    places = sorted((array.data.ptr, array.nbytes) for array in arrays)
+    return all(low + nbytes <= high for (low, nbytes), (high, _) in itertools.pairwise(places))
 
 
 def can_be_written_to(array: Any) -> bool:

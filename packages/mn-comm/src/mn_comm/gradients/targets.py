@@ -10,7 +10,7 @@ import numpy as np
 
 from mn_comm.basis.placement import zeros_beside
 from mn_comm.gradients.agree import Named
-from mn_comm.gradients.overlap import FLAGS, OWNS_MEMORY, can_be_written_to, overlapping
+from mn_comm.gradients.overlap import FLAGS, OWNS_MEMORY, are_plain_on_devices, can_be_written_to, overlapping
 from mn_comm.gradients.parts import Spec
 
 _Array = np.ndarray[Any, Any]
@@ -41,13 +41,8 @@ class Targets:
         self._new: list[int] = []
         self._borrowed: list[tuple[_Array, _Array]] = []
         self.arrays: list[Any] = list(grads)  # to read and to write, one for each gradient
-        are_on_host = set(map(type, self.arrays)) <= {np.ndarray}
-        flags = functools.reduce(int.__and__, set(map(FLAGS, self.arrays)), -1) if are_on_host else 0
-        if flags & _IS_PLAIN != _IS_PLAIN:
-            self._replace_what_cannot_be_written_to(specs)
-        if not flags & OWNS_MEMORY or len(set(map(id, grads))) < len(grads):
-            for i in overlapping(self.arrays):
-                self._replace(i, self.arrays[i].copy())
+        if not are_plain_on_devices(self.arrays):
+            self._replace_unsuitable(specs)
         self._whole = self.arrays
         if flattened:
             self.arrays = list(self.arrays)
@@ -81,6 +76,16 @@ class Targets:
                     f"multi_node_mean_grad: training has diverged on some rank: expected finite gradients in debug "
                     f"mode, got NaN or infinity for {name}"
                 )
+
+    def _replace_unsuitable(self, specs: Sequence[Spec]) -> None:
+        are_on_host = set(map(type, self.arrays)) <= {np.ndarray}
+        flags = functools.reduce(int.__and__, set(map(FLAGS, self.arrays)), -1) if are_on_host else 0
+        is_one_twice = len(set(map(id, self.arrays))) < len(self.arrays)
+        if flags & _IS_PLAIN != _IS_PLAIN:
+            self._replace_what_cannot_be_written_to(specs)
+        if not flags & OWNS_MEMORY or is_one_twice:
+            for i in overlapping(self.arrays):
+                self._replace(i, self.arrays[i].copy())
 
     def _replace_what_cannot_be_written_to(self, specs: Sequence[Spec]) -> None:
         for i, grad in enumerate(self.arrays):
