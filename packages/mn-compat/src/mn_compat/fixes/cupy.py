@@ -22,6 +22,10 @@ _SCATTERING = (
 # Each fix can be omitted, so each imports the helper where it needs it.
 _HELPER = "__import__('mn_compat.helpers.cuda').helpers.cuda"
 
+_STATISTICS = "__import__('mn_compat.helpers.statistics').helpers.statistics"
+_BATCH_NORMALIZATION = "chainer.functions.normalization.batch_normalization"
+_BATCH_RENORMALIZATION = "chainer.functions.normalization.batch_renormalization"
+
 # CuPy 13 defines float16 for every kernel, and has no such header.
 _INCLUDE_FLOAT16 = "preamble='#if __has_include(<cupy/float16.cuh>)\\n#include <cupy/float16.cuh>\\n#endif\\n'"
 
@@ -106,6 +110,23 @@ FIXES = (
         *(
             Substitution(_MULTIPROCESS_UPDATER, f"'_memcpy_{name}',\n", f"'_memcpy_{name}', {_INCLUDE_FLOAT16},\n")
             for name in ("gather", "scatter")
+        ),
+    ),
+    Fix(
+        "batch_statistics",
+        "without cuDNN, computing variances for batch normalization took most of the time of training on a GPU",
+        *(
+            Substitution(module, f"x.{name}(axis=axis, dtype={dtype})", f"{_STATISTICS}.{name}(x, axis, {dtype})")
+            for module, dtype in ((_BATCH_NORMALIZATION, "interm_dtype"), (_BATCH_RENORMALIZATION, "gamma.dtype"))
+            for name in ("mean", "var")
+        ),
+        *(
+            Substitution(
+                _BATCH_NORMALIZATION,
+                f"{array}.sum(axis=axis, dtype=gamma.dtype)\n",
+                f"{_STATISTICS}.total({array}, axis, gamma.dtype)\n",
+            )
+            for array in ("gy", "(gy * x_hat)")
         ),
     ),
 )
