@@ -10,6 +10,7 @@ import numpy as np
 from chainer import backend
 
 from mn_comm import CommunicatorBase
+from mn_compat.helpers import statistics
 from mn_modelpar.staging import to_device_of, to_host
 
 _Array = np.ndarray[Any, Any]
@@ -54,8 +55,10 @@ class Layout:
         self._products = f"{letters},{letters}->{channels}"
 
     def sum_of_products(self, xp: Any, a: Any, b: Any) -> Any:
-        """Return the sums of ``a * b`` over all but the channels."""
-        return xp.einsum(self._products, a, b)
+        """Return the sums of ``a * b``, of one dtype, over all but the channels."""
+        if xp is np:
+            return np.einsum(self._products, a, b)
+        return statistics.total(a * b, self.axis, a.dtype)  # on a device, einsum takes longer
 
 
 class MultiNodeBatchNormalizationFunction(chainer.FunctionNode):  # type: ignore[misc]  # Chainer has no types
@@ -126,7 +129,7 @@ class MultiNodeBatchNormalizationFunction(chainer.FunctionNode):  # type: ignore
         """Return the count, mean, deviations from the mean, and sums of their squares, of this rank's batch."""
         axis, expander = self.layout.axis, self.layout.expander
         count = int(np.prod([x.shape[i] for i in axis], dtype=np.int64))
-        mean = x.sum(axis=axis, dtype=self.dtype) / max(count, 1)
+        mean = statistics.total(x, axis, self.dtype) / max(count, 1)
         deviations = xp.subtract(x, mean[expander], dtype=self.dtype)
         if not self.counts:
             return 0, mean, deviations, xp.zeros_like(mean)
@@ -164,7 +167,7 @@ class Gradient(chainer.FunctionNode):  # type: ignore[misc]  # Chainer has no ty
         deviations = xp.subtract(x, forward.mean[layout.expander], dtype=dtype)
         gy = gy.astype(dtype, copy=False) if forward.counts else xp.zeros_like(deviations)
         local_ggamma = layout.sum_of_products(xp, gy, deviations) * inv_std
-        local_gbeta = gy.sum(axis=layout.axis)
+        local_gbeta = statistics.total(gy, layout.axis, gy.dtype)
         packed = np.stack([to_host(local_ggamma), to_host(local_gbeta)]).astype(np.float64)
         ggamma, gbeta = to_device_of(x, forward.communicator.allreduce(packed))
         # gx = gamma / std (gy - (x_hat ggamma + gbeta) / count), in the memory of the deviations.
