@@ -47,7 +47,7 @@ def test_a_program_that_fails(tool, tmp_path):
 def test_the_files_with_tests_that_need_a_gpu(tool):
     try_gpu = tool("try_gpu")
     names = {file.name for file in try_gpu.marked(ROOT / "packages" / "mn-compat" / "tests" / "gpu")}
-    assert names == {"test_functions.py", "test_links.py", "test_training.py"}
+    assert names == {"test_functions.py", "test_links.py", "test_statistics.py", "test_training.py"}
     assert try_gpu.marked(ROOT / "packages" / "mn-comm" / "tests" / "unit", "on_gpu")
     assert try_gpu.marked(ROOT / "packages" / "mn-data" / "tests" / "unit") == []
 
