@@ -1,7 +1,7 @@
 """The parts of NCCL that are needed here: a thin layer over NVIDIA's ``nccl4py``, imported when it is first used.
 
 ``nccl4py`` uses stream 0 if none is given, and does not check memory layouts. So every call here passes CuPy's current
-stream, and accepts only C-contiguous CuPy arrays. It has not run on a GPU yet.
+stream, and accepts only C-contiguous CuPy arrays.
 """
 
 from __future__ import annotations
