@@ -172,3 +172,20 @@ def test_what_is_alive_at_the_end_is_aborted(trace):
         nccl._abort_all()
     assert traced.names("nccl") == ["abort"]
     assert communicator not in nccl._alive
+
+
+def test_addresses_whose_upload_was_interrupted_are_uploaded_again():
+    class Interrupted:
+        def __getitem__(self, _):
+            raise KeyboardInterrupt
+
+    table = kernels.Table([0, 3], 5)
+    first, second = ([cupy.full(n, value, "f4") for n in (3, 2)] for value in (1.0, 2.0))
+    packed = cupy.zeros(5, "f4")
+    kernels.pack(table, first, np.dtype("f4"), packed)
+    table._device, kept = Interrupted(), table._device
+    with pytest.raises(KeyboardInterrupt):
+        kernels.pack(table, second, np.dtype("f4"), packed)
+    table._device = kept
+    kernels.pack(table, second, np.dtype("f4"), packed)
+    np.testing.assert_array_equal(packed.get(), np.full(5, 2.0))

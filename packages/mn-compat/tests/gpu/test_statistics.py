@@ -31,3 +31,17 @@ def test_a_small_variance_of_large_values_keeps_its_digits():
     x = cupy.asarray(1000 + np.random.RandomState(0).uniform(-1, 1, (8, 2, 30, 30))).astype("f")
     expected = x.get().astype("f8").var(axis=(0, 2, 3))
     np.testing.assert_allclose(statistics.var(x, (0, 2, 3), np.dtype("f")).get(), expected, rtol=1e-3)
+
+
+def test_deviations_have_the_precision_of_the_values():
+    x = cupy.asarray(1e8 + np.random.RandomState(0).uniform(-1, 1, (8, 2, 30, 30)))
+    expected = x.get().var(axis=(0, 2, 3))
+    np.testing.assert_allclose(statistics.var(x, (0, 2, 3), np.dtype("f")).get(), expected, rtol=1e-5)
+
+
+@pytest.mark.parametrize("axis", [(-3, 3), (-1,), (-2, -1)])
+def test_other_axes_are_left_to_cupy(axis):
+    x = cupy.arange(2 * 3 * 4 * 5, dtype="f").reshape(2, 3, 4, 5)
+    for name, function in (("sum", "total"), ("mean", "mean"), ("var", "var")):
+        expected = getattr(x, name)(axis=axis, dtype="f").get()
+        np.testing.assert_allclose(getattr(statistics, function)(x, axis, np.dtype("f")).get(), expected, rtol=1e-5)

@@ -11,7 +11,7 @@ import numpy as np
 from mn_comm.device import staging
 
 _THREADS = 256
-_PER_THREAD = 8
+_PER_THREAD = 8  # elements; a multiple of those of one access
 _PER_BLOCK = _THREADS * _PER_THREAD
 _BYTES = 16  # that a thread reads or writes in one access, at most
 
@@ -60,7 +60,7 @@ template <bool reads> __device__ __forceinline__ void move_gradients(
     while (begin[member + 1] <= i) ++member;
     grad_t* grad = (grad_t*)table[member];
     grad_t* place = grad + (i - begin[member]);
-    if (begin[member + 1] - i >= {width} && is_aligned(place) && grad) {{
+    if (begin[member + 1] - i >= {width} && grad && is_aligned(place)) {{
         move_run<reads>(place, value);
         return;
     }}
@@ -139,7 +139,7 @@ def _kernel(name: str, grad: np.dtype[Any], wire: np.dtype[Any]) -> Any:
 
 
 class Table:
-    """The addresses of gradients and their targets, for the kernel; uploaded only if an address has changed.
+    """The addresses of gradients, and their places in a buffer, for the kernel; uploaded if an address has changed.
 
     ``begins`` says where each gradient begins in the packed buffer, in elements, from 0, ascending; none is empty.
     """
@@ -152,37 +152,40 @@ class Table:
         shape = (2 * self.members + 1 + self.blocks,)
         firsts = np.searchsorted(begins, np.arange(self.blocks) * _PER_BLOCK, side="right") - 1
         self._host = staging.empty_pinned(shape, np.dtype(np.int64))
-        self._host[: self.members] = -1  # not an address
         self._host[self.members :] = [*begins, length, *firsts]
         self._device = cupy.empty(shape, np.int64)
+        self._addresses: list[int] = []  # those on the device
         self._uploaded: Any = None
 
-    def on_device(self, addresses: Sequence[int]) -> Any:
+    def on_device(self, addresses: list[int]) -> Any:
         """Return the table on the device, with these addresses of the gradients."""
         import cupy
 
-        if self._host[: self.members].tolist() != addresses:
+        if self._addresses != addresses:
             changed = self._host
             if self._uploaded is not None:
                 self._uploaded.synchronize()  # the copy of the last step may not have started yet
                 changed = self._host[: self.members]
+            self._addresses = []
             changed[: self.members] = addresses
             self._device[: changed.size].set(changed)
             self._uploaded = cupy.cuda.get_current_stream().record()
             staging.keep_until(self._uploaded, self._host)  # this object may be gone earlier
+            self._addresses = addresses
         return self._device
 
 
 def pack(table: Table, gradients: Sequence[Any], dtype: np.dtype[Any], packed: Any) -> None:
     """Copy gradients into one buffer, converted, by one launch on the current stream.
 
-    They are C-contiguous CuPy arrays of ``dtype``, or ``None`` for zeros. ``packed`` begins at the first of them.
+    They are C-contiguous CuPy arrays of ``dtype``, or ``None`` for zeros, and the table is theirs. ``packed`` begins at
+    the first of them.
     """
     _launch("pack", table, gradients, dtype, packed)
 
 
 def unpack(table: Table, gradients: Sequence[Any], dtype: np.dtype[Any], packed: Any) -> None:
-    """Copy a buffer to the gradients, converted, by one launch; as :func:`pack`, but ``None`` for none."""
+    """Copy a buffer to the gradients, converted, by one launch; as :func:`pack`, but ``None`` is not written to."""
     _launch("unpack", table, gradients, dtype, packed)
 
 

@@ -17,8 +17,11 @@ FLAGS = attrgetter("flags.num")
 OWNS_MEMORY = 0x4
 
 
-def are_plain_on_devices(arrays: Sequence[Any]) -> bool:
-    """Return whether all arrays are on devices and C-contiguous, and none shares memory: the usual case, seen fast."""
+def are_contiguous_and_apart(arrays: Sequence[Any]) -> bool:
+    """Return whether all arrays are on devices and C-contiguous, and share no memory: the usual case, seen fast.
+
+    False is also returned if an empty array lies within another one.
+    """
     cupy = sys.modules.get("cupy")
     if cupy is None or set(map(type, arrays)) != {cupy.ndarray}:
         return False

@@ -10,7 +10,7 @@ import numpy as np
 
 from mn_comm.basis.placement import zeros_beside
 from mn_comm.gradients.agree import Named
-from mn_comm.gradients.overlap import FLAGS, OWNS_MEMORY, are_plain_on_devices, can_be_written_to, overlapping
+from mn_comm.gradients.overlap import FLAGS, OWNS_MEMORY, are_contiguous_and_apart, can_be_written_to, overlapping
 from mn_comm.gradients.parts import Spec
 
 _Array = np.ndarray[Any, Any]
@@ -41,7 +41,7 @@ class Targets:
         self._new: list[int] = []
         self._borrowed: list[tuple[_Array, _Array]] = []
         self.arrays: list[Any] = list(grads)  # to read and to write, one for each gradient
-        if not are_plain_on_devices(self.arrays):
+        if not are_contiguous_and_apart(self.arrays):
             self._replace_unsuitable(specs)
         self._whole = self.arrays
         if flattened:
