@@ -11,6 +11,12 @@ import pytest
 from mn_comm.device.kernels import source
 
 HARNESS = """
+#include <cstring>
+struct alignas(8) int2 {{ int x, y; }};
+struct alignas(16) int4 {{ int x, y, z, w; }};
+template <typename T> void __stcg(T* place, T value) {{ *place = value; }}
+#define __device__
+#define __forceinline__ inline
 struct Index {{ int x; }};
 static Index blockIdx, threadIdx;
 #define __global__
@@ -53,7 +59,8 @@ def test_every_element_goes_to_its_place_and_back(compiled, grad, wire, sizes):
 
     def launch(name, arrays):
         addresses = [0 if i == missing else each.ctypes.data for i, each in enumerate(arrays)]
-        table = np.array([*addresses, *begins], np.int64)
+        firsts = np.searchsorted(begins[:-1], np.arange(blocks) * 2048, side="right") - 1
+        table = np.array([*addresses, *begins, *firsts], np.int64)
         pointers = [array.ctypes.data_as(ctypes.c_void_p) for array in (table, packed)]
         compiled(name, grad, wire)(blocks, 256, pointers[0], len(sizes), pointers[1])
 

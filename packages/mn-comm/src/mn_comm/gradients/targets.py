@@ -41,8 +41,9 @@ class Targets:
         self._new: list[int] = []
         self._borrowed: list[tuple[_Array, _Array]] = []
         self.arrays: list[Any] = list(grads)  # to read and to write, one for each gradient
-        if not are_contiguous_and_apart(self.arrays):
-            self._replace_unsuitable(specs)
+        are_on_host = set(map(type, self.arrays)) <= {np.ndarray}
+        if are_on_host or not are_contiguous_and_apart(self.arrays):
+            self._replace_unsuitable(specs, are_on_host)
         self._whole = self.arrays
         if flattened:
             self.arrays = list(self.arrays)
@@ -77,8 +78,7 @@ class Targets:
                     f"mode, got NaN or infinity for {name}"
                 )
 
-    def _replace_unsuitable(self, specs: Sequence[Spec]) -> None:
-        are_on_host = set(map(type, self.arrays)) <= {np.ndarray}
+    def _replace_unsuitable(self, specs: Sequence[Spec], are_on_host: bool) -> None:
         flags = functools.reduce(int.__and__, set(map(FLAGS, self.arrays)), -1) if are_on_host else 0
         is_one_twice = len(set(map(id, self.arrays))) < len(self.arrays)
         if flags & _IS_PLAIN != _IS_PLAIN:
