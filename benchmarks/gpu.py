@@ -144,7 +144,7 @@ def averaging(shapes: list[tuple[int, ...]], rounds: int) -> None:
     import cupy
 
     model = Model(shapes)
-    contestants = alone(sum(int(np.prod(shape)) for shape in shapes))
+    contestants = bare(sum(int(np.prod(shape)) for shape in shapes))
     warnings.filterwarnings("ignore", message="gradients on devices are averaged through host memory")
     for name in NAMES:
         comm = create_communicator(name)
@@ -158,7 +158,7 @@ def averaging(shapes: list[tuple[int, ...]], rounds: int) -> None:
     table(f"averaging on {WORLD.size} ranks", seconds, {name: seconds[name] for name in (ALL_REDUCE, STAGED)})
 
 
-def alone(length: int) -> dict[str, Callable[[], object]]:
+def bare(length: int) -> dict[str, Callable[[], object]]:
     """Return what NCCL and MPI do with one array of this length, without packing."""
     import cupy
 
