@@ -10,7 +10,8 @@ import numpy as np
 
 from mn_compress.base import Compression, set_integer
 from mn_compress.exchange import Exchange, Portion
-from mn_compress.scales import INFINITE, MAGNITUDE, ScaledBlocks, expand
+from mn_compress.kernels import Int8Kernels
+from mn_compress.scales import ScaledBlocks, expand
 from mn_compress.whole_blocks import block_exchange
 
 _Array = np.ndarray[Any, Any]
@@ -32,8 +33,8 @@ class Int8(Compression):
     Args:
         block: How many elements share a scale of 4 bytes.
         rounding: ``"nearest"``, or ``"stochastic"``: up or down at random, so that the mean of many roundings is the
-            value. Error feedback corrects either; drawing random numbers takes several times as long as everything
-            else.
+            value. Error feedback corrects either; in host memory, drawing random numbers takes several times as long
+            as everything else.
         seed: The seed for stochastic rounding.
 
     Raises:
@@ -56,77 +57,20 @@ class Int8(Compression):
     def exchange(self, portion: Portion) -> Exchange:
         """Return an object that averages such a portion."""
         seed = self.seed if self.rounding == "stochastic" else None
-        return block_exchange(portion, Int8Codec(self.block), Int8Rows(self.block, portion.xp), seed)
+        return block_exchange(portion, Int8Codec(self.block), Int8Kernels(self.block), seed)
 
 
-class Int8Rows(ScaledBlocks):
-    """Quantises blocks to integers from -127 to 127, with operations on all blocks of a range: for devices.
+class Int8Codec(ScaledBlocks):
+    """Quantises blocks in host memory to integers from -127 to 127.
 
     A message holds the scales, then the integers. A block that is not finite has an infinite scale, and encodes only
     which values are infinite and which are NaN.
 
     Args:
         block: How many elements share a scale.
-        xp: The module of functions for the arrays.
     """
 
     bits = 8
-
-    def encode(self, values: Any, message: Any, random: Any) -> None:
-        """Write a message, and leave in ``values`` the part that it omits."""
-        xp = self.xp
-        scales, codes = self.split(message, values.size)
-        rows = self.as_rows(values)
-        bits = rows.view(np.int32)
-        sign = (bits >> np.int32(31) | np.int32(1)).astype(np.int8)
-        bits = bits & MAGNITUDE  # as integers, magnitudes have the same order, and NaN is the largest
-        special = xp.where(bits > INFINITE, _NAN, sign)
-        is_finite = bits < INFINITE
-        greatest = bits.max(axis=1)
-        are_finite = greatest < INFINITE
-        unit, inverse = _units(xp, greatest.view(np.float32))
-        scaled = xp.where(is_finite, rows, _ZERO)
-        error = xp.where(are_finite[:, np.newaxis], scaled, _ZERO)
-        scaled *= inverse[:, np.newaxis]
-        quantised = xp.empty(scaled.shape, np.int8)
-        self._round(scaled, quantised, random)
-        codes.view(np.int8)[...] = xp.where(is_finite, quantised, special).reshape(-1)[: values.size]
-        scaled *= unit[:, np.newaxis]
-        error -= scaled
-        values[...] = error.reshape(-1)[: values.size]
-        scales[...] = xp.where(are_finite, unit, np.float32(np.inf))
-
-    def decode(self, message: Any, values: Any) -> None:
-        """Overwrite ``values`` with the content of a message."""
-        xp = self.xp
-        scales, codes = self.split(message, values.size)
-        rows = self.as_rows(codes.view(np.int8))
-        product = rows.astype(np.float32)
-        product *= scales[:, np.newaxis]
-        product = xp.where(rows == _NAN, np.float32(np.nan), product)
-        product = xp.where(rows == np.int8(0), _ZERO, product)  # also in a block with an infinity
-        values[...] = product.reshape(-1)[: values.size]
-
-    def _round(self, scaled: Any, codes: Any, random: Any) -> None:
-        """Round numbers from -127 to 127 to integers, and write these also to ``codes``."""
-        xp = self.xp
-        if random is None:
-            scaled += _ROUNDS
-            xp.copyto(codes, scaled.view(np.int32), casting="unsafe")
-            scaled -= _ROUNDS
-        else:
-            scaled += random.random(scaled.shape, np.float32)
-            xp.floor(scaled, out=scaled)
-            xp.clip(scaled, -_GREATEST, _GREATEST, out=scaled)
-            xp.copyto(codes, scaled, casting="unsafe")
-
-
-class Int8Codec(Int8Rows):
-    """Quantises in host memory, to the same bits: faster, if everything is finite.
-
-    Args:
-        block: How many elements share a scale.
-    """
 
     def encode(
         self, values: _Array, message: _Array, random: np.random.Generator | None, said: _Array | None = None
@@ -138,15 +82,13 @@ class Int8Codec(Int8Rows):
         np.abs(values, out=factors)
         np.maximum.reduceat(factors, _starts(values.size, self.block), out=scales)
         if not scales.max() < np.inf:
-            super().encode(values, message, random)
+            self._encode_special(values, message, random)
             if said is not None:
-                super().decode(message, said)
+                self._decode_special(message, said)
             return
-        unit, inverse = _units(np, scales)
+        unit, inverse = _units(scales)
         np.multiply(values, expand(inverse, self.block, scaled), out=scaled)
-        self._round(scaled, codes.view(np.int8), random)
-        if random is not None:
-            scaled += _ZERO  # the message cannot represent -0.0
+        _round(scaled, codes.view(np.int8), random)
         if said is None:
             said = scaled
         np.multiply(scaled, expand(unit, self.block, factors), out=said)
@@ -157,19 +99,69 @@ class Int8Codec(Int8Rows):
         """Overwrite ``values`` with the content of a message."""
         scales, codes = self.split(message, values.size)
         if not np.isfinite(scales).all():
-            super().decode(message, values)
+            self._decode_special(message, values)
             return
         _, factors = self.room(values.size)
         np.copyto(values, codes.view(np.int8))
         np.multiply(values, expand(scales, self.block, factors), out=values)
 
+    def _encode_special(self, values: _Array, message: _Array, random: np.random.Generator | None) -> None:
+        """Encode values of which some are not finite."""
+        scales, codes = self.split(message, values.size)
+        rows = self._as_rows(values)
+        is_finite = np.isfinite(rows)
+        are_finite = np.logical_and.reduce(is_finite, axis=1)
+        scaled = np.where(is_finite, rows, _ZERO)
+        unit, inverse = _units(np.where(are_finite, np.abs(scaled).max(axis=1), _ZERO))
+        error = np.where(are_finite[:, np.newaxis], scaled, _ZERO)
+        scaled *= inverse[:, np.newaxis]
+        quantised = np.empty(scaled.shape, np.int8)
+        _round(scaled, quantised, random)
+        special = np.where(np.isnan(rows), _NAN, np.where(np.signbit(rows), np.int8(-1), np.int8(1)))
+        codes.view(np.int8)[...] = np.where(is_finite, quantised, special).reshape(-1)[: values.size]
+        scaled *= unit[:, np.newaxis]
+        error -= scaled
+        values[...] = error.reshape(-1)[: values.size]
+        scales[...] = np.where(are_finite, unit, np.float32(np.inf))
 
-def _units(xp: Any, greatest: Any) -> tuple[Any, Any]:
+    def _decode_special(self, message: _Array, values: _Array) -> None:
+        """Decode blocks of which some have an infinite scale."""
+        scales, codes = self.split(message, values.size)
+        rows = self._as_rows(codes.view(np.int8))
+        product = rows.astype(np.float32)
+        product *= scales[:, np.newaxis]
+        product[rows == _NAN] = np.nan
+        product[rows == 0] = 0  # also in a block with an infinity
+        values[...] = product.reshape(-1)[: values.size]
+
+    def _as_rows(self, values: _Array) -> _Array:
+        """Return elements in rows of one block each, padded with zeros: a view if possible, otherwise a copy."""
+        if values.size % self.block == 0:
+            return values.reshape(-1, self.block)
+        rows = np.zeros((-(-values.size // self.block), self.block), values.dtype)
+        rows.reshape(-1)[: values.size] = values
+        return rows
+
+
+def _round(scaled: _Array, codes: _Array, random: np.random.Generator | None) -> None:
+    """Round numbers from -127 to 127 to integers, and write these also to ``codes``."""
+    if random is None:
+        scaled += _ROUNDS
+        np.copyto(codes, scaled.view(np.int32), casting="unsafe")
+        scaled -= _ROUNDS
+    else:
+        scaled += random.random(scaled.shape, np.float32)
+        np.floor(scaled, out=scaled)
+        np.clip(scaled, -_GREATEST, _GREATEST, out=scaled)
+        np.copyto(codes, scaled, casting="unsafe")
+
+
+def _units(greatest: _Array) -> tuple[_Array, _Array]:
     """Return the value of the integer 1 in each block, and its inverse; 0 if they are not in the range of float32."""
     with np.errstate(all="ignore"):
-        usable = (greatest >= _GREATEST * np.finfo(np.float32).tiny) & (greatest < np.inf)
-        unit = xp.where(usable, greatest / _GREATEST, _ZERO)
-        return unit, xp.where(usable, 1 / unit, _ZERO)
+        usable = greatest >= _GREATEST * np.finfo(np.float32).tiny
+        unit = np.where(usable, greatest / _GREATEST, _ZERO)
+        return unit, np.where(usable, 1 / unit, _ZERO)
 
 
 @functools.lru_cache(64)

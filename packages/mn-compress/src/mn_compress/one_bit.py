@@ -10,7 +10,8 @@ import numpy as np
 from mn_compress.base import Compression, set_integer
 from mn_compress.exact import ExactFirst
 from mn_compress.exchange import Portion
-from mn_compress.scales import MAGNITUDE, ScaledBlocks, expand
+from mn_compress.kernels import OneBitKernels
+from mn_compress.scales import ScaledBlocks, expand
 from mn_compress.whole_blocks import block_exchange
 
 _Array = np.ndarray[Any, Any]
@@ -50,7 +51,7 @@ class OneBit(Compression):
 
     def exchange(self, portion: Portion) -> ExactFirst:
         """Return an object that averages such a portion."""
-        after = block_exchange(portion, OneBitCodec(self.block), OneBitRows(self.block, portion.xp))
+        after = block_exchange(portion, OneBitCodec(self.block), OneBitKernels(self.block))
         return ExactFirst(after, self.start_iter)
 
 
@@ -103,45 +104,5 @@ class OneBitCodec(ScaledBlocks):
         done = whole * self.block
         np.add.reduce(absolute[:done].reshape(whole, self.block), axis=1, out=scales[:whole])
         scales[:whole] *= np.float32(1 / self.block)
-        if last:  # with zeros, so that it is added up as on a device
-            scales[whole] = self.as_rows(absolute[done:]).sum() / np.float32(last)
-
-
-class OneBitRows(ScaledBlocks):
-    """Quantises like :class:`OneBitCodec`, with operations on all blocks of a range: for devices.
-
-    The device adds up the means of blocks in its own order. The means are sent, so all ranks have the same ones.
-
-    Args:
-        block: How many elements share a scale.
-        xp: The module of functions for the arrays.
-    """
-
-    bits = 1
-
-    def encode(self, values: Any, message: Any, random: Any) -> None:
-        """Write a message, and leave in ``values`` the part that it omits."""
-        xp = self.xp
-        scales, codes = self.split(message, values.size)
-        codes[...] = xp.packbits(values.view(np.int32) < np.int32(0))  # the sign bit, also of -0.0 and NaN
-        rows = self.as_rows(values)
-        bits = rows.view(np.int32)
-        last = values.size % self.block
-        total = (bits & MAGNITUDE).view(np.float32).sum(axis=1)
-        mean = total * np.float32(1 / self.block)
         if last:
-            mean[-1:] = total[-1:] / np.float32(last)
-        scales[...] = mean
-        signed = (bits & ~MAGNITUDE) | mean.view(np.int32)[:, np.newaxis]
-        error = rows - signed.view(np.float32)
-        # An error that is not finite would stay forever.
-        error = xp.where(xp.isfinite(mean)[:, np.newaxis], error, np.float32(0))
-        values[...] = error.reshape(-1)[: values.size]
-
-    def decode(self, message: Any, values: Any) -> None:
-        """Overwrite ``values`` with the content of a message."""
-        scales, codes = self.split(message, values.size)
-        signs = self.xp.unpackbits(codes)[: values.size].astype(np.uint32)
-        signs <<= np.uint32(31)
-        signed = self.as_rows(signs) | scales.view(np.uint32)[:, np.newaxis]
-        values[...] = signed.reshape(-1)[: values.size].view(np.float32)
+            scales[whole] = absolute[done:].sum() / np.float32(last)

@@ -8,17 +8,12 @@ import numpy as np
 
 _Array = Any  # NumPy's, or CuPy's
 
-# Parts of a float32 number, as an integer.
-MAGNITUDE = np.int32(0x7FFFFFFF)
-INFINITE = np.int32(0x7F800000)
-
 
 class ScaledBlocks:
     """The layout of a message: 4 bytes for the scale of each block, then a number of bits for each element.
 
     Args:
         block: How many elements share a scale.
-        xp: The module of functions for the arrays: NumPy or CuPy.
 
     Attributes:
         bits: How many bits each element has.
@@ -26,9 +21,8 @@ class ScaledBlocks:
 
     bits: ClassVar[int]
 
-    def __init__(self, block: int, xp: Any = np) -> None:
+    def __init__(self, block: int) -> None:
         self.block = block
-        self.xp = xp
         self._room = np.empty((2, 0), np.float32)
 
     def nbytes(self, length: int) -> int:
@@ -45,14 +39,6 @@ class ScaledBlocks:
         if self._room.shape[1] < length:
             self._room = np.empty((2, length), np.float32)
         return self._room[0, :length], self._room[1, :length]
-
-    def as_rows(self, values: _Array) -> _Array:
-        """Return elements in rows of one block each, padded with zeros: a view if possible, otherwise a copy."""
-        if values.size % self.block == 0:
-            return values.reshape(-1, self.block)
-        rows = self.xp.zeros((-(-values.size // self.block), self.block), values.dtype)
-        rows.reshape(-1)[: values.size] = values
-        return rows
 
 
 def expand(scales: _Array, block: int, out: _Array) -> _Array:

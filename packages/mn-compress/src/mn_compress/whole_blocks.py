@@ -1,4 +1,4 @@
-"""The averaging of :mod:`mn_compress.blocks`, bit for bit, with a few operations on whole ranges: for devices.
+"""The averaging of :mod:`mn_compress.blocks`, with a few operations on whole ranges: for devices.
 
 On a device, launching a kernel takes longer than processing a block, and memory is fast. So all ranges are quantised
 and sent at once.
@@ -12,7 +12,6 @@ import numpy as np
 
 from mn_comm.collectives.transport import Transport
 from mn_compress.blocks import BlockCodec, BlockExchange, Codec, ranges
-from mn_compress.draws import Draws
 from mn_compress.exact import other_ranks
 from mn_compress.exchange import Exchange, Memory, Portion
 
@@ -39,7 +38,7 @@ class WholeBlockExchange:
 
     def average(self, transport: Transport, portion: _Array, step: int) -> None:
         """Overwrite a portion with its mean over the ranks; collective."""
-        random = None if self._seed is None else Draws(self._xp, [self._seed, step, self._rank, portion.size])
+        random = None if self._seed is None else np.random.default_rng([self._seed, step, self._rank, portion.size])
         before, error = self.memory.now["error"], self.memory.new["error"]
         self._xp.add(portion, before, out=error)
         message = self._room(portion.size)
