@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from abc import ABC, abstractmethod
 from typing import ClassVar
 
@@ -39,18 +40,20 @@ class Compression(ABC):
         return Compressor(self, self.exchange)
 
 
-def set_integer(settings: Compression, name: str, least: int) -> None:
+def set_integer(settings: Compression, name: str, least: int, most: float = math.inf) -> None:
     """Make a setting an ``int``, so that equal settings also have the same ``repr``; raise unless it is an integer.
 
     Raises:
         TypeError: It is not an integer.
-        ValueError: It is too small.
+        ValueError: It is too small or too large.
     """
     value = getattr(settings, name)
     if isinstance(value, bool) or not isinstance(value, (int, np.integer)):
         raise TypeError(f"expected an integer for {name}, got {type(value).__name__}: {value!r:.80}")
     if value < least:
         raise ValueError(f"expected {name} of at least {least}, got {value}")
+    if value > most:
+        raise ValueError(f"expected {name} of at most {most}, got {value}")
     object.__setattr__(settings, name, int(value))
 
 

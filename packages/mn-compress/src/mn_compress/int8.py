@@ -11,7 +11,7 @@ import numpy as np
 from mn_compress.base import Compression, set_integer
 from mn_compress.exchange import Exchange, Portion
 from mn_compress.kernels import Int8Kernels
-from mn_compress.scales import ScaledBlocks, expand
+from mn_compress.scales import LONGEST, ScaledBlocks, expand
 from mn_compress.whole_blocks import block_exchange
 
 _Array = np.ndarray[Any, Any]
@@ -20,6 +20,8 @@ _NAN = np.int8(-128)
 _ZERO = np.float32(0)
 # Adding this to a number of at most 22 bits rounds the number to an integer, which is then in the lowest bits.
 _ROUNDS = np.float32(1.5 * 2**23)
+# The largest number that is still finite when it is divided by 127, rounded, and multiplied again.
+_MOST = np.nextafter(np.finfo(np.float32).max, _ZERO)
 _ROUNDINGS = ("nearest", "stochastic")
 
 
@@ -39,7 +41,7 @@ class Int8(Compression):
 
     Raises:
         TypeError: An argument is not a number.
-        ValueError: ``block`` is below 1, ``seed`` below 0, or there is no such rounding.
+        ValueError: ``block`` is below 1 or above 2**30, ``seed`` below 0, or there is no such rounding.
     """
 
     on_devices: ClassVar[bool] = True
@@ -49,7 +51,7 @@ class Int8(Compression):
     seed: int = 0
 
     def __post_init__(self) -> None:
-        set_integer(self, "block", 1)
+        set_integer(self, "block", 1, LONGEST)
         set_integer(self, "seed", 0)
         if self.rounding not in _ROUNDINGS:
             raise ValueError(f"expected rounding 'nearest' or 'stochastic', got {self.rounding!r}")
@@ -160,7 +162,7 @@ def _units(greatest: _Array) -> tuple[_Array, _Array]:
     """Return the value of the integer 1 in each block, and its inverse; 0 if they are not in the range of float32."""
     with np.errstate(all="ignore"):
         usable = greatest >= _GREATEST * np.finfo(np.float32).tiny
-        unit = np.where(usable, greatest / _GREATEST, _ZERO)
+        unit = np.where(usable, np.minimum(greatest, _MOST) / _GREATEST, _ZERO)
         return unit, np.where(usable, 1 / unit, _ZERO)
 
 

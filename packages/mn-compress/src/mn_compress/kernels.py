@@ -24,6 +24,7 @@ _SOURCE = r"""
 #define MAGNITUDE 0x7fffffff
 #define INFINITE 0x7f800000
 #define NOT_A_NUMBER 0x7fc00000
+#define MOST 0x7f7ffffe  // the largest number that is finite when it is divided by 127, rounded, and multiplied again
 #define ALL_LANES 0xffffffff
 #define ROUNDS 12582912.0f  // adding it rounds a small number to an integer
 
@@ -85,7 +86,7 @@ extern "C" __global__ void int8_encode(
     greatest = combined(greatest, larger);
     const bool all_finite = greatest < INFINITE;
     const bool is_usable = all_finite && __int_as_float(greatest) >= 127 * 1.17549435e-38f;
-    const float unit = is_usable ? __int_as_float(greatest) / 127 : 0;
+    const float unit = is_usable ? __int_as_float(greatest < MOST ? greatest : MOST) / 127 : 0;
     const float inverse = is_usable ? 1 / unit : 0;
     for (int i = lane; i < own.length; i += TEAM) {
         const float original = value[i];

@@ -11,7 +11,7 @@ from mn_compress.base import Compression, set_integer
 from mn_compress.exact import ExactFirst
 from mn_compress.exchange import Portion
 from mn_compress.kernels import OneBitKernels
-from mn_compress.scales import ScaledBlocks, expand
+from mn_compress.scales import LONGEST, ScaledBlocks, expand
 from mn_compress.whole_blocks import block_exchange
 
 _Array = np.ndarray[Any, Any]
@@ -35,7 +35,7 @@ class OneBit(Compression):
 
     Raises:
         TypeError: An argument is not an integer.
-        ValueError: ``block`` is not a multiple of 8, or below 8, or ``start_iter`` is below 0.
+        ValueError: ``block`` is not a multiple of 8, below 8 or above 2**30, or ``start_iter`` is below 0.
     """
 
     on_devices: ClassVar[bool] = True
@@ -44,7 +44,7 @@ class OneBit(Compression):
     start_iter: int = 0
 
     def __post_init__(self) -> None:
-        set_integer(self, "block", 8)
+        set_integer(self, "block", 8, LONGEST)
         if self.block % 8:
             raise ValueError(f"expected a multiple of 8 for block, got {self.block}")
         set_integer(self, "start_iter", 0)

@@ -6,6 +6,8 @@ from typing import Any, ClassVar
 
 import numpy as np
 
+LONGEST = 1 << 30  # block; kernels count its elements in 32 bits
+
 _Array = Any  # NumPy's, or CuPy's
 
 

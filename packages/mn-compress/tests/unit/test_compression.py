@@ -29,7 +29,8 @@ ALL = [
 CODECS = [(Int8Codec, 1), (Int8Codec, 8), (Int8Codec, 256), (OneBitCodec, 8), (OneBitCodec, 1024)]
 # The operations for devices, tried on NumPy: a different module object with the same functions as for host arrays.
 DEVICES = types.SimpleNamespace(**vars(np))
-SPECIAL = [0.0, -0.0, 1.0, -3.0, np.nan, np.inf, -np.inf, 1e-42, 1e38]
+# The last one is what np.nan_to_num writes for an infinity.
+SPECIAL = [0.0, -0.0, 1.0, -3.0, np.nan, np.inf, -np.inf, 1e-42, 1e38, -float(np.finfo(np.float32).max)]
 BOTH = pytest.mark.parametrize("xp", [np, DEVICES], ids=["host", "device"])
 
 
@@ -402,6 +403,7 @@ def test_momentum_correction_and_clipping():
     ("make", "error", "message"),
     [
         (lambda: Int8(block=0), ValueError, "expected block of at least 1, got 0"),
+        (lambda: Int8(block=1 << 31), ValueError, "expected block of at most 1073741824, got 2147483648"),
         (lambda: Int8(block=2.5), TypeError, "expected an integer for block, got float: 2.5"),
         (lambda: Int8(rounding="up"), ValueError, "expected rounding 'nearest' or 'stochastic', got 'up'"),
         (lambda: TopK(0), ValueError, "expected a ratio above 0 and at most 1, got 0"),
