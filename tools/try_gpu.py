@@ -1,7 +1,7 @@
 """On a machine with GPUs: run everything that needs one, and write down what ran on what.
 
 ``python tools/try_gpu.py --ranks 2`` runs the doctor, all tests marked ``gpu`` of all packages and of ``tests/`` (in
-one process, and those of jobs on two ranks), and ``benchmarks/gpu.py``. It needs an environment with the packages, a
+one process, and those of jobs on two ranks), and the benchmarks of GPUs. It needs an environment with the packages, a
 CuPy for the driver, and the tests' requirements; the ``mpiexec`` on PATH starts the jobs. The results are in
 ``result/gpu/``: ``README.md`` contains the tables, the other files what the tests wrote. The exit status is 1 if
 something failed.
@@ -30,6 +30,7 @@ from scheduling import HUNG, Record
 
 ROOT = run_tests.ROOT
 ALONE = "unit", "gpu", "jobs"  # parts of a folder of tests that run in one process
+BENCHMARKS = "gpu", "gpu_compression"
 BENCHMARK_LIMIT = 600  # seconds
 
 
@@ -147,12 +148,12 @@ def marked(folder: Path, only: str = "") -> list[Path]:
 
 
 def run_benchmark(sizes: list[int], out: Path) -> Iterator[Row]:
-    """Run ``benchmarks/gpu.py`` in one process and on ranks."""
-    program = [sys.executable, str(ROOT / "benchmarks" / "gpu.py")]
-    yield run_program("benchmark of packing", program, out / "benchmark-1.txt")
-    for size in (size for size in sizes if size > 1):
-        command = ["mpiexec", "-n", str(size), *program]
-        yield run_program(f"benchmark on {size} ranks", command, out / f"benchmark-{size}.txt")
+    """Run the benchmarks of GPUs in one process and on ranks."""
+    for name in BENCHMARKS:
+        program = [sys.executable, str(ROOT / "benchmarks" / f"{name}.py")]
+        for size in sorted({1, *sizes}):
+            command = ["mpiexec", "-n", str(size), *program] if size > 1 else program
+            yield run_program(f"{name}, {size} ranks", command, out / f"benchmark-{name}-{size}.txt")
 
 
 def run_program(what: str, command: list[str], file: Path) -> Row:
