@@ -12,7 +12,8 @@ net = chainer.links.Classifier(chainer.links.Linear(4, 2))
 batch = np.ones((2, 4), "f"), np.zeros(2, "i")
 
 def use():
-    for when in (AfterBackward(), DuringBackward(), OneStepLate()):
+    # A reduction of OneStepLate may be under way when its optimizer is dropped; that of DuringBackward waits for it.
+    for when in (AfterBackward(), OneStepLate(), DuringBackward()):
         optimizer = MultiNodeOptimizer(chainer.optimizers.SGD(), comm, when).setup(net)
         for _ in range(2):
             optimizer.update(net, *batch)
