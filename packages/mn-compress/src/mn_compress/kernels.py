@@ -29,30 +29,34 @@ _SOURCE = r"""
 #define ROUNDS 12582912.0f  // adding it rounds a small number to an integer
 
 // The block of this team: its number, its first element, and how many elements it has; 0 if there is no such block.
-// This is the same for all threads that wait for one another, so those without a block may return.
-struct block_t { long long number, begin; int length; };
+// This is the same for all threads that wait for one another, so those without a block may return. The lane is the
+// thread's number in the team, and that of its first element in the block.
+struct block_t { long long number, begin; int length, lane; };
 
 __device__ __forceinline__ block_t own_block(long long total, int block) {
     const long long number = ((long long)blockIdx.x * blockDim.x + threadIdx.x) / TEAM, begin = number * block;
     const long long rest = total - begin;
-    block_t own = {number, begin, rest <= 0 ? 0 : rest < block ? (int)rest : block};
+    block_t own = {number, begin, rest <= 0 ? 0 : rest < block ? (int)rest : block, (int)threadIdx.x % TEAM};
     return own;
 }
 
 __device__ __forceinline__ int larger(int one, int other) { return one > other ? one : other; }
 __device__ __forceinline__ float sum(float one, float other) { return one + other; }
 
-// Combines the values of all threads of the team; each of them gets the result.
-template <typename T> __device__ __forceinline__ T combined(T value, T (*combine)(T, T)) {
+template <typename T> __device__ __forceinline__ T combined_in_warp(T value, T (*combine)(T, T)) {
     for (int distance = 16; distance; distance /= 2)
         value = combine(value, __shfl_xor_sync(ALL_LANES, value, distance));
+    return value;
+}
+
+// Combines the values of all threads of the team; each of them gets the result.
+template <typename T> __device__ __forceinline__ T combined(T value, T (*combine)(T, T)) {
+    value = combined_in_warp(value, combine);
 #if TEAM > 32
     __shared__ T of_warp[TEAM / 32];
     if (threadIdx.x % 32 == 0) of_warp[threadIdx.x / 32] = value;
     __syncthreads();
-    value = of_warp[threadIdx.x % 32];
-    for (int distance = 16; distance; distance /= 2)
-        value = combine(value, __shfl_xor_sync(ALL_LANES, value, distance));
+    value = combined_in_warp(of_warp[threadIdx.x % 32], combine);
 #endif
     return value;
 }
@@ -78,17 +82,16 @@ extern "C" __global__ void int8_encode(
 ) {
     const block_t own = own_block(total, block);
     if (!own.length) return;
-    const int lane = threadIdx.x % TEAM;
     float* value = values + own.begin;
     signed char* code = codes + own.begin;
     int greatest = 0;  // as integers, magnitudes have the same order, and NaN is the largest
-    for (int i = lane; i < own.length; i += TEAM) greatest = larger(greatest, __float_as_int(value[i]) & MAGNITUDE);
+    for (int i = own.lane; i < own.length; i += TEAM) greatest = larger(greatest, __float_as_int(value[i]) & MAGNITUDE);
     greatest = combined(greatest, larger);
     const bool all_finite = greatest < INFINITE;
     const bool is_usable = all_finite && __int_as_float(greatest) >= 127 * 1.17549435e-38f;
     const float unit = is_usable ? __int_as_float(greatest < MOST ? greatest : MOST) / 127 : 0;
     const float inverse = is_usable ? 1 / unit : 0;
-    for (int i = lane; i < own.length; i += TEAM) {
+    for (int i = own.lane; i < own.length; i += TEAM) {
         const float original = value[i];
         const int bits = __float_as_int(original), magnitude = bits & MAGNITUDE;
         float scaled = magnitude < INFINITE ? original : 0;
@@ -104,7 +107,7 @@ extern "C" __global__ void int8_encode(
         value[i] = error - scaled * unit;
         code[i] = magnitude < INFINITE ? (signed char)(int)scaled : magnitude > INFINITE ? -128 : bits < 0 ? -1 : 1;
     }
-    if (!lane) scales[own.number] = all_finite ? unit : __int_as_float(INFINITE);
+    if (!own.lane) scales[own.number] = all_finite ? unit : __int_as_float(INFINITE);
 }
 
 extern "C" __global__ void int8_decode(
@@ -113,7 +116,7 @@ extern "C" __global__ void int8_decode(
     const block_t own = own_block(total, block);
     if (!own.length) return;
     const float scale = scales[own.number];
-    for (int i = threadIdx.x % TEAM; i < own.length; i += TEAM) {
+    for (int i = own.lane; i < own.length; i += TEAM) {
         const int code = codes[own.begin + i];
         // A zero stays a zero also in a block with an infinity.
         values[own.begin + i] = code == -128 ? __int_as_float(NOT_A_NUMBER) : code ? code * scale : 0;
@@ -125,27 +128,26 @@ extern "C" __global__ void one_bit_encode(
 ) {
     const block_t own = own_block(total, block);
     if (!own.length) return;
-    const int lane = threadIdx.x % TEAM;
     float* value = values + own.begin;
     unsigned char* code = codes + own.begin / 8;
     float total_magnitude = 0;
-    for (int i = lane; i < own.length; i += TEAM) total_magnitude += fabsf(value[i]);
+    for (int i = own.lane; i < own.length; i += TEAM) total_magnitude += fabsf(value[i]);
     const float mean = combined(total_magnitude, sum) / own.length;
     const bool is_finite = (__float_as_int(mean) & MAGNITUDE) < INFINITE;
     for (int first = 0; first < own.length; first += TEAM) {
-        const int i = first + lane;
+        const int i = first + own.lane;
         const float original = i < own.length ? value[i] : 0;
         const int is_negative = __float_as_int(original) < 0;  // also -0.0
         const unsigned int signs = __ballot_sync(ALL_LANES, is_negative);
         if (i >= own.length) continue;
         // An error that is not finite would stay forever.
         value[i] = is_finite ? original - (is_negative ? -mean : mean) : 0;
-        if (lane % 8) continue;
+        if (own.lane % 8) continue;
         unsigned int eight = 0;  // the first sign in the highest bit
-        for (int j = 0; j < 8; ++j) eight = eight << 1 | (signs >> (lane % 32 + j) & 1);
+        for (int j = 0; j < 8; ++j) eight = eight << 1 | (signs >> (own.lane % 32 + j) & 1);
         code[i / 8] = eight;
     }
-    if (!lane) scales[own.number] = mean;
+    if (!own.lane) scales[own.number] = mean;
 }
 
 extern "C" __global__ void one_bit_decode(
@@ -154,7 +156,7 @@ extern "C" __global__ void one_bit_decode(
     const block_t own = own_block(total, block);
     if (!own.length) return;
     const float mean = scales[own.number];
-    for (int i = threadIdx.x % TEAM; i < own.length; i += TEAM) {
+    for (int i = own.lane; i < own.length; i += TEAM) {
         const bool is_negative = codes[(own.begin + i) / 8] >> (7 - i % 8) & 1;
         values[own.begin + i] = is_negative ? -mean : mean;
     }
