@@ -139,21 +139,23 @@ def on_the_device(run: Callable[[], object], rounds: int) -> tuple[float, float]
     return statistics.median(on_device[3:]), statistics.median(on_host[3:])
 
 
-def averaging(shapes: list[tuple[int, ...]], rounds: int) -> None:
-    """Print the times of averages, until the device has finished."""
+def until_done(average: Callable[[Model], object], model: Model) -> Callable[[], object]:
+    """Return a function that averages the gradients of a model, and waits until the device has finished."""
     import cupy
 
+    def run() -> None:
+        average(model)
+        cupy.cuda.get_current_stream().synchronize()
+
+    return run
+
+
+def averaging(shapes: list[tuple[int, ...]], rounds: int) -> None:
+    """Print the times of averages, until the device has finished."""
     model = Model(shapes)
     contestants = bare(sum(int(np.prod(shape)) for shape in shapes))
     warnings.filterwarnings("ignore", message="gradients on devices are averaged through host memory")
-    for name in NAMES:
-        comm = create_communicator(name)
-
-        def average(comm: Any = comm) -> None:
-            comm.multi_node_mean_grad(model)
-            cupy.cuda.get_current_stream().synchronize()
-
-        contestants[name] = average
+    contestants |= {name: until_done(create_communicator(name).multi_node_mean_grad, model) for name in NAMES}
     seconds = interleave(contestants, rounds, prepare=lambda name: model.restore())
     table(f"averaging on {WORLD.size} ranks", seconds, {name: seconds[name] for name in (ALL_REDUCE, STAGED)})
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 from common import WORLD, interleave, table
-from gpu import Model, on_the_device
+from gpu import Model, on_the_device, until_done
 from models import MODELS
 
 from mn_comm import create_communicator
@@ -52,19 +52,17 @@ def quantising(length: int, rounds: int) -> None:
     print(f"{'':28}{'us':>8}{'of a copy':>12}{'us of the host':>18}")
     for name, codec in CODECS.items():
         message = cupy.empty(codec.nbytes(length), np.uint8)
-        nbytes = 4 * length + message.nbytes
-
-        def show(what: str, nbytes: int, device: float, host: float, name: str = name) -> None:
-            share = nbytes / device / (8 * length / copy)
-            print(f"{name + ', ' + what:28}{device * 1e6:8.0f}{share:12.0%}{host * 1e6:18.0f}")
 
         def encode(codec: Any = codec, message: Any = message) -> None:
             cupy.copyto(values, original)  # encoding leaves nearly nothing of them
             codec.encode(values, message, None)
 
         device, host = on_the_device(encode, rounds)
-        show("encode", nbytes + 4 * length, device - copy, host - submitting)
-        show("decode", nbytes, *on_the_device(lambda c=codec, m=message: c.decode(m, values), rounds))
+        encoding = device - copy, host - submitting
+        decoding = on_the_device(lambda codec=codec, message=message: codec.decode(message, values), rounds)
+        for what, passes, (device, host) in (("encode", 2, encoding), ("decode", 1, decoding)):
+            share = (passes * values.nbytes + message.nbytes) / device / (2 * values.nbytes / copy)
+            print(f"{name + ', ' + what:28}{device * 1e6:8.0f}{share:12.0%}{host * 1e6:18.0f}")
 
 
 def averaging(name: str, shapes: list[tuple[int, ...]], rounds: int) -> None:
@@ -76,13 +74,9 @@ def averaging(name: str, shapes: list[tuple[int, ...]], rounds: int) -> None:
     for _, param in model.named:
         param.data = cupy.random.standard_normal(param.data.shape, dtype=np.float32)
 
-    def average(how: Any) -> None:
-        how(model)
-        cupy.cuda.get_current_stream().synchronize()
-
     means = {EXACT: comm.multi_node_mean_grad}
     means |= {kind: comm.gradient_reducer(compression=how).average for kind, how in KINDS.items()}
-    contestants = {kind: lambda how=how: average(how) for kind, how in means.items()}
+    contestants = {kind: until_done(average, model) for kind, average in means.items()}
     seconds = interleave(contestants, rounds, prepare=lambda kind: model.restore())
     table(f"{name}, {WORLD.size} ranks", seconds, {EXACT: seconds[EXACT]})
     comm.finalize()
