@@ -104,7 +104,19 @@ def test_a_full_record_counts_what_it_drops(recorder, tmp_path):
     trace.write(str(tmp_path / "t"), [part])
     (note,) = [e for e in read(tmp_path / "t")["traceEvents"] if e["ph"] == "i"]
     assert note["name"] == "the record is full: 3 later spans are not in it"
-    assert note["ts"] == pytest.approx((recorder.full_at - recorder.events[0][1]) / 1e3)
+    assert note["ts"] == (recorder.full_at - recorder.events[0][1]) / 1e3
+
+
+@pytest.mark.parametrize("compared", [True, False])
+def test_a_clock_that_has_run_for_years_has_nanoseconds(tmp_path, compared):
+    begin = 10**18 + 1
+    samples = [Sample(10**18, 1, 5), Sample(10**18 + 10**10, 1, 5)] if compared else []
+    events = [("a", begin, begin + 13_471, 7, None), ("a", begin + 2, begin + 13_470, 7, None)]
+    part = make_part(0, events, dropped=1, full_at=begin + 13_473, samples=samples)
+    trace.write(str(tmp_path / "t"), [part])
+    found = read(tmp_path / "t")
+    assert [(e["ts"], e["dur"]) for e in spans_of(found)] == [(0, 13.471), (0.002, 13.468)]
+    assert [e["ts"] for e in found["traceEvents"] if e["ph"] == "i"] == [13.473]
 
 
 def test_the_answer_that_came_back_soonest_is_believed():

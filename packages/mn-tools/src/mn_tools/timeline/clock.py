@@ -46,12 +46,12 @@ def best_of(answers: Sequence[tuple[int, int, int]]) -> Sample:
     return Sample(at=read, offset=read - (asked + came) // 2, error=(came - asked + 1) // 2)
 
 
-def offset_at(samples: Sequence[Sample], at: int) -> float:
+def offset_at(samples: Sequence[Sample], at: int) -> int:
     """Return by how many nanoseconds a clock is ahead at a time that it shows, from one sample or two."""
     first, last = samples[0], samples[-1]
     if last.at == first.at:
         return first.offset
-    return first.offset + (last.offset - first.offset) * (at - first.at) / (last.at - first.at)
+    return first.offset + (last.offset - first.offset) * (at - first.at) // (last.at - first.at)
 
 
 def measure(mpi_comm: MPI.Intracomm, rank: int, seconds: float) -> Sample | None:

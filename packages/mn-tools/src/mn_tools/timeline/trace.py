@@ -125,7 +125,7 @@ def add(file: str, parts: Sequence[Part]) -> None:
         return
     try:
         other, events = trace["otherData"], trace["traceEvents"]
-        base = Base(tuple(other["base"]["started"]), other["base"]["zero"])
+        base = Base(tuple(other["base"]["started"]), other["base"]["begin"])
         new = [part for part in parts if part.rank not in other["ranks"]]
         about = _about(new)
         other["ranks"] = sorted(other["ranks"] + about["ranks"])
@@ -139,21 +139,21 @@ def add(file: str, parts: Sequence[Part]) -> None:
 
 @dataclass(frozen=True)
 class Base:
-    """The origin of the times in a trace.
+    """The origin of the times in a trace, in nanoseconds.
 
     Attributes:
-        started: The clock of the lowest rank and the wall clock at the same moment, in nanoseconds.
-        zero: The beginning of the trace, in microseconds of rank 0's clock.
+        started: The clock of the lowest rank and the wall clock at the same moment.
+        begin: The beginning of the trace, by rank 0's clock.
     """
 
     started: tuple[int, int]
-    zero: float
+    begin: int
 
 
 def _base_of(parts: Sequence[Part]) -> Base:
-    base = Base(parts[0].started, 0.0)
+    base = Base(parts[0].started, 0)
     begins = [_clock_of(part, base)(begin) for part in parts for _, begin, *_ in part.events]
-    return Base(base.started, min(begins, default=0.0))
+    return Base(base.started, min(begins, default=0))
 
 
 def _about(parts: Sequence[Part]) -> dict[str, Any]:
@@ -208,14 +208,17 @@ def events_of(parts: Sequence[Part], base: Base) -> Iterator[dict[str, Any]]:
         yield from _spans(part, base)
 
 
-def _clock_of(part: Part, base: Base) -> Callable[[int], float]:
-    """Return a function that converts a time of a rank's clock to microseconds of the trace."""
+def _clock_of(part: Part, base: Base) -> Callable[[int], int]:
+    """Return a function that converts a time of a rank's clock to nanoseconds since the beginning of the trace.
+
+    They are whole numbers: a clock may have run for months, and a float has no nanoseconds then.
+    """
     samples = part.samples
     if samples:
-        return lambda at: (at - offset_at(samples, at)) / 1e3 - base.zero
+        return lambda at: at - offset_at(samples, at) - base.begin
     # A clock that was never compared: all ranks noted the wall clock once.
     ahead = (part.started[0] - part.started[1]) - (base.started[0] - base.started[1])
-    return lambda at: (at - ahead) / 1e3 - base.zero
+    return lambda at: at - ahead - base.begin
 
 
 def _metadata(part: Part) -> Iterator[dict[str, Any]]:
@@ -245,7 +248,7 @@ def _spans(part: Part, base: Base) -> Iterator[dict[str, Any]]:
     rows = _rows(part)
     clock = _clock_of(part, base)
     steps = 0
-    end_of_last: float | None = None
+    end_of_last: int | None = None
     for name, begin, end, thread, details in part.events:
         row, _ = rows[thread]
         first, last = clock(begin), clock(end)
@@ -259,15 +262,13 @@ def _spans(part: Part, base: Base) -> Iterator[dict[str, Any]]:
         yield _event(part.rank, row, name, first, last, args)
     if part.dropped:
         note = f"the record is full: {part.dropped} later spans are not in it"
-        where = {"pid": part.rank, "tid": 0, "ts": clock(part.full_at)}
+        where = {"pid": part.rank, "tid": 0, "ts": clock(part.full_at) / 1e3}
         yield {"name": note, "cat": "mn_comm", "ph": "i", "s": "p", **where}
 
 
-def _event(rank: int, row: int, name: str, begin: float, end: float, args: dict[str, Any]) -> dict[str, Any]:
-    # Both ends are rounded, because a span within another one must not end later than the outer one.
-    ts = round(begin, 3)
+def _event(rank: int, row: int, name: str, begin: int, end: int, args: dict[str, Any]) -> dict[str, Any]:
     found = {"name": name, "cat": "mn_comm", "ph": "X", "pid": rank, "tid": row}
-    found |= {"ts": ts, "dur": round(round(end, 3) - ts, 3)}
+    found |= {"ts": begin / 1e3, "dur": (end - begin) / 1e3}
     return {**found, "args": args} if args else found
 
 
