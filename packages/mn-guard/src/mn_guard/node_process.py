@@ -382,6 +382,7 @@ class _Node:
         group = self._groups[name]
         group.shared |= {(path, inode) for path, inode in message.get("shared", [])}
         ends = socket.socket(fileno=connection)
+        ends.setblocking(False)
         # In a container, it may have another process ID there.
         rank.leads = bool(message.get("leads")) and peer_of(ends)[0] == rank.process
         hear = partial(self._hear, group, rank)
@@ -391,24 +392,28 @@ class _Node:
             self._drop(self._listening)
 
     def _hear(self, group: Group, rank: Rank, connection: socket.socket) -> None:
+        # To the end, if it is there: when this process is late, ranks that have ended after this one are heard next.
         try:
-            came = connection.recv(1 << 16)
+            while came := connection.recv(1 << 16):
+                group.hear(rank, came)
+        except BlockingIOError:
+            return
         except OSError:
-            came = b""
-        if came:
-            group.hear(rank, came)
-        else:
-            self._drop(connection)
-            self._gone.append((group, rank))
+            pass
+        self._drop(connection)
+        self._gone.append((group, rank))
 
     def _report(self, gone: list[tuple[Group, Rank]]) -> None:
-        """Report deaths, and what the ranks that are ended because of them were doing."""
-        dead = {group for group, rank in gone if group.report(rank)}
-        if dead:
-            others = self._next_to_go()
-            gone += others
-            for group in dead:
-                group.write(describe_others([rank for other, rank in others if other is group], group.folders))
+        """Report the first death in each group, and what the ranks that are ended because of it were doing."""
+        first: dict[Group, Rank] = {}
+        for group, rank in gone:
+            if group not in first and group.report(rank):
+                first[group] = rank
+        if first:
+            gone += self._next_to_go()
+            for group in first:
+                others = [rank for other, rank in gone if other is group and rank is not first[group]]
+                group.write(describe_others(others, group.folders))
         for group, rank in gone:
             end_children(rank)
             group.remove()

@@ -167,3 +167,39 @@ def test_a_launcher_that_has_ended_ends_nothing_else():
     assert last is not None
     last.sendall(node_process.FINISHED)
     last.close()
+
+
+NOBODY = 1 << 30  # no process has this ID
+CRASH = b'Fatal Python error: Segmentation fault\n\n  File "/home/me/train.py", line 12 in read\n'
+
+
+def reported_late(*ends):
+    """Return what the process of a node writes when three ranks have already ended, each with its last words."""
+    reading, writing = os.pipe()
+    late = node_process._Node(socket.socket(socket.AF_UNIX), len(ends), None)
+    group = {"op": "watch", "group": "all", "size": len(ends), "expected": len(ends), "folders": FOLDERS}
+    connections = []
+    for rank in range(len(ends)):
+        here, there = socket.socketpair()
+        late._watch(group | {"rank": rank, "process": NOBODY}, there.detach(), *([] if rank else [writing]))
+        connections.append(here)
+    for rank, words in ends:
+        connections[rank].sendall(words)
+        connections[rank].close()
+    late.run()
+    with open(reading) as pipe:
+        return pipe.read()
+
+
+def test_only_the_rank_that_died_first_is_reported_however_late():
+    named = f"[chainermn] rank 1 of 3 ({socket.gethostname()}, process {NOBODY})"
+    assert reported_late((1, CRASH), (2, b""), (0, b"")) == (
+        f"{named} died of a fatal error (Segmentation fault), at /home/me/train.py:12 in read\n"
+    )
+    assert reported_late((1, b""), (2, STACK.encode()), (0, b"")) == (
+        f"{named} died of a signal, or called os._exit\n"
+        "[chainermn] meanwhile: rank 2 in allreduce, at /home/me/train.py:12 in average\n"
+    )
+    assert reported_late((1, node_process.SPOKEN + b"why it ends"), (2, b""), (0, b"")) == (
+        f"{named} has ended the job: why it ends\n"
+    )
