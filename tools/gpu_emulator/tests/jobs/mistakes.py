@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from types import MappingProxyType
 from typing import NamedTuple
 
 __all__ = ["MISTAKES", "Mistake"]
 
 _UNIT = "packages/mn-comm/tests/unit/test_on_gpu.py"
 _RANKS = "packages/mn-comm/tests/mpi/test_on_gpu.py"
+# The side stream is always late, and only that: a random delay would have to fall on the only operation that matters.
+_LATE_SIDE = {"GPU_EMULATOR_SIDE_US": "20000", "GPU_EMULATOR_IDLE_US": "0", "GPU_EMULATOR_DELAY_US": "0"}
 
 
 class Mistake(NamedTuple):
@@ -18,12 +22,14 @@ class Mistake(NamedTuple):
         right: What is there, once.
         wrong: What takes its place.
         test: What must fail; on two ranks if it is in a folder ``mpi``.
+        settings: The emulator's settings for it.
     """
 
     file: str
     right: str
     wrong: str
     test: str
+    settings: Mapping[str, str] = MappingProxyType({})
 
 
 MISTAKES = {
@@ -33,7 +39,8 @@ MISTAKES = {
             stream.synchronize()  # next, ranks may reuse pinned memory, and another stream uses the result
 """,
         "",
-        f"{_RANKS}::test_on_another_stream_and_in_the_background[flat]",
+        f"{_RANKS}::test_a_model_on_a_device_that_is_not_the_current_one[flat-True]",
+        _LATE_SIDE,
     ),
     "a mean by a CUDA-aware MPI library is used before its division": Mistake(
         "device/bucket.py",

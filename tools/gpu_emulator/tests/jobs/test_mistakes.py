@@ -34,7 +34,7 @@ def test_it_is_found(tmp_path, name):
     options = ["-c", ROOT / "pyproject.toml", "-p", "no:cacheprovider", "-x", "-q"]
     done = subprocess.run(
         [*launcher, sys.executable, *ranks, "-m", "pytest", *options, ROOT / mistake.test],
-        env={**os.environ, "PYTHONPATH": str(tmp_path), "GPU_EMULATOR_NCCL_SECONDS": "10"},
+        env={**os.environ, "PYTHONPATH": str(tmp_path), "GPU_EMULATOR_NCCL_SECONDS": "10", **mistake.settings},
         cwd=tmp_path,
         capture_output=True,
         text=True,
