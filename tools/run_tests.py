@@ -9,10 +9,9 @@ With ``--share=quick``, files with the mark ``rest`` are left out; two ranks run
 numbers of ranks run the files whose mark lists them: ``pytestmark = pytest.mark.sizes(1, 4)``. ``--share=rest`` runs
 what this leaves out. Files with the mark ``gpu`` are left out of folders: ``tools/try_gpu.py`` runs them.
 
-Tests run beside one another where they mostly wait; files with the mark ``alone`` run while nothing else does. Each
-process writes to a file, which is shown if tests fail in it, or if there are arguments for pytest. A job that hangs is
-ended by pytest's time-outs, which are set in the root's pyproject.toml, after every rank has written its stack; the
-first failure on any rank ends its job.
+Tests run beside one another where they mostly wait. Each process writes to a file, which is shown if tests fail in it,
+or if there are arguments for pytest. A job that hangs is ended by pytest's time-outs, which are set in the root's
+pyproject.toml, after every rank has written its stack; the first failure on any rank ends its job.
 
 ``--plan FILE`` runs several suites, each with the interpreter of its environment, and other commands. The file is
 JSON: ``{"title": …, "suites": [{"name": …, "tests": …, "python": …, …}], "commands": [{"name": …, "command": […],
@@ -65,7 +64,6 @@ ESTIMATES = {
     "jobs": Cost(15.0, 0.7),
     "elastic": Cost(20.0, 0.7),
 }
-ALONE = re.compile(r"^[^#\n]*\bmark\.alone\b", re.MULTILINE)
 GPU = re.compile(r"^[^#\n]*\bmark\.gpu\b", re.MULTILINE)
 REST = re.compile(r"^[^#\n]*\bmark\.rest\b", re.MULTILINE)
 SIZES = re.compile(r"^[^#\n]*\bmark\.sizes\(([\d, ]+)\)", re.MULTILINE)
@@ -208,13 +206,10 @@ def plan_suite(suite: Suite, reports: Path, record: Record) -> Iterator[Planned]
                     yield plan_job(suite, size, chosen, reports, record)
         else:
             files = [file for file in files if is_in_share(file, suite.share)]
-            together = (
-                [] if part != "unit" or is_long(suite, record) else [file for file in files if not is_alone(file)]
-            )
-            if together:
-                yield plan_process(suite, part, together, reports, record)
-            for file in files:
-                if file not in together:
+            if part == "unit" and files and not is_long(suite, record):
+                yield plan_process(suite, part, files, reports, record)
+            else:
+                for file in files:
                     yield plan_process(suite, f"{part}/{file.stem}", [file], reports, record)
 
 
@@ -250,11 +245,6 @@ def needs_gpu(file: Path) -> bool:
     return GPU.search(file.read_text()) is not None
 
 
-def is_alone(file: Path) -> bool:
-    """Return whether a file has the mark ``alone``."""
-    return ALONE.search(file.read_text()) is not None
-
-
 def is_long(suite: Suite, record: Record) -> bool:
     """Return whether unit tests took so long that their files are worth a process each."""
     cost = record.estimate(f"{suite.name} unit", ESTIMATES["unit"])
@@ -280,7 +270,6 @@ def plan_process(suite: Suite, what: str, files: Sequence[Path], reports: Path, 
         environment_of(suite.python),
         estimate(name, what.split("/")[0], record),
         frozenset(suite.needs),
-        alone=any(map(is_alone, files)),
     )
     return Planned(task, suite.name, [report], chosen=bool(suite.arguments))
 

@@ -57,7 +57,6 @@ class Task:
         environ: Variables of the environment, in addition to this process's.
         cost: What it took last time, or an estimate.
         needs: The names of the tasks before it; it is not started unless all of them succeeded.
-        alone: Whether it runs while nothing else does.
         limit: The maximum number of seconds.
     """
 
@@ -67,7 +66,6 @@ class Task:
     environ: Mapping[str, str] = dataclasses.field(default_factory=dict)
     cost: Cost = Cost(10.0, 1.0)
     needs: frozenset[str] = frozenset()
-    alone: bool = False
     limit: float = LIMIT
 
 
@@ -183,31 +181,23 @@ class Schedule:
 
     def seconds_left(self) -> float:
         """Estimate how long the rest takes, if all goes as it did last time."""
-        together = [task for task in [*self.waiting, *self.running] if not task.alone]
-        alone = sum(task.cost.seconds for task in self.waiting if task.alone)
-        work = sum(task.cost.seconds * min(task.cost.load, self._cores) for task in together)
-        return alone + max([work / self._cores, *(task.cost.seconds for task in together)])
+        left = [*self.waiting, *self.running]
+        work = sum(task.cost.seconds * min(task.cost.load, self._cores) for task in left)
+        return max([work / self._cores, *(task.cost.seconds for task in left)])
 
     def _choose(self) -> Task | None:
-        if any(task.alone for task in self.running) or len(self.running) >= _MOST_TASKS * self._cores:
+        if len(self.running) >= _MOST_TASKS * self._cores:
             return None
         ready = [task for task in self.waiting if task.needs <= self._succeeded]
-        together = [task for task in ready if not task.alone]
-        if not together:
-            return next((task for task in ready if not self.running and not self._blocked()), None)
         # While a job of several ranks runs, what mostly waits fills its gaps. Such jobs run one after the other, and
         # the next one must not wait until all small tasks are done.
-        large = [task for task in together if self._is_large(task)]
-        small = [task for task in together if not self._is_large(task)]
+        large = [task for task in ready if self._is_large(task)]
+        small = [task for task in ready if not self._is_large(task)]
         candidates = small if any(self._is_large(task) for task in self.running) or not large else large[:1]
         fitting = next((task for task in candidates if self._fits(task)), None)
         if fitting is None and candidates and self._idle_cores() >= _LEAST_IDLE:
             return candidates[0]
         return fitting
-
-    def _blocked(self) -> bool:
-        """Return whether tasks wait for others that run beside others."""
-        return any(not task.alone for task in self.waiting)
 
     def _is_large(self, task: Task) -> bool:
         return task.cost.load > max(1.2, self._cores / 2)

@@ -114,17 +114,8 @@ def test_how_many_cores_are_idle(scheduling, tmp_path, monkeypatch):
     assert idle() <= 0
 
 
-def test_what_measures_times_runs_alone_at_the_end(scheduling, task):
-    schedule = scheduling.Schedule([task("alone1", 99, 0.1, alone=True), task("alone2", 98, alone=True), task("a")], 2)
-    assert start_all(schedule) == ["a"]
-    schedule.end(schedule.running[0], succeeded=True)
-    assert start_all(schedule) == ["alone1"]
-    schedule.end(schedule.running[0], succeeded=True)
-    assert start_all(schedule) == ["alone2"]
-
-
 def test_a_machine_with_one_core_runs_everything(scheduling, task):
-    schedule = scheduling.Schedule([task("job", 5, 4), task("a", 3, 2.0), task("alone", alone=True)], 1)
+    schedule = scheduling.Schedule([task("job", 5, 4), task("a", 3, 2.0), task("b")], 1)
     order = []
     while schedule.waiting:
         started = start_all(schedule)
@@ -132,7 +123,7 @@ def test_a_machine_with_one_core_runs_everything(scheduling, task):
         order += started
         for one in list(schedule.running):
             schedule.end(one, succeeded=True)
-    assert sorted(order) == ["a", "alone", "job"]
+    assert sorted(order) == ["a", "b", "job"]
 
 
 def test_tasks_wait_for_what_they_need_and_are_lost_with_it(scheduling, task):
@@ -150,10 +141,8 @@ def test_what_much_depends_on_comes_first(scheduling, task):
 
 
 def test_the_time_that_is_left(scheduling, task):
-    schedule = scheduling.Schedule(
-        [task("a", 10, 1), task("b", 10, 1), task("c", 10, 0.5), task("d", 7, alone=True)], 2
-    )
-    assert schedule.seconds_left() == pytest.approx(12.5 + 7)
+    schedule = scheduling.Schedule([task("a", 10, 1), task("b", 10, 1), task("c", 10, 0.5)], 2)
+    assert schedule.seconds_left() == pytest.approx(12.5)
     assert scheduling.Schedule([task("a", 30, 0.1)], 2).seconds_left() == 30
 
 
@@ -208,7 +197,7 @@ def test_running(scheduling, task, tmp_path):
 
 SUITE = {
     "unit/test_a.py": "def test_one(): pass\ndef test_two(): pass",
-    "jobs/test_b.py": "import pytest\npytestmark = pytest.mark.alone\ndef test_job(): pass",
+    "jobs/test_b.py": "def test_job(): pass",
     "jobs/inner/test_c.py": "import pytest\n@pytest.mark.skip\ndef test_job(): pass",
     "mpi/test_d.py": "import pytest\npytestmark = pytest.mark.sizes(1, 4)\ndef test_rank(): pass",
     "mpi/test_e.py": "# pytest.mark.sizes(3)\ndef test_rank(): pass",
@@ -239,7 +228,6 @@ def test_every_file_is_in_one_task_of_each_part(run_tests, scheduling, suite, tm
         "x jobs/test_f": ["test_f.py"],
         **sizes,
     }
-    assert [name for name, task in tasks.items() if task.alone] == ["x jobs/test_b"]
     assert len({task.log for task in tasks.values()}) == len(tasks)
 
 
@@ -276,15 +264,6 @@ def test_on_a_busy_machine_nothing_seems_to_compute(run_tests, scheduling, suite
     tasks = plan(run_tests, scheduling, suite, tmp_path, parts=["unit", "jobs"])
     loads = {name: task.cost.load for name, task in tasks.items()}
     assert loads == {"x unit": 1.0, "x jobs/test_b": 0.7, "x jobs/test_c": 0.5, "x jobs/test_f": 0.7}
-
-
-def test_units_that_measure_times_have_a_process_of_their_own(run_tests, scheduling, suite, tmp_path):
-    suite.joinpath("unit", "test_times.py").write_text("pytestmark = pytest.mark.alone")
-    tasks = plan(run_tests, scheduling, suite, tmp_path, parts=["unit"])
-    assert {name: (files_in(task), task.alone) for name, task in tasks.items()} == {
-        "x unit": (["test_a.py"], False),
-        "x unit/test_times": (["test_times.py"], True),
-    }
 
 
 def test_the_folder_of_one_part(run_tests, scheduling, suite, tmp_path):
@@ -345,10 +324,8 @@ def test_the_marks_stand_where_the_tool_finds_them(run_tests):
     """A mark on one test only, which pytest would accept, has no effect."""
     for file in [*ROOT.glob("tests/*/**/test_*.py"), *ROOT.glob("packages/*/tests/**/test_*.py")]:
         text = file.read_text()
-        if file != Path(__file__).resolve() and re.search(r"mark\.(alone|rest|sizes)\b", text):
-            assert re.search(
-                r"^pytestmark = .*mark\.(alone|rest|sizes)|^    pytest\.mark\.(alone|rest|sizes)", text, re.MULTILINE
-            )
+        if file != Path(__file__).resolve() and re.search(r"mark\.(rest|sizes)\b", text):
+            assert re.search(r"^pytestmark = .*mark\.(rest|sizes)|^    pytest\.mark\.(rest|sizes)", text, re.MULTILINE)
             assert all(1 <= size <= 4 for size in run_tests.marked_sizes(file)), file
 
 
