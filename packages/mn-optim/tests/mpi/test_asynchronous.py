@@ -160,7 +160,9 @@ def test_a_rank_waits_where_the_last_mean_is_too_old(monkeypatch):
 
     thread = threading.Thread(target=train)
     thread.start()
-    thread.join(0.3)  # long enough for eight steps
+    while len(steps) < 2:
+        thread.join(0.01)
+    thread.join(0.3)  # long enough for the other six steps
     assert thread.is_alive()
     assert steps == [False, False]
     goes_on.set()
