@@ -74,6 +74,13 @@ def test_no_thread_runs_during_a_fork():
     worker.close()
 
 
+def test_a_thread_may_rest_once_its_last_task_is_announced():
+    worker, unfinished, announced = Worker(), [], threading.Event()
+    worker.put(lambda: None, lambda: (unfinished.append(worker._unfinished), announced.set()))
+    assert announced.wait(10)
+    assert unfinished == [0]
+
+
 WITHOUT_A_COMMUNICATOR = """
 import threading
 from mn_comm.building_blocks import Worker, at_exit

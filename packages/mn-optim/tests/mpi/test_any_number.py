@@ -13,7 +13,11 @@ from mn_optim import DuringBackward, MultiNodeOptimizer, OneStepLate
 
 COMM = create_communicator("flat")
 
-pytestmark = [pytest.mark.rest, pytest.mark.skipif(COMM.size > 2, reason="the limit is that of each process")]
+pytestmark = [
+    pytest.mark.rest,
+    pytest.mark.timeout(240),
+    pytest.mark.skipif(COMM.size > 2, reason="the limit is that of each process"),
+]
 
 
 @pytest.mark.parametrize("when", [DuringBackward(), OneStepLate()])

@@ -205,8 +205,12 @@ def test_a_parameter_that_changes_its_shape_raises_on_all_ranks():
         pull(optimizer, RANK)
     COMM.barrier()  # the other ranks may not hear of it before they expect it
     if RANK == SIZE - 1:
-        optimizer.target.left.array = np.zeros(4, "f4")
-        optimizer.target.left.grad = None
+        (rounds,) = optimizer._stepper.scheme._rounds
+        with rounds._changed:
+            rounds._changed.wait_for(lambda: rounds._pending is not None)
+            optimizer.target.left.array = np.zeros(4, "f4")
+            optimizer.target.left.grad = None
+    COMM.barrier()  # and they may not take all of their steps before it happens
     with pytest.raises(ValueError, match=r"to keep its shape \(3,\), got \(4,\)|first at /left"):
         for _ in range(5):
             pull(optimizer, RANK)

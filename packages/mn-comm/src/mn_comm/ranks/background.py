@@ -33,11 +33,12 @@ class Future(Generic[_T]):
         self._worker = worker
         self._value: Any = None
         self._error: BaseException | None = None
-        self._done = None if worker is None else threading.Event()
+        self._done: threading.Event | None = None
         if worker is None:
             self._run()
         else:
-            worker.put(self._run)
+            self._done = threading.Event()
+            worker.put(self._run, self._done.set)
 
     def wait(self) -> _T:
         """Wait for the result, and return it, or raise the exception that computing it raised."""
@@ -66,8 +67,6 @@ class Future(Generic[_T]):
             self._value = compute()
         except BaseException as error:
             self._error = error
-        if self._done is not None:
-            self._done.set()
 
 
 class Worker:
@@ -77,21 +76,27 @@ class Worker:
     """
 
     def __init__(self) -> None:
-        self._tasks: SimpleQueue[_Task | None] = SimpleQueue()
+        self._tasks: SimpleQueue[tuple[_Task, _Task | None] | None] = SimpleQueue()
         self._thread: threading.Thread | None = None
         self._unfinished = 0
         self._lock = threading.RLock()  # a finalizer may close one worker while another one is working
         _workers.add(self)
         _see_to_the_end_and_forks()
 
-    def put(self, task: _Task) -> None:
-        """Add a task, to be run after all earlier ones."""
+    def put(self, task: _Task, announce: _Task | None = None) -> None:
+        """Add a task, to be run after all earlier ones.
+
+        Args:
+            task: The task.
+            announce: Called after it. From then on the task does not count as unfinished: whoever has waited for it may
+                fork.
+        """
         with self._lock:
             self._unfinished += 1
             if self._thread is None:
                 self._thread = threading.Thread(target=self._run, name="mn_comm", daemon=True)
                 self._thread.start()
-        self._tasks.put(task)
+        self._tasks.put((task, announce))
 
     def close(self, wait: bool = True) -> None:
         """Finish all tasks, and end the thread; without ``wait``, return immediately: nothing may be put any more."""
@@ -115,11 +120,14 @@ class Worker:
         doing.polls, doing.purpose = True, lambda: "gradients, in the background"
         # Whoever reads the means handles an overflow; an exception here would leave the other ranks waiting.
         np.seterr(all="ignore")
-        while (task := self._tasks.get()) is not None:
+        while (found := self._tasks.get()) is not None:
+            task, announce = found
             task()
-            del task  # it may hold arrays, and the next task may come much later
+            del found, task  # it may hold arrays, and the next task may come much later
             with self._lock:
                 self._unfinished -= 1
+            if announce is not None:
+                announce()
 
 
 _workers: weakref.WeakSet[Worker] = weakref.WeakSet()
