@@ -38,10 +38,10 @@ ENDS = {
 }
 SPEAKS = {
     "missing batch": [
-        r"rank 1 of 3 \(.+\) has waited for [0-9.]+ s in recv_obj\(source=2.*training.py:[0-9]+ in forward",
-        r"rank 2 of 3 \(.+\) has waited for [0-9.]+ s in multi_node_mean_grad",
+        r"rank 1 of 3 \(.+\).* has waited for [0-9.]+ s in recv_obj\(source=2.*training.py:[0-9]+ in forward",
+        r"rank 2 of 3 \(.+\).* has waited for [0-9.]+ s in multi_node_mean_grad",
     ],
-    "SIGSTOP": ["rank 1 does not answer", r"rank 2 of 3 \(.+\) has waited for [0-9.]+ s in multi_node_mean_grad"],
+    "SIGSTOP": ["rank 1 does not answer", r"rank 2 of 3 \(.+\).* has waited for [0-9.]+ s in multi_node_mean_grad"],
 }
 
 

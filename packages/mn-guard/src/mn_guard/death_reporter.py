@@ -60,7 +60,7 @@ def connect(within: Ranks, rank: int, size: int, folders: Callable[[], Sequence[
     if within.rank == lacking[0] and os.environ.get("CHAINERMN_WITNESS") != "0":
         address, listening = _address()
         group = os.urandom(16).hex()  # not by `secrets`: a script may have such a file
-        me |= {"expected": len(lacking), "folders": list(folders())}
+        me |= {"expected": len(lacking), "folders": list(folders()), "ends_with_one": not is_tolerant()}
         introduced = _introduced(address, me | {"group": group}, *_errors())
     address, group = within.allgather((address, group))[lacking[0]]
     if listening is not None:

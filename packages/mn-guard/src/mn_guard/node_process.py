@@ -41,8 +41,9 @@ LONGEST_MESSAGE = 4096
 BEAT_SECONDS = 0.4  # between two messages that say "alive", in either direction
 SILENCE_SECONDS = 2.5  # after this time, the other side is regarded as lost
 _CONNECT_SECONDS = 5.0
-_GRACE_SECONDS = 1.0  # for processes that have received SIGTERM
-_DEATH_SECONDS = 0.2  # between the end of the connection and the moment when the process has a status
+_GRACE_SECONDS = 5.0  # for processes that have received SIGTERM
+_DEATH_SECONDS = 2.0  # between the end of the connection and the moment when the process has a status
+_PF_EXITING = 0x4  # a flag of the kernel's: the process is about to be dead, and has perhaps closed its files
 _PAUSE_SECONDS = 0.0005  # some launchers collect the status immediately
 _TOGETHER_SECONDS = 0.5  # the launcher ends the others after the first death
 _MOST_NAMED = 4
@@ -140,19 +141,24 @@ def _cause(rank: Rank) -> str:
 
 
 def _await_death(process: int) -> tuple[str, int]:
-    """Wait a moment until a process is dead; return its state, "Z" or empty if it is, and its exit status."""
+    """Wait until a process is dead if it is about to be; return its state, "Z" or empty if it is, and its exit status.
+
+    It is about to be for long only if a driver is slow to close its files: then its status stays unknown.
+    """
     deadline = time.monotonic() + _DEATH_SECONDS
     while True:
-        state, status = _status(process)
-        if state in ("Z", "") or time.monotonic() > deadline:
+        state, status, is_exiting = _status(process)
+        if state in ("Z", "") or not is_exiting:
             return state, status
+        if time.monotonic() > deadline:
+            return "", 0
         time.sleep(_PAUSE_SECONDS)
 
 
 def end_children(rank: Rank) -> None:
     """End what a dead rank has started: the launcher waits for processes that hold its pipes.
 
-    Those that ignore SIGTERM have a second to end: multiprocessing's resource tracker removes shared memory.
+    Those that ignore SIGTERM have some seconds to end: multiprocessing's resource tracker removes shared memory.
     """
     if not rank.leads or rank.has_finished or _await_death(rank.process)[0] not in ("Z", ""):
         return
@@ -160,20 +166,23 @@ def end_children(rank: Rank) -> None:
         os.kill(-rank.process, signal.SIGTERM)
         if not os.fork():
             os.closerange(0, os.sysconf("SC_OPEN_MAX"))
-            time.sleep(_GRACE_SECONDS)
-            with contextlib.suppress(OSError):
+            deadline = time.monotonic() + _GRACE_SECONDS
+            with contextlib.suppress(OSError):  # all have ended
+                while time.monotonic() < deadline:
+                    os.kill(-rank.process, 0)
+                    time.sleep(0.05)
                 os.kill(-rank.process, signal.SIGKILL)
             os._exit(0)
 
 
-def _status(process: int) -> tuple[str, int]:
-    """Return the state of a process and its exit status; an empty state if it is gone."""
+def _status(process: int) -> tuple[str, int, bool]:
+    """Return the state of a process, its exit status, and whether it is exiting; an empty state if it is gone."""
     try:
         with open(f"/proc/{process}/stat") as file:
             fields = file.read().rpartition(")")[2].split()
     except OSError:
-        return "", 0
-    return fields[0], int(fields[-1])
+        return "", 0, True
+    return fields[0], int(fields[-1]), bool(int(fields[6]) & _PF_EXITING)
 
 
 class Group:
@@ -183,6 +192,7 @@ class Group:
         expected: The number of ranks.
         host: The name of the host.
         folders: The folders of code that does not belong to the script.
+        ends_with_one: Whether the launcher ends the other ranks when one has died. It may take a while.
         errors: The descriptor to write to, which is closed when all ranks have ended: a launcher waits for every
             process that holds the other end of its pipe.
 
@@ -190,12 +200,13 @@ class Group:
         shared: The paths and inodes of files that MPI uses as shared memory, and removes if the ranks end normally.
     """
 
-    def __init__(self, expected: int, host: str, folders: Sequence[str], errors: int) -> None:
+    def __init__(self, expected: int, host: str, folders: Sequence[str], ends_with_one: bool, errors: int) -> None:
         self.folders = tuple(folders)
         self.shared: set[tuple[str, int]] = set()
         self._left = expected
         self._host = host
         self._errors = errors
+        self._ends_with_one = ends_with_one
         self._spoken = self._summarised = False
 
     def hear(self, rank: Rank, came: bytes) -> None:
@@ -218,6 +229,7 @@ class Group:
         cause = _cause(rank)
         if cause:
             self.write(describe_death(rank, cause, self._host, self.folders))
+            self._spoken = self._ends_with_one
         return bool(cause)
 
     def write(self, line: str) -> None:
@@ -378,7 +390,8 @@ class _Node:
         """Report the death of a rank, which is when a connection ends; the first rank of a group says where to."""
         name, rank = message["group"], Rank(*(message[key] for key in ("rank", "size", "process")))
         if errors:
-            self._groups[name] = Group(message["expected"], socket.gethostname(), message["folders"], *errors)
+            given = (message[key] for key in ("folders", "ends_with_one"))
+            self._groups[name] = Group(message["expected"], socket.gethostname(), *given, *errors)
         group = self._groups[name]
         group.shared |= {(path, inode) for path, inode in message.get("shared", [])}
         ends = socket.socket(fileno=connection)

@@ -125,9 +125,12 @@ class Monitor:
 
     def _why_hopeless(self, activity: Activity, since: int) -> str:
         """Return why the job must end, if a wait was reported so long ago that all ranks have answered."""
-        if time.monotonic() - self._reported[since] < self._time_to_speak:
+        long_ago = time.monotonic() - self._time_to_speak
+        if self._reported[since] > long_ago:
             return ""
-        gone = (self.probe.finished.keys() | self.probe.leaving) & _needed(activity)
+        # A rank that has just ended may have sent what this one waits for.
+        ended = self.probe.finished | self.probe.leaving
+        gone = {rank for rank, when in ended.items() if when <= long_ago} & _needed(activity)
         if gone:
             return f"rank {min(gone)} has reached the end of its program, but this rank still waits for it"
         status = exit_status.asked_for()

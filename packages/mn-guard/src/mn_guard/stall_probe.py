@@ -31,14 +31,15 @@ class StallProbe:
         joined: The private communicators on which it asks and answers.
         finished: The ranks, numbered as in ``MPI_COMM_WORLD``, that have reached the end of their program, and when
             they reported it.
-        leaving: Others that have answered that they have reached it, and only wait until the others have as well.
+        leaving: Others that have answered that they have reached it, and only wait until the others have as well; and
+            when they answered.
         is_leaving: Whether this rank is one of these.
     """
 
     def __init__(self, patience: float) -> None:
         self.joined: list[MPI.Intracomm] = []
         self.finished: dict[int, float] = {}
-        self.leaving: set[int] = set()
+        self.leaving: dict[int, float] = {}
         self.is_leaving = False
         self._farewells: set[tuple[int, int]] = set()
         self._patience = patience
@@ -84,7 +85,7 @@ class StallProbe:
         for source, is_leaving in self._received(ranks, _ANSWER):
             self._unanswered.pop(in_world(ranks)[source], None)
             if is_leaving:
-                self.leaving.add(in_world(ranks)[source])
+                self.leaving.setdefault(in_world(ranks)[source], time.monotonic())
         self._hear_farewells(ranks)
 
     def silent(self) -> list[int]:

@@ -1,6 +1,7 @@
 """The process of a node reports which rank died first; these tests imitate its ranks without MPI."""
 
 import os
+import re
 import socket
 import subprocess
 import sys
@@ -57,7 +58,7 @@ import os, signal, sys
 from mn_guard.death_reporter import _introduced, _known
 rank = int(sys.argv[2])
 who = {"op": "watch", "group": "all", "rank": rank, "size": 2, "process": os.getpid()}
-first = {"expected": 2, "folders": sys.argv[3:]} if rank == 0 else {}
+first = {"expected": 2, "folders": sys.argv[3:], "ends_with_one": True} if rank == 0 else {}
 connection = _known(_introduced("\\0" + sys.argv[1], who | first, *([2] if rank == 0 else [])))
 print("here", flush=True)
 sys.stdin.readline()
@@ -70,6 +71,9 @@ CAUSES = {
     "connection.sendall(b'\\2'); os._exit(1)": "",
     "connection.sendall(b'\\2why it ends'); os._exit(1)": "has ended the job: why it ends",
 }
+
+
+FIRST = {"folders": FOLDERS, "ends_with_one": True}
 
 
 def connected(*who):
@@ -117,7 +121,7 @@ def test_nobody_is_asked_where_it_cannot_start(monkeypatch):
 
 def watched():
     """Return the connection of the only rank of a new node."""
-    who = {"op": "watch", "group": "one", "rank": 0, "size": 1, "process": os.getpid(), "expected": 1, "folders": []}
+    who = {"op": "watch", "group": "one", "rank": 0, "size": 1, "process": os.getpid(), **FIRST, "expected": 1}
     return connected(started(1), who, *death_reporter._errors())
 
 
@@ -141,7 +145,7 @@ def test_the_launcher_s_pipe_is_not_held_longer_than_the_ranks_live():
     reading, writing = os.pipe()
     address = f"\0chainermn-test-{os.urandom(8).hex()}"
     assert node.start(node.listen(address), "2") == 0  # of another group, one is still expected
-    who = {"op": "watch", "group": "one", "rank": 0, "size": 1, "process": os.getpid(), "expected": 1, "folders": []}
+    who = {"op": "watch", "group": "one", "rank": 0, "size": 1, "process": os.getpid(), **FIRST, "expected": 1}
     connection = connected(address, who, writing)
     os.close(writing)
     connection.sendall(node_process.FINISHED)
@@ -158,7 +162,7 @@ def test_a_launcher_that_has_ended_ends_nothing_else():
     reading, writing = os.pipe()
     os.close(reading)
     address = started(2)
-    who = {"op": "watch", "group": "one", "rank": 0, "size": 1, "process": 1, "expected": 1, "folders": []}
+    who = {"op": "watch", "group": "one", "rank": 0, "size": 1, "process": 1, **FIRST, "expected": 1}
     connection = connected(address, who, writing)
     os.close(writing)
     connection.sendall(node_process.SPOKEN + b"why it ends")
@@ -173,22 +177,37 @@ NOBODY = 1 << 30  # no process has this ID
 CRASH = b'Fatal Python error: Segmentation fault\n\n  File "/home/me/train.py", line 12 in read\n'
 
 
+class Late:
+    """The process of a node that is late, and three ranks that end before it reads."""
+
+    def __init__(self, **first):
+        self._reading, writing = os.pipe()
+        self._node = node_process._Node(socket.socket(socket.AF_UNIX), 3, None)
+        group = {"op": "watch", "group": "all", "size": 3, "process": NOBODY, "expected": 3, **FIRST, **first}
+        pairs = [socket.socketpair() for _ in range(3)]
+        for rank, (_, there) in enumerate(pairs):
+            self._node._watch(group | {"rank": rank}, there.detach(), *([] if rank else [writing]))
+        self._ranks = [here for here, _ in pairs]
+
+    def end(self, rank, words=b""):
+        self._ranks[rank].sendall(words)
+        self._ranks[rank].close()
+
+    def look(self):
+        self._node._report(self._node._look(None))
+
+    def said(self):
+        with open(self._reading) as pipe:
+            return pipe.read()
+
+
 def reported_late(*ends):
-    """Return what the process of a node writes when three ranks have already ended, each with its last words."""
-    reading, writing = os.pipe()
-    late = node_process._Node(socket.socket(socket.AF_UNIX), len(ends), None)
-    group = {"op": "watch", "group": "all", "size": len(ends), "expected": len(ends), "folders": FOLDERS}
-    connections = []
-    for rank in range(len(ends)):
-        here, there = socket.socketpair()
-        late._watch(group | {"rank": rank, "process": NOBODY}, there.detach(), *([] if rank else [writing]))
-        connections.append(here)
-    for rank, words in ends:
-        connections[rank].sendall(words)
-        connections[rank].close()
-    late.run()
-    with open(reading) as pipe:
-        return pipe.read()
+    """Return what it writes when ranks have already ended, each with its last words."""
+    late = Late()
+    for end in ends:
+        late.end(*end)
+    late._node.run()
+    return late.said()
 
 
 def test_only_the_rank_that_died_first_is_reported_however_late():
@@ -203,3 +222,24 @@ def test_only_the_rank_that_died_first_is_reported_however_late():
     assert reported_late((1, node_process.SPOKEN + b"why it ends"), (2, b""), (0, b"")) == (
         f"{named} has ended the job: why it ends\n"
     )
+
+
+@pytest.mark.parametrize("ends_with_one", [True, False])
+def test_ranks_that_the_launcher_ends_later_are_not_reported(ends_with_one, monkeypatch):
+    monkeypatch.setattr(node_process, "_TOGETHER_SECONDS", 0)
+    late = Late(ends_with_one=ends_with_one)
+    for rank in (1, 2, 0):
+        late.end(rank)
+        late.look()
+    named = re.findall(r"^\[chainermn\] rank (\d) of 3", late.said(), re.M)
+    assert named == (["1"] if ends_with_one else ["1", "2", "0"])
+
+
+def test_a_process_that_is_about_to_be_dead_is_waited_for(monkeypatch):
+    assert node_process._await_death(os.getpid())[0] not in ("Z", "")  # only its connection has ended
+    states = iter([("R", 0, True), ("D", 0, True), ("Z", 9, True)])
+    monkeypatch.setattr(node_process, "_status", lambda _: next(states))
+    assert node_process._await_death(NOBODY) == ("Z", 9)
+    monkeypatch.setattr(node_process, "_status", lambda _: ("D", 0, True))
+    monkeypatch.setattr(node_process, "_DEATH_SECONDS", 0.01)
+    assert node_process._await_death(NOBODY) == ("", 0)

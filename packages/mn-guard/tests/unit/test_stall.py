@@ -42,8 +42,7 @@ class Fake:
         return data
 
     def _wait(self):
-        self.entered.set()
-        self.release.wait(10)
+        self.entered.set() or self.release.wait(10)  # in one line, which the monitor shows
 
 
 @pytest.fixture
@@ -131,6 +130,25 @@ def test_an_operation_that_comes_to_an_end_ends_nothing(monitor, clock):
     clock.go_on(4)
     monitor.poll()
     assert monitor.ended == []
+
+
+def test_a_rank_that_has_just_ended_may_have_sent_what_this_one_waits_for(monitor, clock, monkeypatch):
+    monkeypatch.setattr(stall, "_needed", lambda activity: {1})
+    monitor.abort = False
+    comm = Fake()
+    thread = in_thread(lambda: comm.bcast(None))
+    comm.entered.wait()
+    clock.go_on(61)
+    monitor.poll()
+    clock.go_on(4)
+    monitor.probe.finished[1] = clock.monotonic()
+    monitor.poll()
+    assert monitor.ended == []
+    clock.go_on(4)
+    monitor.poll()
+    assert monitor.ended == [True]
+    comm.release.set()
+    thread.join()
 
 
 def test_purposes_and_explanations_are_added(monitor, clock, monkeypatch):
