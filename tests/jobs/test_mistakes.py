@@ -48,7 +48,7 @@ SPEAKS = {
 class Job:
     """A training on three ranks, and what it has written."""
 
-    def __init__(self, mistake, folder):
+    def __init__(self, mistake, folder, environ):
         self.output = []
         self.process = subprocess.Popen(
             [MPIEXEC, "-n", "3", sys.executable, TRAINING, mistake],
@@ -58,6 +58,7 @@ class Job:
                 "OMP_NUM_THREADS": "1",
                 "CHAINERMN_STALL_SECONDS": STALL,
                 "PYTHONUNBUFFERED": "1",
+                **environ,
             },
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
@@ -91,8 +92,8 @@ class Job:
 def start(tmp_path):
     jobs = []
 
-    def start(mistake):
-        jobs.append(Job(mistake, tmp_path))
+    def start(mistake, **environ):
+        jobs.append(Job(mistake, tmp_path, environ))
         return jobs[-1]
 
     yield start
@@ -132,7 +133,7 @@ def test_a_job_that_may_go_on_says_what_it_waits_for(mistake, start):
 
 
 def test_ctrl_c(start):
-    job = start("Ctrl-C")
+    job = start("Ctrl-C", CHAINERMN_PATIENCE="2")
     job.read_until("press")
     os.killpg(job.process.pid, signal.SIGINT)
     last = job.read_until()

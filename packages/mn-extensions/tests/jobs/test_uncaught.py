@@ -71,6 +71,9 @@ CASES = {
 }
 
 
+SOON = 30  # seconds: without waiting for the limit of the stall monitor, on a busy machine
+
+
 def mpiexec(ranks, code, folder, **environ):
     launcher = shutil.which("mpiexec", path=os.path.dirname(sys.executable))
     command = [launcher, "-n", str(ranks), sys.executable, "-c", code]
@@ -90,7 +93,7 @@ def test_all_ranks_end_and_the_traceback_is_shown_once(where, show, tmp_path):
     job = mpiexec(3, f"{PREAMBLE}show = {show}\n{CASES[where]}", tmp_path)
     ended = time.time()
     (raised,) = re.findall(r"raising at ([0-9.]+)", job.stderr)[:1]
-    assert ended - float(raised) < 5
+    assert ended - float(raised) < SOON
     assert job.returncode != 0
     # The exception of a worker is sent with the text of its traceback.
     assert by_ranks(job.stderr).count("ValueError: boom !") == (2 if where == "worker" else 1)
@@ -114,7 +117,7 @@ except ValueError:
 
 def test_an_exception_on_all_ranks_is_shown_once_and_last(tmp_path):
     # The first rank that ended the job cut the output of the others short, or their tracebacks came after its message.
-    job = mpiexec(3, ON_ALL, tmp_path)
+    job = mpiexec(3, ON_ALL, tmp_path, CHAINERMN_PATIENCE="3")
     assert job.returncode == 1
     assert job.stderr.count("a line of a traceback") == 60
     last = job.stderr[job.stderr.rindex("a line of a traceback") :]
@@ -136,7 +139,7 @@ comm.bcast_obj(None, root=1)
 def test_an_exception_on_all_ranks_of_a_group_ends_the_job(tmp_path):
     started = time.monotonic()
     job = mpiexec(3, IN_PART, tmp_path)
-    assert time.monotonic() - started < 10
+    assert time.monotonic() - started < SOON
     assert job.returncode == 1
     assert "ValueError: expected the same number of classes on every rank, got 11 on rank 0" in job.stderr
 
@@ -157,7 +160,7 @@ comm.bcast_obj(None, root=comm.size - 1)
 def test_all_ranks_end_without_a_hook_in_the_script(what, tmp_path):
     job = mpiexec(3, BY_DEFAULT.format(what), tmp_path)
     (raised,) = re.findall(r"raising at ([0-9.]+)", job.stderr)
-    assert time.time() - float(raised) < 5
+    assert time.time() - float(raised) < SOON
     assert job.returncode != 0
     is_interrupted = "SIGINT" in what
     assert job.stderr.count("Traceback (most recent call last)") == (not is_interrupted)
@@ -202,12 +205,13 @@ while True:
 }
 
 
-def press(code, folder):
-    """Press Ctrl-C when a script on two ranks requests it; return the job, its output, and the seconds since then."""
+def press(code, folder, **environ):
+    """Press Ctrl-C when a script on two ranks requests it; return the job and its output."""
     launcher = shutil.which("mpiexec", path=os.path.dirname(sys.executable))
     job = subprocess.Popen(
         [launcher, "-n", "2", sys.executable, "-c", PRESSED + code],
         cwd=folder,
+        env={**os.environ, **environ},
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
@@ -217,9 +221,8 @@ def press(code, folder):
     try:
         assert job.stdout.readline() == "now\n"
         os.killpg(job.pid, signal.SIGINT)
-        pressed = time.monotonic()
-        output, errors = job.communicate(timeout=30)
-        return job, output, errors, time.monotonic() - pressed
+        output, errors = job.communicate(timeout=SOON)
+        return job, output, errors
     finally:
         if job.poll() is None:
             os.killpg(job.pid, signal.SIGKILL)
@@ -228,8 +231,7 @@ def press(code, folder):
 
 @pytest.mark.parametrize("at", AT)
 def test_ctrl_c(at, tmp_path):
-    job, output, errors, seconds = press(AT[at], tmp_path)
-    assert seconds < 5
+    job, output, errors = press(AT[at], tmp_path, CHAINERMN_PATIENCE="2")
     assert job.returncode != 0
     assert "Traceback" not in errors
     if "[mpiexec@" in output:  # MPICH's; Open MPI's ends the ranks itself, by SIGTERM
@@ -295,7 +297,7 @@ comm.mpi_comm.Barrier()
 
 @pytest.mark.parametrize("what", SAVES)
 def test_a_script_that_saves_after_ctrl_c_is_not_cut_short(what, tmp_path):
-    _, output, errors, _ = press("import hashlib, signal, time" + SAVES[what], tmp_path)
+    _, output, errors = press("import hashlib, signal, time" + SAVES[what], tmp_path)
     if "[mpiexec@" in output:
         assert "saved\n" in output, errors
 
@@ -405,7 +407,8 @@ GOES_ON = {
 
 @pytest.mark.parametrize("how", GOES_ON)
 def test_exits_that_end_nothing_else(how, tmp_path):
-    job = mpiexec(2, EXIT.format(GOES_ON[how]), tmp_path)
+    # A rank that ends much later than the other one would not be waited for otherwise, and UCX would write a warning.
+    job = mpiexec(2, EXIT.format(GOES_ON[how]), tmp_path, CHAINERMN_PATIENCE="10")
     assert (job.returncode, job.stderr) == (0, "")
 
 
