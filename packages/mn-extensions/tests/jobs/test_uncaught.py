@@ -240,11 +240,20 @@ def test_ctrl_c(at, tmp_path):
 
 SAVES = {
     "while another rank waits": """
+import os, threading
+from mn_comm.building_blocks import activity
+def note(doing):
+    while doing.wait is None:
+        time.sleep(0.01)
+    open("waits", "w").close()
 try:
     comm.gather_obj("inside")
     if comm.rank == 0:
+        while not os.path.exists("waits"):
+            time.sleep(0.01)
         tell()
         time.sleep(60)
+    threading.Thread(target=note, args=[activity()]).start()
     comm.bcast_obj(None)
 except KeyboardInterrupt:
     if comm.rank == 0:

@@ -46,6 +46,7 @@ _DEATH_SECONDS = 2.0  # between the end of the connection and the moment when th
 _PF_EXITING = 0x4  # a flag of the kernel's: the process is about to be dead, and has perhaps closed its files
 _PAUSE_SECONDS = 0.0005  # some launchers collect the status immediately
 _TOGETHER_SECONDS = 0.5  # the launcher ends the others after the first death
+_ARRIVAL_SECONDS = 30.0  # for a rank that is expected, when no other is connected: it may be dead
 _MOST_NAMED = 4
 _MOST_FILES = 2
 _NO_MESSAGE = (ValueError, KeyError, TypeError, IndexError, RecursionError)
@@ -353,6 +354,7 @@ class _Node:
         self._groups: dict[str, Group] = {}
         self._gone: list[tuple[Group, Rank]] = []
         self._kept: tuple[int, int] | None = None  # the ranks' number for their arrays, and the file
+        self._happened = False  # whether there was anything at the last look
         self._selector = selectors.DefaultSelector()
         self._selector.register(listening, selectors.EVENT_READ, self._accept)
         if supervisor is not None:
@@ -362,18 +364,27 @@ class _Node:
         """Listen until all ranks have ended; or until the supervisor is gone, and then end the remaining ranks."""
         try:
             while self._selector.get_map():
-                self._report(self._look(None))
+                only_listens = self._only_listens()
+                self._report(self._look(_ARRIVAL_SECONDS if only_listens else None))
+                if only_listens and not self._happened:
+                    self._drop(self._listening)
         except (OSError, EOFError):
             pass  # the supervisor has ended
         finally:
             self._end(None)
 
+    def _only_listens(self) -> bool:
+        """Return whether this waits for nothing but ranks that are to connect."""
+        return self._supervisor is None and [*self._selector.get_map()] == [self._listening.fileno()]
+
     def _look(self, timeout: float | None) -> list[tuple[Group, Rank]]:
         """Wait until something happens, and return the ranks that have ended."""
         if self._supervisor is not None:
             timeout = min(BEAT_SECONDS / 2, timeout or BEAT_SECONDS)
+        events = self._selector.select(timeout)
+        self._happened = bool(events)
         # The supervisor first: if it has ended the connection, the next attempt's ranks must not be answered.
-        for key, _ in sorted(self._selector.select(timeout), key=lambda event: event[0].data != self._obey):
+        for key, _ in sorted(events, key=lambda event: event[0].data != self._obey):
             key.data(key.fileobj)
         gone, self._gone = self._gone, []
         if self._supervisor is not None:

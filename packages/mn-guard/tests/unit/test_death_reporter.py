@@ -182,8 +182,11 @@ class Late:
 
     def __init__(self, **first):
         self._reading, writing = os.pipe()
-        self._node = node_process._Node(socket.socket(socket.AF_UNIX), 3, None)
         group = {"op": "watch", "group": "all", "size": 3, "process": NOBODY, "expected": 3, **FIRST, **first}
+        listening = socket.socket(socket.AF_UNIX)
+        listening.bind("")  # to a name that the system chooses
+        listening.listen()
+        self._node = node_process._Node(listening, group["expected"], None)
         pairs = [socket.socketpair() for _ in range(3)]
         for rank, (_, there) in enumerate(pairs):
             self._node._watch(group | {"rank": rank}, there.detach(), *([] if rank else [writing]))
@@ -222,6 +225,15 @@ def test_only_the_rank_that_died_first_is_reported_however_late():
     assert reported_late((1, node_process.SPOKEN + b"why it ends"), (2, b""), (0, b"")) == (
         f"{named} has ended the job: why it ends\n"
     )
+
+
+def test_a_rank_that_never_comes_is_not_waited_for_for_ever(monkeypatch):
+    """It has died before it could connect, and the launcher has ended the other ones."""
+    monkeypatch.setattr(node_process, "_ARRIVAL_SECONDS", 0.1)
+    late = Late(expected=4)
+    for rank in range(3):
+        late.end(rank, node_process.FINISHED)
+    late._node.run()
 
 
 @pytest.mark.parametrize("ends_with_one", [True, False])
