@@ -147,16 +147,29 @@ def test_more_losses_than_spares(spare_job):
 
 
 WHILE_WAITING = """
+from mn_elastic import spares
+spare = comm.allgather_obj(os.getpid())[3]
+
+def is_alive(process):
+    try:
+        with open(f"/proc/{process}/stat") as file:
+            return file.read().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
+
 if me == 3:
-    looks = []
-    count_looks = Pool._count
-    Pool._count = lambda pool: end_it()
-    def end_it():
-        os.kill(os.getpid(), getattr(signal, sys.argv[1]))
+    def end_it(pool):
+        if os.path.exists("trains"):
+            os.kill(os.getpid(), getattr(signal, sys.argv[1]))
+    spares._LOOKS_UNTIL_COUNT = 1
+    Pool._count = end_it
 has_waited = comm.take_places()
 def kill(step):
-    time.sleep(0.3)  # until it is dead; if it is not, it joins
+    if me == 0 and step == 3:
+        open("trains", "w").close()
     if me == 0 and step == 6:
+        while is_alive(spare):  # it would join
+            time.sleep(0.01)
         die()
 count()
 """

@@ -76,9 +76,19 @@ def test_a_script_without_a_communicator_is_no_training(tmp_path):
     assert "attempt 1 has failed: no rank has made a communicator" in said(done)
 
 
+# Both ranks end together: one that is left alone is ended by the supervisor, and the status is another one.
+TOGETHER = """
+import os, sys, time
+open(f"{os.getpid()}.rank", "w").close()
+while sum(name.endswith(".rank") for name in os.listdir()) < 2:
+    time.sleep(0.01)
+sys.exit(3)
+"""
+
+
 @pytest.mark.parametrize("loads", ["", "import mn_elastic", "from mpi4py import MPI"], ids=str)
 def test_the_status_of_ranks_without_a_communicator_is_that_of_the_launcher(tmp_path, loads):
-    Path(tmp_path, "other.py").write_text(f"{loads}\nimport sys\nsys.exit(3)")
+    Path(tmp_path, "other.py").write_text(loads + TOGETHER)
     done = run(tmp_path, "", "-n", "2", "--restart", "0", "other.py")
     assert done.returncode == 3, done.stderr
 
@@ -126,7 +136,8 @@ def test_without_a_supervisor_nothing_is_kept(tmp_path):
     assert "RuntimeError: expected a job started by chainermn elastic" in done.stderr
 
 
-# Rank 1 kills itself before it has loaded anything of ours; or another process kills it, once it has begun to load MPI.
+# Rank 1 kills itself before it has loaded anything of ours; or another process kills it, once it has begun to load MPI,
+# or later, but before it ends.
 AT_ONCE = "os.kill(os.getpid(), signal.SIGKILL)"
 IN_MPI = """
     watch = "import os, sys; process = int(sys.argv[1])\\n"
@@ -146,6 +157,8 @@ import mn_comm
 import mn_elastic
 
 comm = mn_comm.create_communicator("naive")
+if attempt == 1 and rank == "1":
+    signal.pause()
 print(f"rank {{comm.rank}} of attempt {{attempt}} has come to the end\\n", end="", flush=True)
 """
 

@@ -4,10 +4,12 @@ import contextlib
 import json
 import os
 import secrets
+import select
 import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
@@ -20,29 +22,56 @@ from mn_guard.supervised import link, report
 from mn_guard.supervised import start as start_of_a_rank
 
 JOIN = {"op": "join", "attempt": 1, "rank": 3, "size": 4}
+HANGS_SECONDS = 60  # whoever has not come or ended by then never will
 
 
 class Supervisor:
-    """An object that a keeper accepts as its supervisor."""
+    """An object that a keeper accepts as its supervisor; a thread sends the signs of life, however slow a test is."""
 
     def __init__(self):
         self.listening = socket.create_server(("127.0.0.1", 0))
-        self.listening.settimeout(10)
+        self.listening.settimeout(HANGS_SECONDS)
         self.token = secrets.token_hex(8)
         self._came = b""
+        self._sending = threading.Lock()
+        self._is_silent = threading.Event()
 
     def __str__(self):
         return str(link.Supervision("127.0.0.1", self.listening.getsockname()[1], self.token, 1))
 
     def accept(self):
         self.connection, _ = self.listening.accept()
-        self.connection.settimeout(10)
+        self.connection.settimeout(HANGS_SECONDS)
+        self.beat()
 
     def say(self, **message):
-        self.connection.sendall(json.dumps(message).encode() + b"\n")
+        with self._sending:
+            self.connection.sendall(json.dumps(message).encode() + b"\n")
+
+    def beat(self):
+        """Send the keeper signs of life from now on."""
+        self._is_silent.clear()
+        self._beating = threading.Thread(target=self._beat, daemon=True)
+        self._beating.start()
+
+    def _beat(self):
+        with contextlib.suppress(OSError):  # the keeper has ended
+            self.say(op="beat")
+            while not self._is_silent.wait(node_process.BEAT_SECONDS):
+                self.say(op="beat")
+
+    def be_silent(self):
+        """Send no more signs of life."""
+        self._is_silent.set()
+        self._beating.join()
+
+    def hang_up(self):
+        """End the connection, when no thread uses it any more."""
+        self.be_silent()
+        self.connection.close()
 
     def hear(self, op):
-        """Return the next message of a kind; until then, send the keeper signs of life."""
+        """Return the next message of a kind."""
         while True:
             *lines, self._came = self._came.split(b"\n")
             for number, line in enumerate(lines):
@@ -52,10 +81,15 @@ class Supervisor:
             came = self.connection.recv(1 << 16)
             assert came
             self._came += came
-            self.say(op="beat")
+
+    def forget(self):
+        """Pass over what has come so far."""
+        while select.select([self.connection], [], [], 0)[0]:
+            assert self.connection.recv(1 << 16)
+        self._came = b""
 
     def close(self):
-        self.connection.close()
+        self.hang_up()
         self.listening.close()
 
 
@@ -110,17 +144,21 @@ def test_it_notices_that_a_rank_has_gone_and_ends_one_when_told(supervisor):
     assert child.poll() is None
     supervisor.say(op="end", attempt=1)
     assert supervisor.hear("gone") == {"op": "gone", "attempt": 1, "rank": 3}
-    assert child.wait(10) == -signal.SIGKILL
+    assert child.wait(HANGS_SECONDS) == -signal.SIGKILL
 
 
 @pytest.mark.parametrize("end", ["close", "silence"])
 def test_without_a_supervisor_it_ends_the_ranks_and_itself(supervisor, end):
     child = a_rank()
+    supervisor.be_silent()
     began = time.monotonic()
     if end == "close":
-        supervisor.connection.close()
-    assert child.wait(20) == -signal.SIGKILL
-    assert (time.monotonic() - began > node_process.SILENCE_SECONDS / 2) == (end == "silence")
+        supervisor.hang_up()
+    else:
+        supervisor.say(op="beat")  # the last one: whatever has delayed the others, the silence begins now
+    assert child.wait(HANGS_SECONDS) == -signal.SIGKILL
+    if end == "silence":
+        assert time.monotonic() - began > node_process.SILENCE_SECONDS / 2
     with pytest.raises(OSError):
         for _ in range(100):
             link.connection().ask({"op": "load"})
@@ -141,10 +179,14 @@ def test_the_time_in_which_it_was_stopped_is_no_silence(supervisor):
     child = a_rank()
     assert supervisor.hear("join") == JOIN
     keeper = process_of(supervisor)
+    supervisor.be_silent()
     os.kill(keeper, signal.SIGSTOP)
     time.sleep(node_process.SILENCE_SECONDS + 0.5)
+    supervisor.forget()
     os.kill(keeper, signal.SIGCONT)
-    for _ in range(3):
+    assert supervisor.hear("beat") == {"op": "beat"}  # it goes on, and has heard nothing for a long time
+    supervisor.beat()
+    for _ in range(2):
         assert supervisor.hear("beat") == {"op": "beat"}
     assert child.poll() is None
     child.kill()
@@ -160,7 +202,7 @@ def test_a_rank_that_is_dead_already_keeps_no_other_rank_alive(supervisor):
     dead.kill()
     dead.wait()
     os.kill(keeper, signal.SIGCONT)
-    assert alive.wait(10) == -signal.SIGKILL
+    assert alive.wait(HANGS_SECONDS) == -signal.SIGKILL
     assert supervisor.hear("gone") == {"op": "gone", "attempt": 1, "rank": 3}
     assert link.connection().ask({"op": "load"}) == ({}, None)
 
@@ -168,7 +210,7 @@ def test_a_rank_that_is_dead_already_keeps_no_other_rank_alive(supervisor):
 def test_a_rank_does_not_use_the_keeper_of_the_previous_attempt_that_is_about_to_end(supervisor):
     keeper = process_of(supervisor)
     os.kill(keeper, signal.SIGSTOP)
-    supervisor.connection.close()
+    supervisor.hang_up()
     environ = {**os.environ, "PMI_RANK": "0"}
     rank = subprocess.Popen(
         [sys.executable, start_of_a_rank.__file__, "-c", "input()"], stdin=subprocess.PIPE, env=environ
@@ -177,7 +219,7 @@ def test_a_rank_does_not_use_the_keeper_of_the_previous_attempt_that_is_about_to
     os.kill(keeper, signal.SIGCONT)
     supervisor.accept()
     assert supervisor.hear("start") == {"op": "start", "attempt": 1, "rank": 0}
-    rank.communicate(b"\n", timeout=20)
+    rank.communicate(b"\n", timeout=HANGS_SECONDS)
     assert rank.returncode == 0
 
 
@@ -209,12 +251,12 @@ def test_what_is_no_message_ends_neither_the_keeper_nor_a_rank(supervisor, said)
 
 
 def test_without_a_supervisor_a_rank_ends_with_one_line():
-    gone = Supervisor()
-    text, port = str(gone), gone.listening.getsockname()[1]
-    gone.listening.close()
     code = "from mn_guard.supervised import report; report.join(3, 4); print('joined')"
-    environ = {**os.environ, link.VARIABLE: text}
-    done = subprocess.run([sys.executable, "-c", code], env=environ, capture_output=True, text=True, timeout=60)
+    with socket.socket() as deaf:  # it never listens, and so nobody else does at its port
+        deaf.bind(("127.0.0.1", 0))
+        port = deaf.getsockname()[1]
+        environ = {**os.environ, link.VARIABLE: str(link.Supervision("127.0.0.1", port, secrets.token_hex(8), 1))}
+        done = subprocess.run([sys.executable, "-c", code], env=environ, capture_output=True, text=True, timeout=60)
     assert done.returncode == 1
     assert done.stdout == ""
     assert "Traceback" not in done.stderr
@@ -279,6 +321,7 @@ def test_descriptors_do_not_grow_in_number(supervisor):
     assert len(os.listdir("/proc/self/fd")) <= before + 1
 
 
+@pytest.mark.filterwarnings("ignore:.*multi-threaded:DeprecationWarning")  # the child only asks, and ends
 def test_a_forked_child_has_no_part_in_the_connection(supervisor):
     child = os.fork()
     if not child:
