@@ -6,9 +6,9 @@ Each round creates what it uses, takes a few real steps with it, and drops it: c
 strategy, ways to communicate, compressions, scattered datasets, iterators, evaluators, checkpoints and snapshots. After
 each round every rank counts the bytes that malloc has handed out, the blocks of Python's own allocator, its private
 and shared memory, open files, threads and MPI communicators. After the first minute (in a run of less than three
-minutes: after its first third) memory may grow by 1 %, and the others not at all. The script ends with status 1 if
-something grew, and names it, with the tasks during which it grew. If only private memory grew, nothing has leaked:
-allocators take it in large pieces, Python's in pieces of 1 MiB, and not all of a piece is used.
+minutes, or of ``--rounds``: after its first third) memory may grow by 1 %, and the others not at all. The script ends
+with status 1 if something grew, and names it, with the tasks during which it grew. If only private memory grew, nothing
+has leaked: allocators take it in large pieces, Python's in pieces of 1 MiB, and not all of a piece is used.
 
 UCX, which MPICH's wheel contains, keeps 150 bytes each time that memory is returned to the system, forever. The script
 switches this off, by ``UCX_MEM_EVENTS=n``; see docs/troubleshooting/system.md.
@@ -36,7 +36,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 os.environ.setdefault("UCX_MEM_EVENTS", "n")  # before MPI is started
 
@@ -345,6 +345,20 @@ def create_elastic() -> Any:
         return None
 
 
+class Extent(NamedTuple):
+    """How long to soak.
+
+    Attributes:
+        unit: "seconds" or "rounds".
+        length: After how many of them to end.
+        settled: After how many of them nothing may grow.
+    """
+
+    unit: str
+    length: float
+    settled: float
+
+
 # Numbers by name, one for each round. In lists, they would be a part of what grows.
 Numbers = defaultdict[str, "array[float]"]
 
@@ -448,45 +462,47 @@ def fill_table_of_interned_strings() -> None:
         sys.intern(f"soak {number}")
 
 
-def soak(tasks: dict[str, Callable[[], object]], seconds: float, settled: float) -> tuple[Numbers, dict[str, float]]:
+def soak(tasks: dict[str, Callable[[], object]], extent: Extent) -> tuple[Numbers, dict[str, float]]:
     """Run all tasks, round after round, on all ranks for the same number of rounds; collective.
 
     Args:
         tasks: The tasks by name.
-        seconds: For how long.
-        settled: The seconds after which nothing may grow.
+        extent: For how long.
 
     Returns:
-        What the process had after each round, with the seconds since the start; and by task, how much memory grew from
-        then on.
+        What the process had after each round, with the seconds since the start; and by task, how much memory grew after
+        it had settled.
     """
     began = time.monotonic()
     found = numbers()
     growth = dict.fromkeys(tasks, 0.0)
-    while WORLD.bcast(time.monotonic() - began < seconds):
+    so_far = 0.0
+    while WORLD.bcast(so_far < extent.length):
         before = private_memory()
         for name, task in tasks.items():
             task()
             after = private_memory()
-            growth[name] += after - before if time.monotonic() - began > settled else 0.0
+            growth[name] += after - before if so_far >= extent.settled else 0.0
             before = after
         for name, number in count().items():
             found[name].append(number)
         found["seconds"].append(time.monotonic() - began)
+        found["rounds"].append(len(found["seconds"]))
+        so_far = found[extent.unit][-1]
     return found, growth
 
 
-def judge(found: Numbers, settled: float, growth: float = MEMORY_MAY_GROW) -> dict[str, tuple[float, float]]:
-    """Return what grew, by name: its value after some seconds, and its value at the end.
+def judge(found: Numbers, extent: Extent, growth: float = MEMORY_MAY_GROW) -> dict[str, tuple[float, float]]:
+    """Return what grew, by name: its value when it had settled, and its value at the end.
 
     Memory is judged by medians of fifths of the rounds, as single rounds vary.
 
     Args:
         found: What the process had, in order.
-        settled: The seconds after which nothing may grow.
+        extent: For how long.
         growth: The share by which memory may grow nevertheless.
     """
-    late = first_after(found, settled)
+    late = first_settled(found, extent)
     part = max(1, (len(found["seconds"]) - late) // 5)
     grown = {}
     for name in (*MEMORY, *COUNTED):
@@ -498,15 +514,17 @@ def judge(found: Numbers, settled: float, growth: float = MEMORY_MAY_GROW) -> di
     return grown
 
 
-def first_after(found: Numbers, seconds: float) -> int:
-    """Return the number of the first round that ended after these seconds, or else the last one."""
-    return next((i for i, each in enumerate(found["seconds"]) if each >= seconds), len(found["seconds"]) - 1)
+def first_settled(found: Numbers, extent: Extent) -> int:
+    """Return the index of the first round after which nothing may grow, or else of the last one."""
+    ends = found[extent.unit]
+    return next((i for i, each in enumerate(ends) if each >= extent.settled), len(ends) - 1)
 
 
 def main() -> int:
     """Soak, print the figures of each rank, and return 1 if something grew on any."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--minutes", type=float, default=20.0, help="for how long")
+    parser.add_argument("--rounds", type=int, default=0, help="for how many rounds, instead of minutes")
     parser.add_argument("--growth", type=float, default=MEMORY_MAY_GROW, help="the share by which memory may grow")
     parser.add_argument("--only", default="", help="the tasks whose name contains this")
     parser.add_argument("--leak", choices=("memory", "objects", "descriptors", "communicators"), help=argparse.SUPPRESS)
@@ -519,10 +537,9 @@ def main() -> int:
         tasks["a leak"] = leak(args.leak)
     fill_buffers_of_early_messages()
     fill_table_of_interned_strings()
-    seconds = 60 * args.minutes
-    settled = 60.0 if seconds >= 180 else seconds / 3
-    found, growth = soak(tasks, seconds, settled)
-    grown = judge(found, settled, args.growth)
+    extent = extent_of(args.minutes, args.rounds)
+    found, growth = soak(tasks, extent)
+    grown = judge(found, extent, args.growth)
     reports = WORLD.gather((found, growth, grown))
     if WORLD.rank == 0:
         shutil.rmtree(folder)
@@ -530,27 +547,35 @@ def main() -> int:
             ranks = [{name: each.tolist() for name, each in found.items()} for found, _, _ in reports]
             Path(args.json).write_text(json.dumps(ranks) + "\n")
         for rank, report in enumerate(reports):
-            show(rank, len(tasks), settled, *report)
+            show(rank, len(tasks), extent, *report)
     return int(any(WORLD.allgather(bool(grown))))
+
+
+def extent_of(minutes: float, rounds: int) -> Extent:
+    """Return how long to soak: some rounds, or if there are none, some minutes."""
+    if rounds:
+        return Extent("rounds", rounds, rounds / 3)
+    seconds = 60 * minutes
+    return Extent("seconds", seconds, 60.0 if seconds >= 180 else seconds / 3)
 
 
 def show(
     rank: int,
     n_tasks: int,
-    settled: float,
+    extent: Extent,
     found: Numbers,
     growth: dict[str, float],
     grown: dict[str, tuple[float, float]],
 ) -> None:
     """Print the figures of a rank."""
     print(f"rank {rank}: {len(found['seconds'])} rounds of {n_tasks} tasks in {found['seconds'][-1]:.0f} s")
-    late = first_after(found, settled)
+    late = first_settled(found, extent)
     for name in (*MEMORY, *COUNTED):
         first, last = found[name][late], found[name][-1]
         unit, scale, digits = (" MB", 1e6, 2) if name in BYTES else ("", 1, 0)
         verdict = "GREW" if name in grown else "flat"
         then, now = (f"{number / scale:12,.{digits}f}{unit}" for number in (first, last))
-        print(f"  {name:16}{then} after {settled:.0f} s, {now} now: {verdict}")
+        print(f"  {name:16}{then} after {extent.settled:.0f} {extent.unit}, {now} now: {verdict}")
     if grown.keys() & set(MEMORY):
         most = sorted(growth, key=lambda name: -growth[name])[:5]
         print("  most during: " + ", ".join(f"{name} ({growth[name] / 1e6:+.2f} MB)" for name in most))

@@ -36,8 +36,10 @@ def test_ways_that_send_fewer_bytes(mpiexec, tmp_path):
     found = {way: (int(sent), float(accuracy)) for way, sent, accuracy in WAY.findall(printed)}
     assert len(found) == 10
     exact, _ = found.pop("exact")
-    assert all(sent < 0.6 * exact for sent, _ in found.values()), found
     assert all(accuracy > 0.7 for _, accuracy in found.values()), found
+    asynchronous, _ = found.pop("asynchronous")
+    assert asynchronous <= exact  # it meets as often as the machine's speed allows, at most once a step
+    assert all(sent < 0.6 * exact for sent, _ in found.values()), found
     check_picture(tmp_path / "fewer_bytes.png")
 
 

@@ -7,6 +7,9 @@ import pytest
 
 pytestmark = pytest.mark.rest
 
+# By default, an engine gives up if the controller does not answer within 5 s, as on a busy machine.
+PATIENT = "c.IPEngine.timeout = 60\n"
+
 NOTEBOOK = Path(__file__).parents[2] / "examples/notebook/two_engines.ipynb"
 
 
@@ -16,7 +19,10 @@ def test_it_trains_on_two_engines_and_plots(tmp_path, monkeypatch):
     pytest.importorskip("ipyparallel")
     pytest.importorskip("sklearn")
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
-    monkeypatch.setenv("IPYTHONDIR", str(tmp_path / "ipython"))
+    profile = tmp_path / "ipython/profile_default"
+    profile.mkdir(parents=True)
+    (profile / "ipengine_config.py").write_text(PATIENT)
+    monkeypatch.setenv("IPYTHONDIR", str(profile.parent))
     # Engines are started by the mpiexec of this environment, the kernel by its Python.
     monkeypatch.setenv("PATH", str(Path(sys.executable).parent), prepend=":")
     notebook = nbformat.read(NOTEBOOK, as_version=4)

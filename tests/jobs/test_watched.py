@@ -70,7 +70,7 @@ def test_the_walk_knows_every_collective_call():
 def test_every_collective_call_is_watched(tmp_path):
     launcher = shutil.which("mpiexec", path=os.path.dirname(sys.executable))
     job = subprocess.run(
-        [launcher, "-n", "2", sys.executable, "-W", "ignore", WALK],
+        [launcher, "-n", "2", sys.executable, "-W", "ignore", WALK, *FREE],
         cwd=tmp_path,
         env={**os.environ, "OMP_NUM_THREADS": "1", "CHAINERMN_STALL_SECONDS": "0.2"},
         capture_output=True,

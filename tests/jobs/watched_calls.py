@@ -1,12 +1,12 @@
-"""Makes every collective call of the packages with rank 1 late, and prints those in which rank 0 waits unwatched.
+"""Makes every collective call of the packages with rank 1 late, and prints how rank 0 waits in each.
 
-``watched_calls.py`` runs on two ranks; ``watched_calls.py names`` prints, without MPI, the calls that it contains.
-test_watched.py runs it.
+``watched_calls.py FREE…`` runs on two ranks, and is told in which calls rank 0 should wait for nobody.
+``watched_calls.py names`` prints, without MPI, the calls that it contains. test_watched.py runs both.
 """
 
-import os
 import sys
 import time
+from pathlib import Path
 
 import chainer
 import chainer.functions as F
@@ -19,7 +19,7 @@ import mn_comm
 from mn_comm.building_blocks import Ranks, synchronize_replicas
 from mn_optim import DuringBackward, LocalSGD, MultiNodeOptimizer, OneStepLate, Sharded, create_multi_node_optimizer
 
-LATEST = 8.0  # seconds for which rank 1 waits until rank 0's monitor has printed a message
+LATEST = 8.0  # seconds for which rank 1 waits until rank 0's monitor has printed a message, or its call has ended
 ONES = np.ones(4, "f4")
 DATA = chainer.datasets.TupleDataset(np.ones((20, 4), "f4"), np.zeros(20, "i4"))
 SGD = chainer.optimizers.SGD
@@ -257,22 +257,24 @@ def receive_or_send():
     return chainermn.functions.send(variable(), comm, 0)
 
 
-def try_out(name, call, number):
-    """Make a call, on rank 1 only after rank 0's monitor has printed a message; return how it was watched on rank 0."""
-    heard = f"heard-{number}"
+def try_out(call, number, is_free):
+    """Make a call, on rank 1 only after rank 0's monitor has printed a message; return how it was watched on rank 0.
+
+    In a call that should wait for nobody, the monitor may also print one, if another program has rank 0's core. So rank
+    1 then makes the call only after rank 0's has ended.
+    """
+    heard, called, ended = (Path(f"{what}-{number}") for what in ("heard", "called", "ended"))
     world.Barrier()
     if world.rank == 0:
-        guard_thread.thread.find(stall.Monitor)._write = lambda _: open(heard, "w").close()
-        began = time.monotonic()
+        guard_thread.thread.find(stall.Monitor)._write = lambda _: heard.touch()
         call()
-        seconds = time.monotonic() - began
-        if os.path.exists(heard):
-            return "watched"
-        open(heard, "w").close()
-        return "waits for nobody" if seconds < LATEST / 2 else "waits unwatched"
+        how = ("watched" if heard.exists() else "waits unwatched") if called.exists() else "waits for nobody"
+        ended.touch()
+        return how
     deadline = time.monotonic() + LATEST
-    while not os.path.exists(heard) and time.monotonic() < deadline:
+    while not ended.exists() and (is_free or not heard.exists()) and time.monotonic() < deadline:
         time.sleep(0.01)
+    called.touch()
     call()
     return ""
 
@@ -288,6 +290,6 @@ if __name__ == "__main__":
     world = MPI.COMM_WORLD.Dup()
     comm = mn_comm.create_communicator("flat")
     for number, (name, prepare) in enumerate(CALLS.items()):
-        how = try_out(name, prepare(), number)
+        how = try_out(prepare(), number, is_free=name in sys.argv)
         if world.rank == 0:
             print(f"{name}: {how}", flush=True)

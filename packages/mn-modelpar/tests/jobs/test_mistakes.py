@@ -9,9 +9,34 @@ import chainer, chainer.functions as F, chainer.links as L, numpy as np
 import mn_modelpar.functions as MF
 from mn_comm import create_communicator
 from mn_modelpar import MultiNodeChainList
+from mpi4py import MPI
 
+MPI.COMM_WORLD.Barrier()  # on a busy machine, one rank may start much later: no other rank stalls meanwhile
 comm = create_communicator("naive")
 x = chainer.Variable(np.ones((2, 3), np.float32))
+"""
+
+# No rank ends the job before all have said for what they wait: on a busy machine, one may come to wait much later.
+TOGETHER = """
+import pathlib, time
+from mn_guard import abort, guard_thread, stall
+
+said = [pathlib.Path(__file__).with_name(f"said-{rank}") for rank in range(comm.size)]
+monitor = guard_thread.thread.find(stall.Monitor)
+
+def say(text, write=monitor._write):
+    write(text)
+    if "has waited for" in text:
+        abort.flush_until_read()  # what the launcher has not read yet, it may discard
+        said[comm.rank].touch()
+
+def end(why, end_job=monitor._end):
+    deadline = time.monotonic() + 40  # before the test gives up, without the messages
+    while not all(file.exists() for file in said) and time.monotonic() < deadline:
+        time.sleep(0.01)
+    end_job(why)
+
+monitor._write, monitor._end = say, end
 """
 
 NO_DELEGATE_ON_THE_SECOND_RECV = """
@@ -47,6 +72,7 @@ SEND_WITHOUT_RECV = """
 if comm.rank == 0:
     MF.send(x, comm, rank=1).backward()  # culprit
 else:
+    comm.mpi_comm.Probe(0)  # so that the report can say what has arrived
     comm.recv(0, tag=5)
 """
 
@@ -137,6 +163,7 @@ def test_a_forgotten_delegate_is_named_once_and_keeps_nobody_waiting(mpiexec, sc
     ids=["send without recv", "collectives", "rank_out"],
 )
 def test_a_mistake_is_named(mpiexec, script, messages):
+    script = TOGETHER + script
     status, _, errors = mpiexec(2, HEAD + script, CHAINERMN_STALL_SECONDS="3", CHAINERMN_STALL_ABORT="1")
     assert status != 0
     places = {mark: culprit(script, mark) for mark in ("culprit", "other") if f"# {mark}" in script}
@@ -149,18 +176,23 @@ def test_a_mistake_is_named(mpiexec, script, messages):
 
 def test_slow_ranks_are_no_mistake(mpiexec):
     script = """
-import time
+import threading
+from mn_guard import guard_thread, stall
 if comm.rank == 1:
-    time.sleep(2.5)
+    answered = threading.Event()
+    monitor = guard_thread.thread.find(stall.Monitor)
+    write = monitor._write
+    monitor._write = lambda text: (write(text), answered.set())
+    answered.wait()
 assert comm.allreduce(np.ones(1)) == 2
 print("done", comm.rank)
 """
     status, printed, errors = mpiexec(2, HEAD + script, CHAINERMN_STALL_SECONDS="1")
     assert status == 0, errors
     assert printed.count("done") == 2
-    assert len(re.findall(r"rank 0 of 2 \(\S+\) has waited for 1\.\d s in allreduce", errors)) == 1
+    assert len(re.findall(r"rank 0 of 2 \(\S+\) has waited for \d+\.\d s in allreduce", errors)) == 1
     asked = (
-        r"rank 1 of 2 \(\S+\), asked by rank 0, is not waiting for other ranks; at \S*model\.py.*: time\.sleep\(2\.5\)"
+        r"rank 1 of 2 \(\S+\), asked by rank 0, is not waiting for other ranks; at \S*model\.py.*: answered\.wait\(\)"
     )
     assert len(re.findall(asked, errors)) == 1
 

@@ -3,6 +3,7 @@
 import os
 import stat
 import sys
+import time
 from pathlib import Path
 
 VERSIONS = {
@@ -22,6 +23,32 @@ class Block:
 
 sys.meta_path.insert(0, Block)
 """
+
+
+TIME_OUT_AT = """
+sys.path.append({folder!r})
+import doctor_fakes
+from mn_tools.doctor import commands
+commands._wait = doctor_fakes.time_out_at(commands._wait, {files!r})
+"""
+
+
+def time_out_at(wait, files):
+    """Return a replacement of the doctor's waiting, whose time is over once when all of these files exist.
+
+    So a program's time is over because it hangs at a known place, not because the machine is slow.
+    """
+
+    def replacement(process, seconds):
+        while process.poll() is None:
+            if all(map(os.path.exists, files)):
+                for file in files:
+                    os.unlink(file)
+                return wait(process, 0)
+            time.sleep(0.01)
+        return wait(process, seconds)
+
+    return replacement
 
 
 class Machine:
@@ -74,6 +101,14 @@ class Machine:
         text = f"import sys\nif any({only_in!r} in word for word in sys.orig_argv):\n{body}"
         with open(self.site / "sitecustomize.py", "a") as file:
             file.write(text)
+
+    def time_out_at(self, *files):
+        """Let the time of a program that the doctor has started be over once, when all these files exist."""
+        from mn_tools.doctor import commands
+
+        files = list(map(str, files))
+        self._monkeypatch.setattr(commands, "_wait", time_out_at(commands._wait, files))
+        self.at_start(TIME_OUT_AT.format(folder=os.path.dirname(__file__), files=files), "mn_comm")
 
     def without_module(self, name):
         """Hide an installed module."""

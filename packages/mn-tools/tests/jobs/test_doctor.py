@@ -67,8 +67,8 @@ def run(*arguments):
     return subprocess.run(command, capture_output=True, text=True, timeout=70)
 
 
-def examine(*arguments, seconds=30):
-    report = Report(run("--json", f"--timeout={seconds}", *arguments))
+def examine(*arguments):
+    report = Report(run("--json", "--timeout=30", *arguments))
     failed = any(check["status"] == "failure" for check in report.checks)
     assert report.status == int(failed), report.text
     return report
@@ -185,12 +185,14 @@ def test_an_mpiexec_of_nobody_that_tells_ranks_nothing(machine):
         ("echo 'cannot open /etc/something' >&2; exit 3", "launch-fails"),
         ("echo 'prterun has detected an attempt to run as root.' >&2; exit 1", "launch-refuses-root"),
         ("echo 'There are not enough slots available in the system' >&2; exit 1", "launch-no-slots"),
-        ("exec sleep 300", "launch-hangs"),
+        (": >'{there}'; exec sleep 300", "launch-hangs"),
     ],
 )
-def test_an_mpiexec_that_starts_nothing(machine, script, code):
-    machine.mpiexec(script, family())
-    report = examine(seconds=3 if code == "launch-hangs" else 30)
+def test_an_mpiexec_that_starts_nothing(machine, tmp_path, script, code):
+    there = tmp_path / "there"
+    machine.mpiexec(script.format(there=there), family())
+    machine.time_out_at(there)
+    report = examine()
     assert code in report.codes
     assert not [check for check in report.checks if check["name"] == "reduction"]
 
@@ -209,9 +211,12 @@ def test_ranks_that_find_another_environment(machine):
     assert "/nowhere/libmpi.so" in report.problems["rank-init-fails"]["found"]
 
 
-def test_a_rank_that_waits_for_ever(machine):
-    break_exercise(machine, "reduction", "import signal; signal.pause()")
-    report = examine(seconds=12)
+def test_a_rank_that_waits_for_ever(machine, tmp_path):
+    there = [tmp_path / "0", tmp_path / "1"]
+    come = f"open({str(tmp_path)!r} + f'/{{world.rank}}', 'w').close()"
+    break_exercise(machine, "reduction", f"import signal; {come}; world.rank == 1 and signal.pause()", "world.rank")
+    machine.time_out_at(*there)
+    report = examine()
     assert report.codes == {"exercise-hangs"}
     problem = report.problems["exercise-hangs"]
     assert problem["name"] == "reduction"

@@ -16,40 +16,67 @@ import atexit, os, signal, sys
 from mn_comm import create_communicator, span
 from mn_comm.building_blocks import is_recording
 from mn_tools.timeline import collect, start
-collect._PATIENCE_SECONDS = 1.0
+collect._PATIENCE_SECONDS = collect._CLOCK_SECONDS = 1e9  # a rank is not missing because the machine is busy
 comm = create_communicator("flat")
 with span("mine"):
     comm.allreduce_obj(1)
 """
 PLAIN = START + "comm.finalize()\n"
+# For three ranks, one of which never comes: rank 0 stops waiting only after it has the part of the other one.
+MISSING = """
+def be_impatient():
+    collect._PATIENCE_SECONDS = 1.0
+def receive_then_be_impatient(status, receive=start._collector._receive):
+    part = receive(status)
+    be_impatient()
+    return part
+missing = int(sys.argv[1])
+if missing == 0:
+    be_impatient()
+elif comm.rank == 0:
+    start._collector._receive = receive_then_be_impatient
+"""
 # A rank that is alive but never ends, while the others end, until just before MPI is finalised.
 LATE = (
     START
+    + MISSING
     + """
-late = int(sys.argv[1])
-if comm.rank == late:
+if comm.rank == missing:
     start._collector._pid = None  # as if it were not its end
     for rank in range(3):
-        if rank != late:
+        if rank != missing:
             comm.mpi_comm.recv(source=rank)
 else:
     atexit._run_exitfuncs()
     print("survived", flush=True)
-    comm.mpi_comm.send(None, late)
+    comm.mpi_comm.send(None, missing)
 """
 )
-KILLED = START + "if comm.rank == int(sys.argv[1]): os.kill(os.getpid(), signal.SIGKILL)\nprint('survived')\n"
+# A rank that dies, after the others have done what they need it for.
+KILLED = (
+    START
+    + MISSING
+    + """
+if comm.rank == missing:
+    for rank in range(3):
+        if rank != missing:
+            comm.mpi_comm.recv(source=rank)
+    os.kill(os.getpid(), signal.SIGKILL)
+comm.mpi_comm.send(None, missing)
+print("survived")
+"""
+)
 # What Python does at the end of a program that was ended by an exception, except for MPI_Finalize, which would wait.
 FAILED = (
     START
     + """
 if comm.rank == 1:
     sys.last_type = ValueError
-    collect._PATIENCE_SECONDS = 1e9
     atexit._run_exitfuncs()
     comm.mpi_comm.send(None, 0)
 else:
     comm.mpi_comm.recv(source=1)
+    collect._PATIENCE_SECONDS = 1.0  # rank 1 sends nothing, and has written its part already
 """
 )
 # The task ends after the script, and before other steps of the exit sequence.
@@ -96,7 +123,6 @@ comm.recv_obj(1)
 EXIT_STATUS = (
     START
     + """
-collect._PATIENCE_SECONDS = 1e9
 if comm.rank == 1:
     sys.exit(3)
 comm.recv_obj(1)

@@ -6,7 +6,7 @@ import pytest
 from mpi4py import MPI
 
 from mn_comm import create_communicator
-from mn_tools.bench import command, contestants
+from mn_tools.bench import command, contestants, measure
 
 pytestmark = pytest.mark.sizes(1, 4)
 
@@ -28,6 +28,18 @@ def test_all_communicators_are_measured(run_bench):
     assert f"ranks 0 and {SIZE - 1}" in table
     assert "cannot run here: pure_nccl: " in table
     assert "for 1 MiB of gradients choose " in table.splitlines()[-1]
+
+
+@several
+def test_each_latency_is_measured_once_where_that_takes_long(monkeypatch):
+    rounds = []
+    one_round = measure._one_round
+    monkeypatch.setattr(measure, "_one_round", lambda *args: rounds.append(args) or one_round(*args))
+    monkeypatch.setattr(command, "_LATENCY_TOGETHER", 2)
+    monkeypatch.setattr(command, "_LATENCY_SECONDS", 0.0)
+    latencies = command._latencies(WORLD)
+    assert len(rounds) == 2 * len(latencies) == 6  # each after a round that is not counted
+    assert all(seconds > 0 for seconds in latencies.values())
 
 
 @several

@@ -1,7 +1,9 @@
 """The arithmetic of a recommendation: the time of a step, what is recommended, and how it is shown."""
 
 import dataclasses
+import itertools
 import json
+import types
 
 import numpy as np
 import pytest
@@ -212,7 +214,14 @@ def test_the_computation_of_a_replica():
     assert all(param.grad.shape == param.data.shape for _, param in replica.namedparams())
 
 
-def test_turns_are_longer_for_short_contestants():
+def test_the_speed_of_a_core_that_other_programs_use(monkeypatch):
+    seconds = itertools.count()  # each look at the clock takes longer than the measurement
+    monkeypatch.setattr(rehearsal, "time", types.SimpleNamespace(perf_counter=lambda: float(next(seconds))))
+    assert rehearsal.Work(MPI.COMM_SELF).per_second == 10.0
+
+
+def test_turns_are_longer_for_short_contestants(monkeypatch):
+    monkeypatch.setattr(measure, "time", types.SimpleNamespace(perf_counter=lambda: 0.0))  # all is very short
     ran = []
     turns = {"short": measure.Turn(lambda: ran.append("run"), lambda: ran.append("before"))}
     seconds = measure.take_turns(MPI.COMM_SELF, turns, 5, 0.0)

@@ -62,9 +62,10 @@ def test_a_package_that_is_too_old(machine):
     assert "1.25.2" in check.found
 
 
-def test_a_program_that_hangs_is_ended_with_all_it_started(machine):
-    hanging = machine.command("hanging", 'trap "" TERM\nsleep 300 & echo "$!"\nwait\nwait')
-    outcome = commands.run([hanging], 0.5)
+def test_a_program_that_hangs_is_ended_with_all_it_started(machine, tmp_path):
+    hanging = machine.command("hanging", f'trap "" TERM\nsleep 300 & echo "$!"\n: >{tmp_path / "there"}\nwait\nwait')
+    machine.time_out_at(tmp_path / "there")
+    outcome = commands.run([hanging], 30)
     assert outcome.timed_out
     try:
         descriptor = os.pidfd_open(int(outcome.out))

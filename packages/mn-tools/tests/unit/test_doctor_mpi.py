@@ -95,9 +95,10 @@ def test_a_library_that_does_not_start(machine, statement, said):
     assert library is not None
 
 
-def test_a_library_that_waits_for_ever(machine):
-    replace_init(machine, "import signal; signal.pause()")
-    assert library_checks(Options(seconds=6))[1] == ["", "mpi-init-hangs"]
+def test_a_library_that_waits_for_ever(machine, tmp_path):
+    replace_init(machine, f"import signal; open({str(tmp_path / 'there')!r}, 'w').close(); signal.pause()")
+    machine.time_out_at(tmp_path / "there")
+    assert library_checks()[1] == ["", "mpi-init-hangs"]
 
 
 def test_no_mpiexec(elsewhere):

@@ -1,5 +1,9 @@
 """Deliberate mistakes on one emulated device: the emulator finds each, and names the line."""
 
+import concurrent.futures
+import contextlib
+import threading
+
 import numpy as np
 import pytest
 
@@ -14,11 +18,24 @@ def pinned(count):
     return np.frombuffer(memory, "f4", count)
 
 
-def slow(stream):
-    """Keep a stream busy for a while."""
-    import time
+@contextlib.contextmanager
+def busy(stream):
+    """Keep a stream busy until the end of the block."""
+    end = threading.Event()
+    stream.launch_host_func(lambda _: end.wait(30), None)  # not forever: what is checked may wait for the stream
+    try:
+        yield end
+    finally:
+        end.set()
 
-    stream.launch_host_func(lambda _: time.sleep(0.1), None)
+
+def found_before(end):
+    """Return the first mistake, and let the stream go on then; or an empty string if it has gone on already."""
+    text = ""
+    while not text and not end.wait(0.01):
+        text = faults.take()
+    end.set()
+    return text
 
 
 def found():
@@ -39,9 +56,9 @@ def test_pinned_memory_that_is_overwritten_before_its_copy():
     stream = cupy.cuda.Stream(non_blocking=True)
     host, device = pinned(1000), cupy.empty(1000, "f4")
     host[...] = 3
-    slow(stream)
-    device.set(host, stream=stream)
-    host[...] = 4
+    with busy(stream):
+        device.set(host, stream=stream)
+        host[...] = 4
     stream.synchronize()
     text = found()
     assert "overwritten before a copy" in text
@@ -53,9 +70,9 @@ def test_a_result_that_is_read_too_early():
     host, device = pinned(1000), cupy.full(1000, 3, "f4")
     cupy.cuda.Device().synchronize()
     host[...] = 3
-    slow(stream)
-    device.get(stream=stream, out=host, blocking=False)
-    assert not (host == 3).any()  # also if it happens to be equal to what was there before
+    with busy(stream):
+        device.get(stream=stream, out=host, blocking=False)
+        assert not (host == 3).any()  # also if it happens to be equal to what was there before
     stream.synchronize()
     assert (host == 3).all()
     assert found() == ""
@@ -67,13 +84,13 @@ def test_a_missing_wait_between_streams():
     array += 0  # compiles the kernels
     array.copy()
     cupy.cuda.Device().synchronize()
-    slow(one)
-    with one:
-        array += 1
-    with other:
-        seen = array.copy()
-    other.synchronize()
-    assert not seen.get(stream=other).any()
+    with busy(one):
+        with one:
+            array += 1
+        with other:
+            seen = array.copy()
+        other.synchronize()
+        assert not seen.get(stream=other).any()
     assert found() == ""
 
 
@@ -81,10 +98,11 @@ def test_memory_that_is_unregistered_before_its_copy_has_ended():
     runtime, stream = cupy.cuda.runtime, cupy.cuda.Stream(non_blocking=True)
     host, device = np.ones(1000, "f4"), cupy.empty(1000, "f4")
     runtime.hostRegister(host.ctypes.data, host.nbytes, 0)
-    slow(stream)
-    device.set(host, stream=stream)
-    runtime.hostUnregister(host.ctypes.data)
-    assert "memory is unregistered before a copy of it has ended" in found()
+    with concurrent.futures.ThreadPoolExecutor() as thread, busy(stream) as end:
+        device.set(host, stream=stream)
+        text = thread.submit(found_before, end)  # because the call waits for the stream
+        runtime.hostUnregister(host.ctypes.data)
+    assert "memory is unregistered before a copy of it has ended" in text.result()
 
 
 def test_a_copy_that_leaves_pinned_memory():

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import math
 import os
 import shutil
 import subprocess
@@ -32,6 +31,7 @@ from mn_tools.bench.report import GPU, HOST, Report, rows_of, to_json, to_lines
 _SECONDS_PER_SIZE = 10.0
 _LEAST_ROUNDS = 3
 _LATENCY_ROUNDS = 20
+_LATENCY_SECONDS = 5.0  # for all of them; it is reached if each operation waits for a core
 _LATENCY_TOGETHER = 20
 _USAGE = 2
 
@@ -129,7 +129,7 @@ def _time_averages(world: MPI.Intracomm, options: Options) -> int:
 
 def _latencies(world: MPI.Intracomm) -> dict[str, float]:
     """Return the times of the shortest operations."""
-    last = world.size - 1
+    last, end = world.size - 1, time.perf_counter() + _LATENCY_SECONDS
     comm = create_communicator("naive", world)
     buffer: Any = np.zeros(8, np.uint8)
     thing = {"iteration": 1, "loss": 0.5}
@@ -137,8 +137,8 @@ def _latencies(world: MPI.Intracomm) -> dict[str, float]:
     object_ = partial(comm.send_obj, thing), comm.recv_obj
 
     def seconds(run: Callable[[], object]) -> float:
-        turns = {"": measure.Turn(run)}
-        return median(measure.take_turns(world, turns, _LATENCY_ROUNDS, math.inf, together=_LATENCY_TOGETHER)[""])
+        turns, together = {"": measure.Turn(run)}, _LATENCY_TOGETHER
+        return median(measure.take_turns(world, turns, _LATENCY_ROUNDS, end, least=1, together=together)[""])
 
     return {
         "barrier": seconds(world.Barrier),

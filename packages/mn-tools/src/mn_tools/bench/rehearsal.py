@@ -42,11 +42,12 @@ class Work:
         self.run(20)
         mpi_comm.Barrier()
         begin = time.perf_counter()
-        units = 0
-        while time.perf_counter() - begin < _CALIBRATION_SECONDS:
+        units, seconds = 0, 0.0
+        while seconds < _CALIBRATION_SECONDS:  # at least once, even if another program had the core for so long
             self.run(10)
             units += 10
-        self.per_second = mpi_comm.allreduce(units / (time.perf_counter() - begin)) / mpi_comm.size
+            seconds = time.perf_counter() - begin
+        self.per_second = mpi_comm.allreduce(units / seconds) / mpi_comm.size
 
     def run(self, units: int) -> None:
         """Compute."""
