@@ -129,7 +129,8 @@ def test_a_job_that_may_go_on_says_what_it_waits_for(mistake, start):
     assert job.process.poll() is None
     for pattern in SPEAKS[mistake]:
         assert re.search(pattern, last), last
-    assert len(re.findall(r"^\[chainermn\]", last, re.MULTILINE)) <= 8
+    # On a busy machine, ranks may also have waited for one another at the start.
+    assert len(re.findall(r"^\[chainermn\] (?!.*MPI_Init)", last, re.MULTILINE)) <= 8
 
 
 def test_ctrl_c(start):

@@ -162,15 +162,20 @@ worker.put(task)
 ALARM_AT_THE_END = """
 import signal, sys
 from mn_comm import create_communicator
+from mn_guard import exit_status
 
-def is_ending(frame):
-    return frame is not None and (frame.f_code.co_name == "_end_all" or is_ending(frame.f_back))
+said = []  # why it ends all others; from then on, nothing keeps it from that
 
-def late(_, frame):
-    if is_ending(frame):
+def say(text, write=exit_status.say):
+    write(text)
+    said.append(text)
+
+def late(*_):
+    if said:
         raise {"exception": TimeoutError, "exit": SystemExit}[sys.argv[1]](4)
 
 signal.signal(signal.SIGALRM, late)
+exit_status.say = say
 comm = create_communicator("naive")
 comm.barrier()
 if comm.rank == 1:
