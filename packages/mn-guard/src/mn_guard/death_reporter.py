@@ -84,7 +84,7 @@ def has_spoken(summary: str) -> None:
     from mn_comm.basis.mpi import MPI
 
     is_open_mpi = MPI.Get_library_version().startswith("Open MPI")
-    _say(SPOKEN + (summary.encode(errors="replace") if is_open_mpi else b""))
+    _say(SPOKEN + (summary.encode(errors="replace") + b"\n" if is_open_mpi else b""))
 
 
 def has_finished() -> None:

@@ -41,12 +41,13 @@ LONGEST_MESSAGE = 4096
 BEAT_SECONDS = 0.4  # between two messages that say "alive", in either direction
 SILENCE_SECONDS = 2.5  # after this time, the other side is regarded as lost
 _CONNECT_SECONDS = 5.0
-_GRACE_SECONDS = 5.0  # for processes that have received SIGTERM
-_DEATH_SECONDS = 2.0  # between the end of the connection and the moment when the process has a status
+_GRACE_SECONDS = 4.0  # for processes that have received SIGTERM; less than a supervisor waits for the launcher
+_DEATH_SECONDS = 1.0  # between the end of a connection and the moment when the process has a status
 _PF_EXITING = 0x4  # a flag of the kernel's: the process is about to be dead, and has perhaps closed its files
 _PAUSE_SECONDS = 0.0005  # some launchers collect the status immediately
 _TOGETHER_SECONDS = 0.5  # the launcher ends the others after the first death
-_ARRIVAL_SECONDS = 30.0  # for a rank that is expected, when no other is connected: it may be dead
+_LAUNCHER_SECONDS = 30.0  # in which the launcher ends the others, on a busy machine
+_ARRIVAL_SECONDS = 10.0  # for a rank that is expected, when no other is connected: it may be dead
 _MOST_NAMED = 4
 _MOST_FILES = 2
 _NO_MESSAGE = (ValueError, KeyError, TypeError, IndexError, RecursionError)
@@ -68,6 +69,8 @@ class Rank:
         has_finished: Whether it has reached the end of its program.
         has_explained: Whether it has printed why it ends before that, while the others continue.
         summary: Why it has ended the job, if this is to be printed again.
+        state: The state of its process after it has ended: "Z", or empty if the process is gone, or will be.
+        status: Its exit status, if the state is "Z".
     """
 
     def __init__(self, rank: int, size: int, process: int, words: str = "") -> None:
@@ -78,6 +81,7 @@ class Rank:
         self.leads = False
         self.has_finished = self.has_explained = False
         self.summary = ""
+        self.state, self.status = "?", 0
 
 
 def describe_death(rank: Rank, cause: str, host: str, folders: tuple[str, ...]) -> str:
@@ -125,14 +129,15 @@ def _cause(rank: Rank) -> str:
     fatal = re.match(r"Fatal Python error: (.+)", rank.words)
     if fatal:
         return f"died of a fatal error ({fatal[1]})"
-    state, status = _await_death(rank.process)
-    if state == "":
+    if rank.state == "":
         return "was ended by SIGTERM" if rank.words else "died of a signal, or called os._exit"
-    if state != "Z":
+    if rank.state != "Z":
         return ""
-    number = status & 0x7F
+    number = rank.status & 0x7F
     if not number:
-        return f"ended with status {status >> 8} before the end of its program, for example by MPI_Abort or os._exit"
+        return (
+            f"ended with status {rank.status >> 8} before the end of its program, for example by MPI_Abort or os._exit"
+        )
     ended = "was ended" if number == signal.SIGTERM else "was killed"
     # Real-time signals have no names.
     name = signal.Signals(number).name if number in set(signal.Signals) else f"signal {number}"
@@ -141,19 +146,23 @@ def _cause(rank: Rank) -> str:
     )
 
 
-def _await_death(process: int) -> tuple[str, int]:
-    """Wait until a process is dead if it is about to be; return its state, "Z" or empty if it is, and its exit status.
+def await_deaths(ranks: Sequence[Rank]) -> None:
+    """Wait for the exit statuses of ranks whose connections have ended, and note their states.
 
-    It is about to be for long only if a driver is slow to close its files: then its status stays unknown.
+    A process that is exiting has none for long only if a driver is slow to close its files. All ranks together are
+    given a second: meanwhile, a supervisor hears nothing.
     """
     deadline = time.monotonic() + _DEATH_SECONDS
-    while True:
-        state, status, is_exiting = _status(process)
-        if state in ("Z", "") or not is_exiting:
-            return state, status
-        if time.monotonic() > deadline:
-            return "", 0
-        time.sleep(_PAUSE_SECONDS)
+    for rank in ranks:
+        while True:
+            rank.state, rank.status, flags = _status(rank.process)
+            may_exit = flags & _PF_EXITING or not flags  # gVisor shows no flags
+            if rank.state in ("Z", "") or not may_exit:
+                break
+            if time.monotonic() > deadline:
+                rank.state = "" if flags else rank.state
+                break
+            time.sleep(_PAUSE_SECONDS)
 
 
 def end_children(rank: Rank) -> None:
@@ -161,7 +170,7 @@ def end_children(rank: Rank) -> None:
 
     Those that ignore SIGTERM have some seconds to end: multiprocessing's resource tracker removes shared memory.
     """
-    if not rank.leads or rank.has_finished or _await_death(rank.process)[0] not in ("Z", ""):
+    if not rank.leads or rank.has_finished or rank.state not in ("Z", ""):
         return
     with contextlib.suppress(OSError):  # there are none
         os.kill(-rank.process, signal.SIGTERM)
@@ -176,14 +185,14 @@ def end_children(rank: Rank) -> None:
             os._exit(0)
 
 
-def _status(process: int) -> tuple[str, int, bool]:
-    """Return the state of a process, its exit status, and whether it is exiting; an empty state if it is gone."""
+def _status(process: int) -> tuple[str, int, int]:
+    """Return the state of a process, its exit status, and the kernel's flags; an empty state if it is gone."""
     try:
         with open(f"/proc/{process}/stat") as file:
             fields = file.read().rpartition(")")[2].split()
     except OSError:
-        return "", 0, True
-    return fields[0], int(fields[-1]), bool(int(fields[6]) & _PF_EXITING)
+        return "", 0, 0
+    return fields[0], int(fields[-1]), int(fields[6])
 
 
 class Group:
@@ -208,14 +217,16 @@ class Group:
         self._host = host
         self._errors = errors
         self._ends_with_one = ends_with_one
+        self._silent_until = 0.0
         self._spoken = self._summarised = False
 
     def hear(self, rank: Rank, came: bytes) -> None:
         """Note what a rank has sent: the output of faulthandler, and that it has finished or printed its message."""
         rank.has_finished |= FINISHED in came
         rank.has_explained |= EXPLAINED in came
-        words, mark, summary = came.strip(FINISHED + EXPLAINED).decode(errors="replace").partition(SPOKEN.decode())
-        rank.words += words
+        words, mark, rest = came.strip(FINISHED + EXPLAINED).decode(errors="replace").partition(SPOKEN.decode())
+        summary, _, later = rest.partition("\n")
+        rank.words += words + later
         if mark:
             self._spoken = True
             rank.summary = summary
@@ -225,12 +236,12 @@ class Group:
         if rank.summary and not self._summarised:
             self._summarised = True
             self.write(f"{_name(rank, self._host)} has ended the job: {rank.summary}")
-        if self._spoken or rank.has_finished or rank.has_explained:
+        if self._spoken or time.monotonic() < self._silent_until or rank.has_finished or rank.has_explained:
             return False
         cause = _cause(rank)
         if cause:
             self.write(describe_death(rank, cause, self._host, self.folders))
-            self._spoken = self._ends_with_one
+            self._silent_until = time.monotonic() + _LAUNCHER_SECONDS * self._ends_with_one
         return bool(cause)
 
     def write(self, line: str) -> None:
@@ -242,8 +253,16 @@ class Group:
     def remove(self) -> None:
         """Note that a rank has ended, and been reported."""
         self._left -= 1
+        if not self._left:
+            self._close()
+
+    def expect_no_more(self) -> None:
+        """Note that the ranks that have not come yet never will."""
         if self._left:
-            return
+            self._left = 0
+            self._close()
+
+    def _close(self) -> None:
         os.close(self._errors)
         for path, inode in self.shared:
             with contextlib.suppress(OSError):  # nearly always, MPI has removed it
@@ -368,6 +387,8 @@ class _Node:
                 self._report(self._look(_ARRIVAL_SECONDS if only_listens else None))
                 if only_listens and not self._happened:
                     self._drop(self._listening)
+                    for group in self._groups.values():
+                        group.expect_no_more()
         except (OSError, EOFError):
             pass  # the supervisor has ended
         finally:
@@ -428,19 +449,22 @@ class _Node:
         self._gone.append((group, rank))
 
     def _report(self, gone: list[tuple[Group, Rank]]) -> None:
-        """Report the first death in each group, and what the ranks that are ended because of it were doing."""
-        first: dict[Group, Rank] = {}
-        for group, rank in gone:
-            if group not in first and group.report(rank):
-                first[group] = rank
-        if first:
-            gone += self._next_to_go()
-            for group in first:
-                others = [rank for other, rank in gone if other is group and rank is not first[group]]
-                group.write(describe_others(others, group.folders))
+        """Report deaths, and what the ranks that are ended because of them were doing."""
+        reported = self._report_each(gone)
+        if reported:
+            others = self._next_to_go()
+            reported += self._report_each(others)
+            gone += others
+            for group in {group for group, _ in reported}:
+                ended = [rank for other, rank in gone if other is group and (group, rank) not in reported]
+                group.write(describe_others(ended, group.folders))
         for group, rank in gone:
             end_children(rank)
             group.remove()
+
+    def _report_each(self, gone: list[tuple[Group, Rank]]) -> list[tuple[Group, Rank]]:
+        await_deaths([rank for _, rank in gone if not rank.has_finished])
+        return [(group, rank) for group, rank in gone if group.report(rank)]
 
     def _next_to_go(self) -> list[tuple[Group, Rank]]:
         others: list[tuple[Group, Rank]] = []

@@ -1,5 +1,6 @@
 """The process of a node reports which rank died first; these tests imitate its ranks without MPI."""
 
+import itertools
 import os
 import re
 import socket
@@ -234,6 +235,7 @@ def test_a_rank_that_never_comes_is_not_waited_for_for_ever(monkeypatch):
     for rank in range(3):
         late.end(rank, node_process.FINISHED)
     late._node.run()
+    assert late.said() == ""  # and the launcher's pipe is no longer held
 
 
 @pytest.mark.parametrize("ends_with_one", [True, False])
@@ -248,10 +250,36 @@ def test_ranks_that_the_launcher_ends_later_are_not_reported(ends_with_one, monk
 
 
 def test_a_process_that_is_about_to_be_dead_is_waited_for(monkeypatch):
-    assert node_process._await_death(os.getpid())[0] not in ("Z", "")  # only its connection has ended
-    states = iter([("R", 0, True), ("D", 0, True), ("Z", 9, True)])
-    monkeypatch.setattr(node_process, "_status", lambda _: next(states))
-    assert node_process._await_death(NOBODY) == ("Z", 9)
-    monkeypatch.setattr(node_process, "_status", lambda _: ("D", 0, True))
+    rank, exiting, alive = Rank(0, 1, os.getpid()), 0x400004, 0x400000
+    node_process.await_deaths([rank])
+    assert rank.state not in ("Z", "")  # only its connection has ended
     monkeypatch.setattr(node_process, "_DEATH_SECONDS", 0.01)
-    assert node_process._await_death(NOBODY) == ("", 0)
+    for seen, state in [
+        ([("R", 0, exiting), ("D", 0, exiting), ("Z", 9, exiting)], "Z"),
+        ([("R", 0, 0), ("Z", 9, 0)], "Z"),  # in gVisor
+        (itertools.repeat(("D", 0, exiting)), ""),
+        (itertools.repeat(("S", 0, alive)), "S"),
+        (itertools.repeat(("S", 0, 0)), "S"),
+    ]:
+        shown = iter(seen)
+        monkeypatch.setattr(node_process, "_status", lambda _, shown=shown: next(shown))
+        node_process.await_deaths([rank])
+        assert rank.state == state
+
+
+def test_deaths_that_nobody_has_caused_are_all_reported():
+    """In a job that goes on without ranks, for example if memory has run out on the node."""
+    late = Late(ends_with_one=False)
+    late.end(1, CRASH)
+    late.end(0)
+    late._node._report(late._node._look(None))
+    late.end(2, node_process.FINISHED)
+    late._node.run()
+    assert re.findall(r"rank (\d) of 3 .* died of", late.said()) == ["1", "0"]
+
+
+def test_what_a_rank_writes_after_its_summary_is_not_part_of_it():
+    group = node_process.Group(1, "host", (), True, -1)
+    rank = Rank(0, 1, 7)
+    group.hear(rank, node_process.SPOKEN + b"ValueError: no\n" + STACK.encode())
+    assert (rank.summary, rank.words) == ("ValueError: no", STACK)

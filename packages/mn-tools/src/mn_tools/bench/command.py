@@ -129,8 +129,9 @@ def _time_averages(world: MPI.Intracomm, options: Options) -> int:
 
 def _latencies(world: MPI.Intracomm) -> dict[str, float]:
     """Return the times of the shortest operations."""
-    last, end = world.size - 1, time.perf_counter() + _LATENCY_SECONDS
+    last = world.size - 1
     comm = create_communicator("naive", world)
+    end = time.perf_counter() + _LATENCY_SECONDS
     buffer: Any = np.zeros(8, np.uint8)
     thing = {"iteration": 1, "loss": 0.5}
     bytes_ = partial(world.Send, buffer), partial(world.Recv, buffer)
@@ -138,7 +139,7 @@ def _latencies(world: MPI.Intracomm) -> dict[str, float]:
 
     def seconds(run: Callable[[], object]) -> float:
         turns, together = {"": measure.Turn(run)}, _LATENCY_TOGETHER
-        return median(measure.take_turns(world, turns, _LATENCY_ROUNDS, end, least=1, together=together)[""])
+        return median(measure.take_turns(world, turns, _LATENCY_ROUNDS, end, together=together)[""])
 
     return {
         "barrier": seconds(world.Barrier),
