@@ -29,7 +29,7 @@ def test_any_number_of_reducers_and_communicators():
             before = number_of_communicators()
         comm = create_communicator("hierarchical")
         if i % 10 == 0:
-            reducer = comm.gradient_reducer(background=True, sets=1 + i % 2)
+            reducer = comm.gradient_reducer(background=True, sets=1 + i // 10 % 2)
             model = Model(**{f"p{i}": Param(np.zeros(50, "f4"), np.full(50, RANK + i, "f4")) for i in range(2)})
             reduction = reducer.start(model)
             reduction.ready_all()
