@@ -154,15 +154,18 @@ def await_deaths(ranks: Sequence[Rank]) -> None:
     """
     deadline = time.monotonic() + _DEATH_SECONDS
     for rank in ranks:
-        while True:
-            rank.state, rank.status, flags = _status(rank.process)
-            may_exit = flags & _PF_EXITING or not flags  # gVisor shows no flags
-            if rank.state in ("Z", "") or not may_exit:
-                break
-            if time.monotonic() > deadline:
-                rank.state = "" if flags else rank.state
-                break
-            time.sleep(_PAUSE_SECONDS)
+        rank.state, rank.status = _await_death(rank.process, deadline)
+
+
+def _await_death(process: int, deadline: float) -> tuple[str, int]:
+    while True:
+        state, status, flags = _status(process)
+        may_exit = flags & _PF_EXITING or not flags  # gVisor shows no flags
+        if state in ("Z", "") or not may_exit:
+            return state, status
+        if time.monotonic() > deadline:
+            return "" if flags else state, 0
+        time.sleep(_PAUSE_SECONDS)
 
 
 def end_children(rank: Rank) -> None:
@@ -241,7 +244,8 @@ class Group:
         cause = _cause(rank)
         if cause:
             self.write(describe_death(rank, cause, self._host, self.folders))
-            self._silent_until = time.monotonic() + _LAUNCHER_SECONDS * self._ends_with_one
+            if self._ends_with_one:
+                self._silent_until = time.monotonic() + _LAUNCHER_SECONDS
         return bool(cause)
 
     def write(self, line: str) -> None:
