@@ -39,6 +39,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 os.environ.setdefault("UCX_MEM_EVENTS", "n")  # before MPI is started
+sys.path.append(str(Path(__file__).parents[1] / "packages/mn-comm/tests/fakes"))
 
 import chainer
 import chainer.functions as F
@@ -46,6 +47,7 @@ import chainer.links as L
 import chainermn
 import numpy as np
 from chainermn.iterators import create_multi_node_iterator, create_synchronized_iterator, create_uneven_iterator
+from communicators import number_of_communicators
 from mpi4py import MPI
 
 import mn_comm
@@ -379,7 +381,7 @@ def count() -> dict[str, float]:
         "shared memory": 1024.0 * int(status["RssShmem"].split()[0]),
         "descriptors": float(len(os.listdir("/proc/self/fd"))),
         "threads": float(status["Threads"]),
-        "communicators": number_of_communicators(),
+        "communicators": float(number_of_communicators()),
     }
 
 
@@ -410,18 +412,6 @@ def allocated() -> float:
     mallinfo2.restype = Malloc
     found = mallinfo2()
     return float(found.used + found.mapped)
-
-
-def number_of_communicators() -> float:
-    """Return a number that grows with the MPI communicators of this process; collective.
-
-    New communicators get the numbers of freed ones, or the next number if there is none.
-    """
-    probes = [WORLD.Dup() for _ in range(24)]
-    highest = max(probe.py2f() & 0x3FFFFFF for probe in probes)  # the upper bits are MPICH's kind of object
-    for probe in reversed(probes):
-        probe.Free()
-    return float(highest)
 
 
 def private_memory() -> float:

@@ -5,6 +5,7 @@ import os
 import time
 
 import pytest
+from processes import IS_ALIVE
 
 CODE = """
 import os, signal, sys, time
@@ -63,7 +64,8 @@ def test_the_others_go_on(job, how, monkeypatch):
         assert "called os._exit" not in job.stderr and "was killed by" not in job.stderr
 
 
-TWICE = """
+TWICE = f"""
+{IS_ALIVE}
 import os, signal, threading, time
 from mn_comm import RankLost, create_communicator
 from mn_comm.ranks.watch import activities
@@ -71,13 +73,6 @@ from mn_elastic import ends
 from mn_guard import guard_thread
 comm = create_communicator("naive", elastic=True)
 processes = comm.allgather_obj(os.getpid())
-
-def is_alive(process):
-    try:
-        with open(f"/proc/{process}/stat") as file:
-            return file.read().rpartition(")")[2].split()[0] != "Z"
-    except OSError:
-        return False
 
 def wait_until(condition):
     while not condition():

@@ -1,6 +1,7 @@
 """Processes that wait from the start, and take the places of ranks that die, at every point where one may die."""
 
 import pytest
+from processes import IS_ALIVE
 
 START = """
 import os, signal, sys, time
@@ -146,16 +147,10 @@ def test_more_losses_than_spares(spare_job):
     assert spare_job(2, 5, START + SEVERAL) == ["end 1 8 5"]
 
 
-WHILE_WAITING = """
+WHILE_WAITING = f"""
+{IS_ALIVE}
 from mn_elastic import spares
 spare = comm.allgather_obj(os.getpid())[3]
-
-def is_alive(process):
-    try:
-        with open(f"/proc/{process}/stat") as file:
-            return file.read().rpartition(")")[2].split()[0] != "Z"
-    except OSError:
-        return False
 
 if me == 3:
     def end_it(pool):

@@ -13,6 +13,7 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "fakes"))
 
+from processes import is_alive
 from supervised import SCRIPT, run
 
 
@@ -120,13 +121,6 @@ def test_it_ends_all_when_it_is_ended(tmp_path, number):
     while any(os.path.exists(f"/proc/{process}/cmdline") and is_alive(process) for process in processes):
         assert time.monotonic() < deadline
         time.sleep(0.05)
-
-
-def is_alive(process):
-    try:
-        return Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except OSError:
-        return False
 
 
 def test_without_a_supervisor_nothing_is_kept(tmp_path):

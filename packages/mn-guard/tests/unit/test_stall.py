@@ -1,3 +1,4 @@
+import contextlib
 import os
 import sys
 import threading
@@ -63,70 +64,62 @@ def monitor(monkeypatch, clock):
     return found
 
 
-def in_thread(call):
-    thread = threading.Thread(target=call)
+@contextlib.contextmanager
+def waiting(call=lambda comm: comm.bcast(None)):
+    """Within the block, a thread waits in an operation; afterwards, it has come to an end."""
+    comm = Fake()
+    thread = threading.Thread(target=call, args=[comm])
     thread.start()
-    return thread
+    comm.entered.wait()
+    try:
+        yield
+    finally:
+        comm.release.set()
+        thread.join()
 
 
 def test_an_operation_that_stalls_is_described_once(monitor, clock):
-    comm = Fake()
-    thread = in_thread(lambda: comm.bcast(np.zeros((2, 3), "f4"), root=0))
-    comm.entered.wait()
-    clock.go_on(59)
-    monitor.poll()
-    assert monitor.said == []
-    clock.go_on(2)
-    monitor.poll()
-    monitor.poll()
-    (text,) = monitor.said
-    assert "has waited for 61.0 s in bcast(data=<float32 array of shape (2, 3)>, root=0), at " in text
-    assert "test_stall.py" in text
-    assert "self.release.wait(10)" in text  # the innermost line that does not belong to these packages
-    assert text.count("\n") == 1
-    comm.release.set()
-    thread.join()
+    with waiting(lambda comm: comm.bcast(np.zeros((2, 3), "f4"), root=0)):
+        clock.go_on(59)
+        monitor.poll()
+        assert monitor.said == []
+        clock.go_on(2)
+        monitor.poll()
+        monitor.poll()
+        (text,) = monitor.said
+        assert "has waited for 61.0 s in bcast(data=<float32 array of shape (2, 3)>, root=0), at " in text
+        assert "test_stall.py" in text
+        assert "self.release.wait(10)" in text  # the innermost line that does not belong to these packages
+        assert text.count("\n") == 1
     (activity,) = watch.activities.values()
     assert (activity.wait, activity.calls, list(activity.finished)) == (None, [], ["bcast"])
 
 
 def test_stacks_are_written_if_asked_for(monitor, clock):
     monitor._stacks = True
-    comm = Fake()
-    thread = in_thread(lambda: comm.bcast(None))
-    comm.entered.wait()
-    clock.go_on(61)
-    monitor.poll()
-    comm.release.set()
-    thread.join()
+    with waiting():
+        clock.go_on(61)
+        monitor.poll()
     assert "in wait_for: " in monitor.said[0]
 
 
 def test_the_job_is_ended_once_all_had_time_to_speak(monitor, clock):
-    comm = Fake()
-    thread = in_thread(lambda: comm.bcast(None))
-    comm.entered.wait()
-    clock.go_on(61)
-    monitor.poll()
-    clock.go_on(3)
-    monitor.poll()
-    assert monitor.ended == []
-    clock.go_on(1)
-    monitor.poll()
-    assert monitor.ended == [True]
-    assert "ends the job" in monitor.said[-1]
-    comm.release.set()
-    thread.join()
+    with waiting():
+        clock.go_on(61)
+        monitor.poll()
+        clock.go_on(3)
+        monitor.poll()
+        assert monitor.ended == []
+        clock.go_on(1)
+        monitor.poll()
+        assert monitor.ended == [True]
+        assert "ends the job" in monitor.said[-1]
 
 
 def test_an_operation_that_comes_to_an_end_ends_nothing(monitor, clock):
-    comm = Fake()
-    thread = in_thread(lambda: comm.bcast(None))
-    comm.entered.wait()
-    clock.go_on(61)
-    monitor.poll()
-    comm.release.set()
-    thread.join()
+    with waiting():
+        clock.go_on(61)
+        monitor.poll()
     clock.go_on(4)
     monitor.poll()
     assert monitor.ended == []
@@ -135,38 +128,30 @@ def test_an_operation_that_comes_to_an_end_ends_nothing(monitor, clock):
 def test_a_rank_that_has_just_ended_may_have_sent_what_this_one_waits_for(monitor, clock, monkeypatch):
     monkeypatch.setattr(stall, "_needed", lambda activity: {1})
     monitor.abort = False
-    comm = Fake()
-    thread = in_thread(lambda: comm.bcast(None))
-    comm.entered.wait()
-    clock.go_on(61)
-    monitor.poll()
-    clock.go_on(4)
-    monitor.probe.finished[1] = clock.monotonic()
-    monitor.poll()
-    assert monitor.ended == []
-    clock.go_on(4)
-    monitor.poll()
-    assert monitor.ended == [True]
-    comm.release.set()
-    thread.join()
+    with waiting():
+        clock.go_on(61)
+        monitor.poll()
+        clock.go_on(4)
+        monitor.probe.finished[1] = clock.monotonic()
+        monitor.poll()
+        assert monitor.ended == []
+        clock.go_on(4)
+        monitor.poll()
+        assert monitor.ended == [True]
 
 
 def test_purposes_and_explanations_are_added(monitor, clock, monkeypatch):
     monkeypatch.setattr(stall, "explanations", explanations := [])
     explanations.append(lambda: 1 / 0)
     explanations.append(lambda: ["three of them are open"])
-    comm = Fake()
 
-    def call():
+    def call(comm):
         with waiting_for(lambda: "the gradient"), waiting_for(lambda: "the gradient of x"):
             comm.bcast(None)
 
-    thread = in_thread(call)
-    comm.entered.wait()
-    clock.go_on(61)
-    monitor.poll()
-    comm.release.set()
-    thread.join()
+    with waiting(call):
+        clock.go_on(61)
+        monitor.poll()
     assert "bcast(data=None, root=0) for the gradient of x, at" in monitor.said[0]
     assert "  a function passed to explain_stalls raised ZeroDivisionError: division by zero\n" in monitor.said[0]
     assert "  three of them are open\n" in monitor.said[0]
