@@ -15,8 +15,7 @@ REPLACE = """
 import mpi4py
 mpi4py.rc.initialize = False
 from mn_tools.doctor import exercises
-original = exercises.{step}
-def broken(world):
+def broken(world, original=exercises.{step}):
     if world.rank == {rank}:
         {statement}
     return original(world)
@@ -225,6 +224,15 @@ def test_a_rank_that_waits_for_ever(machine, tmp_path):
 
 def test_a_rank_that_crashes(machine):
     break_exercise(machine, "reduction", "import os, signal; os.kill(os.getpid(), signal.SIGSEGV)")
+    report = examine()
+    assert report.codes == {"rank-dies"}
+    assert report.problems["rank-dies"]["name"] == "reduction"
+
+
+def test_a_rank_that_crashes_while_another_is_late(machine):
+    break_exercise(machine, "reduction", "import os, signal; os.kill(os.getpid(), signal.SIGSEGV)")
+    late = "import time; result = original(world); time.sleep(0.5); return result"
+    break_exercise(machine, "point_to_point", late, rank=0)
     report = examine()
     assert report.codes == {"rank-dies"}
     assert report.problems["rank-dies"]["name"] == "reduction"

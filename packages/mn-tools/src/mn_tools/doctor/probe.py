@@ -1,8 +1,9 @@
 """One rank of the job that the doctor starts: ``mpiexec -n 2 python -m mn_tools.doctor.probe``.
 
-Each step is announced before it begins, so that the doctor can name the step in which a rank hangs or dies. The ranks
-write to files in the folder that the argument names, if it exists, otherwise to standard output: when a job is aborted,
-launchers discard output that they have not passed on yet.
+Each step is announced before it begins, and begins when all ranks have written their results of the one before it, so
+that the doctor can name the step in which a rank hangs or dies. The ranks write to files in the folder that the
+argument names, if it exists, otherwise to standard output: when a job is aborted, launchers discard output that they
+have not passed on yet.
 """
 
 from __future__ import annotations
@@ -58,6 +59,8 @@ def main(folder: str = "") -> None:
             if step in FATAL:
                 time.sleep(GRACE)
                 world.Abort(1)  # other ranks may be waiting
+        # The death of a rank ends the others: without this, it would also be seen in steps that they are late with.
+        world.Barrier()
     at(step="end", state="begin")
     MPI.Finalize()
     at(step="end", state="end", found="all ranks ended as they should")
