@@ -65,7 +65,8 @@ def test_every_rank_speaks_and_the_job_ends(ranks):
         assert len(spoken) == 1, job.stderr
     assert re.search(r"has waited for \S+ s in recv\(source=1, tag=3\), at <string>:15", job.stderr)
     assert len(re.findall(r"has waited for \S+ s in allreduce_obj\(obj=1\), at <string>:17", job.stderr)) == ranks - 1
-    assert job.stderr.count("[chainermn]") <= 2 * ranks
+    # It has waited, it ends the job, and how it ended: more than one rank may end the job at the same time.
+    assert job.stderr.count("[chainermn]") <= 3 * ranks
 
 
 def test_a_fork_while_the_monitor_runs():
