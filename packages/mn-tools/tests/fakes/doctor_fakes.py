@@ -52,13 +52,17 @@ def time_out_at(wait, files):
 
 
 class Machine:
-    """The replacements: a folder of commands, a folder of Python modules, and environment variables."""
+    """The replacements: a folder of commands, folders of modules and of temporary files, and environment variables."""
 
     def __init__(self, folder: Path, monkeypatch):
         self.bin = folder / "bin"
         self.site = folder / "site"
         self.bin.mkdir()
         self.site.mkdir()
+        # Jobs that were killed may have left session folders in the one that all share.
+        temporary = folder / "tmp"
+        temporary.mkdir()
+        monkeypatch.setenv("TMPDIR", str(temporary))
         self._monkeypatch = monkeypatch
         monkeypatch.setenv("PATH", f"{self.bin}{os.pathsep}{os.path.dirname(sys.executable)}:/usr/bin:/bin")
         monkeypatch.setenv("PYTHONPATH", str(self.site))
