@@ -236,14 +236,16 @@ def outcome_of(status: int, watched: Watched, began: float, ended: float) -> Out
     ]
     if status or not went_on:
         return Outcome(status or 1, said, 0.0, 0, 0, ended - began)
+    earlier = [note["step"] for note in steps if note not in went_on]
+    if not earlier:
+        return Outcome(1, f"{said}\nthe first attempt ended before its first step", 0.0, 0, 0, ended - began)
     ranks = {note["rank"] for note in went_on}
     first = [next(note for note in went_on if note["rank"] == rank) for rank in ranks]
-    before = max(note["step"] for note in steps if note not in went_on)
     return Outcome(
         status,
         said,
         max(note["time"] for note in first) - began,
-        before + 1 - min(note["step"] for note in first),
+        max(earlier) + 1 - min(note["step"] for note in first),
         len(ranks),
         ended - began,
     )
