@@ -5,6 +5,8 @@ import sys
 
 import pytest
 
+pytestmark = pytest.mark.rest
+
 
 @pytest.mark.parametrize(
     "what", [["--sizes", "8,64K", "--rounds", "1"], ["--model", "mlp", "--compute", "2ms", "--seconds", "1s"]]

@@ -2,6 +2,8 @@
 
 import pytest
 
+pytestmark = pytest.mark.rest
+
 CODE = """
 import os, signal, sys
 import numpy as np

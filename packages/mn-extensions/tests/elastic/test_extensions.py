@@ -2,6 +2,8 @@
 
 import pytest
 
+pytestmark = pytest.mark.rest
+
 START = """
 import os, signal, sys
 from types import SimpleNamespace

@@ -6,6 +6,8 @@ import sys
 
 import pytest
 
+pytestmark = pytest.mark.rest
+
 SCRIPT = """
 import time
 import types
