@@ -1,6 +1,8 @@
 """The supervisor's command line, its commands, and its reaction to messages; without ranks."""
 
+import json
 import signal
+import socket
 import sys
 
 import pytest
@@ -215,3 +217,29 @@ def test_neither_spares_nor_detection_without_open_mpi(options, monkeypatch, sig
         pytest.raises(SystemExit, match=refused),
     ):
         made.run()
+
+
+class LauncherOfAQuickJob:
+    """A launcher that ends while the supervisor does not listen; its only rank has come and gone since."""
+
+    def __init__(self, address, token):
+        self._address = address
+        self._greeting = {"op": "keeper", "token": token, "host": "here"}
+        self.keeper = None
+
+    def poll(self):
+        if self.keeper is None:
+            rank = {"attempt": 1, "rank": 0, "size": 1, "elastic": False}
+            said = [self._greeting, *({"op": op, **rank} for op in ("join", "finished", "gone"))]
+            self.keeper = socket.create_connection(self._address)
+            self.keeper.sendall(b"".join(json.dumps(each).encode() + b"\n" for each in said))
+        return 0
+
+
+def test_what_was_sent_before_the_launcher_ended_counts():
+    with supervisor.Supervisor(Options(1, ("t.py",))) as made:
+        made._attempt = Attempt(1, 1)
+        launcher = LauncherOfAQuickJob(made._listening.getsockname()[:2], made._token)
+        made._watch(launcher)
+        assert made._attempt.is_finished
+        launcher.keeper.close()

@@ -39,8 +39,17 @@ keeper.sendall(line(op="keeper", token=token, host="here"))
 KEEPER = f"""{GREETING}
 keeper.sendall(line(op="join", attempt=int(attempt), rank=0, size=1))
 """
-FINISHED = 'keeper.sendall(line(op="finished", attempt=int(attempt), rank=0, elastic=False))\n'
-FINISHED += 'keeper.sendall(line(op="gone", attempt=int(attempt), rank=0))\n'
+# Like the real keeper, it ends after the supervisor: if it ended with unread messages, TCP would discard its own.
+FINISHED = """
+keeper.sendall(line(op="finished", attempt=int(attempt), rank=0, elastic=False))
+keeper.sendall(line(op="gone", attempt=int(attempt), rank=0))
+if not os.fork():
+    try:
+        while keeper.recv(1 << 16):
+            pass
+    finally:
+        os._exit(0)
+"""
 
 
 def launcher(tmp_path, body, first=f"#!{sys.executable}\n{KEEPER}"):

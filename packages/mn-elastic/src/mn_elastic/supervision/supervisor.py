@@ -180,8 +180,10 @@ class Supervisor:
                 return
             is_over = attempt.is_over or process.poll() is not None or attempt.is_finished
             over_since = (over_since or now) if is_over else None
-            if over_since is not None and process.poll() is not None and is_quiet and not attempt.present:
-                return
+            if over_since is not None and is_quiet and process.poll() is not None:
+                # What was sent before the launcher ended may have come since this process listened, if it was delayed.
+                if not self._listen(0) and not attempt.present:
+                    return
             if over_since is not None and now - over_since > _LAUNCHER_SECONDS:
                 return
             if over_since is None:
