@@ -36,10 +36,10 @@ def count(until, kill=lambda step: None):
 """
 
 
-def run(tmp_path, body, *options, arguments=(), seconds=70):
-    """Run code under the supervisor; return how it ended, and its output."""
+def run(tmp_path, body, *options, arguments=(), seconds=70, before=""):
+    """Run code under the supervisor, some of it before MPI is initialized; return how it ended, and its output."""
     script = Path(tmp_path, "script.py")
-    script.write_text(SCRIPT + body)
+    script.write_text(before + SCRIPT + body)
     command = [sys.executable, "-m", "mn_comm", "elastic", *options, str(script), *arguments]
     environ = {**os.environ, "PRTE_MCA_rmaps_default_mapping_policy": ":oversubscribe", "OMP_NUM_THREADS": "1"}
     return subprocess.run(command, capture_output=True, text=True, timeout=seconds, env=environ, cwd=tmp_path)
