@@ -178,12 +178,11 @@ class Supervisor:
             now = time.monotonic()
             if attempt.lost and not attempt.is_finished:
                 return
-            is_over = attempt.is_over or process.poll() is not None or attempt.is_finished
-            over_since = (over_since or now) if is_over else None
-            if over_since is not None and is_quiet and process.poll() is not None:
-                # What was sent before the launcher ended may have come since this process listened, if it was delayed.
-                if not self._listen(0) and not attempt.present:
-                    return
+            has_ended = process.poll() is not None
+            # What was sent before the launcher ended may have come since this process listened, if it was delayed.
+            if has_ended and is_quiet and not self._listen(0) and not attempt.present:
+                return
+            over_since = (over_since or now) if has_ended or attempt.is_over or attempt.is_finished else None
             if over_since is not None and now - over_since > _LAUNCHER_SECONDS:
                 return
             if over_since is None:
