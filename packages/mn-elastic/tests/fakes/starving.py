@@ -8,7 +8,7 @@ SECONDS = 5
 
 
 def starve(process: int, core: int) -> None:
-    """Give the threads of a process what a busy core has left, until the process has ended."""
+    """Give the threads of a process what a busy core has left, for a few seconds."""
     until = time.monotonic() + SECONDS
     while time.monotonic() < until:
         for thread in {int(name) for name in os.listdir(f"/proc/{process}/task")} - {process}:
