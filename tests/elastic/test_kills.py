@@ -61,6 +61,7 @@ import chainermn
 import numpy as np
 
 seed = int(sys.argv[1])
+np.random.seed(0)  # the initial weights
 create_communicator, create_optimizer = chainermn.create_communicator, chainermn.create_multi_node_optimizer
 made = []
 
@@ -103,8 +104,8 @@ def test_the_example_goes_on_until_its_end_with_a_single_rank(survivors, seed):
     options = ["-e", "20", "-b", "20", "-u", "100", "-x", "two_dimensional", "-o", "out"]
     printed = survivors("-c", RUN, seed, example, *options)
     (accuracy,) = re.findall(r"validation accuracy: (.*)", printed)
-    # Of 100 samples, after training with a third of the images: 60 trainings in which none dies reach 0.92 to 0.99.
-    assert float(accuracy) > 0.85
+    # Of 100 samples, after training with a third of the images: with other weights, 60 trainings reached 0.92 to 0.99.
+    assert float(accuracy) > 0.9
     assert printed.count("parameters") == 1
     assert printed.rstrip().endswith(" 2")
     assert survivors.stderr.count("samples 0 to") + survivors.stderr.count("were lost with rank") >= 2
