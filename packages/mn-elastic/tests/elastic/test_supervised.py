@@ -1,5 +1,7 @@
 """The supervisor with ranks that continue without others, and with ranks that do not."""
 
+import os
+import signal
 import sys
 from pathlib import Path
 
@@ -8,7 +10,7 @@ import pytest
 sys.path.insert(0, str(Path(__file__).parents[1] / "fakes"))
 
 import starving
-from supervised import run
+from supervised import IMPATIENT, run, run_script
 
 IF_IT_IS_RANK_1 = "if attempt == 1 and step == 25 and first_rank == 1"
 
@@ -85,3 +87,239 @@ def test_a_heartbeat_that_comes_too_early_costs_only_an_attempt(launcher, tmp_pa
     assert done.returncode == 0, done.stderr
     assert done.stdout.count("ends with 30") == 2
     assert "attempt 2" in done.stderr or CRASH not in done.stderr
+
+
+STARTS_OTHERS = """
+import os, subprocess, sys, time
+
+def start(code, **environ):
+    code = "import sys, time, mn_comm; comm = mn_comm.create_communicator('naive'); " + code
+    return subprocess.run([sys.executable, "-c", code], env={**os.environ, **environ}).returncode
+
+ALONE = {name: value for name, value in os.environ.items() if not name.startswith(("OMPI_COMM_", "OMPI_MCA_", "PMIX_"))}
+"""
+OTHER_JOB = """
+["mpiexec", "--map-by", ":oversubscribe", "-n", "3",
+ sys.executable, "-c", "import mn_comm; mn_comm.create_communicator('naive')"]
+"""
+AND_FAILS = "time.sleep(0.6); sys.exit(3)"
+FAILS_LATER = {
+    "in its second child": f"start(''); sys.exit(start({AND_FAILS!r}))",
+    "after its child": f"start(''); {AND_FAILS}",
+    "itself, after its child": f"start(''); import mn_comm; comm = mn_comm.create_communicator('naive'); {AND_FAILS}",
+    "itself, beside a child that is a job of its own": f"""
+import mn_comm
+comm = mn_comm.create_communicator("naive")
+if comm.rank == 0:
+    os.environ.clear()
+    start("", **ALONE)
+comm.barrier()
+{AND_FAILS}
+""",
+    "itself, beside another job": f"""
+import mn_comm
+comm = mn_comm.create_communicator("naive")
+if comm.rank == 0:
+    subprocess.run({OTHER_JOB.strip()}, env=ALONE, check=True)
+comm.barrier()
+{AND_FAILS}
+""",
+}
+
+
+@pytest.mark.parametrize("body", FAILS_LATER.values(), ids=FAILS_LATER)
+def test_what_a_rank_has_started_does_not_end_the_training(launcher, tmp_path, body):
+    done = run_script(tmp_path, STARTS_OTHERS + body, "-n", "2", "--restart", "0", program=("-c", IMPATIENT))
+    assert done.returncode == 3, done.stderr
+    assert "the training is complete" not in done.stderr
+
+
+HELPED = {
+    "": "status = start('comm.barrier()')",
+    "in a job of its own": f"status = subprocess.run({OTHER_JOB.strip()}, env=ALONE).returncode",
+    "before a helper": "status = start('comm.barrier()'); start('import os; os._exit(0)')",
+}
+
+
+@pytest.mark.parametrize("body", HELPED.values(), ids=HELPED)
+def test_a_script_may_start_the_training(launcher, tmp_path, body):
+    body += "\ntime.sleep(0.6); sys.exit(status)"
+    done = run_script(tmp_path, STARTS_OTHERS + body, "-n", "2", "--restart", "0", program=("-c", IMPATIENT))
+    assert done.returncode == 0, done.stderr
+    assert done.stderr.rstrip().endswith("the training is complete")
+
+
+# What it has started holds all that it has opened, also after its end.
+LEAVES_A_PROCESS = """
+import os
+if os.environ["OMPI_COMM_WORLD_RANK"] == "1":
+    os.system("sleep 600 </dev/null >/dev/null 2>&1 & echo $! >process")
+    {then}
+import mn_comm
+mn_comm.create_communicator("naive")
+"""
+
+
+CLOSES = """
+import os, time
+os.closerange(3, 100)
+time.sleep(2)
+import mn_comm
+mn_comm.create_communicator("naive")
+"""
+
+
+def test_a_rank_may_close_its_descriptors(launcher, tmp_path):
+    done = run_script(tmp_path, CLOSES, "-n", "1", "--restart", "0")
+    assert done.returncode == 0, done.stderr
+
+
+PRINTS = """
+import mn_comm
+mn_comm.create_communicator("naive")
+print("x" * 300_000, flush=True)
+"""
+
+
+READS_LATE = """
+import subprocess, sys, time
+job = subprocess.Popen([sys.executable, "-c", {!r}, *sys.argv[1:]], stdout=subprocess.PIPE)
+time.sleep(4)
+print(len(job.stdout.read()))
+sys.exit(job.wait())
+"""
+
+
+def test_what_is_read_late_is_not_lost(launcher, tmp_path):
+    reads_late = READS_LATE.format(IMPATIENT)
+    done = run_script(tmp_path, PRINTS, "-n", "2", "--restart", "0", program=("-c", reads_late))
+    assert done.returncode == 0, done.stderr
+    assert int(done.stdout) >= 600_000
+
+
+@pytest.mark.parametrize("dies", [False, True])
+def test_the_end_of_a_rank_is_noticed_although_what_it_has_started_is_alive(launcher, tmp_path, dies):
+    body = LEAVES_A_PROCESS.format(then="os.kill(os.getpid(), 9)" if dies else "pass")
+    done = run_script(tmp_path, body, "-n", "2", "--restart", "0", program=("-c", IMPATIENT))
+    os.kill(int((tmp_path / "process").read_text()), signal.SIGKILL)
+    assert done.returncode == int(dies), done.stderr
+    assert ("rank 1 has ended before it had made a communicator" in done.stderr) == dies
+
+
+# On Python 3.11 and older, only the launcher gets the status: Python has looked up sys.exit before it calls main.
+FAILS_AROUND_MAIN = """
+import sys
+
+def main():
+    import mn_comm
+    mn_comm.create_communicator("naive")
+    return 3
+
+sys.exit(main())
+"""
+
+
+def test_a_status_counts_of_which_the_ranks_do_not_know(launcher, tmp_path):
+    done = run_script(tmp_path, FAILS_AROUND_MAIN, "-n", "2", "--restart", "0")
+    assert done.returncode == 3, done.stderr
+
+
+LOSES_THE_LAUNCHER = """
+import os, time
+from mn_guard.job import LAUNCHERS, name_and_parent
+
+attempt = int(os.environ["CHAINERMN_SUPERVISOR"].split()[-1])
+try:
+    while attempt == 1 and name_and_parent(parent := os.getppid())[0] in LAUNCHERS:
+        os.kill(parent, 9)
+        time.sleep(0.01)
+except OSError:  # it has just ended
+    pass
+"""
+# The ranks of the first attempt begin only when their launcher is dead, and so they are not ended with it.
+BEGINS_LATE = f"""{LOSES_THE_LAUNCHER}
+import sys
+from mn_guard.supervised import start
+
+if attempt == 1:
+    time.sleep(1)
+start.main(sys.argv[1:])
+"""
+TRAINS_BESIDE = """
+import os, time
+
+if os.environ["CHAINERMN_SUPERVISOR"].split()[-1] == "1":
+    while not os.path.exists("second"):
+        time.sleep(0.01)
+    time.sleep(1)
+    open("trained", "w").close()
+import mn_comm
+mn_comm.create_communicator("naive")
+open("second", "w").close()
+time.sleep(2)
+"""
+
+
+def test_a_rank_of_an_attempt_that_is_over_does_not_train(launcher, tmp_path):
+    (tmp_path / "late.py").write_text(BEGINS_LATE)
+    begins_late = "from mn_elastic.supervision import launch; launch.start.__file__ = 'late.py'; supervisor._L"
+    program = IMPATIENT.replace("supervisor._L", begins_late)
+    done = run_script(tmp_path, TRAINS_BESIDE, "-n", "2", program=("-c", program))
+    assert done.returncode == 0, done.stderr
+    assert done.stderr.rstrip().endswith("the training is complete, after 1 restart")
+    assert not (tmp_path / "trained").exists()
+
+
+SAVES_AT_THE_END = """
+import atexit, sys, time
+
+def save():
+    time.sleep(0.6)
+    if comm.rank == 0:
+        open("saved", "w").close()
+
+atexit.register(save)  # before ours, and so it is called after them
+import mn_comm
+comm = mn_comm.create_communicator("naive")
+"""
+
+
+def test_what_a_script_has_left_for_its_end_is_waited_for(launcher, tmp_path):
+    done = run_script(tmp_path, SAVES_AT_THE_END, "-n", "2", "--restart", "0", program=("-c", IMPATIENT))
+    assert done.returncode == 0, done.stderr
+    assert "ranks have not ended after the end of the training; it ends after 300 s" in done.stderr
+    assert (tmp_path / "saved").exists()
+
+
+NEVER_ENDS = """
+import atexit, time
+atexit.register(time.sleep, 600)
+import mn_comm
+mn_comm.create_communicator("naive")
+"""
+
+
+def test_ranks_that_do_not_end_are_ended(launcher, tmp_path):
+    program = IMPATIENT.replace("_LAUNCHER_SECONDS", "_EXIT_SECONDS")
+    done = run_script(tmp_path, NEVER_ENDS, "-n", "2", "--restart", "0", program=("-c", program))
+    assert done.returncode == 0, done.stderr
+    assert done.stderr.rstrip().endswith("the training is complete")
+
+
+def test_a_script_whose_training_does_not_end_is_ended(launcher, tmp_path):
+    body = f"sys.exit(subprocess.run([sys.executable, '-c', {NEVER_ENDS!r}]).returncode)"
+    program = IMPATIENT.replace("_LAUNCHER_SECONDS", "_EXIT_SECONDS")
+    done = run_script(tmp_path, STARTS_OTHERS + body, "-n", "2", "--restart", "0", program=("-c", program))
+    assert done.returncode == 1, done.stderr
+    assert "programs that ranks have started have not ended after the end of the training" in done.stderr
+
+
+def test_ranks_that_have_lost_their_launcher_are_no_training(launcher, tmp_path, monkeypatch):
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    # Then each rank is rank 0 of a job of its own, or is ended before.
+    body = "import mn_comm; mn_comm.create_communicator('naive')"
+    done = run_script(tmp_path, LOSES_THE_LAUNCHER + body, "-n", "2")
+    assert done.returncode == 0, done.stderr
+    assert not list(tmp_path.glob("ompi.[0-9]*"))
+    assert "attempt 1 has failed: " in done.stderr
+    assert done.stderr.rstrip().endswith("the training is complete, after 1 restart")

@@ -35,11 +35,25 @@ def count(until, kill=lambda step: None):
     say(f"ends with {total[0]:.0f}")
 """
 
+# A supervisor that gives the launcher hardly any time to end after all ranks have.
+IMPATIENT = """
+import sys
+from mn_comm.__main__ import main
+from mn_elastic.supervision import supervisor
+supervisor._LAUNCHER_SECONDS = 0.2
+sys.exit(main(sys.argv[1:]))
+"""
+
 
 def run(tmp_path, body, *options, arguments=(), seconds=70, before=""):
     """Run code under the supervisor, some of it before MPI is initialized; return how it ended, and its output."""
+    return run_script(tmp_path, before + SCRIPT + body, *options, arguments=arguments, seconds=seconds)
+
+
+def run_script(tmp_path, text, *options, arguments=(), seconds=70, program=("-m", "mn_comm")):
+    """Run a script under the supervisor, which a program runs; return how it ended, and its output."""
     script = Path(tmp_path, "script.py")
-    script.write_text(before + SCRIPT + body)
-    command = [sys.executable, "-m", "mn_comm", "elastic", *options, str(script), *arguments]
+    script.write_text(text)
+    command = [sys.executable, *program, "elastic", *options, str(script), *arguments]
     environ = {**os.environ, "PRTE_MCA_rmaps_default_mapping_policy": ":oversubscribe", "OMP_NUM_THREADS": "1"}
     return subprocess.run(command, capture_output=True, text=True, timeout=seconds, env=environ, cwd=tmp_path)

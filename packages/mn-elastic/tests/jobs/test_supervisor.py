@@ -14,7 +14,7 @@ import pytest
 sys.path.insert(0, str(Path(__file__).parents[1] / "fakes"))
 
 from processes import is_alive
-from supervised import SCRIPT, run
+from supervised import SCRIPT, run, run_script
 
 
 def said(done):
@@ -92,6 +92,36 @@ def test_the_status_of_ranks_without_a_communicator_is_that_of_the_launcher(tmp_
     Path(tmp_path, "other.py").write_text(loads + TOGETHER)
     done = run(tmp_path, "", "-n", "2", "--restart", "0", "other.py")
     assert done.returncode == 3, done.stderr
+
+
+ENDS_BADLY = """
+import atexit, os, sys
+atexit.register(lambda: comm.rank == 0 and os.kill(os.getpid(), int(sys.argv[1])))  # after the others
+import mn_comm
+comm = mn_comm.create_communicator("naive")
+"""
+
+
+def test_a_signal_after_the_end_of_the_script_is_no_failure(tmp_path):
+    done = run_script(tmp_path, ENDS_BADLY, "-n", "2", "--restart", "0", arguments=["11"])
+    assert done.returncode == 0, done.stderr
+
+
+# All ranks are ended because of one; the launcher waits for what it has started.
+LEAVES_A_PROCESS = """
+import os
+if os.environ.get("PMIX_RANK", os.environ.get("PMI_RANK")) == "1":
+    os.system("sleep 600 & echo $! >process")
+    os.kill(os.getpid(), 9)
+import mn_comm
+mn_comm.create_communicator("naive")
+"""
+
+
+def test_a_launcher_that_waits_for_what_a_dead_rank_has_started_is_ended(tmp_path):
+    done = run_script(tmp_path, LEAVES_A_PROCESS, "-n", "2", "--restart", "0", seconds=60)
+    os.kill(int((tmp_path / "process").read_text()), signal.SIGKILL)
+    assert done.returncode != 0, done.stderr
 
 
 def test_the_input_of_a_script_is_empty(tmp_path):

@@ -36,6 +36,7 @@ def test_a_module_needs_two_hyphens():
     ("arguments", "message"),
     [
         (["-n", "2"], "expected a script to run, got none"),
+        (["-n", "1", "a.py", ":", "-n", "1", "b"], "expected a script to run, got several, separated by :"),
         (["-n", "2", "--min", "3", "a.py"], "expected 1 <= --min <= -n, got --min 3 and -n 2"),
         (["-n", "2", "--restart", "-1", "a.py"], "expected 0 or more for --restart, got -1"),
         (["-n", "2", "--spares", "-1", "a.py"], "expected 0 or more for --spares, got -1"),
@@ -150,12 +151,15 @@ def test_a_name_that_means_no_host_is_passed_over(name):
 
 
 def heard(*messages):
-    attempt = Attempt(1)
+    """Return the state of an attempt with two ranks after some messages, of a rank or of a process with a name."""
+    attempt = Attempt(1, 2)
     for op, rank, more in messages:
-        attempt.hear({"op": op, "attempt": 1, "rank": rank, **more}, f"host{rank}")
+        name = f"{rank}{more.get('process', '')}"
+        attempt.hear({"op": op, "attempt": 1, "rank": rank, **more, "process": name}, f"host{rank}")
     return attempt
 
 
+STARTED = [("start", 0, {}), ("start", 1, {})]
 JOINED = [("join", 0, {"size": 2}), ("join", 1, {"size": 2})]
 
 
@@ -182,15 +186,158 @@ def test_the_status_is_that_of_a_rank_that_has_failed():
 
 def test_it_is_over_when_ranks_say_so_although_one_is_stopped():
     attempt = heard(*JOINED, ("failed", 1, {"status": 1, "summary": "only 1 of 2 is left"}), ("over", 1, {}))
-    assert set(attempt.present) == {0, 1}
+    assert set(attempt.present) == {"0", "1"}
     assert attempt.is_over
     assert not attempt.is_finished
 
 
 def test_a_rank_of_the_attempt_before_does_not_count():
     attempt = heard(*JOINED)
-    attempt.hear({"op": "gone", "attempt": 0, "rank": 0}, "host0")
-    assert attempt.present == {0: "host0", 1: "host1"}
+    attempt.hear({"op": "gone", "attempt": 0, "rank": 0, "process": "0"}, "host0")
+    assert attempt.present == {"0": "host0", "1": "host1"}
+
+
+def of_both(op, **more):
+    return [(op, rank, more) for rank in range(2)]
+
+
+FINISHED_BY_CHILDREN = [
+    *STARTED,
+    *of_both("join", size=2, process="child"),
+    *of_both("finished", elastic=False, process="child"),
+    *of_both("gone", process="child"),
+]
+
+
+def test_what_ends_in_a_child_is_the_training_if_nothing_comes_after_it():
+    attempt = heard(*FINISHED_BY_CHILDREN)
+    assert attempt.is_finished
+    assert not attempt.n_exiting
+    assert attempt.trains_in_children  # the ranks go on
+    assert not attempt.is_over
+    assert not attempt.early
+    assert attempt.continues
+    attempt = heard(*FINISHED_BY_CHILDREN, *of_both("gone"))
+    assert attempt.is_over
+    assert not attempt.continues
+    assert not attempt.early
+    assert attempt.status == 0
+
+
+def test_an_elastic_rank_may_continue_after_its_child_but_a_lost_one_does_not():
+    lost = [*STARTED, *of_both("join", size=2, process="child"), ("gone", 1, {"process": "child"})]
+    finished = ("finished", 0, {"elastic": True, "process": "child"}), ("gone", 0, {"process": "child"})
+    attempt = heard(*lost, *finished)
+    assert attempt.is_finished
+    assert attempt.continues
+    attempt = heard(*lost, *finished, ("gone", 0, {}))
+    assert attempt.is_finished
+    assert not attempt.continues
+    assert attempt.present == {"1": "host1"}  # it may be stopped
+
+
+def test_the_launcher_says_how_ranks_have_ended_whose_children_have_trained():
+    attempt = heard(*FINISHED_BY_CHILDREN, *of_both("gone"))
+    attempt.launched = 3
+    assert not attempt.is_finished
+    assert attempt.status == 3
+    assert attempt.reason == "ranks have reached the end of the script, but mpiexec has ended with status 3"
+
+
+def test_a_communicator_of_the_rank_itself_makes_the_end_of_its_child_void():
+    joined = heard(*FINISHED_BY_CHILDREN, *JOINED)
+    assert not joined.is_finished
+    assert not joined.is_over
+    assert not joined.trains_in_children
+    late_child = heard(*FINISHED_BY_CHILDREN, *JOINED, *of_both("finished", elastic=True, process="child"))
+    assert not late_child.is_finished
+    assert heard(*FINISHED_BY_CHILDREN, *JOINED, *of_both("finished", elastic=False)).is_finished
+
+
+def test_another_child_changes_nothing_that_the_first_has_done():
+    attempt = heard(*FINISHED_BY_CHILDREN, *of_both("join", size=2, process="another"))
+    assert attempt.is_finished
+    assert attempt.trains_in_children
+    assert not attempt.is_over
+    assert not attempt.n_exiting
+
+
+def test_a_small_status_of_the_launcher_counts_of_which_no_rank_knows():
+    attempt = heard(*STARTED, *JOINED, *of_both("finished", elastic=False), *of_both("gone"))
+    attempt.launched = 3
+    assert not attempt.is_finished
+    assert attempt.status == 3
+    for signal_of_a_rank in (137, 11):
+        attempt.launched = signal_of_a_rank
+        assert attempt.is_finished
+
+
+def test_a_status_that_becomes_0_in_a_process_is_1():
+    failed = heard(*JOINED, ("failed", 1, {"status": 256, "summary": "os._exit(256)"}), *of_both("gone"))
+    assert failed.status == 1
+
+
+def test_a_rank_that_has_closed_its_connection_may_come_again():
+    attempt = heard(*STARTED, ("gone", 0, {}))
+    assert attempt.problem_at_start == "rank 0 has ended before it had made a communicator"
+    assert not heard(*STARTED, ("gone", 0, {}), ("join", 0, {"size": 2, "process": "again"})).problem_at_start
+
+
+@pytest.mark.parametrize(("rank", "size"), [(2, 3), (0, 1), (1, 2)])
+def test_the_child_of_a_rank_may_be_part_of_another_job(rank, size):
+    attempt = heard(*STARTED, *JOINED, ("join", rank, {"size": size, "process": "child"}))
+    assert not attempt.verdict
+    assert attempt.joined == {0: "0", 1: "1"}
+
+
+@pytest.mark.parametrize("size", [1, 2])
+def test_what_the_child_of_a_rank_with_a_communicator_says_does_not_count(size):
+    failed = ("failed", 0, {"process": "child", "status": 7, "summary": "it is no rank"})
+    child = [("join", 0, {"process": "child", "size": size}), failed, ("over", 0, {"process": "child"})]
+    child += [("finished", rank, {"process": "child", "elastic": True}) for rank in range(2)]
+    attempt = heard(*STARTED, *JOINED, *child, ("gone", 0, {"process": "child"}))
+    assert attempt.joined == {0: "0", 1: "1"}
+    assert not attempt.finished
+    assert not attempt.failures
+    assert not attempt.is_over
+    assert set(attempt.present) == {"0", "1"}
+
+
+def test_another_job_that_ranks_have_started_is_the_training_if_they_have_no_communicator():
+    of_child = {"process": "child"}
+    joined = [*STARTED, ("join", 0, {"size": 3, **of_child})]
+    assert heard(*joined).is_together
+    assert not heard(*joined).is_finished
+    ended = [*joined, ("finished", 0, {"elastic": False, **of_child}), ("gone", 0, of_child)]
+    attempt = heard(*ended)
+    assert attempt.is_finished
+    assert attempt.continues
+    assert not attempt.problem_at_start
+    attempt = heard(*ended, *of_both("gone"))
+    assert attempt.status == 0
+    assert not attempt.continues
+    attempt.launched = 3
+    assert attempt.status == 3
+    assert not heard(*ended, *JOINED).is_finished
+
+
+def test_nothing_is_awaited_of_a_host_whose_keeper_has_ended():
+    attempt = heard(*STARTED, *JOINED, *of_both("finished", elastic=False))
+    assert attempt.n_exiting == 2
+    attempt.forget("host1")
+    assert attempt.n_exiting == 1
+
+
+def test_it_is_over_when_all_ranks_have_ended_before_their_communicators():
+    assert heard(*STARTED, *of_both("gone")).is_over
+    assert not heard(*STARTED, ("gone", 0, {})).is_over
+
+
+def test_a_rank_that_is_alone_in_its_job_ends_the_attempt():
+    attempt = heard(*STARTED, ("join", 0, {"size": 1}), ("finished", 0, {"elastic": False}), ("gone", 0, {}))
+    assert not attempt.is_finished
+    assert attempt.status == 1
+    assert attempt.reason.startswith("expected ranks of a job of size 2, got rank 0 of 1: mpiexec has ended, or ")
 
 
 def test_nobody_has_joined():
@@ -229,7 +376,7 @@ class LauncherOfAQuickJob:
 
     def poll(self):
         if self.keeper is None:
-            rank = {"attempt": 1, "rank": 0, "size": 1, "elastic": False}
+            rank = {"attempt": 1, "rank": 0, "process": 0, "size": 1, "elastic": False}
             said = [self._greeting, *({"op": op, **rank} for op in ("join", "finished", "gone"))]
             self.keeper = socket.create_connection(self._address)
             self.keeper.sendall(b"".join(json.dumps(each).encode() + b"\n" for each in said))

@@ -71,13 +71,15 @@ class Supervisor:
         self.connection.close()
 
     def hear(self, op):
-        """Return the next message of a kind."""
+        """Return the next message of a kind; ``process`` is the name of the process that it came from."""
         while True:
             *lines, self._came = self._came.split(b"\n")
             for number, line in enumerate(lines):
                 if json.loads(line)["op"] == op:
                     self._came = b"\n".join([*lines[number + 1 :], self._came])
-                    return json.loads(line)
+                    message = json.loads(line)
+                    self.process = message.pop("process", None)
+                    return message
             came = self.connection.recv(1 << 16)
             assert came
             self._came += came
@@ -135,6 +137,22 @@ def test_it_says_who_it_is_and_passes_on_what_ranks_say(supervisor):
     child.kill()
     assert supervisor.hear("gone") == {"op": "gone", "attempt": 1, "rank": 3}
     child.wait()
+
+
+def test_what_a_rank_has_started_has_another_name(supervisor):
+    rank = a_rank({"op": "finished", "attempt": 1, "elastic": False})
+    child = a_rank()
+    names = []
+    for op in ("join", "finished", "join"):
+        supervisor.hear(op)
+        names.append(supervisor.process)
+    assert len({*names, None}) == 3
+    assert names[0] == names[1]
+    for each, name in ((child, names[2]), (rank, names[0])):
+        each.kill()
+        assert supervisor.hear("gone") == {"op": "gone", "attempt": 1, "rank": 3}
+        assert supervisor.process == name
+        each.wait()
 
 
 def test_it_notices_that_a_rank_has_gone_and_ends_one_when_told(supervisor):

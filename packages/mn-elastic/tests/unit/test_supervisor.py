@@ -37,12 +37,13 @@ keeper = connect()
 keeper.sendall(line(op="keeper", token=token, host="here"))
 """
 KEEPER = f"""{GREETING}
-keeper.sendall(line(op="join", attempt=int(attempt), rank=0, size=1))
+rank = dict(attempt=int(attempt), rank=0, process=0)
+keeper.sendall(line(op="join", size=1, **rank))
 """
 # Like the real keeper, it ends after the supervisor: if it ended with unread messages, TCP would discard its own.
 FINISHED = """
-keeper.sendall(line(op="finished", attempt=int(attempt), rank=0, elastic=False))
-keeper.sendall(line(op="gone", attempt=int(attempt), rank=0))
+keeper.sendall(line(op="finished", elastic=False, **rank))
+keeper.sendall(line(op="gone", **rank))
 if not os.fork():
     try:
         while keeper.recv(1 << 16):
@@ -63,15 +64,15 @@ def command(mpiexec, *options, program=("-m", "mn_comm")):
     return [sys.executable, *program, "elastic", "-n", "1", "--mpiexec", mpiexec, *options, "script.py"]
 
 
-def start(tmp_path, mpiexec, *options, **program):
-    started = command(mpiexec, *options, **program)
-    return subprocess.Popen(started, stderr=subprocess.PIPE, text=True, cwd=tmp_path, preexec_fn=as_from_a_terminal)
-
-
 def as_from_a_terminal():
     # A shell lets commands in the background ignore SIGINT, and so would the tests.
     signal.signal(signal.SIGINT, signal.SIG_DFL)
     os.setpgrp()
+
+
+def start(tmp_path, mpiexec, *options, before=as_from_a_terminal, **program):
+    started = command(mpiexec, *options, **program)
+    return subprocess.Popen(started, stderr=subprocess.PIPE, text=True, cwd=tmp_path, preexec_fn=before)
 
 
 STRANGERS = {
@@ -105,11 +106,14 @@ def test_one_wrong_line_of_a_keeper_is_passed_over(tmp_path, said):
     assert "expected a message from the keeper of here, got " in errors
 
 
-WAITS = f"""#!{sys.executable}
+# A launcher of ranks that never have a communicator.
+OTHER = f"""#!{sys.executable}
 import os, signal, sys, time
 if "--version" in sys.argv:
     print("HYDRA build details: Version: 5.0.2")
     sys.exit()
+"""
+WAITS = """
 signal.signal(signal.SIGTERM, signal.SIG_IGN)
 with open("new", "w") as file:
     file.write(str(os.getpid()))
@@ -127,7 +131,7 @@ def wait_for(condition):
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_a_second_signal_changes_nothing(tmp_path, number):
-    supervisor = start(tmp_path, launcher(tmp_path, "", WAITS))
+    supervisor = start(tmp_path, launcher(tmp_path, WAITS, OTHER))
     wait_for((tmp_path / "process").exists)
     for _ in range(4):
         supervisor.send_signal(number)
@@ -163,6 +167,23 @@ def test_a_signal_that_is_ignored_from_the_start_stays_ignored(tmp_path):
         signal.signal(signal.SIGHUP, before)
     _, errors = supervisor.communicate(timeout=60)
     assert supervisor.returncode == 0, errors
+
+
+def from_careless_hands():
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+    signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
+
+
+def test_it_hears_signals_and_statuses_although_its_parent_did_not_want_to(tmp_path):
+    body = "sys.exit(4 if signal.SIGTERM in signal.pthread_sigmask(signal.SIG_BLOCK, []) else 3)\n"
+    supervisor = start(tmp_path, launcher(tmp_path, body, OTHER), "--restart", "0", before=from_careless_hands)
+    _, errors = supervisor.communicate(timeout=60)
+    assert supervisor.returncode == 3, errors
+    supervisor = start(tmp_path, launcher(tmp_path, WAITS, OTHER), before=from_careless_hands)
+    wait_for((tmp_path / "process").exists)
+    supervisor.terminate()
+    assert supervisor.wait(60) == 128 + signal.SIGTERM
+    supervisor.stderr.close()
 
 
 BEATS = """
@@ -223,7 +244,7 @@ def test_it_runs_without_stderr(tmp_path):
 
 START = """
 for rank in range(2):
-    keeper.sendall(line(op="start", attempt=int(attempt), rank=rank))
+    keeper.sendall(line(op="start", attempt=int(attempt), rank=rank, process=rank))
 """
 WAIT = """
 import time
@@ -231,21 +252,20 @@ while True:
     keeper.sendall(line(op="beat"))
     time.sleep(0.4)
 """
-DIES = "keeper.sendall(line(op='gone', attempt=int(attempt), rank=1))\n"
+JOINS = "keeper.sendall(line(op='join', attempt=int(attempt), rank=0, process=0, size=2))\n"
+DIES = "keeper.sendall(line(op='gone', attempt=int(attempt), rank=1, process=1))\n"
 
 
-@pytest.mark.parametrize("joined", ["", 'keeper.sendall(line(op="join", attempt=int(attempt), rank=0, size=2))\n'])
+@pytest.mark.parametrize("joined", ["", JOINS], ids=["alone", "with another"])
 def test_a_rank_that_ends_before_its_communicator_ends_the_attempt(tmp_path, joined):
     mpiexec = launcher(tmp_path, START + joined + DIES + WAIT, f"#!{sys.executable}\n{GREETING}")
-    supervisor = start(tmp_path, mpiexec, "--restart", "0")
+    supervisor = start(tmp_path, mpiexec, "--restart", "0", "-n", "2")
     _, errors = supervisor.communicate(timeout=60)
     assert supervisor.returncode == 1
     assert "rank 1 has ended before it had made a communicator" in errors
 
 
-@pytest.mark.parametrize(
-    ("joined", "n_joined"), [("", 0), ('keeper.sendall(line(op="join", attempt=int(attempt), rank=0, size=2))\n', 1)]
-)
+@pytest.mark.parametrize(("joined", "n_joined"), [("", 0), (JOINS, 1)], ids=["none", "one"])
 def test_ranks_that_do_not_come_together_are_ended(tmp_path, joined, n_joined):
     mpiexec = launcher(tmp_path, START + joined + WAIT, f"#!{sys.executable}\n{GREETING}")
     supervisor = start(tmp_path, mpiexec, "--restart", "0", "--start-limit", "3", "--spares", "0", "-n", "2")

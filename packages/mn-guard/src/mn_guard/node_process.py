@@ -16,7 +16,8 @@ Processes of the node send it JSON objects through that socket, each of which ge
                 connection, it writes plain text, which is all that a process that crashes can do.
 ``keep``        Hold a file, instead of the previous one.
 ``load``        Return the file.
-anything else   Pass the message on to the supervisor; ``start`` and ``join`` also say which rank the process is.
+anything else   Pass the message on to the supervisor; ``start`` and ``join`` also say which rank the process is. The
+                supervisor gets a name of the process with each, because processes that a rank has started may report.
 ==============  =======================================================================================================
 """
 
@@ -373,7 +374,8 @@ class _Node:
         self._expected = expected
         self._supervisor = supervisor
         # The connected processes, each with its name in messages to the supervisor, once it has sent one.
-        self._clients: dict[socket.socket, dict[str, int]] = {}
+        self._clients: dict[socket.socket, dict[str, Any]] = {}
+        self._ends: dict[socket.socket, int] = {}  # descriptors of processes, to notice their ends
         self._groups: dict[str, Group] = {}
         self._gone: list[tuple[Group, Rank]] = []
         self._kept: tuple[int, int] | None = None  # the ranks' number for their arrays, and the file
@@ -489,6 +491,8 @@ class _Node:
         self._selector.register(connection, selectors.EVENT_READ, self._answer)
 
     def _answer(self, connection: socket.socket) -> None:
+        if connection not in self._clients:  # its end was noticed a moment ago
+            return
         try:
             came, files, *_ = socket.recv_fds(connection, 1 << 16, _MOST_FILES)
             if came:
@@ -496,11 +500,38 @@ class _Node:
                 socket.send_fds(connection, [json.dumps(answer).encode()], sent)
         except OSError:
             came = b""
-        if not came:
-            self._drop(connection)
-            name = self._clients.pop(connection)
-            if name and self._supervisor is not None:
-                self._supervisor.tell(op="gone", **name)
+        if not came and connection in self._ends:  # it may only have closed its descriptors
+            self._selector.unregister(connection)
+        elif not came:
+            self._forget(connection)
+
+    def _forget(self, connection: socket.socket, _: object = None) -> None:
+        """Report that a process has ended, if it has said which rank it is."""
+        with contextlib.suppress(KeyError):  # it has closed its descriptors before
+            self._selector.unregister(connection)
+        if connection in self._ends:
+            end = self._ends.pop(connection)
+            self._selector.unregister(end)
+            os.close(end)
+        name = self._clients.pop(connection)
+        connection.close()
+        if name and self._supervisor is not None:
+            self._supervisor.tell(op="gone", **name)
+
+    def _name_of(self, connection: socket.socket) -> str:
+        """Return a name for the process at the other end, which remains if it connects again."""
+        process = peer_of(connection)[0]
+        for other, name in self._clients.items():
+            if name and process and peer_of(other)[0] == process:
+                return str(name["process"])
+        return os.urandom(8).hex()
+
+    def _await_end(self, connection: socket.socket) -> None:
+        """Notice the end of a process itself: what it has started may hold its connection, or it may have closed it."""
+        # Not possible with an old kernel, or for a process of another container; then the end of the connection counts.
+        with contextlib.suppress(OSError, AttributeError):
+            self._ends[connection] = os.pidfd_open(peer_of(connection)[0])
+            self._selector.register(self._ends[connection], selectors.EVENT_READ, partial(self._forget, connection))
 
     def _answer_to(
         self, came: bytes, files: list[int], connection: socket.socket
@@ -511,14 +542,14 @@ class _Node:
             if message["op"] == "watch":
                 self._watch(message, *files)
             elif self._supervisor is not None:
-                return self._serve(self._supervisor, message, files, self._clients[connection])
+                return self._serve(self._supervisor, message, files, connection)
         except _NO_MESSAGE:  # a mistake of one process must not end the other ranks of the node
             for file in files:
                 os.close(file)
         return {}, ()
 
     def _serve(
-        self, supervisor: _Supervisor, message: dict[str, Any], files: list[int], name: dict[str, int]
+        self, supervisor: _Supervisor, message: dict[str, Any], files: list[int], connection: socket.socket
     ) -> tuple[dict[str, Any], Sequence[int]]:
         """Do what a rank of a supervised job asks for; return the answer, and the file that belongs to it."""
         if message["op"] == "keep":
@@ -530,7 +561,11 @@ class _Node:
             if self._kept is not None:
                 return {"number": self._kept[0]}, self._kept[1:]
         else:
+            name = self._clients[connection]
             if message["op"] in ("start", "join"):
+                if not name:
+                    name["process"] = self._name_of(connection)  # what a rank has started reports, too
+                    self._await_end(connection)
                 name.update({key: message[key] for key in ("attempt", "rank")})
             supervisor.tell(**message | name)
         return {}, ()

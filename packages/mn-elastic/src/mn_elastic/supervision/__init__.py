@@ -5,11 +5,12 @@
     python -m mn_comm elastic -n 4 --hosts a:2,b:2 --min 2 --restart 3 train.py --epoch 20
 
 It starts the ``mpiexec`` of MPICH or Open MPI with the requested number of ranks, and waits until the ranks report that
-they have reached the end of the script. Then it ends with status 0, whatever ``mpiexec`` returns. If a rank fails or a
-host is lost, it ends the rest of the job, and restarts it on the hosts that it can still reach. With
-``create_communicator(…, elastic=True)`` under Open MPI, most failures of single ranks need no restart. On each host, a
-process of a few megabytes holds the state that :func:`chainermn.extensions.create_memory_keeper` saves, and the script
-continues from this state.
+they have reached the end of the script, and ``mpiexec`` has ended. Then it ends with status 0. A failure that only
+``mpiexec`` knows of also counts, if no rank was lost. If a rank fails or a host is lost, the rest of the job ends, and
+is restarted on the hosts that can still be reached. (With Open MPI, ranks notice the loss of another when they
+communicate next.) With ``create_communicator(…, elastic=True)`` under Open MPI, most failures of single ranks need no
+restart. On each host, a process of a few megabytes holds the state that
+:func:`chainermn.extensions.create_memory_keeper` saves, and the script continues from this state.
 
 With ``--spares``, additional processes are started, which wait until a rank is lost. One of them then takes its place,
 with the state of another rank. With ``--detect``, a rank that is stopped or cut off counts as lost. Both need Open MPI

@@ -5,9 +5,11 @@ from __future__ import annotations
 import os
 import re
 import shlex
+import shutil
 import socket
 import subprocess
 import sys
+import tempfile
 from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -38,6 +40,15 @@ def command_of(options: Options, launcher: Launcher, hosts: Sequence[Host]) -> l
     fault_tolerance = ["--with-ft", "ulfm", *_detector(options.detect)]
     where = ["--host", listed, "-x", VARIABLE, "-x", SPARES] if hosts else []
     return [*mpiexec, *no_input, *fault_tolerance, *ranks, *where, *script]
+
+
+def remove_session(process: int) -> None:
+    """Remove the folder that Open MPI's launcher has for its sockets, and leaves behind if it is killed.
+
+    Args:
+        process: The process ID of the launcher, which has ended, as have its ranks on this host.
+    """
+    shutil.rmtree(os.path.join(tempfile.gettempdir(), f"ompi.{process}"), ignore_errors=True)
 
 
 def _detector(seconds: float | None) -> list[str]:

@@ -86,8 +86,8 @@ def parse(arguments: list[str], prog: str, description: str) -> Options:
     parser.add_argument("command", nargs=argparse.REMAINDER, help="the script and its arguments, or -m and a module")
     given = parser.parse_args(arguments)
     command = tuple(given.command[1:] if given.command[:1] == ["--"] else given.command)
-    if not command:
-        parser.error("expected a script to run, got none")
+    if not command or ":" in command:  # after which mpiexec would expect another program
+        parser.error(f"expected a script to run, got {'several, separated by :' if command else 'none'}")
     if not 1 <= given.min <= given.n:
         parser.error(f"expected 1 <= --min <= -n, got --min {given.min} and -n {given.n}")
     for name in ("restart", "spares"):

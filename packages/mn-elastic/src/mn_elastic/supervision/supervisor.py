@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import array
 import contextlib
+import fcntl
 import json
 import os
 import secrets
@@ -10,8 +12,10 @@ import selectors
 import shutil
 import signal
 import socket
+import stat
 import subprocess
 import sys
+import termios
 import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
@@ -19,7 +23,15 @@ from types import FrameType
 from typing import Any
 
 from mn_elastic.supervision.attempt import Attempt
-from mn_elastic.supervision.launch import command_of, environment_of, left, own_address, ranks_on, spares_on
+from mn_elastic.supervision.launch import (
+    command_of,
+    environment_of,
+    left,
+    own_address,
+    ranks_on,
+    remove_session,
+    spares_on,
+)
 from mn_elastic.supervision.options import Host, Options
 from mn_guard.node_process import BEAT_SECONDS, SILENCE_SECONDS, Incoming
 from mn_guard.supervised.link import VARIABLE, Supervision
@@ -27,7 +39,8 @@ from mn_tools.doctor.mpi import Launcher, find_launcher, identify
 from mn_tools.doctor.options import Options as DoctorOptions
 
 _MOST_WITHOUT_PROGRESS = 3
-_LAUNCHER_SECONDS = 5.0  # the time for mpiexec to end after all ranks have ended
+_LAUNCHER_SECONDS = 5.0  # the time for mpiexec to end after all ranks have ended, and what it has written was read
+_EXIT_SECONDS = 300.0  # the time for ranks to end after the end of the script, which may have registered functions
 _END_SECONDS = 2.0  # between asking mpiexec to end and killing it
 _END_SECONDS_WITHOUT_A_HOST = 0.5  # Open MPI's mpiexec then waits for that host
 _PAUSE_SECONDS = 0.02  # between two looks at what is about to end
@@ -36,6 +49,7 @@ _LATE_SECONDS = 20.0  # after this time, it is said that ranks have not come tog
 _LITTLE_SHARED_MEMORY = 16 << 20  # bytes; MPICH needs about one for each rank
 _LONGEST_LINE = 1 << 16  # bytes: more than a keeper ever sends
 _LONGEST_GREETING = 4096
+_ASK_TO_END = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 _NO_MESSAGE = (ValueError, KeyError, TypeError, AttributeError, RecursionError)
 
 
@@ -47,6 +61,21 @@ class _Keeper(Incoming):
     """
 
     host = ""
+
+
+class _Lasting:
+    """Measures for how long a state has lasted."""
+
+    def __init__(self) -> None:
+        self._state: tuple[object, ...] = ()
+        self._since = 0.0
+
+    def seconds(self, *state: object) -> float:
+        """Return the number of seconds since the state became this one."""
+        now = time.monotonic()
+        if state != self._state:
+            self._state, self._since = state, now
+        return now - self._since
 
 
 class _Stopped(Exception):
@@ -83,9 +112,13 @@ class Supervisor:
 
     def run(self) -> int:
         """Run the job; return the status of the training, or 128 and the number of the signal that has ended it."""
-        for each in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        for each in _ASK_TO_END:
             if signal.getsignal(each) != signal.SIG_IGN:  # as with nohup
                 signal.signal(each, self._note)
+        # What started this process may have left them otherwise. Then mpiexec would not end when it is asked to, and
+        # nobody would learn its status.
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, _ASK_TO_END)
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         # Ctrl-Z has no effect: the keepers would end the ranks of a supervisor that is silent.
         signal.signal(signal.SIGTSTP, lambda *_: None)
         try:
@@ -156,7 +189,8 @@ class Supervisor:
         )
         try:
             self._watch(process)
-            self._attempt.launched = max(0, process.poll() or 0)
+            status = process.poll() or 0
+            self._attempt.launched = status if status >= 0 else 128 - status
         finally:
             self._end(process)
 
@@ -170,25 +204,59 @@ class Supervisor:
 
     def _watch(self, process: subprocess.Popen[bytes]) -> None:
         """Listen until the attempt is over: the launcher has ended, a host is lost, or the time has run out."""
-        attempt, began = self._attempt, time.monotonic()
-        over_since: float | None = None
-        while True:
+        attempt, began, state = self._attempt, time.monotonic(), _Lasting()
+        while not attempt.verdict:
             self._heed()
             is_quiet = not self._listen()
-            now = time.monotonic()
             if attempt.lost and not attempt.is_finished:
                 return
             has_ended = process.poll() is not None
             # What was sent before the launcher ended may have come since this process listened, if it was delayed.
             if has_ended and is_quiet and not self._listen(0) and not attempt.present:
                 return
-            over_since = (over_since or now) if has_ended or attempt.is_over or attempt.is_finished else None
-            if over_since is not None and now - over_since > _LAUNCHER_SECONDS:
+            limit = self._limit(has_ended)
+            if limit is None:
+                attempt.verdict = attempt.verdict or self._problem_at_start(time.monotonic() - began)
+            if self._is_late(state.seconds(limit, attempt.is_finished), limit):
+                if attempt.n_exiting and attempt.trains_in_children:  # their scripts would have continued
+                    attempt.verdict = "programs that ranks have started have not ended after the end of the training"
                 return
-            if over_since is None:
-                attempt.verdict = self._problem_at_start(now - began)
-            if attempt.verdict:
-                return
+
+    def _limit(self, has_ended: bool) -> float | None:
+        """Return how long the attempt may remain as it is; ``None`` if it has not come to its end.
+
+        Args:
+            has_ended: Whether the launcher has ended.
+        """
+        attempt = self._attempt
+        if attempt.is_finished and attempt.n_exiting:
+            return _EXIT_SECONDS
+        if has_ended:
+            return _LAUNCHER_SECONDS
+        if attempt.is_finished and (attempt.continues or _is_unread()):
+            return None
+        return _LAUNCHER_SECONDS if attempt.is_over or attempt.is_finished else None
+
+    def _is_late(self, seconds: float, limit: float | None) -> bool:
+        """Return whether the attempt must end now; say once that its end takes long.
+
+        Args:
+            seconds: For how long it has been as it is.
+            limit: For how long it may.
+        """
+        attempt = self._attempt
+        if limit is None and attempt.is_finished and seconds > _LATE_SECONDS:
+            why = "ranks continue" if attempt.continues else "its output is not read"
+            self._say_that_it_still_ends(f"it has come to its end, but {why}")
+        elif limit == _EXIT_SECONDS and seconds > _LAUNCHER_SECONDS:
+            n_ranks = f"{attempt.n_exiting} ranks have not ended after the end of the training"
+            self._say_that_it_still_ends(f"{n_ranks}; it ends after {limit:g} s")
+        return limit is not None and seconds > limit
+
+    def _say_that_it_still_ends(self, why: str) -> None:
+        if not self._attempt.has_said_ending:
+            self._attempt.has_said_ending = True
+            _say(f"attempt {self._attempt.number}: {why}")
 
     def _problem_at_start(self, seconds: float) -> str:
         """Return why ranks will not come together, or an empty result; say once that they have not, so far."""
@@ -221,6 +289,8 @@ class Supervisor:
         deadline = time.monotonic() + _END_SECONDS
         while self._may_hear_of_ranks() and time.monotonic() < deadline:
             self._listen()
+        if process.returncode < 0:
+            remove_session(process.pid)
 
     def _may_hear_of_ranks(self) -> bool:
         heard = {keeper.host for keeper in self._keepers.values()}
@@ -274,7 +344,10 @@ class Supervisor:
     def _pass_on(self, line: bytes, host: str) -> None:
         """Pass a message of a keeper on to the attempt. A wrong one is no reason to end the training."""
         try:
-            self._attempt.hear(json.loads(line), host)
+            message = json.loads(line)
+            self._attempt.hear(message, host)
+            if message["op"] in ("start", "join") and message["attempt"] != self._attempt.number:
+                self._tell(op="end", attempt=message["attempt"])  # its launcher was killed before it had reported
         except _NO_MESSAGE as error:
             _say(f"expected a message from the keeper of {host}, got {line[:80]!r}: {type(error).__name__}")
 
@@ -298,6 +371,7 @@ class Supervisor:
         connection.close()
         if keeper.host:
             self._attempt.lost.append(f"{keeper.host} is lost: {why}")
+            self._attempt.forget(keeper.host)
 
     def _tell(self, **message: Any) -> None:
         line = json.dumps(message).encode() + b"\n"
@@ -323,6 +397,18 @@ def _find_launcher(options: Options) -> Launcher:
                 f"cannot continue after a rank has died; omit {name}, and the job is restarted after a failure"
             )
     return found
+
+
+def _is_unread() -> bool:
+    """Return whether the reader of this command's output, which ``mpiexec`` writes, has not read all of it."""
+    unread = array.array("i", [0])
+    for descriptor in (1, 2):
+        with contextlib.suppress(OSError):  # it is closed
+            if stat.S_ISFIFO(os.fstat(descriptor).st_mode):
+                fcntl.ioctl(descriptor, termios.FIONREAD, unread)
+                if unread[0]:
+                    return True
+    return False
 
 
 def _lack_of_shared_memory(folder: str = "/dev/shm") -> list[str]:
