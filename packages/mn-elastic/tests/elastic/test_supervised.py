@@ -127,6 +127,15 @@ comm.barrier()
 }
 
 
+def test_the_status_of_a_slow_launcher_is_waited_for_if_only_it_knows_it(launcher, tmp_path):
+    slow = tmp_path / "mpiexec"
+    slow.write_text(f'#!/bin/sh\n"{launcher}" "$@"\nstatus=$?\n[ "$1" = --version ] || sleep 0.6\nexit $status\n')
+    slow.chmod(0o755)
+    body = STARTS_OTHERS + FAILS_LATER["after its child"]
+    done = run_script(tmp_path, body, "-n", "2", "--restart", "0", "--mpiexec", str(slow), program=("-c", IMPATIENT))
+    assert done.returncode == 3, done.stderr
+
+
 @pytest.mark.parametrize("body", FAILS_LATER.values(), ids=FAILS_LATER)
 def test_what_a_rank_has_started_does_not_end_the_training(launcher, tmp_path, body):
     done = run_script(tmp_path, STARTS_OTHERS + body, "-n", "2", "--restart", "0", program=("-c", IMPATIENT))
@@ -191,7 +200,7 @@ sys.exit(job.wait())
 
 
 def test_what_is_read_late_is_not_lost(launcher, tmp_path):
-    reads_late = READS_LATE.format(IMPATIENT)
+    reads_late = READS_LATE.format(IMPATIENT.replace("0.2", "2"))
     done = run_script(tmp_path, PRINTS, "-n", "2", "--restart", "0", program=("-c", reads_late))
     assert done.returncode == 0, done.stderr
     assert int(done.stdout) >= 600_000

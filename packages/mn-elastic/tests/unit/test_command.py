@@ -244,6 +244,16 @@ def test_the_launcher_says_how_ranks_have_ended_whose_children_have_trained():
     assert attempt.reason == "ranks have reached the end of the script, but mpiexec has ended with status 3"
 
 
+def test_without_the_status_of_the_launcher_a_failure_in_another_child_counts():
+    failed = [("join", 1, {"size": 2, "process": "another"})]
+    failed += [("failed", 1, {"process": "another", "status": 3, "summary": "exit status 3"})]
+    attempt = heard(*FINISHED_BY_CHILDREN, *failed, ("gone", 1, {"process": "another"}), *of_both("gone"))
+    assert not attempt.is_finished
+    assert attempt.status == 3
+    attempt.launched = 0
+    assert attempt.is_finished
+
+
 def test_a_communicator_of_the_rank_itself_makes_the_end_of_its_child_void():
     joined = heard(*FINISHED_BY_CHILDREN, *JOINED)
     assert not joined.is_finished

@@ -34,7 +34,7 @@ class Attempt:
         failures: The failures of ranks: the rank, its status, and the reason in one line.
         has_ended: Whether ranks have reported that none continues. Ranks that are stopped may still be present.
         newest: The largest number under which a state was saved, also in earlier attempts; -1 if there is none.
-        launched: The status with which the launcher has ended by itself; 0 if it was ended.
+        launched: The status with which the launcher has ended by itself; ``None`` if it has not ended, or was ended.
         early_since: When a rank ended before its first communicator, in seconds since the start of the attempt.
         lost: The lost hosts, each with the reason.
         silent: The hosts that have become silent.
@@ -54,7 +54,7 @@ class Attempt:
     failures: list[tuple[int, int, str]] = field(default_factory=list)
     has_ended: bool = False
     newest: int = -1
-    launched: int = 0
+    launched: int | None = None
     early_since: float | None = None
     lost: list[str] = field(default_factory=list)
     silent: set[str] = field(default_factory=set)
@@ -158,6 +158,8 @@ class Attempt:
         It is that of ``sys.exit(main())``, of which nothing is known here if ``main`` has made the first communicator.
         A status that stands for a signal may come from the end of MPI. MPICH's is the number of the signal.
         """
+        if self.launched is None:
+            return self.trains_in_children and bool(self.failures)
         may_be_signal = self.launched >= _BY_SIGNAL or self.launched in _SIGNALS
         return self.launched > 0 and (self.trains_in_children or not may_be_signal)
 
@@ -183,7 +185,8 @@ class Attempt:
         if self.is_finished:
             return 0
         # Without a communicator, no rank can report its own.
-        launched = self.launched if self.is_whole or self.trains_in_children or not self.joined else 0
+        counts = self.is_whole or self.trains_in_children or not self.joined
+        launched = self.launched if counts and self.launched else 0
         status = max(status for _, status, _ in self.failures) if self.failures else launched
         return status & 0xFF or 1  # the rest gets lost when this process ends with it
 

@@ -189,8 +189,8 @@ class Supervisor:
         )
         try:
             self._watch(process)
-            status = process.poll() or 0
-            self._attempt.launched = status if status >= 0 else 128 - status
+            status = process.poll()
+            self._attempt.launched = status if status is None or status >= 0 else 128 - status
         finally:
             self._end(process)
 
@@ -235,6 +235,8 @@ class Supervisor:
             return _LAUNCHER_SECONDS
         if attempt.is_finished and (attempt.continues or _is_unread()):
             return None
+        if attempt.is_finished and attempt.trains_in_children:
+            return _EXIT_SECONDS  # only the launcher knows how the ranks have ended
         return _LAUNCHER_SECONDS if attempt.is_over or attempt.is_finished else None
 
     def _is_late(self, seconds: float, limit: float | None) -> bool:
@@ -249,8 +251,8 @@ class Supervisor:
             why = "ranks continue" if attempt.continues else "its output is not read"
             self._say_that_it_still_ends(f"it has come to its end, but {why}")
         elif limit == _EXIT_SECONDS and seconds > _LAUNCHER_SECONDS:
-            n_ranks = f"{attempt.n_exiting} ranks have not ended after the end of the training"
-            self._say_that_it_still_ends(f"{n_ranks}; it ends after {limit:g} s")
+            who = f"{attempt.n_exiting} ranks have" if attempt.n_exiting else "mpiexec has"
+            self._say_that_it_still_ends(f"{who} not ended after the end of the training; it ends after {limit:g} s")
         return limit is not None and seconds > limit
 
     def _say_that_it_still_ends(self, why: str) -> None:
