@@ -30,13 +30,12 @@ from mn_guard import death_reporter, exit_status, guard_thread, stall
 from mn_guard.abort import flush_until_read, ignore_handlers, say
 from mn_guard.exit_sequence import Step, at_exit
 from mn_guard.forks import around_forks, block_during_forks
-from mn_guard.job import detects
+from mn_guard.job import BY_SIGNAL, detects
 from mn_guard.supervised import report
 
 _exit = os._exit
 _PATIENCE_SECONDS = 3.0  # until the others vote, unless they have reached the end of the script
 _FINALIZED = 5  # OMPI_MPI_STATE_FINALIZE_COMPLETED
-_BY_SIGNAL = 128  # a shell's exit status for a process that was ended by a signal
 
 asked_to_leave = threading.Event()
 """Set by SIGTERM."""
@@ -105,7 +104,7 @@ def end_as_minority(left: int, before: int) -> NoReturn:
 
 def leave_as_asked() -> NoReturn:
     """End this process after SIGTERM; must be called when all ranks have completed a step."""
-    _leave("SIGTERM", _BY_SIGNAL + signal.SIGTERM)
+    _leave("SIGTERM", BY_SIGNAL + signal.SIGTERM)
 
 
 def _install(party: Party) -> None:

@@ -158,17 +158,6 @@ def test_a_script_may_start_the_training(launcher, tmp_path, body):
     assert done.stderr.rstrip().endswith("the training is complete")
 
 
-# What it has started holds all that it has opened, also after its end.
-LEAVES_A_PROCESS = """
-import os
-if os.environ["OMPI_COMM_WORLD_RANK"] == "1":
-    os.system("sleep 600 </dev/null >/dev/null 2>&1 & echo $! >process")
-    {then}
-import mn_comm
-mn_comm.create_communicator("naive")
-"""
-
-
 CLOSES = """
 import os, time
 os.closerange(3, 100)
@@ -204,6 +193,17 @@ def test_what_is_read_late_is_not_lost(launcher, tmp_path):
     done = run_script(tmp_path, PRINTS, "-n", "2", "--restart", "0", program=("-c", reads_late))
     assert done.returncode == 0, done.stderr
     assert int(done.stdout) >= 600_000
+
+
+# What it has started holds all that it has opened, also after its end.
+LEAVES_A_PROCESS = """
+import os
+if os.environ["OMPI_COMM_WORLD_RANK"] == "1":
+    os.system("sleep 600 </dev/null >/dev/null 2>&1 & echo $! >process")
+    {then}
+import mn_comm
+mn_comm.create_communicator("naive")
+"""
 
 
 @pytest.mark.parametrize("dies", [False, True])

@@ -94,13 +94,19 @@ def flush_until_read() -> None:
 
 def _wait_until_read(stream: TextIO) -> None:
     stream.flush()
-    descriptor = stream.fileno()
-    if not stat.S_ISFIFO(os.fstat(descriptor).st_mode):
-        return
-    unread = array.array("i", [0])
     deadline = time.monotonic() + _PATIENCE_SECONDS
-    while time.monotonic() < deadline:
-        fcntl.ioctl(descriptor, termios.FIONREAD, unread)
-        if not unread[0]:
-            return
+    while is_unread(stream.fileno()) and time.monotonic() < deadline:
         time.sleep(_PAUSE_SECONDS)
+
+
+def is_unread(descriptor: int) -> bool:
+    """Return whether a descriptor is that of a pipe, and its reader has not read all of it.
+
+    Raises:
+        OSError: It is closed.
+    """
+    if not stat.S_ISFIFO(os.fstat(descriptor).st_mode):
+        return False
+    unread = array.array("i", [0])
+    fcntl.ioctl(descriptor, termios.FIONREAD, unread)
+    return unread[0] > 0

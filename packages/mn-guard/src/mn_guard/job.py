@@ -12,6 +12,9 @@ RANKS = ("OMPI_COMM_WORLD_RANK", "PMIX_RANK", "PMI_RANK")
 LAUNCHERS = ("prterun", "prted")
 """The names of Open MPI's processes that start ranks."""
 
+BY_SIGNAL = 128
+"""A shell's exit status for a process that was ended by a signal is this and the signal's number."""
+
 ENABLED = "OMPI_MCA_mpi_ft_enable"
 """What ``mpiexec --with-ft ulfm`` sets to 1 in every process."""
 _DETECTOR = "OMPI_MCA_mpi_ft_detector"

@@ -11,7 +11,8 @@ import signal
 from dataclasses import dataclass, field
 from typing import Any
 
-_BY_SIGNAL = 128  # a shell's exit status for a process that was ended by a signal
+from mn_guard.job import BY_SIGNAL
+
 _SIGNALS = [getattr(signal, f"SIG{name}") for name in "ILL ABRT BUS FPE KILL SEGV PIPE TERM".split()]
 
 
@@ -160,7 +161,7 @@ class Attempt:
         """
         if self.launched is None:
             return self.trains_in_children and bool(self.failures)
-        may_be_signal = self.launched >= _BY_SIGNAL or self.launched in _SIGNALS
+        may_be_signal = self.launched >= BY_SIGNAL or self.launched in _SIGNALS
         return self.launched > 0 and (self.trains_in_children or not may_be_signal)
 
     @property

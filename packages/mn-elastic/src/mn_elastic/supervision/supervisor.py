@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import array
 import contextlib
-import fcntl
 import json
 import os
 import secrets
@@ -12,10 +10,8 @@ import selectors
 import shutil
 import signal
 import socket
-import stat
 import subprocess
 import sys
-import termios
 import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
@@ -33,6 +29,8 @@ from mn_elastic.supervision.launch import (
     spares_on,
 )
 from mn_elastic.supervision.options import Host, Options
+from mn_guard.abort import is_unread
+from mn_guard.job import BY_SIGNAL
 from mn_guard.node_process import BEAT_SECONDS, SILENCE_SECONDS, Incoming
 from mn_guard.supervised.link import VARIABLE, Supervision
 from mn_tools.doctor.mpi import Launcher, find_launcher, identify
@@ -124,7 +122,7 @@ class Supervisor:
         try:
             return self._run(_find_launcher(self._options))
         except _Stopped:
-            return 128 + self._signal
+            return BY_SIGNAL + self._signal
 
     def _note(self, number: int, frame: FrameType | None) -> None:
         """Note a signal. An exception could come at any moment, and leave processes behind."""
@@ -190,7 +188,7 @@ class Supervisor:
         try:
             self._watch(process)
             status = process.poll()
-            self._attempt.launched = status if status is None or status >= 0 else 128 - status
+            self._attempt.launched = status if status is None or status >= 0 else BY_SIGNAL - status
         finally:
             self._end(process)
 
@@ -403,13 +401,10 @@ def _find_launcher(options: Options) -> Launcher:
 
 def _is_unread() -> bool:
     """Return whether the reader of this command's output, which ``mpiexec`` writes, has not read all of it."""
-    unread = array.array("i", [0])
     for descriptor in (1, 2):
         with contextlib.suppress(OSError):  # it is closed
-            if stat.S_ISFIFO(os.fstat(descriptor).st_mode):
-                fcntl.ioctl(descriptor, termios.FIONREAD, unread)
-                if unread[0]:
-                    return True
+            if is_unread(descriptor):
+                return True
     return False
 
 
