@@ -89,8 +89,13 @@ def test_a_heartbeat_that_comes_too_early_costs_only_an_attempt(launcher, tmp_pa
     assert "attempt 2" in done.stderr or CRASH not in done.stderr
 
 
+# A rank's processes use TCP one after another: Open MPI's mpiexec deletes the shared memory of a process that has left,
+# and if it comes to that late, it deletes what the rank's next process has created.
 STARTS_OTHERS = """
 import os, subprocess, sys, time
+
+os.environ["OMPI_MCA_btl"] = "self,tcp"
+os.environ["OMPI_MCA_btl_tcp_if_include"] = "127.0.0.0/8"
 
 def start(code, **environ):
     code = "import sys, time, mn_comm; comm = mn_comm.create_communicator('naive'); " + code
@@ -143,10 +148,19 @@ def test_what_a_rank_has_started_does_not_end_the_training(launcher, tmp_path, b
     assert "the training is complete" not in done.stderr
 
 
+# Leaves without the end of MPI when no rank needs it any more: until then, another would notice that it is lost.
+LEAVES = """
+import os
+comm.barrier()
+open(f"left{comm.rank}", "w").close()
+while not all(os.path.exists(f"left{rank}") for rank in range(comm.size)):
+    time.sleep(0.01)
+os._exit(0)
+"""
 HELPED = {
     "": "status = start('comm.barrier()')",
     "in a job of its own": f"status = subprocess.run({OTHER_JOB.strip()}, env=ALONE).returncode",
-    "before a helper": "status = start('comm.barrier()'); start('import os; os._exit(0)')",
+    "before a helper": f"status = start('comm.barrier()'); start({LEAVES!r})",
 }
 
 
