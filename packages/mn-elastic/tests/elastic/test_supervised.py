@@ -89,8 +89,8 @@ def test_a_heartbeat_that_comes_too_early_costs_only_an_attempt(launcher, tmp_pa
     assert "attempt 2" in done.stderr or CRASH not in done.stderr
 
 
-# A rank's processes use TCP one after another: Open MPI's mpiexec deletes the shared memory of a process that has left,
-# and if it comes to that late, it deletes what the rank's next process has created.
+# A rank starts one program after another. They use TCP: Open MPI's mpiexec deletes the shared memory of one that has
+# ended, sometimes so late that it deletes that of the next.
 STARTS_OTHERS = """
 import os, subprocess, sys, time
 
@@ -148,7 +148,7 @@ def test_what_a_rank_has_started_does_not_end_the_training(launcher, tmp_path, b
     assert "the training is complete" not in done.stderr
 
 
-# Leaves without the end of MPI when no rank needs it any more: until then, another would notice that it is lost.
+# It leaves without MPI_Finalize, when no rank needs it any more: MPI may report its loss to a rank that still does.
 LEAVES = """
 import os
 comm.barrier()
