@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 _NOT_THE_SCRIPT = (
     *("mn_comm", "mn_compat", "mn_compress", "mn_elastic", "mn_guard", "mn_data", "mn_extensions", "mn_modelpar"),
-    *("mn_optim", "chainermn_meta", "chainer", "mpi4py", "numpy"),
+    *("mn_optim", "chainermn_meta", "chainer", "cupy", "cupyx", "mpi4py", "numpy"),
 )
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-import os
 import sys
 import threading
 import time
@@ -16,6 +15,7 @@ import numpy as np
 from mn_comm.basis.mpi import MPI
 from mn_comm.ranks.watch import Activity, Call
 from mn_guard.crash_output import folders_of_libraries
+from mn_guard.node_process import is_of_script
 
 
 def describe(doing: Sequence[Activity], occasion: str, notes: Sequence[str], *, stacks: bool) -> list[str]:
@@ -80,10 +80,8 @@ def _describe_call(call: Call) -> str:
 
 def _place(thread: int) -> str:
     """Return the script's line that a thread is executing: for a worker, that of the main thread."""
-    frames = _frames(thread)
-    if not any(map(_is_script, frames)):
-        frames = _frames(threading.main_thread().ident or 0)
-    found = [frame for frame in frames if _is_script(frame)] or frames
+    of_thread, of_main = _frames(thread), _frames(threading.main_thread().ident or 0)
+    found = _of_script(of_thread) or _of_script(of_main) or of_main
     if not found:
         return "at an unknown place"
     frame = found[-1]
@@ -96,10 +94,9 @@ def _frames(thread: int) -> list[traceback.FrameSummary]:
     return list(traceback.extract_stack(frame)) if frame is not None else []
 
 
-def _is_script(frame: traceback.FrameSummary) -> bool:
-    """Return whether a frame belongs neither to these packages nor to Python's library."""
-    is_library = os.path.dirname(frame.filename) == os.path.dirname(threading.__file__)
-    return not is_library and not frame.filename.startswith(("<frozen", *folders_of_libraries()))
+def _of_script(frames: Sequence[traceback.FrameSummary]) -> list[traceback.FrameSummary]:
+    folders = folders_of_libraries()
+    return [frame for frame in frames if is_of_script(frame.filename, frame.name, folders)]
 
 
 def _other_messages(activity: Activity) -> list[str]:

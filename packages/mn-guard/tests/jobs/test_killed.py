@@ -23,17 +23,18 @@ def main_is_in(*functions):
     return names.issuperset(functions)
 """
 
-# A thread of rank 0 kills the victim as soon as its main thread waits in the operation.
+# A thread of rank 0 kills the victim as soon as its main thread is in the operation, or waits in it.
 KILL = (
     MAIN_IS_IN
     + """
 import numpy as np
 from mn_comm import create_communicator
+from mn_comm.ranks.watch import activities
 comm = create_communicator("naive")
 processes = comm.allgather_obj(os.getpid())
 
 def kill():
-    while not main_is_in("allreduce"):
+    while not main_is_in("allreduce") or (sys.argv[3] == "waits" and activities[main].wait is None):
         pass
     os.kill(processes[int(sys.argv[1])], getattr(signal, sys.argv[2], 40))
 
@@ -194,7 +195,7 @@ def run(ranks, script, *args):
 
 @pytest.mark.parametrize(("ranks", "name"), [(2, "SIGKILL"), (3, "SIGKILL"), (2, "signal 40")])
 def test_a_rank_that_is_killed_ends_the_others(ranks, name):
-    job = run(ranks, KILL, "1", name)
+    job = run(ranks, KILL, "1", name, "waits")
     assert job.returncode != 0
     # If the launcher asks for the status early, only the launcher knows how the rank died.
     how = f"(was killed by {name}|died of a signal, or called os._exit)"
@@ -225,15 +226,16 @@ def test_an_alarm_at_the_end_of_one_rank_does_not_keep_it_from_ending_the_others
 
 def test_the_witness_may_be_unwanted(monkeypatch):
     monkeypatch.setenv("CHAINERMN_WITNESS", "0")
-    job = run(2, KILL, "1", "SIGKILL")
+    job = run(2, KILL, "1", "SIGKILL", "waits")
     assert job.returncode != 0
     assert "[chainermn] rank 1 of 2" not in job.stderr
 
 
-def test_a_rank_that_is_ended_names_its_operation():
-    job = run(2, KILL, "0", "SIGTERM")
+@pytest.mark.parametrize("when", ["begins", "waits"])
+def test_a_rank_that_is_ended_names_its_operation(when):
+    job = run(2, KILL, "0", "SIGTERM", when)
     assert job.returncode != 0
-    assert "in allreduce" in job.stderr
+    assert "was ended by SIGTERM in allreduce, at <string>:" in job.stderr, job.stderr
 
 
 @pytest.mark.parametrize("script", [POOL, CHILDREN])
@@ -247,7 +249,7 @@ def test_workers_of_a_pool_are_ended_in_silence(script):
 @pytest.mark.parametrize("name", ["SIGKILL", "SIGABRT"])
 def test_no_shared_memory_is_left_behind(name):
     """The process of the node removes it, maybe after the launcher has ended."""
-    job = run(2, SHOW_SHARED_MEMORY + KILL, "0", name)
+    job = run(2, SHOW_SHARED_MEMORY + KILL, "0", name, "waits")
     files = re.findall(r"^of MPI: (\S+)$", job.stdout, re.M)
     assert job.returncode != 0
     assert files, job.stdout

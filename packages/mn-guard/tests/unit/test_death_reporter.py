@@ -37,6 +37,16 @@ def test_python_s_own_files_are_not_the_script():
     assert describe_death(Rank(0, 2, 7, stack), "died", "host", FOLDERS).endswith("died, at train.py:2 in <module>")
 
 
+@pytest.mark.parametrize("generated", ["<lambda>", "__init__", "__eq__"])
+@pytest.mark.parametrize("script", ["/home/me/train.py", "<string>", "<stdin>"])
+def test_functions_that_python_generates_are_not_the_script(generated, script):
+    """They are those of a named tuple or a dataclass; the program may have no file either."""
+    stack = STACK.replace("/home/me/train.py", script)
+    stack = stack.replace("first):\n", f'first):\n  File "<string>", line 1 in {generated}\n')
+    line = describe_death(Rank(1, 3, 77, stack), "was ended by SIGTERM", "host", FOLDERS)
+    assert line.endswith(f"was ended by SIGTERM in allreduce, at {script}:12 in average")
+
+
 def test_a_rank_may_be_at_the_end_of_its_program():
     files = {"/lib/mn_comm/ranks/background.py": "close_all", "/lib/mn_guard/exit_sequence.py": "_run"}
     stack = "".join(f'  File "{file}", line 1 in {name}\n' for file, name in files.items())

@@ -1,4 +1,6 @@
 import contextlib
+import dataclasses
+import functools
 import os
 import sys
 import threading
@@ -264,3 +266,9 @@ def test_whom_a_message_goes_to_or_comes_from(function, arguments, keywords, par
     comm = type("Comm", (), {"ranks": Peers()})()
     arguments = tuple(MPI.ANY_SOURCE if value is None else value for value in arguments)
     assert stall._partner(watch.Call(function, (comm, *arguments), keywords)) == partner
+
+
+def test_a_function_that_python_generates_is_not_the_place():
+    here = functools.partial(stall_report._place, threading.get_ident())
+    made = dataclasses.make_dataclass("Made", [("place", str, dataclasses.field(default_factory=here))])
+    assert made().place.startswith(f"at {__file__}:")
