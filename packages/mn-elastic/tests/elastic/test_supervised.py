@@ -10,7 +10,7 @@ import pytest
 sys.path.insert(0, str(Path(__file__).parents[1] / "fakes"))
 
 import starving
-from supervised import IMPATIENT, run, run_script
+from supervised import IMPATIENT, changed, run, run_script
 
 IF_IT_IS_RANK_1 = "if attempt == 1 and step == 25 and first_rank == 1"
 
@@ -203,7 +203,7 @@ sys.exit(job.wait())
 
 
 def test_what_is_read_late_is_not_lost(launcher, tmp_path):
-    reads_late = READS_LATE.format(IMPATIENT.replace("0.2", "2"))
+    reads_late = READS_LATE.format(changed("supervisor._LAUNCHER_SECONDS = 2"))
     done = run_script(tmp_path, PRINTS, "-n", "2", "--restart", "0", program=("-c", reads_late))
     assert done.returncode == 0, done.stderr
     assert int(done.stdout) >= 600_000
@@ -285,8 +285,7 @@ time.sleep(2)
 
 def test_a_rank_of_an_attempt_that_is_over_does_not_train(launcher, tmp_path):
     (tmp_path / "late.py").write_text(BEGINS_LATE)
-    begins_late = "from mn_elastic.supervision import launch; launch.start.__file__ = 'late.py'; supervisor._L"
-    program = IMPATIENT.replace("supervisor._L", begins_late)
+    program = changed("launch.start.__file__ = 'late.py'", "supervisor._LAUNCHER_SECONDS = 0.2")
     done = run_script(tmp_path, TRAINS_BESIDE, "-n", "2", program=("-c", program))
     assert done.returncode == 0, done.stderr
     assert done.stderr.rstrip().endswith("the training is complete, after 1 restart")
@@ -323,7 +322,7 @@ mn_comm.create_communicator("naive")
 
 
 def test_ranks_that_do_not_end_are_ended(launcher, tmp_path):
-    program = IMPATIENT.replace("_LAUNCHER_SECONDS", "_EXIT_SECONDS")
+    program = changed("supervisor._EXIT_SECONDS = 0.2")
     done = run_script(tmp_path, NEVER_ENDS, "-n", "2", "--restart", "0", program=("-c", program))
     assert done.returncode == 0, done.stderr
     assert done.stderr.rstrip().endswith("the training is complete")
@@ -331,7 +330,7 @@ def test_ranks_that_do_not_end_are_ended(launcher, tmp_path):
 
 def test_a_script_whose_training_does_not_end_is_ended(launcher, tmp_path):
     body = f"sys.exit(subprocess.run([sys.executable, '-c', {NEVER_ENDS!r}]).returncode)"
-    program = IMPATIENT.replace("_LAUNCHER_SECONDS", "_EXIT_SECONDS")
+    program = changed("supervisor._EXIT_SECONDS = 0.2")
     done = run_script(tmp_path, STARTS_OTHERS + body, "-n", "2", "--restart", "0", program=("-c", program))
     assert done.returncode == 1, done.stderr
     assert "programs that ranks have started have not ended after the end of the training" in done.stderr

@@ -35,14 +35,15 @@ def count(until, kill=lambda step: None):
     say(f"ends with {total[0]:.0f}")
 """
 
-# A supervisor that gives the launcher hardly any time to end after all ranks have.
-IMPATIENT = """
-import sys
-from mn_comm.__main__ import main
-from mn_elastic.supervision import supervisor
-supervisor._LAUNCHER_SECONDS = 0.2
-sys.exit(main(sys.argv[1:]))
-"""
+
+def changed(*statements):
+    """Return a supervisor's program in which statements change something first."""
+    imports = "import sys\nfrom mn_comm.__main__ import main\nfrom mn_elastic.supervision import launch, supervisor"
+    return "\n".join([imports, *statements, "sys.exit(main(sys.argv[1:]))"])
+
+
+# It gives the launcher hardly any time to end after all ranks have.
+IMPATIENT = changed("supervisor._LAUNCHER_SECONDS = 0.2")
 
 
 def run(tmp_path, body, *options, arguments=(), seconds=70, before=""):
