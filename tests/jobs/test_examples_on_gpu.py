@@ -1,6 +1,9 @@
-"""The examples with ``--gpu`` on two ranks: their losses are those in host memory."""
+"""The examples with ``--gpu`` on two ranks: their losses are those in host memory; and a job that is started again."""
 
 import json
+import re
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -37,3 +40,17 @@ def test_losses_are_those_of_the_host(mpiexec, tmp_path, script):
     assert any(losses for rank in host for losses in rank)
     for expected, actual in zip(host, gpu, strict=True):
         assert actual == [pytest.approx(each, rel=1e-4, abs=1e-4) for each in expected]
+
+
+def test_a_job_that_is_started_again(tmp_path):
+    """The state of a model on a device is held in memory, and returns to the device."""
+    pytest.importorskip("sklearn")
+    losses = []
+    for device in "@numpy", "@cupy:0":
+        command = [sys.executable, "-m", "mn_comm", "elastic", "-n", "2", EXAMPLES / "features" / "restart.py"]
+        done = subprocess.run([*command, "--device", device], cwd=tmp_path, capture_output=True, text=True, timeout=220)
+        assert done.returncode == 0, done.stderr
+        found = re.search(r"killed after step 60, continued after step 50: 120 steps, loss (\S+)$", done.stdout, re.M)
+        assert found, done.stdout
+        losses.append(float(found[1]))
+    assert losses[1] == pytest.approx(losses[0], abs=0.002)
