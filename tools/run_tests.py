@@ -191,7 +191,7 @@ def plan_command(command: Command, reports: Path, record: Record) -> Planned:
     """Return the task of a command."""
     log = reports / re.sub(r"\W+", "-", command.name) / "log"
     cost = record.estimate(command.name, ESTIMATES["first" if command.first else "command"])
-    task = Task(command.name, list(command.command), log, cost=cost)
+    task = Task(command.name, list(command.command), log, cost=cost, cores=cost.load)
     return Planned(task, "checks")
 
 
@@ -251,24 +251,21 @@ def is_long(suite: Suite, record: Record) -> bool:
     return cost.seconds * cost.load > LONG_SECONDS
 
 
-def estimate(name: str, part: str, record: Record) -> Cost:
-    """Return what a process is expected to take."""
-    cost = record.estimate(name, ESTIMATES[part])
-    return dataclasses.replace(cost, load=1.0 if part == "unit" else max(cost.load, LEAST_LOAD))
-
-
 def plan_process(suite: Suite, what: str, files: Sequence[Path], reports: Path, record: Record) -> Planned:
     """Return the task that runs files in one process."""
     folder = reports / suite.reports / what
     name = f"{suite.name} {what}"
     report = folder / "rank-0.xml"
     options = [f"--junitxml={report}", *map(str, files), *suite.arguments]
+    part = what.split("/")[0]
+    cost = record.estimate(name, ESTIMATES[part])
     task = Task(
         name,
         [suite.python, *pytest_for(files), *options],
         folder / "log",
         environment_of(suite.python),
-        estimate(name, what.split("/")[0], record),
+        cost,
+        1.0 if part == "unit" else max(cost.load, LEAST_LOAD),
         frozenset(suite.needs),
     )
     return Planned(task, suite.name, [report], chosen=bool(suite.arguments))
@@ -292,8 +289,8 @@ def plan_job(suite: Suite, size: int, files: Sequence[Path], reports: Path, reco
         folder / "log",
         # The last output of a rank must not be lost when it is killed.
         {**environ, "PYTHONUNBUFFERED": "1"},
-        # Beside others, its ranks get less of the cores than they would use.
-        dataclasses.replace(record.estimate(name, Cost(30.0, 0.0)), load=float(size)),
+        record.estimate(name, Cost(30.0, float(size))),
+        float(size),
         frozenset(suite.needs),
     )
     return Planned(

@@ -56,6 +56,7 @@ class Task:
         log: The file for what it prints.
         environ: Variables of the environment, in addition to this process's.
         cost: What it took last time, or an estimate.
+        cores: The number of cores to reserve for it: beside others, it may have kept less busy than it would alone.
         needs: The names of the tasks before it; it is not started unless all of them succeeded.
         limit: The maximum number of seconds.
     """
@@ -65,6 +66,7 @@ class Task:
     log: Path
     environ: Mapping[str, str] = dataclasses.field(default_factory=dict)
     cost: Cost = Cost(10.0, 1.0)
+    cores: float = 1.0
     needs: frozenset[str] = frozenset()
     limit: float = LIMIT
 
@@ -200,11 +202,11 @@ class Schedule:
         return fitting
 
     def _is_large(self, task: Task) -> bool:
-        return task.cost.load > max(1.2, self._cores / 2)
+        return task.cores > max(1.2, self._cores / 2)
 
     def _fits(self, task: Task) -> bool:
-        load = sum(min(other.cost.load, self._cores) for other in self.running)
-        return not self.running or load + min(task.cost.load, self._cores) <= _MOST_LOAD * self._cores
+        load = sum(min(other.cores, self._cores) for other in self.running)
+        return not self.running or load + min(task.cores, self._cores) <= _MOST_LOAD * self._cores
 
 
 def _sort(tasks: Sequence[Task]) -> list[Task]:

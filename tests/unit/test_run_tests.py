@@ -38,7 +38,7 @@ def task(scheduling, tmp_path):
     def make(name, seconds=1.0, load=1.0, command=(), failed=False, **options):
         cost = scheduling.Cost(seconds, load, failed)
         options["needs"] = frozenset(options.get("needs", ()))
-        return scheduling.Task(name, command, tmp_path / "logs" / name, cost=cost, **options)
+        return scheduling.Task(name, command, tmp_path / "logs" / name, cost=cost, **{"cores": load, **options})
 
     return make
 
@@ -144,6 +144,8 @@ def test_the_time_that_is_left(scheduling, task):
     schedule = scheduling.Schedule([task("a", 10, 1), task("b", 10, 1), task("c", 10, 0.5)], 2)
     assert schedule.seconds_left() == pytest.approx(12.5)
     assert scheduling.Schedule([task("a", 30, 0.1)], 2).seconds_left() == 30
+    # Beside others, it took 20 s, but computed for only 10 s.
+    assert scheduling.Schedule([task("a", 20, 0.5, cores=4), task("b", 20, 0.5)], 1).seconds_left() == 20
 
 
 def test_a_record_is_kept_and_an_unreadable_one_ignored(scheduling, tmp_path):
@@ -262,7 +264,7 @@ def test_on_a_busy_machine_nothing_seems_to_compute(run_tests, scheduling, suite
     for name in ("x unit", "x jobs/test_c"):
         record.keep(name, scheduling.Cost(100.0, 0.01))
     tasks = plan(run_tests, scheduling, suite, tmp_path, parts=["unit", "jobs"])
-    loads = {name: task.cost.load for name, task in tasks.items()}
+    loads = {name: task.cores for name, task in tasks.items()}
     assert loads == {"x unit": 1.0, "x jobs/test_b": 0.7, "x jobs/test_c": 0.5, "x jobs/test_f": 0.7}
 
 
