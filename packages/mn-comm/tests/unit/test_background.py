@@ -102,3 +102,27 @@ def test_a_function_that_raises_at_exit_does_not_keep_others_from_being_called()
     job = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
     assert job.stdout.split() == ["task", "first"]
     assert "ZeroDivisionError" in job.stderr
+
+
+def test_a_thread_may_put_tasks_while_another_one_forks():
+    """Before a fork, idle threads end: that must neither lose a task nor wait for one that comes later."""
+    interval = sys.getswitchinterval()
+    worker, ended = Worker(), threading.Event()
+
+    def rest():
+        while not ended.is_set():
+            worker.rest()
+
+    thread = threading.Thread(target=rest, daemon=True)
+    sys.setswitchinterval(1e-6)
+    try:
+        thread.start()
+        for _ in range(3000):
+            done = threading.Event()
+            worker.put(done.set)
+            assert done.wait(20)
+    finally:
+        ended.set()
+        sys.setswitchinterval(interval)
+    thread.join(20)
+    assert not thread.is_alive()

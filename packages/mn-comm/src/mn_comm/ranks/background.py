@@ -18,6 +18,7 @@ from mn_comm.ranks.watch import activity
 _T = TypeVar("_T")
 _U = TypeVar("_U")
 _Task = Callable[[], None]
+_Tasks = SimpleQueue[tuple[_Task, _Task | None] | None]
 
 
 class Future(Generic[_T]):
@@ -76,7 +77,7 @@ class Worker:
     """
 
     def __init__(self) -> None:
-        self._tasks: SimpleQueue[tuple[_Task, _Task | None] | None] = SimpleQueue()
+        self._tasks: _Tasks = SimpleQueue()  # of this thread: what ends it must reach no later one
         self._thread: threading.Thread | None = None
         self._unfinished = 0
         self._lock = threading.RLock()  # a finalizer may close one worker while another one is working
@@ -94,17 +95,16 @@ class Worker:
         with self._lock:
             self._unfinished += 1
             if self._thread is None:
-                self._thread = threading.Thread(target=self._run, name="mn_comm", daemon=True)
+                self._tasks = SimpleQueue()
+                self._thread = threading.Thread(target=self._run, args=(self._tasks,), name="mn_comm", daemon=True)
                 self._thread.start()
-        self._tasks.put((task, announce))
+            self._tasks.put((task, announce))
 
     def close(self, wait: bool = True) -> None:
         """Finish all tasks, and end the thread; without ``wait``, return immediately: nothing may be put any more."""
-        with self._lock:
-            thread, self._thread = self._thread, None
+        thread = self._dismiss()
         if thread is None:
             return
-        self._tasks.put(None)
         if wait:
             thread.join()
         else:
@@ -112,15 +112,25 @@ class Worker:
 
     def rest(self) -> None:
         """End the thread if it has nothing to do."""
-        if not self._unfinished:
-            self.close()
+        with self._lock:  # another thread may put a task
+            thread = None if self._unfinished else self._dismiss()
+        if thread is not None:
+            thread.join()
 
-    def _run(self) -> None:
+    def _dismiss(self) -> threading.Thread | None:
+        """Let the thread end after its last task, and return it."""
+        with self._lock:
+            thread, self._thread = self._thread, None
+            if thread is not None:
+                self._tasks.put(None)
+        return thread
+
+    def _run(self, tasks: _Tasks) -> None:
         doing = activity()
         doing.polls, doing.purpose = True, lambda: "gradients, in the background"
         # Whoever reads the means handles an overflow; an exception here would leave the other ranks waiting.
         np.seterr(all="ignore")
-        while (found := self._tasks.get()) is not None:
+        while (found := tasks.get()) is not None:
             task, announce = found
             task()
             del found, task  # it may hold arrays, and the next task may come much later
