@@ -29,11 +29,12 @@ from mn_guard.job import as_number
 from mn_guard.stall_probe import StallProbe, in_world
 from mn_guard.stall_report import bind, describe, ranks_of
 
-# No rank can complete these before all have called them: MPI calls, and operations of this package.
+# No rank can complete these before all have called them: MPI calls, and operations of this package. A split is none of
+# them: then the ranks of a part wait only for one another, and those of another part may have ended.
 _FOR_ALL = {
     *("Barrier", "Dup", "Split", "Allreduce", "Iallreduce", "Allgather", "Allgatherv", "Alltoallv"),
     *("Reduce_scatter", "Reduce_scatter_block", "allreduce", "allgather", "alltoall"),
-    *("barrier", "split", "allreduce_obj", "allgather_obj", "reduce_scatter", "multi_node_mean_grad"),
+    *("barrier", "allreduce_obj", "allgather_obj", "reduce_scatter", "multi_node_mean_grad"),
 }
 _WITH_PARTNER = {"send", "recv", "send_obj", "recv_obj"}
 _WHY_SILENT = "it is stopped, dead or overloaded, or in C code that keeps the GIL"
@@ -150,10 +151,11 @@ class Monitor:
             self._end(why)
 
     def _ask_neighbor(self, activity: Activity) -> None:
-        for call in activity.calls:
+        calls, wait = list(activity.calls), activity.wait
+        for call in calls:
             self.probe.ask(ranks_of(call))
-        if not activity.calls and activity.wait is not None:
-            self.probe.ask(activity.wait[1])
+        if not calls and wait is not None:
+            self.probe.ask(wait[1])
 
     def _tell(self, asking: int) -> bool:
         """Print what this rank is doing, when another rank asks; return whether the next rank must be asked."""
@@ -191,12 +193,13 @@ def _end_job(why: str) -> None:
 
 def _needed(activity: Activity) -> set[int]:
     """Return the ranks, numbered as in ``MPI_COMM_WORLD``, for all of which an activity waits."""
-    waits = [(activity.wait[0], activity.wait[1])] if activity.wait is not None else []
-    waits += [(call.function.__name__, ranks_of(call)) for call in activity.calls]
+    calls, wait = list(activity.calls), activity.wait  # which may end at any moment
+    waits = [(wait[0], wait[1])] if wait is not None else []
+    waits += [(call.function.__name__, ranks_of(call)) for call in calls]
     needed = {rank for name, ranks in waits if name in _FOR_ALL and ranks is not None for rank in in_world(ranks)}
     # Only in the main thread: the program does not wait for other threads, which may wait until it ends.
-    if activity.calls and activity.thread == threading.main_thread().ident:
-        needed |= _partner(activity.calls[-1])
+    if calls and activity.thread == threading.main_thread().ident:
+        needed |= _partner(calls[-1])
     return needed
 
 

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from mn_comm.basis.mpi import MPI
-from mn_comm.ranks.watch import Activity, Call
+from mn_comm.ranks.watch import Activity, Call, Wait
 from mn_guard.crash_output import folders_of_libraries
 from mn_guard.node_process import is_of_script
 
@@ -29,12 +29,13 @@ def describe(doing: Sequence[Activity], occasion: str, notes: Sequence[str], *, 
     """
     world = MPI.COMM_WORLD
     place = f"rank {world.rank} of {world.size} ({MPI.Get_processor_name()}){occasion}"
-    waiting = [activity for activity in doing if activity.wait is not None]
-    lines = [f"{place} {_describe_wait(activity)}" for activity in waiting] or [f"{place} {_describe_idle(doing)}"]
-    for activity in waiting:
-        lines += _other_messages(activity)
+    # A thread may stop waiting, and end its calls, at any moment.
+    waits = [(activity, wait, list(activity.calls)) for activity in doing if (wait := activity.wait) is not None]
+    lines = [f"{place} {_describe_wait(*each)}" for each in waits] or [f"{place} {_describe_idle(doing)}"]
+    for _, _, calls in waits:
+        lines += _other_messages(calls)
     lines += [f"  {note}" for note in notes]
-    for activity in waiting if stacks else ():
+    for activity, _, _ in waits if stacks else ():
         stack = [f"    {each.filename}:{each.lineno} in {each.name}: {each.line}" for each in _frames(activity.thread)]
         lines += ["  its stack:", *stack]
     return lines
@@ -50,11 +51,10 @@ def ranks_of(call: Call) -> MPI.Intracomm | None:
     return getattr(call.arguments[0] if call.arguments else None, "ranks", None)
 
 
-def _describe_wait(activity: Activity) -> str:
-    assert activity.wait is not None
-    what, ranks, since = activity.wait
-    calls = list(activity.calls)
-    purpose = f" for {activity.purpose()}" if activity.purpose else ""
+def _describe_wait(activity: Activity, wait: Wait, calls: Sequence[Call]) -> str:
+    what, ranks, since = wait
+    describe_purpose = activity.purpose
+    purpose = f" for {describe_purpose()}" if describe_purpose else ""
     seconds = f"has waited for {(time.monotonic_ns() - since) / 1e9:.1f} s"
     if not calls:
         return f"{seconds} in {what}{purpose}, {_place(activity.thread)}"
@@ -99,9 +99,9 @@ def _of_script(frames: Sequence[traceback.FrameSummary]) -> list[traceback.Frame
     return [frame for frame in frames if is_of_script(frame.filename, frame.name, folders)]
 
 
-def _other_messages(activity: Activity) -> list[str]:
+def _other_messages(calls: Sequence[Call]) -> list[str]:
     """Describe messages that have arrived with a different tag than the one that a ``recv`` waits for."""
-    call = activity.calls[-1] if activity.calls else None
+    call = calls[-1] if calls else None
     if call is None or call.function.__name__ != "recv" or MPI.Query_thread() < MPI.THREAD_MULTIPLE:
         return []
     status = MPI.Status()

@@ -57,6 +57,9 @@ def run(ranks, script, **settings):
     return subprocess.run(command, capture_output=True, text=True, timeout=70)
 
 
+ENDED = "has ended the job", "was ended", "was killed", "died of a signal"
+
+
 @pytest.mark.parametrize("ranks", [2, 4])
 def test_every_rank_speaks_and_the_job_ends(ranks):
     job = run(ranks, WAIT, CHAINERMN_STALL_ABORT="1")
@@ -67,7 +70,7 @@ def test_every_rank_speaks_and_the_job_ends(ranks):
     assert sorted(spoken) == [("0", "recv(source=1, tag=3), at <string>:17 in <module>"), *others], job.stderr
     # Several ranks may end the job at the same time; nothing is said twice, and there are no other lines.
     ends = re.findall(r"\[chainermn\] rank ([0-9]) ends the job: CHAINERMN_STALL_ABORT is set$", job.stderr, re.M)
-    how = rf"\[chainermn\] rank ([0-9]) of {ranks} \(\S+, process [0-9]+\) (?:has ended the job|was ended|was killed)"
+    how = rf"\[chainermn\] rank ([0-9]) of {ranks} \(\S+, process [0-9]+\) (?:{'|'.join(ENDED)})"
     ended = re.findall(how, job.stderr)
     assert len(set(ends)) == len(ends), job.stderr
     assert len(set(ended)) == len(ended), job.stderr
@@ -102,8 +105,11 @@ import numpy as np
 sys.path.insert(0, sys.argv[1])
 from fake_model import Model, Param
 from mn_comm import create_communicator
+from mn_guard import guard_thread, stall
 class Never:
-    wait = threading.Event().wait
+    def wait(self):
+        guard_thread.thread.find(stall.Monitor).limit = 1.0  # not before: the other rank may be late
+        threading.Event().wait()
 reducer = create_communicator("flat").gradient_reducer(comm_hook=lambda bucket: Never(), background=sys.argv[2] == "1")
 model = Model(p=Param(np.zeros(3), np.zeros(3)))
 if sys.argv[2] == "1":
@@ -118,7 +124,7 @@ reducer.average(model)
 def test_a_hook_whose_mean_never_comes(background):
     fakes = str(Path(__file__).parents[3] / "mn-comm" / "tests" / "fakes")
     script = NEVER.replace("sys.argv[1]", repr(fakes)).replace("sys.argv[2]", repr(background))
-    job = run(2, script, CHAINERMN_STALL_SECONDS="1", CHAINERMN_STALL_ABORT="1")
+    job = run(2, script, CHAINERMN_STALL_ABORT="1")
     assert job.returncode != 0
     assert re.search(r"has waited for \S+ s in comm_hook, at <string>", job.stderr), job.stderr
 
@@ -150,28 +156,62 @@ if comm.rank:
 """
 
 
-def test_a_rank_that_ends_early_ends_nothing_that_goes_on_without_it():
-    job = run(3, LATE, CHAINERMN_STALL_SECONDS="1")
+# The members of a part wait for each other while it is created; then a rank of another part may have ended.
+LATE_IN_A_SPLIT = """
+import time
+from mn_comm import create_communicator
+from mn_comm.ranks import context
+comm, contexts = create_communicator("naive"), context.Contexts
+
+def create_late(*args):
+    time.sleep(4 * (comm.rank == 2))
+    return contexts(*args)
+
+context.Contexts = create_late
+comm.split(0 if comm.rank else 1, 0)
+if comm.rank:
+    print("done")
+"""
+
+
+@pytest.mark.parametrize("script", [LATE, LATE_IN_A_SPLIT], ids=["later", "in a split"])
+def test_a_rank_that_ends_early_ends_nothing_that_goes_on_without_it(script):
+    job = run(3, script, CHAINERMN_STALL_SECONDS="1")
     # Launchers forward the ranks' output in pieces.
     assert (job.returncode, sorted(job.stdout)) == (0, sorted("done\ndone\n")), job.stderr
     assert "rank 2 of 3" in job.stderr
 
 
 STOPPED = """
-import os, signal, sys, threading
+import os, signal, time
 from mn_comm import create_communicator
+from mn_guard import guard_thread, stall
 comm = create_communicator("naive")
 others = comm.allgather_obj(os.getpid())
+
+def is_stopped(process):
+    with open(f"/proc/{process}/stat") as file:
+        return file.read().rpartition(")")[2].split()[0] == "T"
+
+def let_it_continue(text):
+    write(text)
+    if "does not answer" in text:
+        os.kill(others[1], signal.SIGCONT)
+
 if comm.rank == 0:
-    threading.Timer(4, lambda: os.kill(others[1], signal.SIGCONT)).start()
+    while not is_stopped(others[1]):
+        time.sleep(0.01)
+    monitor = guard_thread.thread.find(stall.Monitor)
+    write, monitor._write, monitor.limit = monitor._write, let_it_continue, 1.0
 else:
     os.kill(os.getpid(), signal.SIGSTOP)
 comm.allreduce_obj(1)
 """
 
 
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="other systems have no /proc")
 def test_a_rank_that_does_not_answer_is_named():
-    job = run(2, STOPPED, CHAINERMN_STALL_SECONDS="1")
+    job = run(2, STOPPED)
     assert job.returncode == 0, job.stderr
     assert job.stderr.count("rank 1 does not answer") == 1
 

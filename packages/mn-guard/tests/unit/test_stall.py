@@ -272,3 +272,23 @@ def test_a_function_that_python_generates_is_not_the_place():
     here = functools.partial(stall_report._place, threading.get_ident())
     made = dataclasses.make_dataclass("Made", [("place", str, dataclasses.field(default_factory=here))])
     assert made().place.startswith(f"at {__file__}:")
+
+
+class EndsSoon(watch.Activity):
+    """The activity of a thread whose wait ends as soon as someone has looked at it."""
+
+    @property
+    def wait(self):
+        self.looks += 1
+        return ("Recv", None, 0) if self.looks == 1 else None
+
+    @wait.setter
+    def wait(self, _):
+        self.looks = 0
+
+
+def test_a_wait_may_end_while_it_is_looked_at(monitor):
+    (line,) = stall_report.describe([EndsSoon()], "", [], stacks=False)
+    assert " in Recv, at " in line
+    assert stall._needed(EndsSoon()) == set()
+    monitor._ask_neighbor(EndsSoon())

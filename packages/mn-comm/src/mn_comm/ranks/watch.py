@@ -11,7 +11,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, NamedTuple, ParamSpec, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, ParamSpec, TypeAlias, TypeVar
 
 from mn_comm.ranks.spans import span
 
@@ -31,6 +31,10 @@ class Call(NamedTuple):
     keywords: dict[str, Any]
 
 
+Wait: TypeAlias = "tuple[str, MPI.Intracomm | None, int]"
+"""The MPI call in which a thread waits, the ranks it waits for, and the start in nanoseconds of the monotonic clock."""
+
+
 class Activity:
     """What one thread is doing."""
 
@@ -42,8 +46,7 @@ class Activity:
         self.finished: deque[str] = deque(maxlen=5)  # the names of the last operations that it has finished
         self.count = 0  # how many it has finished
         self.purpose: Callable[[], str] | None = None  # describes what it waits for
-        # The MPI call in which it waits, the ranks it waits for, and the start in nanoseconds of the monotonic clock.
-        self.wait: tuple[str, MPI.Intracomm | None, int] | None = None
+        self.wait: Wait | None = None
         self.polls = False  # whether it waits with pauses, and so leaves its core to a computation
         self.waited = 0  # how many nanoseconds it has waited for other ranks
 
