@@ -23,7 +23,9 @@ if comm.rank == 0:
         sys.exit()
     os.wait()
     time.sleep(4)
+from mn_guard import guard_thread, stall
 comm.barrier()
+guard_thread.thread.find(stall.Monitor).limit = 60.0
 if comm.rank == 0:
     print(comm.recv_obj(1, tag=4))
 """
