@@ -193,20 +193,23 @@ def _take_leave(party: Party) -> None:
     except BaseException:  # raised by a signal handler of the script
         ignore_handlers()  # the next signal must not keep this rank from ending
         traceback.print_exc()
-    if party.is_torn:
-        _end_torn()
-    report.leave(together=are_all)
-    # With the failure detector, MPI_Finalize also hangs (Open MPI 5.0.11).
-    if not are_all or party.has_lost or detects():
-        _skip_finalize()
+    finally:  # the next signal may have raised before it was ignored
+        if party.is_torn:
+            _end_torn()
+        report.leave(together=are_all)
+        # With the failure detector, MPI_Finalize also hangs (Open MPI 5.0.11).
+        if not are_all or party.has_lost or detects():
+            _skip_finalize()
 
 
 def _end_torn() -> None:
     """End this process: the others notice its death, but may otherwise wait forever for what this rank has left."""
-    ignore_handlers()
-    why = "an exception, for example of a signal handler, has left what the ranks agree on"
-    _tell(f"{why}, on rank {MPI.COMM_WORLD.rank}: this rank ends")
-    os.kill(os.getpid(), signal.SIGKILL)
+    try:
+        ignore_handlers()
+        why = "an exception, for example of a signal handler, has left what the ranks agree on"
+        _tell(f"{why}, on rank {MPI.COMM_WORLD.rank}: this rank ends")
+    finally:
+        os.kill(os.getpid(), signal.SIGKILL)
 
 
 def _skip_finalize() -> None:

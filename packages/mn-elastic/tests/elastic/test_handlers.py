@@ -72,6 +72,22 @@ def test_at_the_end_while_the_others_go_on(job, how, tmp_path):
     assert job(3, START + GO_ON, "take_leave", how, str(tmp_path / "sent")) == ["done 2", "done 2", "done 3"]
 
 
+# While a rank ends because a signal handler has raised, the next signal comes before the handlers are ignored.
+SOON_AGAIN = """
+from mn_elastic import ends
+ignore_handlers = ends.ignore_handlers
+def ignore_late():
+    time.sleep(0.1)
+    ignore_handlers()
+ends.ignore_handlers = ignore_late
+"""
+
+
+def test_at_the_end_while_the_next_signal_comes_soon(job, tmp_path):
+    arguments = "take_leave", "again and again", str(tmp_path / "sent")
+    assert job(3, START + SOON_AGAIN + GO_ON, *arguments) == ["done 2", "done 2", "done 3"]
+
+
 @pytest.mark.parametrize("how", ["0", "3", "exception"])
 def test_in_a_vote_while_another_rank_leaves(job, how, tmp_path):
     assert job(3, START + VOTES, "vote", how, str(tmp_path / "sent")) == ["done 0 1"]

@@ -172,6 +172,21 @@ def test_a_script_may_start_the_training(launcher, tmp_path, body):
     assert done.stderr.rstrip().endswith("the training is complete")
 
 
+# The launcher of one rank's job ends long after that of the other's.
+ENDS_LATE = f"""
+{HELPED["in a job of its own"]}
+time.sleep(0.5 + 1.5 * (os.environ["OMPI_COMM_WORLD_RANK"] == "1"))
+sys.exit(status)
+"""
+
+
+def test_scripts_that_start_trainings_may_end_at_different_times(launcher, tmp_path):
+    program = "-c", changed("supervisor._EARLY_SECONDS = 0.2")
+    done = run_script(tmp_path, STARTS_OTHERS + ENDS_LATE, "-n", "2", "--restart", "0", program=program)
+    assert done.returncode == 0, done.stderr
+    assert done.stderr.rstrip().endswith("the training is complete")
+
+
 CLOSES = """
 import os, time
 os.closerange(3, 100)
@@ -293,10 +308,11 @@ def test_a_rank_of_an_attempt_that_is_over_does_not_train(launcher, tmp_path):
 
 
 SAVES_AT_THE_END = """
-import atexit, sys, time
+import atexit, os, time
 
 def save():
-    time.sleep(0.6)
+    while not os.path.exists("said"):
+        time.sleep(0.01)
     if comm.rank == 0:
         open("saved", "w").close()
 
@@ -306,8 +322,19 @@ comm = mn_comm.create_communicator("naive")
 """
 
 
+TELLS_THE_SCRIPT = """
+say = supervisor._say
+def say_to_all(text):
+    say(text)
+    if "have not ended" in text:
+        open("said", "w").close()
+supervisor._say = say_to_all
+"""
+
+
 def test_what_a_script_has_left_for_its_end_is_waited_for(launcher, tmp_path):
-    done = run_script(tmp_path, SAVES_AT_THE_END, "-n", "2", "--restart", "0", program=("-c", IMPATIENT))
+    program = changed(TELLS_THE_SCRIPT, "supervisor._LAUNCHER_SECONDS = 0.2")
+    done = run_script(tmp_path, SAVES_AT_THE_END, "-n", "2", "--restart", "0", program=("-c", program))
     assert done.returncode == 0, done.stderr
     assert "ranks have not ended after the end of the training; it ends after 300 s" in done.stderr
     assert (tmp_path / "saved").exists()

@@ -261,11 +261,11 @@ class Supervisor:
     def _problem_at_start(self, seconds: float) -> str:
         """Return why ranks will not come together, or an empty result; say once that they have not, so far."""
         attempt = self._attempt
+        if attempt.is_together:
+            return ""
         if attempt.problem_at_start:
             attempt.early_since = seconds if attempt.early_since is None else attempt.early_since
             return attempt.problem_at_start if seconds - attempt.early_since > _EARLY_SECONDS else ""
-        if attempt.is_together:
-            return ""
         limit = self._options.start_limit
         found = f"{len(attempt.joined)} of {attempt.expected} ranks have made a communicator"
         if seconds > limit:
