@@ -14,7 +14,7 @@ import pytest
 sys.path.insert(0, str(Path(__file__).parents[1] / "fakes"))
 
 from processes import is_alive
-from supervised import SCRIPT, run, run_script
+from supervised import SCRIPT, changed, run, run_script
 
 
 def said(done):
@@ -77,7 +77,7 @@ def test_a_script_without_a_communicator_is_no_training(tmp_path):
     assert "attempt 1 has failed: no rank has made a communicator" in said(done)
 
 
-# Both ranks end together: one that is left alone is ended by the supervisor, and the status is another one.
+# Both ranks end together: one that is left alone for long is ended by the supervisor, and the status is another one.
 TOGETHER = """
 import os, sys, time
 open(f"{os.getpid()}.rank", "w").close()
@@ -89,14 +89,23 @@ sys.exit(3)
 
 @pytest.mark.parametrize("loads", ["", "import mn_elastic", "from mpi4py import MPI"], ids=str)
 def test_the_status_of_ranks_without_a_communicator_is_that_of_the_launcher(tmp_path, loads):
-    Path(tmp_path, "other.py").write_text(loads + TOGETHER)
-    done = run(tmp_path, "", "-n", "2", "--restart", "0", "other.py")
+    program = "-c", changed("supervisor._EARLY_SECONDS = 60")
+    done = run_script(tmp_path, loads + TOGETHER, "-n", "2", "--restart", "0", program=program)
     assert done.returncode == 3, done.stderr
 
 
+# A signal ends rank 0 when both have reported the end of the script: what is registered first is called last.
 ENDS_BADLY = """
-import atexit, os, sys
-atexit.register(lambda: comm.rank == 0 and os.kill(os.getpid(), int(sys.argv[1])))  # after the others
+import atexit, os, sys, time
+
+def end():
+    open(f"{comm.rank}.has-ended", "w").close()
+    while comm.rank == 0 and not os.path.exists("1.has-ended"):
+        time.sleep(0.01)
+    if comm.rank == 0:
+        os.kill(os.getpid(), int(sys.argv[1]))
+
+atexit.register(end)
 import mn_comm
 comm = mn_comm.create_communicator("naive")
 """

@@ -10,8 +10,11 @@ from types import SimpleNamespace
 
 import pytest
 
+sys.path.insert(0, str(Path(__file__).parents[1] / "fakes"))
+
+from supervised import changed
+
 from mn_elastic.supervision.supervisor import _lack_of_shared_memory as lack_of_shared_memory
-from mn_guard.node_process import SILENCE_SECONDS
 
 GREETING = """
 import json, os, socket, sys
@@ -198,12 +201,13 @@ while not os.path.exists("continued"):
 
 
 def test_the_time_in_which_all_were_stopped_is_no_silence(tmp_path):
-    supervisor = start(tmp_path, launcher(tmp_path, BEATS + FINISHED), "--restart", "0")
+    program = "-c", changed("supervisor.SILENCE_SECONDS = 5")
+    supervisor = start(tmp_path, launcher(tmp_path, BEATS + FINISHED), "--restart", "0", program=program)
     wait_for((tmp_path / "process").exists)
     mpiexec = int((tmp_path / "process").read_text())
     for process in (mpiexec, supervisor.pid):
         os.kill(process, signal.SIGSTOP)
-    time.sleep(SILENCE_SECONDS + 0.5)
+    time.sleep(5.5)
     supervisor.send_signal(signal.SIGCONT)
     time.sleep(0.3)
     os.kill(mpiexec, signal.SIGCONT)
@@ -287,9 +291,13 @@ def test_a_system_without_a_folder_for_shared_memory():
 
 # The keeper outlives the launcher, which fails; it counts what it hears while the agent waits for it.
 OUTLIVES = """
+reading, writing = os.pipe()
 if os.fork():
+    os.close(writing)
+    os.read(reading, 1)
     sys.exit(1)
-os.setsid()
+os.setsid()  # before the launcher ends, whose group the supervisor then kills
+os.close(writing)
 keeper.settimeout(0.4)
 heard = -1  # the first may have been sent before
 while heard < 2:
@@ -307,13 +315,7 @@ while heard < 2:
 open("heard", "w").close()
 """
 # So that the time that a host is given ends nothing before the keeper has heard enough.
-PATIENT = """
-import sys
-from mn_comm.__main__ import main
-from mn_elastic.supervision import launch
-launch._PROBE_SECONDS = 30
-sys.exit(main(sys.argv[1:]))
-"""
+PATIENT = changed("launch._PROBE_SECONDS = 30")
 
 
 def test_keepers_hear_of_it_while_hosts_are_asked(tmp_path):
