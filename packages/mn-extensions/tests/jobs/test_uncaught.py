@@ -90,7 +90,8 @@ def by_ranks(text):
 @pytest.mark.parametrize("show", [True, False])
 @pytest.mark.parametrize("where", CASES)
 def test_all_ranks_end_and_the_traceback_is_shown_once(where, show, tmp_path):
-    job = mpiexec(3, f"{PREAMBLE}show = {show}\n{CASES[where]}", tmp_path)
+    longer = {"CHAINERMN_PATIENCE": "3"} if where == "collective" else {}  # others wait for rank 1 to show it
+    job = mpiexec(3, f"{PREAMBLE}show = {show}\n{CASES[where]}", tmp_path, **longer)
     ended = time.time()
     (raised,) = re.findall(r"raising at ([0-9.]+)", job.stderr)[:1]
     assert ended - float(raised) < SOON
@@ -193,8 +194,30 @@ data = chainer.datasets.TupleDataset(np.ones((100, 2), "f4"), np.zeros(100, "i4"
 
 AT = {
     "a training": "train(chainer.iterators.SerialIterator(data, 4))",
-    "the data loader's workers": "train(chainer.iterators.MultiprocessIterator(data, 4, n_processes=2))",
-    "a collective": "tell(); comm.recv_obj(1 - comm.rank)",
+    "the data loader's workers": """
+import multiprocessing, time
+def ignores_ctrl_c(process):
+    with open(f"/proc/{process}/status") as file:
+        (ignored,) = [line.split()[1] for line in file if line.startswith("SigIgn:")]
+    return int(ignored, 16) >> 1 & 1
+def tell_when_they_ignore_it(trainer, tell=tell):  # a worker that starts late would print a traceback
+    while not all(ignores_ctrl_c(child.pid) for child in multiprocessing.active_children()):
+        time.sleep(0.01)
+    comm.mpi_comm.Barrier()
+    tell()
+tell = tell_when_they_ignore_it
+train(chainer.iterators.MultiprocessIterator(data, 4, n_processes=2))
+""",
+    "a collective": """
+import threading, time
+from mn_comm.building_blocks import activity
+def tell_later(doing):  # when it can no longer be a response to Ctrl-C
+    while doing.wait is None or time.monotonic_ns() - doing.wait[2] < 2.5e9:
+        time.sleep(0.01)
+    tell()
+threading.Thread(target=tell_later, args=[activity()]).start()
+comm.recv_obj(1 - comm.rank)
+""",
     "one rank's computation": """
 tell()
 if comm.rank == 0:
@@ -231,7 +254,7 @@ def press(code, folder, **environ):
 
 @pytest.mark.parametrize("at", AT)
 def test_ctrl_c(at, tmp_path):
-    job, output, errors = press(AT[at], tmp_path, CHAINERMN_PATIENCE="2")
+    job, output, errors = press(AT[at], tmp_path, CHAINERMN_PATIENCE="4")
     assert job.returncode != 0
     assert "Traceback" not in errors
     if "[mpiexec@" in output:  # MPICH's; Open MPI's ends the ranks itself, by SIGTERM
@@ -260,6 +283,18 @@ except KeyboardInterrupt:
         time.sleep(6)  # longer than anybody is waited for
         comm.bcast_obj("end")
         print("saved", flush=True)
+""",
+    "while it waits for another rank itself": """
+try:
+    comm.gather_obj("inside")
+    tell()
+    time.sleep(60)
+except KeyboardInterrupt:
+    if comm.rank == 0:
+        print(comm.recv_obj(1), flush=True)
+    else:
+        time.sleep(6)
+        comm.send_obj("saved", 0)
 """,
     "in a finally clause": """
 try:
@@ -306,7 +341,8 @@ comm.mpi_comm.Barrier()
 
 @pytest.mark.parametrize("what", SAVES)
 def test_a_script_that_saves_after_ctrl_c_is_not_cut_short(what, tmp_path):
-    _, output, errors = press("import hashlib, signal, time" + SAVES[what], tmp_path)
+    longer = {"CHAINERMN_PATIENCE": "3"} if what == "in a finally clause" else {}
+    _, output, errors = press("import hashlib, signal, time" + SAVES[what], tmp_path, **longer)
     if "[mpiexec@" in output:
         assert "saved\n" in output, errors
 
@@ -325,7 +361,8 @@ def test_all_ranks_end_where_nothing_can_be_said(how, tmp_path):
 
 def test_all_ranks_end_where_only_the_name_is_wrong(tmp_path):
     code = "from mpi4py import MPI\nfrom mn_comm import create_communicator\n"
-    job = mpiexec(2, code + "create_communicator('naive' if MPI.COMM_WORLD.rank else 'nave')", tmp_path)
+    script = code + "create_communicator('naive' if MPI.COMM_WORLD.rank else 'nave')"
+    job = mpiexec(2, script, tmp_path, CHAINERMN_PATIENCE="3")
     assert job.returncode == 1
     assert job.stderr.count("got 'nave'") == 1
 

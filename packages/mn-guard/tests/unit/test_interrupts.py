@@ -77,6 +77,17 @@ def test_a_main_thread_that_stays_where_it_waits(main, watching, ended):
     assert ended.wait(10)
 
 
+def test_a_wait_that_has_just_begun_may_be_the_response_to_the_signal(main, watching, ended, monkeypatch):
+    main.wait = ("Recv", None, time.monotonic_ns())
+    monkeypatch.setattr(interrupts, "_LATE_SECONDS", 60.0)
+    press(watching)
+    is_read(watching)
+    assert not ended.wait(0.1)
+    monkeypatch.setattr(interrupts, "_LATE_SECONDS", 0.0)  # time has passed
+    press(watching)
+    assert ended.wait(10)
+
+
 def test_a_main_thread_that_does_something_else(watching, ended):
     press(watching)
     is_read(watching)
