@@ -176,13 +176,25 @@ def test_a_mistake_is_named(mpiexec, script, messages):
 
 def test_slow_ranks_are_no_mistake(mpiexec):
     script = """
-import threading
+import pathlib, sys, threading, time
 from mn_guard import guard_thread, stall
+
+waits = pathlib.Path(__file__).with_name("waits")
+
+def tell_that_it_waits(main):
+    while sys._current_frames()[main].f_code.co_name != "wait":
+        time.sleep(0.01)
+    waits.touch()
+
+if comm.rank == 0:
+    while not waits.exists():
+        time.sleep(0.01)
 if comm.rank == 1:
     answered = threading.Event()
     monitor = guard_thread.thread.find(stall.Monitor)
     write = monitor._write
     monitor._write = lambda text: (write(text), answered.set())
+    threading.Thread(target=tell_that_it_waits, args=[threading.get_ident()]).start()
     answered.wait()
 assert comm.allreduce(np.ones(1)) == 2
 print("done", comm.rank)
