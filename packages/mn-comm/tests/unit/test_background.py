@@ -126,3 +126,33 @@ def test_a_thread_may_put_tasks_while_another_one_forks():
         sys.setswitchinterval(interval)
     thread.join(20)
     assert not thread.is_alive()
+
+
+# What is registered first is called last before a fork: after idle threads have ended.
+HELD = """
+import os, threading
+held = threading.Event()
+
+def hold():
+    with worker._lock:
+        held.set()
+        threading.Event().wait()
+
+def hold_in_another_thread():
+    threading.Thread(target=hold, daemon=True).start()
+    held.wait()
+
+os.register_at_fork(before=hold_in_another_thread)
+from mn_comm.ranks.background import Future, Worker
+worker = Worker()
+assert Future(lambda: 1, worker).wait() == 1
+child = os.fork()
+if child == 0:
+    os._exit(Future(lambda: 2, worker).wait())
+os._exit(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+"""
+
+
+def test_a_child_begins_with_a_worker_of_its_own():
+    """At the fork, another thread may have held the lock."""
+    assert subprocess.run([sys.executable, "-W", "ignore", "-c", HELD], timeout=30).returncode == 2

@@ -19,7 +19,8 @@ import sys
 import threading
 from collections.abc import Callable
 
-_one_fork = threading.RLock()
+one_fork = threading.RLock()
+"""Held during each fork, including the functions around it."""
 
 _Function = Callable[[], object]
 
@@ -39,8 +40,8 @@ def around_forks(
     """Register functions to be called around each fork, like :func:`os.register_at_fork`, for one fork at a time.
 
     Args:
-        before: Called before the fork, in reverse order of registration.
-        after_in_parent: Called after the fork in the parent.
+        before: Called before the fork, in reverse order of registration; a second time if it raises.
+        after_in_parent: Called after the fork in the parent; a second time if it raises.
         after_in_child: Called after the fork in the child.
     """
     for functions, function in ((_before, before), (_in_parent, after_in_parent), (_in_child, after_in_child)):
@@ -84,23 +85,23 @@ def _warn(name: str, process: int) -> None:
 
 
 def _begin() -> None:
-    _one_fork.acquire()
+    one_fork.acquire()
     # A handler of another signal may raise in each of these lines.
     _this_thread.mask = signal.pthread_sigmask(signal.SIG_BLOCK, ())
     signal.pthread_sigmask(
         signal.SIG_BLOCK, {number for number, handler in _ours.items() if signal.getsignal(number) is handler}
     )
     for function in reversed(_before):
-        function()
+        _insist(function)
 
 
 def _end_in_parent() -> None:
     try:
         _unblock()  # first, because threads that start inherit what is blocked
         for function in list(_in_parent):
-            function()
+            _insist(function)
     finally:
-        _one_fork.release()
+        one_fork.release()
 
 
 def _end_in_child() -> None:
@@ -109,7 +110,16 @@ def _end_in_child() -> None:
             function()
         _unblock()
     finally:
-        _one_fork.release()
+        one_fork.release()
+
+
+def _insist(function: _Function) -> None:
+    """Call a function, and once more if an exception has interrupted it, for example one of a signal handler."""
+    try:
+        function()
+    except BaseException:
+        function()
+        raise
 
 
 def _unblock() -> None:

@@ -18,7 +18,7 @@ import time
 import traceback
 from typing import Protocol, TypeVar
 
-from mn_guard.forks import around_forks
+from mn_guard.forks import around_forks, one_fork
 
 _WAKE = b"\0"  # no signal has this number
 
@@ -53,7 +53,8 @@ class GuardThread:
     def __init__(self) -> None:
         self._duties: list[Duty] = []
         self._pipe: tuple[int, int] | None = None
-        self._is_pausing = self._has_ended = self._receives = False
+        self._pausing = threading.Event()  # of this runner
+        self._has_ended = self._receives = False
         self.runner: threading.Thread | None = None
 
     def find(self, kind: type[_Duty]) -> _Duty | None:
@@ -66,30 +67,36 @@ class GuardThread:
         Raises:
             OSError: The process has no descriptors left; the duty is not added.
         """
-        self._open()
-        self._duties.append(duty)
-        self._wake()
-        self.resume()
+        with one_fork:
+            self._open()
+            self._duties.append(duty)
+            self._wake()
+            self.resume()
 
     def resume(self) -> None:
         """Start the thread, unless it runs, has ended or has no duties."""
+        if self._pausing.is_set() or (self.runner is not None and self.runner.ident is None):
+            self.pause()  # a signal handler has raised in the last pause, or before the start
         if self.runner is None and self._duties and not self._has_ended:
-            self._is_pausing = False
-            self.runner = threading.Thread(target=self._run, name="chainermn-guard", daemon=True)
+            self._pausing = threading.Event()
+            arguments = (self._pausing,)
+            self.runner = threading.Thread(target=self._run, args=arguments, name="chainermn-guard", daemon=True)
             self.runner.start()
 
     def pause(self) -> None:
         """Stop the thread, and wait until it has stopped; signals are kept."""
         if self.runner is not None:
-            self._is_pausing = True
+            self._pausing.set()
             self._wake()
-            self.runner.join()
+            if self.runner.ident is not None:
+                self.runner.join()
             self.runner = None
 
     def end(self) -> None:
         """Stop the thread for good: it must not be inside MPI when MPI is finalized."""
-        self._has_ended = True
-        self.pause()
+        with one_fork:  # another thread may fork, and resume it
+            self._has_ended = True
+            self.pause()
 
     def receive_signals(self) -> bool:
         """Let Python write the numbers of signals to this thread; return whether nothing else receives them."""
@@ -108,6 +115,7 @@ class GuardThread:
         for descriptor in self._pipe or ():
             os.close(descriptor)
         self._pipe = None
+        self._pausing = threading.Event()
         self._duties.clear()
         self._has_ended = self._receives = False
         self.runner = None
@@ -124,15 +132,15 @@ class GuardThread:
         with contextlib.suppress(BlockingIOError):  # it is full, so the thread is about to wake up
             os.write(self._open()[1], _WAKE)
 
-    def _run(self) -> None:
+    def _run(self, pausing: threading.Event) -> None:
         reading, _ = self._open()
         poll = select.poll()
         poll.register(reading, select.POLLIN)
-        while not self._is_pausing:
+        while not pausing.is_set():
             due = min(duty.due for duty in self._duties)
             seconds = max(0.0, due - time.monotonic())
             poll.poll(None if math.isinf(seconds) else math.ceil(seconds * 1000))
-            if not self._is_pausing:  # otherwise, what has arrived is for the next thread
+            if not pausing.is_set():  # otherwise, what has arrived is for the next thread
                 self._attend(self._arrived())
 
     def _arrived(self) -> bytes:

@@ -44,11 +44,13 @@ class Interrupts:
         self._deadline = 0.0
         self._main = threading.main_thread().ident or 0
         self._waited_in: object = None
+        self._seen: object = None  # where the main thread waited when the last signal arrived
 
     def attend(self, signals: bytes) -> None:
         """Begin to look where the main thread is, if SIGINT has arrived; end the job if it has stayed there."""
         if self._waited_in is None and signal.SIGINT in signals:
             self._waited_in = self._wait_before_the_signal()
+            self._seen = self._wait()
             self._deadline = time.monotonic() + self._patience
         if self._waited_in is None:
             return
@@ -63,7 +65,9 @@ class Interrupts:
 
     def _wait_before_the_signal(self) -> object:
         wait = self._wait()
-        return wait if wait is not None and time.monotonic_ns() - wait[2] > _LATE_SECONDS * 1e9 else None
+        if wait is None or wait is self._seen:
+            return wait
+        return wait if time.monotonic_ns() - wait[2] > _LATE_SECONDS * 1e9 else None
 
     def _wait(self) -> Wait | None:
         activity = activities.get(self._main)

@@ -126,15 +126,17 @@ class Monitor:
 
     def _why_hopeless(self, activity: Activity, since: int) -> str:
         """Return why the job must end, if a wait was reported so long ago that all ranks have answered."""
+        needed, status, wait = _needed(activity), exit_status.asked_for(), activity.wait
+        if wait is None or wait[2] != since:
+            return ""  # it has ended: what was found may be about the next one
         long_ago = time.monotonic() - self._time_to_speak
         if self._reported[since] > long_ago:
             return ""
         # A rank that has just ended may have sent what this one waits for.
         ended = self.probe.finished | self.probe.leaving
-        gone = {rank for rank, when in ended.items() if when <= long_ago} & _needed(activity)
+        gone = {rank for rank, when in ended.items() if when <= long_ago} & needed
         if gone:
             return f"rank {min(gone)} has reached the end of its program, but this rank still waits for it"
-        status = exit_status.asked_for()
         if status:
             return f"this rank has asked for exit status {status}, but still waits"
         return "CHAINERMN_STALL_ABORT is set" if self.abort else ""

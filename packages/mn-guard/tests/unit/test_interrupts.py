@@ -1,6 +1,7 @@
 """SIGINT while the main thread waits, or seems to: these tests do not wait for MPI."""
 
 import asyncio
+import contextlib
 import errno
 import math
 import os
@@ -10,7 +11,7 @@ import time
 
 import pytest
 
-from mn_guard import guard_thread, interrupts
+from mn_guard import forks, guard_thread, interrupts
 from mn_guard.guard_thread import GuardThread
 from mn_guard.interrupts import Interrupts, watch_interrupts
 
@@ -83,9 +84,47 @@ def test_a_wait_that_has_just_begun_may_be_the_response_to_the_signal(main, watc
     press(watching)
     is_read(watching)
     assert not ended.wait(0.1)
-    monkeypatch.setattr(interrupts, "_LATE_SECONDS", 0.0)  # time has passed
+    main.wait = ("Recv", None, time.monotonic_ns())
     press(watching)
+    is_read(watching)
+    assert not ended.wait(0.1)
+    press(watching)  # a second time in the same wait
     assert ended.wait(10)
+
+
+@pytest.mark.parametrize("step", ["_wake", "start"])
+def test_a_signal_handler_may_raise_during_a_fork(watching, monkeypatch, step):
+    """It interrupts the end of the thread before the fork, or its start after that."""
+    raised = []
+
+    def interrupted(*args, **options):
+        if not raised:
+            raised.append(True)
+            raise TimeoutError
+        return function(*args, **options)
+
+    function = watching._wake if step == "_wake" else threading.Thread.start
+    monkeypatch.setattr(*((watching, step) if step == "_wake" else (threading.Thread, step)), interrupted)
+    for part in (watching.pause, watching.resume):
+        with contextlib.suppress(TimeoutError):
+            forks._insist(part)
+    assert raised
+    assert [thread.name for thread in threading.enumerate()].count("chainermn-guard") == 1
+    press(watching, signal.SIGCHLD)
+    is_read(watching, signal.SIGCHLD)
+
+
+def test_the_end_of_the_thread_waits_for_a_fork(watching):
+    """Of another thread, which would start it again."""
+    ending = threading.Thread(target=watching.end)
+    with forks.one_fork:
+        watching.pause()
+        ending.start()
+        ending.join(0.1)
+        watching.resume()
+    ending.join(10)
+    assert watching.runner is None
+    assert "chainermn-guard" not in [thread.name for thread in threading.enumerate()]
 
 
 def test_a_main_thread_that_does_something_else(watching, ended):

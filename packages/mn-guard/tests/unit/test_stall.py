@@ -292,3 +292,15 @@ def test_a_wait_may_end_while_it_is_looked_at(monitor):
     assert " in Recv, at " in line
     assert stall._needed(EndsSoon()) == set()
     monitor._ask_neighbor(EndsSoon())
+
+
+def test_a_wait_that_has_ended_is_not_given_up(monitor):
+    """Another one may have begun: it is not so old."""
+    activity, now = watch.Activity(), 10**12
+    monitor._reported[now] = -60.0
+    activity.wait = "Recv", None, now
+    assert monitor._why_hopeless(activity, now)
+    activity.wait = "Recv", None, now + 1
+    assert monitor._why_hopeless(activity, now) == ""
+    activity.wait = None
+    assert monitor._why_hopeless(activity, now) == ""

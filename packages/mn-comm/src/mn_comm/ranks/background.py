@@ -117,6 +117,10 @@ class Worker:
         if thread is not None:
             thread.join()
 
+    def forget(self) -> None:
+        """Begin again, in a forked child, which has none of the threads, one of which may have held the lock."""
+        self._tasks, self._thread, self._unfinished, self._lock = SimpleQueue(), None, 0, threading.RLock()
+
     def _dismiss(self) -> threading.Thread | None:
         """Let the thread end after its last task, and return it."""
         with self._lock:
@@ -149,6 +153,11 @@ def _rest_all() -> None:
         worker.rest()
 
 
+def _forget_all() -> None:
+    for worker in list(_workers):
+        worker.forget()
+
+
 def close_all() -> None:
     """Finish the tasks of all workers, and end their threads."""
     for worker in list(_workers):
@@ -163,4 +172,4 @@ def _see_to_the_end_and_forks() -> None:
     # Tasks must end before MPI does, which is finalized after this.
     at_exit(close_all)
     # Since 3.12, Python warns about a fork while threads run, for a good reason: the child does not have these threads.
-    os.register_at_fork(before=_rest_all)
+    os.register_at_fork(before=_rest_all, after_in_child=_forget_all)
