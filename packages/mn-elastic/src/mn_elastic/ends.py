@@ -186,20 +186,26 @@ def _take_leave(party: Party) -> None:
     """Wait until all others end as well, or know that this rank ends."""
     if MPI.Is_finalized():
         return
-    stall.finish()
     are_all = False
     try:
+        stall.finish()
         are_all = not party.is_torn and party.take_leave(at_once=False)
     except BaseException:  # raised by a signal handler of the script
-        ignore_handlers()  # the next signal must not keep this rank from ending
         traceback.print_exc()
-    finally:  # the next signal may have raised before it was ignored
-        if party.is_torn:
-            _end_torn()
-        report.leave(together=are_all)
-        # With the failure detector, MPI_Finalize also hangs (Open MPI 5.0.11).
-        if not are_all or party.has_lost or detects():
-            _skip_finalize()
+    finally:
+        try:
+            ignore_handlers()  # the next signal must not keep this rank from ending
+        finally:  # it may have raised before it was ignored
+            _finish_leaving(party, together=are_all)
+
+
+def _finish_leaving(party: Party, *, together: bool) -> None:
+    if party.is_torn:
+        _end_torn()
+    report.leave(together=together)
+    # With the failure detector, MPI_Finalize also hangs (Open MPI 5.0.11).
+    if not together or party.has_lost or detects():
+        _skip_finalize()
 
 
 def _end_torn() -> None:

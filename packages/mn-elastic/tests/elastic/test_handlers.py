@@ -2,7 +2,7 @@
 
 import pytest
 
-START = """
+BEGIN = """
 import os, signal, sys, threading, time
 from mn_comm import RankLost, create_communicator
 from mn_comm.ranks.watch import activities
@@ -34,6 +34,8 @@ def handle(*_):
 signal.signal(signal.SIGUSR1, handle)
 if comm.rank == 1:
     threading.Thread(target=send, daemon=True).start()
+"""
+START = f"""{BEGIN}
 if comm.rank == 0:
     while not os.path.exists(sent):
         time.sleep(0.01)
@@ -86,6 +88,28 @@ ends.ignore_handlers = ignore_late
 def test_at_the_end_while_the_next_signal_comes_soon(job, tmp_path):
     arguments = "take_leave", "again and again", str(tmp_path / "sent")
     assert job(3, START + SOON_AGAIN + GO_ON, *arguments) == ["done 2", "done 2", "done 3"]
+
+
+# The signal comes in a step of the rank's end that does not wait for others.
+PAUSES = """
+from mn_elastic import ends
+def pause(*args, step={0}, **options):
+    if comm.rank == 1:
+        activities[main].wait = "nothing", None, time.monotonic_ns()
+        try:
+            time.sleep(0.3)
+        finally:
+            activities[main].wait = None
+    return step(*args, **options)
+{0} = pause
+"""
+
+
+@pytest.mark.parametrize("how", ["0", "exception", "again and again"])
+@pytest.mark.parametrize(("begin", "step"), [(START, "ends.stall.finish"), (BEGIN, "ends.report.leave")])
+def test_around_the_farewell_while_the_others_go_on(job, begin, step, how, tmp_path):
+    printed = job(3, begin + PAUSES.format(step) + GO_ON, "pause", how, str(tmp_path / "sent"))
+    assert printed == ["done 2", "done 2", "done 3"]
 
 
 @pytest.mark.parametrize("how", ["0", "3", "exception"])
