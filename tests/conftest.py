@@ -101,7 +101,7 @@ def check_lost_host(virtual_cluster):
 
     def check(loss, ranks):
         # It raises if the lost ranks do not end: without the keeper on their host, they would wait forever.
-        outcome = lost_hosts.lose(loss, patience=65)
+        outcome = lost_hosts.lose(loss, patience=200)
         assert (outcome.status, outcome.ranks) == (0, ranks), outcome.said
         assert outcome.steps_lost <= lost_hosts.PERIOD, outcome.said
 

@@ -141,11 +141,8 @@ class Hosts:
                 (folder / "hosts").write_text("\n".join(lines))
             yield
         finally:
-            for folder in folders:
-                (folder / "hosts").unlink(missing_ok=True)
-                folder.rmdir()
-            with contextlib.suppress(OSError):  # the folder has other files: those of another job, for example
-                Path("/etc/netns").rmdir()
+            for folder in folders:  # but not the one that contains them: another job may be about to use it
+                shutil.rmtree(folder, ignore_errors=True)
 
     def cut(self, name: str) -> None:
         """Cut the link of a host: nothing reaches it or comes from it, and no process is notified."""

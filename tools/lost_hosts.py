@@ -230,9 +230,13 @@ def outcome_of(status: int, watched: Watched, began: float, ended: float) -> Out
     """Return the outcome of a training that has ended."""
     notes, said = watched.notes(), watched.said()
     steps = [note for note in notes if note["what"] == "step"]
-    # A host that is cut off may note the end of a step that the other host does not complete.
-    went_on = [note for note in steps if (note["attempt"], note["generation"]) != (1, 0)] or [
-        note for note in steps if note["time"] > began
+    # If ranks are lost one by one, the last loss counts. A host that is cut off may note the end of a step that
+    # the other host does not complete.
+    latest = max(((note["attempt"], note["generation"]) for note in steps), default=(1, 0))
+    went_on = [
+        note
+        for note in steps
+        if (note["attempt"], note["generation"]) == latest and (latest != (1, 0) or note["time"] > began)
     ]
     if status or not went_on:
         return Outcome(status or 1, said, 0.0, 0, 0, ended - began)
