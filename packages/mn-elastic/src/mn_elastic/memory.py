@@ -53,9 +53,10 @@ class NodeMemory:
             raise RuntimeError("expected a job started by chainermn elastic, to keep arrays for its next attempt")
         # The arrays that were saved last are in the other file.
         file = self._spare.pop(0) if len(self._spare) > 1 else _File()
-        self._spare.append(file)
+        # If this fails, that file is dropped, and the keeper holds the remaining one, or none of the two.
         file.write(arrays)
         self._connection.ask({"op": "keep", "number": number}, file.descriptor)
+        self._spare.append(file)
 
     def get(self) -> tuple[int, dict[str, _Array]] | None:
         """Return the number and the arrays that a rank of this node has saved last."""

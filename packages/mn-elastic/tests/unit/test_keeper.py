@@ -328,6 +328,28 @@ def test_what_is_half_written_is_not_there(supervisor):
     assert (number, found["a"].sum()) == (1, 1000)
 
 
+class Torn(dict):
+    """Arrays of which only some are written: then the memory ends, or the rank is killed."""
+
+    def values(self):
+        yield self["a"]
+        raise MemoryError
+
+
+def test_what_is_held_is_not_written_to_after_a_failure(supervisor):
+    memory = NodeMemory()
+    for number in (1, 2):
+        memory.put(number, {"a": np.full(1000, number), "b": np.full(1000, number)})
+    for number in (3, 4):
+        with pytest.raises(MemoryError):
+            memory.put(number, Torn(a=np.full(1000, number), b=np.full(1000, number)))
+    number, found = memory.get()
+    assert (number, set(found["a"]), set(found["b"])) == (2, {2}, {2})
+    for number in range(5, 9):
+        memory.put(number, {"a": np.full(1000, number)})
+        assert (memory.get()[1]["a"] == number).all()
+
+
 def test_descriptors_do_not_grow_in_number(supervisor):
     memory = NodeMemory()
     for number in range(3):

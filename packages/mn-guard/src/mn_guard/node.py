@@ -65,4 +65,6 @@ def start(listening: socket.socket, *options: str, is_awaited: bool = False) -> 
             command = [_SHELL, "-c", '"$@" &', "sh", *command]
         # In a session of its own at once: a launcher that ends the ranks kills their process groups.
         process = os.posix_spawn(command[0], command, os.environ, file_actions=nothing, setsid=True)
-        return os.waitpid(process, 0)[1]  # it continues in a child process
+        with contextlib.suppress(ChildProcessError):  # the program ignores SIGCHLD, or waits for all its children
+            return os.waitpid(process, 0)[1]  # it continues in a child process
+        return 0

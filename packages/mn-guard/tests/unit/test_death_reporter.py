@@ -3,6 +3,7 @@
 import itertools
 import os
 import re
+import signal
 import socket
 import subprocess
 import sys
@@ -61,6 +62,15 @@ def test_only_some_of_the_others_are_named():
     assert line.startswith("meanwhile: rank 1 in ")
     assert line.endswith("; and 3 more")
     assert describe_others(others[-1:], FOLDERS) == ""
+
+
+def test_a_program_may_wait_for_all_its_children(monkeypatch):
+    """It has then waited for the shell that starts the process, too."""
+    there = signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+    try:
+        assert node.start(node.listen(f"\0{os.getpid()}-ignored"), "0") == 0
+    finally:
+        signal.signal(signal.SIGCHLD, there)
 
 
 # The output of a rank, and how it ends.

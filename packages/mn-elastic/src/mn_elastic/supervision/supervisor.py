@@ -263,7 +263,9 @@ class Supervisor:
         attempt = self._attempt
         if attempt.is_together:
             return ""
-        if attempt.problem_at_start:
+        if not attempt.problem_at_start:
+            attempt.early_since = None
+        else:
             attempt.early_since = seconds if attempt.early_since is None else attempt.early_since
             return attempt.problem_at_start if seconds - attempt.early_since > _EARLY_SECONDS else ""
         limit = self._options.start_limit
@@ -320,7 +322,9 @@ class Supervisor:
             self._keepers[connection] = _Keeper()
 
     def _hear(self, connection: socket.socket) -> None:
-        keeper = self._keepers[connection]
+        keeper = self._keepers.get(connection)
+        if keeper is None:  # it was lost a moment ago, when something was sent to it
+            return
         try:
             came = connection.recv(1 << 16)
         except OSError:
