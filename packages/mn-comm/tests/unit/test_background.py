@@ -1,6 +1,8 @@
 """The thread that communicates in the background."""
 
+import contextlib
 import os
+import signal
 import subprocess
 import sys
 import threading
@@ -20,6 +22,22 @@ def without_threads():
 
 def thread_of(worker):
     return Future(threading.get_ident, worker).wait()
+
+
+@contextlib.contextmanager
+def interrupted():
+    """Interrupt what is done in the block, which waits, by a signal handler that raises."""
+
+    def handle(*_):
+        raise TimeoutError
+
+    there = signal.signal(signal.SIGUSR1, handle)
+    threading.Timer(0.1, signal.pthread_kill, (threading.main_thread().ident, signal.SIGUSR1)).start()
+    try:
+        with pytest.raises(TimeoutError):
+            yield
+    finally:
+        signal.signal(signal.SIGUSR1, there)
 
 
 def threads():
@@ -156,3 +174,35 @@ os._exit(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
 def test_a_child_begins_with_a_worker_of_its_own():
     """At the fork, another thread may have held the lock."""
     assert subprocess.run([sys.executable, "-W", "ignore", "-c", HELD], timeout=30).returncode == 2
+
+
+def test_a_thread_is_waited_for_even_if_that_was_interrupted_before():
+    worker, released = Worker(), threading.Event()
+    finished = Future(lambda: released.wait(20), worker)
+    with interrupted():
+        worker.close()
+    threading.Timer(0.2, released.set).start()
+    close_all()
+    assert finished._done.is_set()
+
+
+def test_the_exception_of_a_signal_handler_is_no_failed_result():
+    released = threading.Event()
+    future = Future(lambda: released.wait(20), Worker())
+    with interrupted():
+        future.succeeds()
+    released.set()
+    assert future.succeeds()
+
+
+def test_a_thread_that_cannot_be_started_is_started_next_time(monkeypatch):
+    worker, start = Worker(), threading.Thread.start
+
+    def fail(_):
+        monkeypatch.setattr(threading.Thread, "start", start)
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(threading.Thread, "start", fail)
+    with pytest.raises(RuntimeError, match="can't start"):
+        worker.put(lambda: None)
+    assert Future(lambda: 1, worker).wait() == 1

@@ -53,7 +53,7 @@ class GuardThread:
     def __init__(self) -> None:
         self._duties: list[Duty] = []
         self._pipe: tuple[int, int] | None = None
-        self._pausing = threading.Event()  # of this runner
+        self._pausing, self._stopped = threading.Event(), threading.Event()  # of this runner
         self._has_ended = self._receives = False
         self.runner: threading.Thread | None = None
 
@@ -78,8 +78,7 @@ class GuardThread:
         if self._pausing.is_set() or (self.runner is not None and self.runner.ident is None):
             self.pause()  # a signal handler has raised in the last pause, or before the start
         if self.runner is None and self._duties and not self._has_ended:
-            self._pausing = threading.Event()
-            arguments = (self._pausing,)
+            self._pausing, self._stopped = arguments = threading.Event(), threading.Event()
             self.runner = threading.Thread(target=self._run, args=arguments, name="chainermn-guard", daemon=True)
             self.runner.start()
 
@@ -89,6 +88,8 @@ class GuardThread:
             self._pausing.set()
             self._wake()
             if self.runner.ident is not None:
+                # Before Python 3.13, a thread counts as ended if a signal handler has raised while it was joined.
+                self._stopped.wait()
                 self.runner.join()
             self.runner = None
 
@@ -132,7 +133,13 @@ class GuardThread:
         with contextlib.suppress(BlockingIOError):  # it is full, so the thread is about to wake up
             os.write(self._open()[1], _WAKE)
 
-    def _run(self, pausing: threading.Event) -> None:
+    def _run(self, pausing: threading.Event, stopped: threading.Event) -> None:
+        try:
+            self._attend_until(pausing)
+        finally:
+            stopped.set()
+
+    def _attend_until(self, pausing: threading.Event) -> None:
         reading, _ = self._open()
         poll = select.poll()
         poll.register(reading, select.POLLIN)

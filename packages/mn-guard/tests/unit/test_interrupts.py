@@ -114,6 +114,40 @@ def test_a_signal_handler_may_raise_during_a_fork(watching, monkeypatch, step):
     is_read(watching, signal.SIGCHLD)
 
 
+class Long:
+    """A duty that takes a while, for example in MPI."""
+
+    due = math.inf
+
+    def __init__(self):
+        self.begun, self.ended = threading.Event(), threading.Event()
+
+    def attend(self, signals):
+        if signal.SIGCHLD in signals:
+            self.begun.set()
+            self.ended.wait(20)
+
+
+def test_a_thread_that_works_is_waited_for_even_if_that_is_interrupted(watching):
+    watching.add(duty := Long())
+    press(watching, signal.SIGCHLD)
+    assert duty.begun.wait(10)
+
+    def handle(*_):
+        threading.Timer(0.2, duty.ended.set).start()
+        raise TimeoutError
+
+    there = signal.signal(signal.SIGUSR1, handle)
+    threading.Timer(0.1, signal.pthread_kill, (threading.main_thread().ident, signal.SIGUSR1)).start()
+    try:
+        with pytest.raises(TimeoutError):
+            forks._insist(watching.pause)
+    finally:
+        signal.signal(signal.SIGUSR1, there)
+    assert duty.ended.is_set()
+    assert watching.runner is None
+
+
 def test_the_end_of_the_thread_waits_for_a_fork(watching):
     """Of another thread, which would start it again."""
     ending = threading.Thread(target=watching.end)

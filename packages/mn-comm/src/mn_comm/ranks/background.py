@@ -43,23 +43,23 @@ class Future(Generic[_T]):
 
     def wait(self) -> _T:
         """Wait for the result, and return it, or raise the exception that computing it raised."""
-        if self._done is not None and not self._done.is_set():
-            activity().wait_for_thread(self._done.wait)
+        self._wait()
         if self._error is not None:
             raise self._error
         return self._value  # type: ignore[no-any-return]
 
     def succeeds(self) -> bool:
         """Wait until it is known whether there is a result rather than an exception; return whether."""
-        try:
-            self.wait()
-        except Exception:
-            return False
-        return True
+        self._wait()  # what a signal handler raises here is no result
+        return self._error is None
 
     def then(self, function: Callable[[_T], _U]) -> Future[_U]:
         """Return a future of a function of the result; the function is called where the result is computed."""
         return Future(lambda: function(self.wait()), self._worker)
+
+    def _wait(self) -> None:
+        if self._done is not None and not self._done.is_set():
+            activity().wait_for_thread(self._done.wait)
 
     def _run(self) -> None:
         compute, self._compute = self._compute, None
@@ -70,6 +70,29 @@ class Future(Generic[_T]):
             self._error = error
 
 
+class _Thread(threading.Thread):
+    """A thread that says itself when it has ended.
+
+    Before Python 3.13, a thread counts as ended if a signal handler has raised while it was joined.
+    """
+
+    def __init__(self, run: Callable[[], None]) -> None:
+        super().__init__(target=run, name="mn_comm", daemon=True)
+        self._ended = threading.Event()
+
+    def run(self) -> None:
+        try:
+            super().run()
+        finally:
+            self._ended.set()
+
+    def await_end(self) -> None:
+        """Wait until it has ended."""
+        self._ended.wait()
+        self.join()
+        _ending.discard(self)
+
+
 class Worker:
     """A thread that runs tasks in the order in which they were put; it starts with the first task.
 
@@ -78,7 +101,7 @@ class Worker:
 
     def __init__(self) -> None:
         self._tasks: _Tasks = SimpleQueue()  # of this thread: what ends it must reach no later one
-        self._thread: threading.Thread | None = None
+        self._thread: _Thread | None = None
         self._unfinished = 0
         self._lock = threading.RLock()  # a finalizer may close one worker while another one is working
         _workers.add(self)
@@ -93,37 +116,43 @@ class Worker:
                 fork.
         """
         with self._lock:
-            self._unfinished += 1
             if self._thread is None:
-                self._tasks = SimpleQueue()
-                self._thread = threading.Thread(target=self._run, args=(self._tasks,), name="mn_comm", daemon=True)
-                self._thread.start()
+                self._start()
+            self._unfinished += 1
             self._tasks.put((task, announce))
 
     def close(self, wait: bool = True) -> None:
         """Finish all tasks, and end the thread; without ``wait``, return immediately: nothing may be put any more."""
         thread = self._dismiss()
-        if thread is None:
-            return
-        if wait:
-            thread.join()
-        else:
-            _ending.add(thread)
+        if thread is not None and wait:
+            thread.await_end()
 
     def rest(self) -> None:
         """End the thread if it has nothing to do."""
         with self._lock:  # another thread may put a task
             thread = None if self._unfinished else self._dismiss()
         if thread is not None:
-            thread.join()
+            thread.await_end()
 
     def forget(self) -> None:
         """Begin again, in a forked child, which has none of the threads, one of which may have held the lock."""
         self._tasks, self._thread, self._unfinished, self._lock = SimpleQueue(), None, 0, threading.RLock()
 
-    def _dismiss(self) -> threading.Thread | None:
+    def _start(self) -> None:
+        tasks: _Tasks = SimpleQueue()
+        thread = _Thread(functools.partial(self._run, tasks))
+        try:
+            thread.start()
+        except BaseException:  # there can be no thread, or a signal handler has raised: then there may be one
+            tasks.put(None)
+            raise
+        self._tasks, self._thread = tasks, thread
+
+    def _dismiss(self) -> _Thread | None:
         """Let the thread end after its last task, and return it."""
         with self._lock:
+            if self._thread is not None:
+                _ending.add(self._thread)  # whoever waits for it may be interrupted
             thread, self._thread = self._thread, None
             if thread is not None:
                 self._tasks.put(None)
@@ -145,7 +174,7 @@ class Worker:
 
 
 _workers: weakref.WeakSet[Worker] = weakref.WeakSet()
-_ending: weakref.WeakSet[threading.Thread] = weakref.WeakSet()  # Python itself keeps running threads alive
+_ending: weakref.WeakSet[_Thread] = weakref.WeakSet()  # Python itself keeps running threads alive
 
 
 def _rest_all() -> None:
@@ -154,6 +183,7 @@ def _rest_all() -> None:
 
 
 def _forget_all() -> None:
+    _ending.clear()
     for worker in list(_workers):
         worker.forget()
 
@@ -163,7 +193,7 @@ def close_all() -> None:
     for worker in list(_workers):
         worker.close()
     for thread in list(_ending):
-        thread.join()
+        thread.await_end()
 
 
 @functools.cache
