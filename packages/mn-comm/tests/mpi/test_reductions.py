@@ -1,6 +1,7 @@
 """Averaging in the background: whatever happens on one rank, the others are informed."""
 
 import os
+import signal
 import warnings
 
 import numpy as np
@@ -322,3 +323,32 @@ def test_a_bucket_holds_whole_gradients_if_its_size_is_asked_for(comm):
     reducer.average(model)
     check(model, 0)
     assert len(reducer._layouts._latest[-1].buckets().buckets) == len(model.params)
+
+
+def test_what_is_waited_for_is_not_forgotten_if_a_signal_handler_raises(comm, monkeypatch):
+    """A new reduction waits for one that was left unfinished; until then, its memory is in use."""
+    reducer = comm.gradient_reducer(background=True)
+    model = model_of()
+    reducer.start(model).ready_all()
+    (left,) = reducer._under_way
+    with monkeypatch.context() as changed, pytest.raises(TimeoutError):
+        changed.setattr(type(left), "drain", lambda _: signal.raise_signal(signal.SIGUSR1))
+        changed.setattr(type(left), "has_left", False)
+        interrupted(lambda: reducer.start(model))
+    assert reducer._under_way == [left]
+    fill(model, 1)
+    reduction = reducer.start(model)
+    reduction.ready_all()
+    reduction.wait()
+    check(model, 1)
+
+
+def interrupted(function):
+    def handle(*_):
+        raise TimeoutError
+
+    there = signal.signal(signal.SIGUSR1, handle)
+    try:
+        function()
+    finally:
+        signal.signal(signal.SIGUSR1, there)

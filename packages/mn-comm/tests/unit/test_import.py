@@ -54,3 +54,53 @@ def test_a_user_of_collectives_needs_few_names():
 def test_a_name_that_is_not_there():
     with pytest.raises(AttributeError, match=r"module 'mn_comm' has no attribute 'communicate'"):
         _ = mn_comm.communicate
+
+
+# The second thread needs MPI while the first one is importing it.
+TWO_THREADS = """
+import sys, threading
+from mn_comm.basis.mpi import MPI
+is_importing, is_asked = threading.Event(), threading.Event()
+
+def pause(frame, event, argument):
+    module = sys.modules.get("mpi4py.MPI")
+    if event == "call" and module is not None and not hasattr(module, "COMM_WORLD") and not is_importing.is_set():
+        is_importing.set()
+        is_asked.wait(0.5)
+
+def load():
+    sys.setprofile(pause)
+    MPI.COMM_WORLD
+    sys.setprofile(None)
+
+thread = threading.Thread(target=load)
+thread.start()
+is_importing.wait(10)
+print(MPI.COMM_WORLD.size)
+thread.join()
+"""
+
+
+def test_two_threads_may_need_mpi_for_the_first_time():
+    job = subprocess.run([sys.executable, "-c", TWO_THREADS], capture_output=True, text=True, timeout=30)
+    assert job.stdout == "1\n", job.stderr
+
+
+# Without mn-guard.
+A_CHILD_ENDS = """
+import os, sys
+from mn_comm.basis import guard
+{}guard._found.append(guard.Guard())
+process = os.getpid()
+guard.at_exit(lambda: print("at the end of", "the process" if os.getpid() == process else "a child", flush=True))
+if os.fork() == 0:
+    sys.exit()
+os.wait()
+"""
+
+
+@pytest.mark.parametrize("guard", ["", "# not yet: "])
+def test_a_forked_child_does_not_end_for_its_parent(guard):
+    code = A_CHILD_ENDS.format(guard)
+    job = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=30)
+    assert (job.stdout, job.stderr) == ("at the end of the process\n", "")

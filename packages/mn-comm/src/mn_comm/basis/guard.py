@@ -11,6 +11,7 @@ import atexit
 import contextlib
 import importlib
 import importlib.util
+import os
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from typing import Any
@@ -39,8 +40,11 @@ class Guard:
         """A private communicator is about to be freed; not collective."""
 
     def before_exit(self, function: Callable[[], object]) -> None:
-        """Call a function when the process ends, while MPI still runs, unless its exit status ends all ranks."""
-        atexit.register(function)
+        """Call a function when the process ends, while MPI still runs, unless its exit status ends all ranks.
+
+        It is not called in forked children, which have none of this process's threads.
+        """
+        atexit.register(_call_in, os.getpid(), function)
 
 
 _found: list[Guard] = []
@@ -69,8 +73,13 @@ def at_exit(function: Callable[[], object]) -> None:
         _found[0].before_exit(function)
     else:
         if not _early:
-            atexit.register(_end_without_a_guard)
+            atexit.register(_call_in, os.getpid(), _end_without_a_guard)
         _early.append(function)
+
+
+def _call_in(process: int, function: Callable[[], object]) -> None:
+    if os.getpid() == process:
+        function()
 
 
 def _end_without_a_guard() -> None:

@@ -33,6 +33,8 @@ else:
             _let_ucx_forget()
             with guard().initializing():
                 from mpi4py import MPI as module
+        elif getattr(module.__spec__, "_initializing", False):  # another thread is importing it: wait until it has
+            import mpi4py.MPI  # noqa: F401
         return module
 
     MPI = _LazyMPI("mpi4py.MPI")

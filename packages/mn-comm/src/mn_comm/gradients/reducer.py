@@ -158,7 +158,8 @@ class GradientReducer(ReducerState):
             raise RuntimeError("expected a reducer made with background=True, got one that averages at once")
         self._under_way = [each for each in self._under_way if not each.is_over]
         while len(self._under_way) >= self._sets or any(not each.has_left for each in self._under_way):
-            self._under_way.pop(0).drain()
+            self._under_way[0].drain()
+            del self._under_way[0]  # not before: if a signal handler has raised, its memory is still in use
         selection, signature, failure = self._select(model, zero_fill, owners)
         agreed = Future(functools.partial(self._check_and_scale, signature, self.join), self._worker)
         if failure is not None:
