@@ -404,20 +404,19 @@ def test_what_was_sent_before_the_launcher_ended_counts():
 
 def test_a_keeper_may_be_lost_while_another_one_is_heard():
     """Both have sent something; the answer to the first finds that the second one has ended."""
-    found = supervisor.Supervisor(Options(1, ("x",)))
     here, there = socket.socketpair()
-    with here, there:
-        found._hear(here)  # it is none of the keepers any more
-    assert not found._attempt.lost
+    with supervisor.Supervisor(Options(1, ("t.py",))) as made, here, there:
+        made._hear(here)  # it is none of the keepers any more
+        assert not made._attempt.lost
 
 
 def test_each_rank_that_ends_early_is_given_time():
     """A process that it has started may make a communicator in its place."""
-    found = supervisor.Supervisor(Options(2, ("x",)))
-    attempt = found._attempt = heard(*STARTED, ("gone", 0, {}))
-    assert found._problem_at_start(1.0) == ""
-    attempt.hear({"op": "join", "attempt": 1, "rank": 0, "size": 2, "process": "child"}, "host0")
-    assert found._problem_at_start(1.3) == ""
-    attempt.hear({"op": "gone", "attempt": 1, "rank": 1, "process": "1"}, "host1")
-    assert found._problem_at_start(5.0) == ""
-    assert found._problem_at_start(5.0 + supervisor._EARLY_SECONDS + 0.1)
+    with supervisor.Supervisor(Options(2, ("t.py",))) as made:
+        attempt = made._attempt = heard(*STARTED, ("gone", 0, {}))
+        assert made._problem_at_start(1.0) == ""
+        attempt.hear({"op": "join", "attempt": 1, "rank": 0, "size": 2, "process": "child"}, "host0")
+        assert made._problem_at_start(1.3) == ""
+        attempt.hear({"op": "gone", "attempt": 1, "rank": 1, "process": "1"}, "host1")
+        assert made._problem_at_start(5.0) == ""
+        assert made._problem_at_start(5.0 + supervisor._EARLY_SECONDS + 0.1)
