@@ -58,15 +58,15 @@ def test_a_name_that_is_not_there():
 
 # The second thread needs MPI while the first one is importing it.
 TWO_THREADS = """
-import sys, threading
+import sys, threading, time
 from mn_comm.basis.mpi import MPI
-is_importing, is_asked = threading.Event(), threading.Event()
+is_importing = threading.Event()
 
 def pause(frame, event, argument):
     module = sys.modules.get("mpi4py.MPI")
     if event == "call" and module is not None and not hasattr(module, "COMM_WORLD") and not is_importing.is_set():
         is_importing.set()
-        is_asked.wait(0.5)
+        time.sleep(0.5)
 
 def load():
     sys.setprofile(pause)

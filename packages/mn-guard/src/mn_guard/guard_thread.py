@@ -9,6 +9,7 @@ It ends before a fork, and starts again after it: see :mod:`mn_guard.forks`.
 from __future__ import annotations
 
 import contextlib
+import functools
 import math
 import os
 import select
@@ -18,6 +19,7 @@ import time
 import traceback
 from typing import Protocol, TypeVar
 
+from mn_comm.basis.thread import Thread
 from mn_guard.forks import around_forks, one_fork
 
 _WAKE = b"\0"  # no signal has this number
@@ -53,9 +55,9 @@ class GuardThread:
     def __init__(self) -> None:
         self._duties: list[Duty] = []
         self._pipe: tuple[int, int] | None = None
-        self._pausing, self._stopped = threading.Event(), threading.Event()  # of this runner
+        self._pausing = threading.Event()  # of this runner
         self._has_ended = self._receives = False
-        self.runner: threading.Thread | None = None
+        self.runner: Thread | None = None
 
     def find(self, kind: type[_Duty]) -> _Duty | None:
         """Return its duty of this class, if it has one."""
@@ -78,8 +80,8 @@ class GuardThread:
         if self._pausing.is_set() or (self.runner is not None and self.runner.ident is None):
             self.pause()  # a signal handler has raised in the last pause, or before the start
         if self.runner is None and self._duties and not self._has_ended:
-            self._pausing, self._stopped = arguments = threading.Event(), threading.Event()
-            self.runner = threading.Thread(target=self._run, args=arguments, name="chainermn-guard", daemon=True)
+            self._pausing = threading.Event()
+            self.runner = Thread(functools.partial(self._run, self._pausing), "chainermn-guard")
             self.runner.start()
 
     def pause(self) -> None:
@@ -88,9 +90,7 @@ class GuardThread:
             self._pausing.set()
             self._wake()
             if self.runner.ident is not None:
-                # Before Python 3.13, a thread counts as ended if a signal handler has raised while it was joined.
-                self._stopped.wait()
-                self.runner.join()
+                self.runner.await_end()
             self.runner = None
 
     def end(self) -> None:
@@ -133,13 +133,7 @@ class GuardThread:
         with contextlib.suppress(BlockingIOError):  # it is full, so the thread is about to wake up
             os.write(self._open()[1], _WAKE)
 
-    def _run(self, pausing: threading.Event, stopped: threading.Event) -> None:
-        try:
-            self._attend_until(pausing)
-        finally:
-            stopped.set()
-
-    def _attend_until(self, pausing: threading.Event) -> None:
+    def _run(self, pausing: threading.Event) -> None:
         reading, _ = self._open()
         poll = select.poll()
         poll.register(reading, select.POLLIN)

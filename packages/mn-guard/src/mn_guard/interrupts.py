@@ -49,8 +49,9 @@ class Interrupts:
     def attend(self, signals: bytes) -> None:
         """Begin to look where the main thread is, if SIGINT has arrived; end the job if it has stayed there."""
         if self._waited_in is None and signal.SIGINT in signals:
-            self._waited_in = self._wait_before_the_signal()
-            self._seen = self._wait()
+            wait = self._wait()
+            self._waited_in = wait if wait is self._seen or _is_old(wait) else None
+            self._seen = wait
             self._deadline = time.monotonic() + self._patience
         if self._waited_in is None:
             return
@@ -63,15 +64,14 @@ class Interrupts:
         else:
             self.due = time.monotonic() + _PAUSE_SECONDS
 
-    def _wait_before_the_signal(self) -> object:
-        wait = self._wait()
-        if wait is None or wait is self._seen:
-            return wait
-        return wait if time.monotonic_ns() - wait[2] > _LATE_SECONDS * 1e9 else None
-
     def _wait(self) -> Wait | None:
         activity = activities.get(self._main)
         return None if activity is None else activity.wait
+
+
+def _is_old(wait: Wait | None) -> bool:
+    """Return whether a wait has certainly begun before a signal of which this thread has just learned."""
+    return wait is not None and time.monotonic_ns() - wait[2] > _LATE_SECONDS * 1e9
 
 
 def watch_interrupts(end: Callable[[], object]) -> None:

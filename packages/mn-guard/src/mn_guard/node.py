@@ -54,7 +54,7 @@ def start(listening: socket.socket, *options: str, is_awaited: bool = False) -> 
         is_awaited: Whether to wait until the process detaches itself, which takes as long as starting Python.
 
     Returns:
-        The status of the process then, 0 if it goes on; 0 if it is not awaited.
+        The status of the process then, 0 if it goes on; 0 if it is not awaited, or the program has collected it.
     """
     with listening:
         os.set_inheritable(listening.fileno(), True)

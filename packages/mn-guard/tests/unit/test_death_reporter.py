@@ -64,7 +64,7 @@ def test_only_some_of_the_others_are_named():
     assert describe_others(others[-1:], FOLDERS) == ""
 
 
-def test_a_program_may_wait_for_all_its_children(monkeypatch):
+def test_a_program_may_wait_for_all_its_children():
     """It has then waited for the shell that starts the process, too."""
     there = signal.signal(signal.SIGCHLD, signal.SIG_IGN)
     try:

@@ -176,22 +176,17 @@ def test_a_mistake_is_named(mpiexec, script, messages):
 
 def test_slow_ranks_are_no_mistake(mpiexec):
     script = """
-import pathlib, sys, threading, time
+import pathlib, sys, threading, time, traceback
 from mn_guard import guard_thread, stall
 
 waits = pathlib.Path(__file__).with_name("waits")
 
 def tell_that_it_waits(main):
-    while not {"wait", "wait_for_answer"} <= names(sys._current_frames()[main]):
+    names = set()
+    while not {"wait", "wait_for_answer"} <= names:
         time.sleep(0.01)
+        names = {frame.f_code.co_name for frame, _ in traceback.walk_stack(sys._current_frames()[main])}
     waits.touch()
-
-def names(frame):
-    found = set()
-    while frame is not None:
-        found.add(frame.f_code.co_name)
-        frame = frame.f_back
-    return found
 
 def wait_for_answer():
     answered.wait()

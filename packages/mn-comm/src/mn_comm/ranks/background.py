@@ -13,6 +13,7 @@ from typing import Any, Generic, TypeVar
 import numpy as np
 
 from mn_comm.basis.guard import at_exit
+from mn_comm.basis.thread import Thread
 from mn_comm.ranks.watch import activity
 
 _T = TypeVar("_T")
@@ -70,29 +71,6 @@ class Future(Generic[_T]):
             self._error = error
 
 
-class _Thread(threading.Thread):
-    """A thread that says itself when it has ended.
-
-    Before Python 3.13, a thread counts as ended if a signal handler has raised while it was joined.
-    """
-
-    def __init__(self, run: Callable[[], None]) -> None:
-        super().__init__(target=run, name="mn_comm", daemon=True)
-        self._ended = threading.Event()
-
-    def run(self) -> None:
-        try:
-            super().run()
-        finally:
-            self._ended.set()
-
-    def await_end(self) -> None:
-        """Wait until it has ended."""
-        self._ended.wait()
-        self.join()
-        _ending.discard(self)
-
-
 class Worker:
     """A thread that runs tasks in the order in which they were put; it starts with the first task.
 
@@ -100,10 +78,7 @@ class Worker:
     """
 
     def __init__(self) -> None:
-        self._tasks: _Tasks = SimpleQueue()  # of this thread: what ends it must reach no later one
-        self._thread: _Thread | None = None
-        self._unfinished = 0
-        self._lock = threading.RLock()  # a finalizer may close one worker while another one is working
+        self.forget()
         _workers.add(self)
         _see_to_the_end_and_forks()
 
@@ -136,11 +111,14 @@ class Worker:
 
     def forget(self) -> None:
         """Begin again, in a forked child, which has none of the threads, one of which may have held the lock."""
-        self._tasks, self._thread, self._unfinished, self._lock = SimpleQueue(), None, 0, threading.RLock()
+        self._tasks: _Tasks = SimpleQueue()  # of this thread: what ends it must reach no later one
+        self._thread: Thread | None = None
+        self._unfinished = 0
+        self._lock = threading.RLock()  # a finalizer may close one worker while another one is working
 
     def _start(self) -> None:
         tasks: _Tasks = SimpleQueue()
-        thread = _Thread(functools.partial(self._run, tasks))
+        thread = Thread(functools.partial(self._run, tasks), "mn_comm")
         try:
             thread.start()
         except BaseException:  # there can be no thread, or a signal handler has raised: then there may be one
@@ -148,13 +126,13 @@ class Worker:
             raise
         self._tasks, self._thread = tasks, thread
 
-    def _dismiss(self) -> _Thread | None:
+    def _dismiss(self) -> Thread | None:
         """Let the thread end after its last task, and return it."""
         with self._lock:
-            if self._thread is not None:
-                _ending.add(self._thread)  # whoever waits for it may be interrupted
-            thread, self._thread = self._thread, None
+            thread = self._thread
             if thread is not None:
+                _ending.add(thread)  # before it is forgotten here: whoever waits for it may be interrupted
+                self._thread = None
                 self._tasks.put(None)
         return thread
 
@@ -174,7 +152,7 @@ class Worker:
 
 
 _workers: weakref.WeakSet[Worker] = weakref.WeakSet()
-_ending: weakref.WeakSet[_Thread] = weakref.WeakSet()  # Python itself keeps running threads alive
+_ending: weakref.WeakSet[Thread] = weakref.WeakSet()  # Python itself keeps running threads alive
 
 
 def _rest_all() -> None:
