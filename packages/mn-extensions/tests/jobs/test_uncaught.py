@@ -208,16 +208,7 @@ def tell_when_they_ignore_it(trainer, tell=tell):  # a worker that starts late w
 tell = tell_when_they_ignore_it
 train(chainer.iterators.MultiprocessIterator(data, 4, n_processes=2))
 """,
-    "a collective": """
-import threading, time
-from mn_comm.building_blocks import activity
-def tell_later(doing):  # when it can no longer be a response to Ctrl-C
-    while doing.wait is None or time.monotonic_ns() - doing.wait[2] < 2.5e9:
-        time.sleep(0.01)
-    tell()
-threading.Thread(target=tell_later, args=[activity()]).start()
-comm.recv_obj(1 - comm.rank)
-""",
+    "a collective": "tell(); comm.recv_obj(1 - comm.rank)",
     "one rank's computation": """
 tell()
 if comm.rank == 0:
@@ -283,18 +274,6 @@ except KeyboardInterrupt:
         time.sleep(6)  # longer than anybody is waited for
         comm.bcast_obj("end")
         print("saved", flush=True)
-""",
-    "while it waits for another rank itself": """
-try:
-    comm.gather_obj("inside")
-    tell()
-    time.sleep(60)
-except KeyboardInterrupt:
-    if comm.rank == 0:
-        print(comm.recv_obj(1), flush=True)
-    else:
-        time.sleep(6)
-        comm.send_obj("saved", 0)
 """,
     "in a finally clause": """
 try:

@@ -4,9 +4,6 @@ Python calls a handler between two instructions of the main thread. While the ma
 none, and the other ranks may be waiting as well. But :mod:`mn_guard.guard_thread` learns of the signal, and ends the
 job if the main thread stays in the operation in which it was waiting.
 
-An operation that began only a moment before may be one with which the script responds to the signal. It is not ended,
-unless Ctrl-C is pressed again.
-
 Only rank 0 does so. On other ranks the script decides: rank 0 may be saving its state while the others wait for it.
 """
 
@@ -18,11 +15,10 @@ import threading
 import time
 from collections.abc import Callable
 
-from mn_comm.ranks.watch import Wait, activities
+from mn_comm.ranks.watch import activities
 from mn_guard import guard_thread, patience
 
 _PATIENCE_SECONDS = patience.CTRL_C
-_LATE_SECONDS = 2.0  # on a busy machine, the thread learns of a signal so late
 _PAUSE_SECONDS = 0.1
 
 
@@ -44,14 +40,11 @@ class Interrupts:
         self._deadline = 0.0
         self._main = threading.main_thread().ident or 0
         self._waited_in: object = None
-        self._seen: object = None  # where the main thread waited when the last signal arrived
 
     def attend(self, signals: bytes) -> None:
         """Begin to look where the main thread is, if SIGINT has arrived; end the job if it has stayed there."""
         if self._waited_in is None and signal.SIGINT in signals:
-            wait = self._wait()
-            self._waited_in = wait if wait is self._seen or _is_old(wait) else None
-            self._seen = wait
+            self._waited_in = self._wait()
             self._deadline = time.monotonic() + self._patience
         if self._waited_in is None:
             return
@@ -64,14 +57,9 @@ class Interrupts:
         else:
             self.due = time.monotonic() + _PAUSE_SECONDS
 
-    def _wait(self) -> Wait | None:
+    def _wait(self) -> object:
         activity = activities.get(self._main)
         return None if activity is None else activity.wait
-
-
-def _is_old(wait: Wait | None) -> bool:
-    """Return whether a wait has certainly begun before a signal of which this thread has just learned."""
-    return wait is not None and time.monotonic_ns() - wait[2] > _LATE_SECONDS * 1e9
 
 
 def watch_interrupts(end: Callable[[], object]) -> None:

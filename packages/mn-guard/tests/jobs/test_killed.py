@@ -149,7 +149,7 @@ comm = mn_comm.create_communicator("naive")
 worker = Worker()
 
 def task():
-    while comm.rank == 1 and not main_is_in("close_all", "join"):
+    while comm.rank == 1 and not main_is_in("close_all", "await_end"):
         pass
     # Python does not notice a signal that comes just before a thread begins to wait.
     while comm.rank == 1 and not received:

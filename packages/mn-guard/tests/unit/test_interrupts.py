@@ -78,20 +78,6 @@ def test_a_main_thread_that_stays_where_it_waits(main, watching, ended):
     assert ended.wait(10)
 
 
-def test_a_wait_that_has_just_begun_may_be_the_response_to_the_signal(main, watching, ended, monkeypatch):
-    main.wait = ("Recv", None, time.monotonic_ns())
-    monkeypatch.setattr(interrupts, "_LATE_SECONDS", 60.0)
-    press(watching)
-    is_read(watching)
-    assert not ended.wait(0.1)
-    main.wait = ("Recv", None, time.monotonic_ns())
-    press(watching)
-    is_read(watching)
-    assert not ended.wait(0.1)
-    press(watching)  # a second time in the same wait
-    assert ended.wait(10)
-
-
 @pytest.mark.parametrize("step", ["_wake", "start"])
 def test_a_signal_handler_may_raise_during_a_fork(watching, monkeypatch, step):
     """It interrupts the end of the thread before the fork, or its start after that."""
