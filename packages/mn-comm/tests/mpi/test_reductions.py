@@ -1,6 +1,10 @@
 """Averaging in the background: whatever happens on one rank, the others are informed."""
 
+import contextlib
+import itertools
 import os
+import sys
+import threading
 import warnings
 
 import numpy as np
@@ -8,6 +12,7 @@ import pytest
 from fake_model import Model, Param
 from mpi4py import MPI
 
+import mn_comm
 from mn_comm import Future, create_communicator
 
 pytestmark = pytest.mark.sizes(1, 3)
@@ -344,3 +349,82 @@ def test_what_is_waited_for_is_not_forgotten_if_a_signal_handler_raises(comm, mo
 
 def interrupted(_):
     raise TimeoutError  # by a signal handler
+
+
+class Interrupted(BaseException):
+    """What a signal handler raises."""
+
+
+def raises_after_calls(number, function):
+    """Raise after a number of calls in mn_comm, as a signal handler may; return whether there were as many."""
+    numbers = itertools.count()
+    folder = os.path.dirname(mn_comm.__file__)
+
+    def profile(frame, event, _):
+        if event in ("call", "c_return") and frame.f_code.co_filename.startswith(folder) and next(numbers) == number:
+            raise Interrupted
+
+    sys.setprofile(profile)
+    try:
+        function()
+        sys.setprofile(None)
+    except Interrupted:
+        return True
+    return False
+
+
+def average_twice(bucket):
+    """Give the worker two tasks for each bucket."""
+    bucket.average(np.ones(3, "f4"))
+    return bucket.average()
+
+
+@pytest.mark.parametrize(("name", "hook"), [("flat", average_twice), ("single_node", None)])
+def test_whenever_a_signal_handler_raises_the_next_mean_is_right(name, hook):
+    """The others may wait for what this rank was about to send, and this rank sends nothing twice."""
+    reducer = create_communicator(name).gradient_reducer(background=True, bucket_bytes=0, comm_hook=hook)
+    model = model_of(count=2)
+
+    def begin():
+        reduction = reducer.start(model)
+        reduction.ready_all()
+        return reduction
+
+    begin().wait()
+    for n_calls in itertools.count():
+        was_interrupted = False
+        fill(model, 1000)
+        if RANK < SIZE - 1:
+            with contextlib.suppress(RuntimeError):  # that the last rank has abandoned its backward pass
+                begin().wait()
+        elif raises_after_calls(n_calls, begin):
+            was_interrupted = True
+            if all(each.is_over for each in reducer._under_way):
+                begin()  # it had not begun, and the others wait for it
+        fill(model, n_calls)
+        begin().wait()
+        check(model, n_calls)
+        if not WORLD.bcast(was_interrupted, SIZE - 1):
+            assert n_calls > 50
+            return
+
+
+def test_a_hook_may_average_in_the_worker_while_it_has_not_returned():
+    averaged = threading.Event()
+
+    def again(bucket, mean):
+        mean = bucket.average(mean).wait()
+        averaged.set()
+        return mean
+
+    def hook(bucket):
+        future = bucket.average().then(lambda mean: again(bucket, mean))
+        assert averaged.wait(60)
+        return future
+
+    reducer = create_communicator("flat").gradient_reducer(background=True, comm_hook=hook)
+    model = model_of()
+    reduction = reducer.start(model)
+    reduction.ready_all()
+    reduction.wait()
+    check(model, 0)

@@ -161,31 +161,40 @@ class GradientReducer(ReducerState):
             self._under_way[0].drain()
             del self._under_way[0]  # not before: if a signal handler has raised, its memory is still in use
         selection, signature, failure = self._select(model, zero_fill, owners)
-        agreed = Future(functools.partial(self._check_and_scale, signature, self.join), self._worker)
-        if failure is not None:
-            raise failure
         # Not every second one: a reduction that ends before it has begun, because a rank had news, counts on some ranks
         # only.
-        in_use = {each.buffer_index for each in self._under_way}
-        buffer_index = next(index for index in range(self._sets) if index not in in_use)
-        layout = self._layouts.find(signature, tuple(order))
-        if layout is None or not layout.has_buckets(buffer_index):  # creating them is collective, if all ranks are here
-            if not agreed.succeeds():
-                layout = None
-            elif layout is None:
+        buffer_index = min({*range(self._sets)} - {each.buffer_index for each in self._under_way})
+
+        def find() -> Layout | None:
+            layout = self._layouts.find(signature, tuple(order))
+            return layout if layout is not None and layout.has_buckets(buffer_index) else None
+
+        def create() -> Layout:
+            layout = self._layouts.find(signature, tuple(order))
+            if layout is None:
                 layout = self._make_layout(signature, selection, tuple(order), owners)
+            layout.buckets(buffer_index)
+            return layout
+
         reduction = Reduction(
             self._strategy.context.ranks,
             self._worker,
-            agreed,
+            functools.partial(self._check_and_scale, signature, self.join),
+            find,
+            create,
             selection,
-            layout.specs if layout is not None else [],
-            layout.buckets(buffer_index).buckets if layout is not None else [],
             self._hook or average_exactly,
-            None if self._compressor is None else functools.partial(self._end, 0 if layout is None else layout.number),
+            None if self._compressor is None else self._end,
             buffer_index,
         )
-        self._under_way.append(reduction)
+        self._under_way.append(reduction)  # whatever is raised from now on: the other ranks count on it
+        try:
+            reduction.begin()
+        except BaseException:
+            reduction.abandon()
+            raise
+        if failure is not None:
+            raise failure
         return reduction
 
     def exchange_messages(self, until_quiet: bool = False) -> None:

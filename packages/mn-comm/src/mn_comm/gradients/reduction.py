@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from collections.abc import Callable, Sequence
+import itertools
+import threading
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -14,11 +16,12 @@ from mn_comm.gradients.agree import Selection
 from mn_comm.gradients.interfaces import AnyBucket, CommunicationHook
 from mn_comm.gradients.parts import Spec
 from mn_comm.gradients.targets import Targets
-from mn_comm.ranks.background import Future, Worker
+from mn_comm.ranks.background import Future, Worker, once
 from mn_comm.ranks.spans import span
 from mn_comm.ranks.watch import activity
 
 if TYPE_CHECKING:
+    from mn_comm.gradients.layout import Layout
     from mn_comm.ranks.intracomm import Ranks
 
 
@@ -55,6 +58,9 @@ class Reduction:
     same order on all ranks: first the check that all ranks have the same gradients, then the buckets, and finally
     whether a rank has abandoned its backward pass. So :meth:`wait` reports whatever happens on one rank to all ranks.
 
+    A signal handler may raise at any moment, also when the worker has been given a task, and nobody knows it yet. So
+    what is interrupted is begun again from its first task, and a task that the worker has done already is not repeated.
+
     It is created by :meth:`.GradientReducer.start`.
     """
 
@@ -62,29 +68,57 @@ class Reduction:
         self,
         ranks: Ranks,
         worker: Worker,
-        agreed: Future[None],
+        check: Callable[[], None],
+        find: Callable[[], Layout | None],
+        create: Callable[[], Layout],
         selection: Selection,
-        specs: Sequence[Spec],
-        buckets: Sequence[AnyBucket],
         comm_hook: CommunicationHook,
-        on_end: Callable[[bool], None] | None,
+        on_end: Callable[[int, bool], None] | None,
         buffer_index: int = 0,
     ) -> None:
         self.buffer_index = buffer_index  # the index of its set of buckets
-        self._on_end = on_end  # called by the worker when all buckets are averaged, with whether all ranks succeeded
+        # Called by the worker when all buckets are averaged, with the layout's number and whether all ranks succeeded.
+        self._on_end = on_end
         self._ranks = ranks
         self._worker = worker
-        self._agreed = agreed  # the check under way that all ranks have the same gradients
+        self._check = once(check)  # checks that all ranks have the same gradients; collective
+        self._find = find  # returns the layout, if its buckets have been created
+        self._create: Callable[[], Layout] | None = create  # creates them; collective
         self._params = selection.params
-        self._specs = specs
-        self._buckets = buckets
         self._hook = comm_hook
-        self._missing = [len(bucket.members) for bucket in buckets]
-        self._bucket_of = {selection.params[m][0]: bucket.index for bucket in buckets for m in bucket.members}
+        self._agreed: Future[None] | None = None  # the check under way
+        self._layout: Layout | None = None
+        self._specs: Sequence[Spec] = ()
+        self._buckets: Sequence[AnyBucket] = ()
+        self._has_begun = False
+        self._missing: list[int] = []
+        self._bucket_of: dict[str, int] = {}
+        self._calls: dict[tuple[int, int], Callable[[], Any]] = {}  # what was submitted, for each bucket in this order
         self._means: list[Future[Any]] = []
+        self._find_out = once(self._end)
         self._ended: Future[None] | None = None
         self._is_abandoned = False
         self.is_over = False  # whether it has completely finished
+
+    def begin(self) -> None:
+        """Let the worker check that all ranks have the same gradients, and find or create the buckets.
+
+        Raises:
+            TypeError: A gradient does not hold floats (on every rank).
+        """
+        self._agreed = Future(self._check, self._worker)
+        layout = self._find()
+        if layout is None and self._agreed.succeeds():
+            create, self._create = self._create, None
+            if create is None:  # other ranks have taken part
+                raise RuntimeError("expected to create buckets for the first time, got a second attempt")
+            layout = create()
+        if layout is not None:
+            self._layout, self._specs = layout, layout.specs
+            self._buckets = layout.buckets(self.buffer_index).buckets
+        self._missing = [len(bucket.members) for bucket in self._buckets]
+        self._bucket_of = {self._params[m][0]: bucket.index for bucket in self._buckets for m in bucket.members}
+        self._has_begun = True
 
     @property
     def has_left(self) -> bool:
@@ -111,10 +145,13 @@ class Reduction:
         if self._ended is None:
             self._is_abandoned = True
             with contextlib.suppress(Exception):  # a hook may fail on missing gradients
+                if not self._has_begun:
+                    self.begin()
                 self.ready_all()
 
     def agree(self) -> None:
         """Wait until it is known that all ranks have the same gradients; otherwise raise ValueError on every rank."""
+        assert self._agreed is not None
         self._agreed.wait()
 
     def expect_shapes(self) -> None:
@@ -164,6 +201,7 @@ class Reduction:
         self.is_over = True
 
     def _launch(self) -> None:
+        assert self._agreed is not None
         while len(self._means) < len(self._buckets) and not self._missing[len(self._means)]:
             bucket = self._buckets[len(self._means)]
             if bucket.needs_agreement and not self._agreed.succeeds():
@@ -171,32 +209,37 @@ class Reduction:
             if not self._is_abandoned:
                 with span("pack", bucket=bucket.index, bytes=bucket.nbytes), np.errstate(all="ignore"):
                     bucket.pack({member: self._params[member][1].grad for member in bucket.members})
-            bucket.submit = functools.partial(self._submit, bucket)
+            bucket.submit = functools.partial(self._submit, bucket, itertools.count(), threading.get_ident())
             try:
                 with span("launch", bucket=bucket.index):
                     self._means.append(self._hook(bucket))
             finally:
                 bucket.submit = Future  # if the hook has more to do, it does it in the worker
         if self._ended is None and len(self._means) == len(self._buckets):
-            self._ended = Future(self._end, self._worker)
+            self._ended = Future(self._find_out, self._worker)
 
-    def _submit(self, bucket: AnyBucket, function: Callable[[], Any]) -> Future[Any]:
-        """Make the worker call a function, unless the ranks have different gradients."""
+    def _submit(
+        self, bucket: AnyBucket, positions: Iterator[int], launcher: int, function: Callable[[], Any]
+    ) -> Future[Any]:
+        """Make the worker call a function once, unless the ranks have different gradients."""
+        if threading.get_ident() != launcher:
+            return Future(function)  # what the hook does later, in the worker, while it has not returned yet
 
-        def call() -> Any:
+        def communicate() -> Any:
             self.agree()
             with span("communicate", bucket=bucket.index, bytes=bucket.nbytes):
                 return function()
 
-        return Future(call, self._worker)
+        key = bucket.index, next(positions)
+        return Future(self._calls.setdefault(key, once(communicate)), self._worker)
 
     def _end(self) -> None:
         """Find out whether a rank has abandoned its backward pass; collective."""
         self.agree()
         abandoned_by = np.array([self._ranks.rank + 1 if self._is_abandoned else 0], np.int32)
         self._ranks.Allreduce(MPI.IN_PLACE, abandoned_by, MPI.MAX)
-        if self._on_end is not None:
-            self._on_end(not abandoned_by[0])
+        if self._on_end is not None and self._layout is not None:
+            self._on_end(self._layout.number, not abandoned_by[0])
         if abandoned_by[0]:
             raise RuntimeError(
                 f"rank {abandoned_by[0] - 1} has abandoned its backward pass because of an exception: there are no "

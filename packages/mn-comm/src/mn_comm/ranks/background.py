@@ -71,6 +71,21 @@ class Future(Generic[_T]):
             self._error = error
 
 
+def once(function: Callable[[], _T]) -> Callable[[], _T]:
+    """Return a function that calls another one only the first time, and then returns or raises the same again.
+
+    So a worker may be given the same task twice.
+    """
+    uncalled, called = [function], []
+
+    def call() -> _T:
+        if uncalled:
+            called.append(Future(uncalled.pop()))  # whatever it holds is free from then on
+        return called[0].wait()
+
+    return call
+
+
 class Worker:
     """A thread that runs tasks in the order in which they were put; it starts with the first task.
 
