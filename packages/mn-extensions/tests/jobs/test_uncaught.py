@@ -275,6 +275,19 @@ except KeyboardInterrupt:
         comm.bcast_obj("end")
         print("saved", flush=True)
 """,
+    "while it waits itself": """
+try:
+    comm.gather_obj("inside")
+    tell()
+    while True:  # no other thread learns of the signal before this one
+        pass
+except KeyboardInterrupt:
+    if comm.rank == 0:
+        print(comm.recv_obj(1), flush=True)
+    else:
+        time.sleep(4)  # longer than a rank may stay where a signal has found it
+        comm.send_obj("saved", 0)
+""",
     "in a finally clause": """
 try:
     comm.gather_obj("inside")

@@ -2,7 +2,8 @@
 
 Python calls a handler between two instructions of the main thread. While the main thread waits inside MPI, there are
 none, and the other ranks may be waiting as well. But :mod:`mn_guard.guard_thread` learns of the signal, and ends the
-job if the main thread stays in the operation in which it was waiting.
+job if the main thread stays in the operation in which it was waiting. The thread may look late, when KeyboardInterrupt
+was raised long ago and the script waits again while it handles it; this wait is left alone.
 
 Only rank 0 does so. On other ranks the script decides: rank 0 may be saving its state while the others wait for it.
 """
@@ -11,9 +12,11 @@ from __future__ import annotations
 
 import math
 import signal
+import sys
 import threading
 import time
 from collections.abc import Callable
+from typing import Any
 
 from mn_comm.ranks.watch import activities
 from mn_guard import guard_thread, patience
@@ -40,11 +43,14 @@ class Interrupts:
         self._deadline = 0.0
         self._main = threading.main_thread().ident or 0
         self._waited_in: object = None
+        self._handled = 0  # the exception that the main thread was handling when the last signal arrived
 
     def attend(self, signals: bytes) -> None:
         """Begin to look where the main thread is, if SIGINT has arrived; end the job if it has stayed there."""
         if self._waited_in is None and signal.SIGINT in signals:
-            self._waited_in = self._wait()
+            before, self._handled = self._handled, self._handles()
+            was_raised = self._handled not in (0, before)
+            self._waited_in = None if was_raised else self._wait()
             self._deadline = time.monotonic() + self._patience
         if self._waited_in is None:
             return
@@ -56,6 +62,14 @@ class Interrupts:
             self._end()
         else:
             self.due = time.monotonic() + _PAUSE_SECONDS
+
+    def _handles(self) -> int:
+        """Return the identity of the KeyboardInterrupt that the main thread is handling, or 0."""
+        found: Any = sys._current_exceptions().get(self._main)  # noqa: SLF001 - documented
+        error = found[1] if isinstance(found, tuple) else found  # before Python 3.12, a tuple
+        while error is not None and not isinstance(error, KeyboardInterrupt):
+            error = error.__context__
+        return 0 if error is None else id(error)
 
     def _wait(self) -> object:
         activity = activities.get(self._main)

@@ -78,6 +78,39 @@ def test_a_main_thread_that_stays_where_it_waits(main, watching, ended):
     assert ended.wait(10)
 
 
+def handle_by_waiting(main, error, then):
+    try:
+        try:
+            raise error
+        except BaseException:
+            main.wait = ("recv", None, 0)
+            os.close(-1)  # raises OSError while it handles it
+    except OSError:
+        then()
+
+
+def test_who_waits_while_handling_the_exception_is_left_alone(main, watching, ended):
+    """The thread looks when it was raised already. But the second time, nothing is raised."""
+
+    def press_twice():
+        press(watching)
+        is_read(watching)
+        time.sleep(0.1)  # five times its patience
+        assert not ended.is_set()
+        press(watching)
+        assert ended.wait(10)
+
+    handle_by_waiting(main, KeyboardInterrupt(), press_twice)
+
+
+def test_who_waits_while_handling_another_exception(main, watching, ended):
+    def press_once():
+        press(watching)
+        assert ended.wait(10)
+
+    handle_by_waiting(main, ValueError(), press_once)
+
+
 @pytest.mark.parametrize("step", ["_wake", "start"])
 def test_a_signal_handler_may_raise_during_a_fork(watching, monkeypatch, step):
     """It interrupts the end of the thread before the fork, or its start after that."""
