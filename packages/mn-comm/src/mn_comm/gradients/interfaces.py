@@ -74,7 +74,12 @@ def check_floats(array: Any) -> None:
 
 
 CommunicationHook = Callable[[AnyBucket], Future[Any]]
-"""Starts to average a bucket, and returns a future of the mean of its ``flat``."""
+"""Starts to average a bucket, and returns a future of the mean of its ``flat``.
+
+If an exception interrupts it, for example that of a signal handler, the backward pass is abandoned on every rank, and
+it may be called again with the same bucket: the other ranks wait for what it starts. What it has started before is not
+started again.
+"""
 
 
 class JoinMessages(Protocol):
