@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import time
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, NoReturn, SupportsIndex, cast
@@ -25,6 +26,22 @@ _BLOCKING_ONLY = (
     *("Mprobe", "Dup", "Split", "Free"),
     *("bcast", "gather", "allgather", "scatter", "alltoall", "send", "recv"),
 )
+_NONBLOCKING = ("Isend", "Irecv", "Iallreduce", "isend")
+
+_forgotten: list[Any] = []
+
+
+class _Request(MPI.Request):
+    """A nonblocking operation, which is kept if nobody waits for its end any more: MPI may still be using its memory.
+
+    A signal handler may raise in the function that waits, or before it waits.
+    """
+
+    arguments: Any  # mpi4py's own requests of reductions do not keep them
+
+    def __del__(self, keep: Callable[[Any], None] = _forgotten.append) -> None:
+        if self:  # it is not done
+            keep(self)
 
 
 class Ranks(MPI.Intracomm):
@@ -118,6 +135,24 @@ def _polled(name: str) -> Callable[..., Any]:
     return _described(call, name)
 
 
+def _started(name: str) -> Callable[..., Any]:
+    """Return a nonblocking method of MPI whose request is a :class:`_Request`."""
+    method = getattr(MPI.Intracomm, name)
+
+    def call(self: Ranks, *args: Any, **kwargs: Any) -> MPI.Request:
+        start = functools.partial(method, self, *args, **kwargs)
+        try:
+            # Not two calls from here, between which a signal handler could raise.
+            request = next(map(_Request, iter(start, None)))
+            request.arguments = args, kwargs
+        except BaseException:
+            _forgotten.append((args, kwargs))
+            raise
+        return request
+
+    return _described(call, name)
+
+
 def _described(method: Callable[..., Any], name: str) -> Callable[..., Any]:
     method.__name__ = name
     method.__doc__ = f"Do what ``{name}`` of an mpi4py communicator does."
@@ -128,3 +163,5 @@ for _name in _BLOCKING_ONLY:
     setattr(Ranks, _name, _watched(_name))
 for _name in _WITH_NONBLOCKING_FORM:
     setattr(Ranks, _name, _polled(_name))
+for _name in _NONBLOCKING:
+    setattr(Ranks, _name, _started(_name))
