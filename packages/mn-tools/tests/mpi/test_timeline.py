@@ -1,7 +1,9 @@
 """The timeline between ranks: clocks, which rank decides, and the spans of an averaging."""
 
+import gc
 import time
 import types
+import weakref
 
 import numpy as np
 import pytest
@@ -12,6 +14,7 @@ from mn_comm import create_communicator
 from mn_comm.building_blocks import is_recording
 from mn_comm.ranks import spans
 from mn_tools.timeline import clock, record, start
+from mn_tools.timeline.collect import Collector
 
 WORLD = MPI.COMM_WORLD
 RANK, SIZE = WORLD.rank, WORLD.size
@@ -63,6 +66,30 @@ def test_who_says_nothing_is_not_waited_for():
     if RANK == 1:  # the question has not been received yet
         assert clock.receive(mpi_comm, np.zeros(1, np.int64), 0, clock.PING, time.monotonic() + SOON) == clock.PING
     mpi_comm.Free()
+
+
+@pytest.mark.skipif(SIZE < 2, reason="nothing is compared")
+def test_a_signal_handler_may_raise_while_clocks_are_compared(monkeypatch, tmp_path):
+    """Rank 0's question comes later, and is written to memory that is still there."""
+    collector = Collector(record.Recorder(), str(tmp_path / "t.json"))
+    collector._pid = None  # so that it does nothing at exit
+    found = []
+
+    def interrupted():
+        raise TimeoutError
+
+    def receive(mpi_comm, buffer, *args):
+        found.append(weakref.ref(buffer))
+        return original(mpi_comm, buffer, *args)
+
+    original = clock.receive
+    monkeypatch.setattr(clock, "receive", receive)
+    monkeypatch.setattr(clock.os, "sched_yield", interrupted)
+    with pytest.raises(TimeoutError):
+        collector.align(WORLD)
+    gc.collect()
+    assert found[-1]() is not None  # an earlier message may have arrived at once
+    collector._mpi_comm.Free()
 
 
 def test_rank_0_decides(monkeypatch, tmp_path):

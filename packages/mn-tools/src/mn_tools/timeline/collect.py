@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 from mpi4py import MPI
 
-from mn_comm.building_blocks import at_exit
+from mn_comm.building_blocks import Ranks, at_exit
 from mn_tools.timeline import clock, trace
 from mn_tools.timeline.clock import Sample
 from mn_tools.timeline.record import Recorder
@@ -58,7 +58,7 @@ class Collector:
         Args:
             mpi_comm: All ranks, in the order of ``COMM_WORLD``.
         """
-        self._mpi_comm = mpi_comm.Dup()
+        self._mpi_comm = Ranks(mpi_comm).duplicate()
         self.is_aligned = True
         if self._rank:
             self._samples = clock.reply(self._mpi_comm, float("inf")) or []
