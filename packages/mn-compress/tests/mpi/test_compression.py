@@ -8,7 +8,7 @@ import pytest
 from fake_model import Model, Param
 from mpi4py import MPI
 
-from mn_comm import create_communicator
+from mn_comm import Future, create_communicator
 from mn_compress import Compression, Int8, OneBit, PowerSGD, TopK
 from mn_compress.exchange import Memory
 
@@ -192,6 +192,26 @@ def test_what_does_not_fit_on_one_rank_is_forgotten_on_all_with_one_warning(how)
     for step in range(3):
         actual = average(other, gradients(RANK, step), False)
     np.testing.assert_array_equal(flatten(actual), flatten(expected))
+    comm.finalize()
+
+
+@pytest.mark.parametrize("background", [False, True])
+def test_loading_may_be_interrupted(background, monkeypatch):
+    """A signal handler raises while it is waited for; it takes place all the same."""
+    comm = create_communicator("flat")
+    one, other = (comm.gradient_reducer(compression=Int8(), background=background) for _ in range(2))
+    for each in (one, other):
+        average(each, gradients(RANK), background)
+    state = one.state()
+    expected = flatten(average(one, gradients(RANK, 1), background))
+
+    def interrupted(_):
+        raise TimeoutError
+
+    with monkeypatch.context() as changed, pytest.raises(TimeoutError):
+        changed.setattr(Future, "wait", interrupted)
+        other.load_state(state)
+    np.testing.assert_array_equal(flatten(average(other, gradients(RANK, 1), background)), expected)
     comm.finalize()
 
 

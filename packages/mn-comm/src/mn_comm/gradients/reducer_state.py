@@ -48,8 +48,8 @@ class ReducerState:
         """
         if self._compressor is not None:
             compressor = self._compressor
+            self._layouts = Layouts()  # not later: a signal handler may raise while this waits
             Future(lambda: compressor.load(state), self._worker).wait()
-            self._layouts = Layouts()
 
     def remembered_order(self, model: Model) -> list[str] | None:
         """Return the order of all initialised parameters, for :meth:`start`, that belongs to a loaded state, if any."""
