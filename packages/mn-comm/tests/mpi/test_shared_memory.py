@@ -109,6 +109,14 @@ def test_one_rank_that_may_not_see_its_neighbors_memory_means_one_warning_and_me
         np.testing.assert_array_equal(param.grad, np.full_like(param.grad, (SIZE - 1) / 2))
 
 
+@pytest.mark.skipif(SIZE < 2, reason="memory is not shared")
+def test_where_warnings_are_errors_all_ranks_raise(monkeypatch):
+    comm = create_communicator("hierarchical", WORLD.Dup())
+    monkeypatch.setattr(os, "open", refuse_to_open)
+    with pytest.raises((UserWarning, RuntimeError), match="by messages, not in shared memory"):
+        comm.multi_node_mean_grad(Model(np.zeros(7, "f4")))
+
+
 @pytest.mark.parametrize("name", ["hierarchical", "two_dimensional", "single_node"])
 def test_too_little_memory_means_one_warning_and_messages(name):
     comm = create_communicator(name, WORLD.Dup())

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -209,13 +208,12 @@ class Compressor:
 
     def _warn(self, ranks: Ranks) -> None:
         has_warned, self._has_warned = self._has_warned, True
-        with agreement.raise_on_all(ranks):  # where warnings are errors, all ranks raise
-            if ranks.rank == 0 and not has_warned:
-                warnings.warn(
-                    "compression: what was not sent yet is lost, and error feedback starts again: the layout of the "
-                    "gradients, the number of ranks, or the compression is not what it was before",
-                    stacklevel=2,
-                )
+        if not ranks.any(has_warned):
+            agreement.warn(
+                ranks,
+                "compression: what was not sent yet is lost, and error feedback starts again: the layout of the "
+                "gradients, the number of ranks, or the compression is not what it was before",
+            )
 
     def _exchange(self, known: _Known, ranks: Ranks, portion: Any, what: Exchanged) -> Exchange:
         member, within, *_ = what.parts[0]

@@ -12,7 +12,6 @@ wait for the device to learn their length.
 from __future__ import annotations
 
 import functools
-import warnings
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
@@ -27,6 +26,7 @@ from mn_comm.device.nccl_ranks import NcclRanks, nccl_ranks_of
 from mn_comm.device.transports import NcclTransport, StagedTransport
 from mn_comm.gradients.parts import Exchanged
 from mn_comm.gradients.strategies import Strategy
+from mn_comm.ranks import agreement
 from mn_comm.ranks.background import Future
 
 if TYPE_CHECKING:
@@ -90,8 +90,7 @@ def _nccl_in_groups(strategy: Strategy, ranks: Ranks) -> NcclRanks | None:
         return found
     if strategy.on_device == "nccl":
         raise obstacle
-    if strategy.context.ranks.rank == 0:
-        warnings.warn(f"gradients on devices are averaged through host memory: {obstacle}", stacklevel=2)
+    agreement.warn(strategy.context.ranks, f"gradients on devices are averaged through host memory: {obstacle}")
     return None
 
 

@@ -8,7 +8,6 @@ of each node then exchange the sums with other nodes. The strategies that there 
 from __future__ import annotations
 
 import sys
-import warnings
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -190,6 +189,6 @@ class Strategy:
                     return share(self.context.within, nbytes) if lasting else self.context.memory.require(nbytes)
             except OSError as error:
                 self.shares_memory = False
-                if self.context.topology.rank == 0:
-                    warnings.warn(f"gradients are averaged by messages, not in shared memory: {error}", stacklevel=2)
+                message = f"gradients are averaged by messages, not in shared memory: {error}"
+                agreement.warn(self.context.ranks, message)
         return [np.empty(nbytes, np.uint8)]

@@ -6,12 +6,15 @@ one reduction of one or two numbers; only if this shows a problem are messages e
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 if TYPE_CHECKING:
     from mpi4py import MPI
+
+    from mn_comm.ranks.intracomm import Ranks
 
 _T = TypeVar("_T")
 _FAILED = -1  # no digest is negative
@@ -138,6 +141,17 @@ def raise_on_all(communicator: Communicating | MPI.Intracomm | Group) -> Iterato
     for rank, report in enumerate(reports):
         if report is not None:
             raise remote_error(rank, *report)
+
+
+def warn(ranks: Ranks, message: str) -> None:
+    """Warn on rank 0, of the place that called the caller; where warnings are errors, raise on every rank; collective.
+
+    Raises:
+        Warning: The warning, on rank 0; on the others a ``RuntimeError`` with its text.
+    """
+    with raise_on_all(ranks):
+        if ranks.rank == 0:
+            warnings.warn(message, stacklevel=3)
 
 
 def agree(group: Group, check: Callable[[], _T], explain: Callable[[Sequence[_T]], Exception]) -> _T:

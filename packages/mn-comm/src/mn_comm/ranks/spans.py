@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import os
-import warnings
 from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Any, Protocol
 
+from mn_comm.ranks import agreement
+
 if TYPE_CHECKING:
-    from mpi4py import MPI
+    from mn_comm.ranks.intracomm import Ranks
 
 VARIABLE = "CHAINERMN_TIMELINE"  # the environment variable that names the file for a timeline
 ENTRY_POINT = "mn_comm.timeline"  # the group of entry points that record a timeline: functions of communicator and file
@@ -50,7 +51,7 @@ def record(recorder: Recorder | None) -> None:
     _recorder = recorder
 
 
-def start(ranks: MPI.Intracomm) -> None:
+def start(ranks: Ranks) -> None:
     """Record a timeline from now on, if the environment of rank 0 requests it; collective."""
     # The ranks' own environments may differ: Open MPI's launcher passes a variable only to the ranks of its own host.
     file = ranks.bcast(os.environ.get(VARIABLE) if ranks.rank == 0 else None)
@@ -61,7 +62,5 @@ def start(ranks: MPI.Intracomm) -> None:
     found = list(entry_points(group=ENTRY_POINT))
     if found:
         found[0].load()(ranks, file)
-    elif ranks.rank == 0:
-        warnings.warn(
-            f"no timeline is recorded: {VARIABLE} is set, but the package mn-tools is not installed", stacklevel=2
-        )
+    else:
+        agreement.warn(ranks, f"no timeline is recorded: {VARIABLE} is set, but the package mn-tools is not installed")
