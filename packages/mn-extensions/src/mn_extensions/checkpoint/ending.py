@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 
 from mn_comm import CommunicatorBase, building_blocks, transact
@@ -28,8 +26,7 @@ class Ending:
         here, everywhere = np.array([is_well], dtype=np.int32), np.zeros(1, dtype=np.int32)
         request = ranks.Iallreduce(here, everywhere, op=MPI.MIN)
         if not is_well:
-            _UNDER_WAY.append((request, here, everywhere))
-            return False
+            return False  # the communicator keeps the request, and so its memory
         ranks.wait(request, "Iallreduce")
         ranks.Free()
         return bool(everywhere[0])
@@ -52,7 +49,3 @@ class ElasticEnding:
             return False
         transact(comm, lambda: comm.allgather_obj(None))
         return True
-
-
-# MPI uses these arrays until the request is done, which it may never be.
-_UNDER_WAY: list[Any] = []
