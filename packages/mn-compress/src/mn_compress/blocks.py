@@ -108,10 +108,10 @@ class BlockExchange:
         sent += self._send_means(transport, portion, summands, random)
         for other in others:
             for chunk, message, request in zip(self._ranges[other], self._means[other], means[other], strict=True):
-                transport.ranks.wait_with_pauses(request, "Irecv")
+                transport.ranks.wait_with_pauses(request, "Allgather")
                 self._decode(message, portion[chunk])
         for request in sent:
-            transport.ranks.wait_with_pauses(request, "Isend")
+            transport.ranks.wait_with_pauses(request, "Allgather")
 
     def _send_summands(
         self, transport: Transport, portion: _Array, owner: int, random: np.random.Generator | None
@@ -151,7 +151,7 @@ class BlockExchange:
         for rank in range(self._size):
             each = own
             if rank != self._rank:
-                transport.ranks.wait_with_pauses(incoming[rank][i], "Irecv")
+                transport.ranks.wait_with_pauses(incoming[rank][i], "Reduce_scatter")
                 each = rooms[total is rooms[0]]
                 self._codec.decode(self._incoming[rank][i], each)
             if not rank:

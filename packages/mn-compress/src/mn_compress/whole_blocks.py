@@ -49,7 +49,7 @@ class WholeBlockExchange:
         length = end - begin
         summands = {other: self._room(length) for other in others}
         pieces = {other: self._cut(summand, length, 0, length) for other, summand in summands.items()}
-        transport.swap({other: parts[other] for other in others}, pieces, "Alltoall")
+        transport.swap({other: parts[other] for other in others}, pieces, "Reduce_scatter")
         own = self._room(length)
         if length:
             mean = error[begin:end]

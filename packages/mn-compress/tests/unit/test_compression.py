@@ -3,6 +3,7 @@
 import queue
 import threading
 import types
+from typing import ClassVar
 
 import numpy as np
 import pytest
@@ -57,6 +58,8 @@ class Request:
 class ThreadRanks:
     """One of several ranks that are threads, with the parts of MPI that an exchange uses."""
 
+    operations: ClassVar[set[str]] = set()
+
     def __init__(self, rank, mail):
         self.rank, self.size, self._mail = rank, len(mail), mail
 
@@ -77,6 +80,7 @@ class ThreadRanks:
             self.Irecv(all_of_them[other : other + 1].view(np.uint8), other, 0).finish()
 
     def wait_with_pauses(self, request, what):
+        self.operations.add(what)
         request.finish()
 
 
@@ -199,6 +203,16 @@ def test_all_ranks_get_the_same_bits(how, xp, size):
         for outs in means:
             assert all(out.tobytes() == outs[0].tobytes() for out in outs)
             assert np.isfinite(outs[0]).all()
+
+
+@BOTH
+@pytest.mark.parametrize("how", ALL, ids=repr)
+def test_all_ranks_are_waited_for(how, xp, monkeypatch):
+    """The stall monitor knows this by the names of operations; it also waits for all in an Allgather of lengths."""
+    monkeypatch.setattr(ThreadRanks, "operations", set())
+    exchange(how, [np.ones(300, np.float32)] * 2, 1, xp=xp)
+    assert ThreadRanks.operations
+    assert ThreadRanks.operations <= {"Reduce_scatter", "Allgather", "Allgatherv"}
 
 
 @pytest.mark.parametrize("dtype", ["f2", "f8", "bfloat16"])

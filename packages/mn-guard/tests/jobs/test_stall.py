@@ -143,6 +143,23 @@ def test_a_rank_that_has_come_to_its_end_is_named_and_not_waited_for():
     assert "rank 0 has reached the end of its program, but this rank still waits for it" in job.stderr
 
 
+IN_HALVES = """
+import numpy as np
+from mn_comm import create_communicator
+from mn_comm.collectives import mean_in_place
+comm = create_communicator("naive")
+if comm.rank:
+    mean_in_place(comm.ranks, np.zeros(3, np.float16))
+"""
+
+
+def test_a_mean_by_messages_between_ranks_waits_for_all_of_them():
+    """Rank 1 waits for rank 2, rank 2 for rank 0."""
+    job = run(3, IN_HALVES, CHAINERMN_STALL_SECONDS="1")
+    assert job.returncode != 0
+    assert "rank 0 has reached the end of its program, but this rank still waits for it" in job.stderr
+
+
 LATE = """
 import time
 from mn_comm import create_communicator

@@ -163,12 +163,12 @@ def _swap(ranks: Ranks, other: int, given: _Array, kept: _Array) -> Iterator[tup
     for each in waiting:
         yield _received(ranks, *each)
     for request in sending:
-        ranks.wait(request, "Isend")
+        ranks.wait(request, "Reduce_scatter")
 
 
 def _received(ranks: Ranks, here: slice, room: _Array, requests: Sequence[MPI.Request]) -> tuple[slice, _Array]:
     for request in requests:
-        ranks.wait(request, "Irecv")
+        ranks.wait(request, "Reduce_scatter")  # not "Irecv": it waits for all ranks
     return here, room
 
 
@@ -176,4 +176,4 @@ def _exchange(ranks: Ranks, other: int, sent: _Array | None, received: _Array | 
     requests = [] if received is None else pieces.irecv(ranks, received, other)
     requests += [] if sent is None else pieces.isend(ranks, sent, other)
     for request in requests:
-        ranks.wait(request, "Sendrecv")
+        ranks.wait(request, "Allgather")

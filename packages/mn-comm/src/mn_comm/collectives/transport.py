@@ -26,7 +26,8 @@ class Transport:
         Args:
             outgoing: For each rank that receives arrays, these arrays: one-dimensional and contiguous.
             incoming: For each rank that sends arrays, arrays of the same lengths and dtypes, to be overwritten.
-            what: The name of the operation that it is a part of.
+            what: The name of the operation that it is a part of, as MPI calls it, such as ``Reduce_scatter``: it tells
+                the stall monitor that this waits for all ranks.
         """
         for request in pieces.start(self.ranks, outgoing, incoming, TAG):
             self.ranks.wait_with_pauses(request, what)
