@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import itertools
+import multiprocessing
+import multiprocessing.connection
+import os
 import signal
+import threading
 from collections.abc import Sequence
 from concurrent.futures import Future, ProcessPoolExecutor
 from typing import Any
-
-_PR_SET_PDEATHSIG = 1  # linux/prctl.h
 
 _dataset: Any = None
 
@@ -69,9 +70,17 @@ def _begin(dataset: Any) -> None:
     global _dataset
     _dataset = dataset
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the rank ends them
-    with contextlib.suppress(OSError, AttributeError):  # prctl exists only on Linux
-        # A rank that is killed cannot end them, and the launcher would wait for their output.
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    threading.Thread(target=_end_with_rank, daemon=True).start()
+
+
+def _end_with_rank() -> None:
+    """End this process when the rank has ended, for a rank that is killed; the launcher would wait for its output."""
+    rank: Any = multiprocessing.parent_process()
+    ends = [rank.sentinel]
+    with contextlib.suppress(OSError, AttributeError):  # an old kernel, or not Linux
+        ends.append(os.pidfd_open(rank.pid))  # the sentinel is also held by what the rank has started since
+    multiprocessing.connection.wait(ends)
+    os._exit(1)
 
 
 def _read(indices: Sequence[int]) -> list[Any]:
