@@ -60,7 +60,7 @@ class ElasticIterator(Iterator):  # type: ignore[misc]  # Chainer has no types
         n_processes: int = 0,
         n_prefetch: int = 1,
     ) -> None:
-        self._loader = Loader(dataset, n_processes)  # first: finalize() is called even if __init__ fails later
+        self._loader = Loader(dataset, n_processes)  # first: __del__ is called even if __init__ fails later
 
         def agree() -> int | None:
             with raise_on_all(comm):
@@ -155,6 +155,10 @@ class ElasticIterator(Iterator):  # type: ignore[misc]  # Chainer has no types
     def finalize(self) -> None:
         """End the processes that read samples."""
         self._loader.close()
+
+    def __del__(self) -> None:
+        """End these processes without waiting for them: Python calls this at any moment, in any thread."""
+        self._loader.drop()
 
     def _bounds(self) -> _Positions:
         """Return where each rank's part of a global mini-batch begins, and where the last one ends."""

@@ -53,10 +53,15 @@ class Loader:
 
     def close(self) -> None:
         """End the processes when they have read what they are reading; the next :meth:`load` starts new ones."""
-        self._ahead.clear()
-        if self._pool is not None:
-            self._pool.shutdown(cancel_futures=True)
-            self._pool = None
+        pool = self._pool
+        self.drop()
+        if pool is not None:
+            pool.shutdown(cancel_futures=True)
+
+    def drop(self) -> None:
+        """Do as :meth:`close` does, but without waiting until the processes have ended."""
+        self.expect([])
+        self._pool = None  # a pool that is no longer used ends its processes
 
     def _start(self, indices: Sequence[int]) -> list[Future[list[Any]]]:
         if self._pool is None:

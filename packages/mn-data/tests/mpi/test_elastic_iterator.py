@@ -1,5 +1,8 @@
 """An iterator that deals from one order to all ranks, on communicators that are not elastic."""
 
+import multiprocessing
+import threading
+
 import chainer
 import numpy as np
 import pytest
@@ -73,6 +76,38 @@ def test_what_was_dealt_is_not_dealt_again_after_a_restart(comm, tmp_path_factor
     second = next(iterator)
     chainer.serializers.load_npz(file, iterator)
     assert next(iterator) == second
+
+
+class Slow:
+    """A dataset; reading any sample but the first one takes until it is allowed to end."""
+
+    def __init__(self):
+        self.has_begun, self.may_end = multiprocessing.Event(), multiprocessing.Event()
+
+    def __len__(self):
+        return 4
+
+    def __getitem__(self, index):
+        if index:
+            self.has_begun.set()
+            self.may_end.wait()
+        return index
+
+
+def test_one_that_is_dropped_does_not_wait_for_samples():
+    data = Slow()
+    alone = create_communicator("naive", MPI.COMM_SELF)
+    iterators = [ElasticIterator(data, 1, alone, shuffle=False, n_processes=1)]
+    assert next(iterators[0]) == [0]
+    data.has_begun.wait()
+    dropping = threading.Thread(target=iterators.clear)
+    dropping.start()
+    dropping.join(10)
+    has_waited = dropping.is_alive()
+    data.may_end.set()
+    assert not has_waited
+    for reader in multiprocessing.active_children():
+        reader.join()
 
 
 MISTAKES = [
