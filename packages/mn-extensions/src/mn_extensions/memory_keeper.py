@@ -133,11 +133,15 @@ class MemoryKeeper(Extension):  # type: ignore[misc]  # Chainer has no types
         # Extensions differ between ranks: rank 0 has a log, for example. Arrays of the model are not sent.
         of_trainer = [name for name in state if hasattr(target, "updater") and not name.startswith("updater/")]
         of_rank_0 = self.comm.bcast_obj({name: state[name] for name in of_trainer})
-        if is_first:
-            try:
-                self._memory.put(iteration, {**state, **of_rank_0, _TRAINING: np.asarray(self._training)})
-            except OSError as error:  # the older state still exists
-                logger.warning("the state of iteration %d is not kept in memory: %s", iteration, error)
+        with raise_on_all(self.comm):
+            if is_first:
+                self._put(iteration, {**state, **of_rank_0, _TRAINING: np.asarray(self._training)})
+
+    def _put(self, iteration: int, state: State) -> None:
+        try:
+            self._memory.put(iteration, state)
+        except OSError as error:  # the older state still exists
+            logger.warning("the state of iteration %d is not kept in memory: %s", iteration, error)
 
     def maybe_load(self, target: Any, optimizer: Any = None) -> int | None:
         """Load the newest state that the memory of a node holds, if there is one; collective.

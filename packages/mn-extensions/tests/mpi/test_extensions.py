@@ -17,6 +17,7 @@ from mn_extensions import (
     AllreducePersistent,
     MultiNodeEarlyStoppingTrigger,
     ObservationAggregator,
+    create_memory_keeper,
     main_rank_only,
     multi_node_snapshot,
 )
@@ -370,3 +371,24 @@ def test_autoload_needs_a_name_that_can_be_looked_for():
     each.filename = lambda trainer: "x"
     with pytest.raises(ValueError, match="expected a string as the file name"):
         multi_node_snapshot(COMM, each, [])
+
+
+class Keeper:
+    """A connection to the keeper of a node."""
+
+    def ask(self, message, *files):
+        return {}, None
+
+
+class Holder:
+    """An object whose state cannot be kept."""
+
+    def serialize(self, serializer):
+        serializer("held", np.asarray({}))
+
+
+def test_all_ranks_raise_if_a_state_cannot_be_kept(monkeypatch):
+    monkeypatch.setattr("mn_elastic.memory.link.connection", Keeper)
+    keeper = create_memory_keeper(COMM)
+    with pytest.raises(TypeError, match="without Python objects, got dtype object in held"):
+        keeper.keep(Holder(), 1)
