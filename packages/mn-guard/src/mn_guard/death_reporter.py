@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 from mn_guard import node
 from mn_guard.exit_sequence import Step, at_exit
-from mn_guard.forks import around_forks
+from mn_guard.forks import around_forks, one_fork
 from mn_guard.job import is_tolerant, leads_its_processes
 from mn_guard.node_process import EXPLAINED, FINISHED, LONGEST_MESSAGE, SPOKEN
 from mn_guard.supervised import link
@@ -133,15 +133,18 @@ def _introduced(
         The connection that is to end with this process, and the one on which the answer comes; ``None`` if there is no
         process to come.
     """
+    global _connection
     asking = node.connect(address) if address is not None else None
     if asking is None:
         return None
-    here, there = socket.socketpair()
+    with one_fork:  # a child that another thread forks would hold the connection beyond the end of this process
+        here, there = socket.socketpair()
+        _connection = here
     with there:
         try:
             socket.send_fds(asking, [json.dumps(message).encode()], [there.fileno(), *errors])
         except OSError:
-            here.close()
+            _forget()
             asking.close()
             return None
     return here, asking

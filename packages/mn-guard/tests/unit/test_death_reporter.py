@@ -3,6 +3,7 @@
 import itertools
 import os
 import re
+import select
 import signal
 import socket
 import subprocess
@@ -192,6 +193,36 @@ def test_a_launcher_that_has_ended_ends_nothing_else():
     assert last is not None
     last.sendall(node_process.FINISHED)
     last.close()
+
+
+# Another thread may fork while a rank connects; here, the rank itself does.
+FORKS_MEANWHILE = """
+import os, signal, sys
+from mn_guard import death_reporter, node
+
+class Alone:
+    rank = 0
+    allgather = staticmethod(lambda each: [each])
+
+def start(*arguments):
+    if not os.fork():
+        sys.stdin.read()
+        os._exit(0)
+    return start_node(*arguments)
+
+start_node, node.start = node.start, start
+death_reporter.connect(Alone, 0, 1, list)
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+def test_a_child_that_is_forked_meanwhile_does_not_hold_the_connection():
+    piped = {"stdin": subprocess.PIPE, "stderr": subprocess.PIPE}
+    with subprocess.Popen([sys.executable, "-c", FORKS_MEANWHILE], **piped) as rank:
+        reported, *_ = select.select([rank.stderr], [], [], 20)
+        rank.stdin.close()  # the child ends
+        assert b"rank 0 of 1" in rank.stderr.readline()
+        assert reported
 
 
 NOBODY = 1 << 30  # no process has this ID
