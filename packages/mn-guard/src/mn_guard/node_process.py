@@ -284,20 +284,27 @@ class Group:
 
     def _close(self) -> None:
         os.close(self._errors)
-        for path, inode in self.shared:
-            with contextlib.suppress(OSError):  # nearly always, MPI has removed it
-                # Ranks that are not in this group, because they have no communicator, may go on.
-                if os.stat(path).st_ino == inode and not _is_mapped(path):
-                    os.unlink(path)
+        left = {path for path, inode in self.shared if _inode(path) == inode}
+        # Ranks that are not in this group, because they have no communicator, may go on.
+        for path in left - _mapped() if left else ():  # nearly always, MPI has removed all
+            with contextlib.suppress(OSError):
+                os.unlink(path)
 
 
-def _is_mapped(path: str) -> bool:
-    """Return whether a process of this user has a file in its memory."""
+def _inode(path: str) -> int | None:
+    """Return the inode of a file; ``None`` if there is no such file."""
+    with contextlib.suppress(OSError):
+        return os.stat(path).st_ino
+    return None
+
+
+def _mapped() -> set[str]:
+    """Return the files that processes of this user have in their memory."""
+    found = set()
     for process in filter(str.isdecimal, os.listdir("/proc")):
-        with contextlib.suppress(OSError), open(f"/proc/{process}/maps") as file:
-            if path in file.read():
-                return True
-    return False
+        with contextlib.suppress(OSError), open(f"/proc/{process}/maps", errors="replace") as file:
+            found |= {line.rstrip("\n").split(" ", 5)[-1].lstrip() for line in file}
+    return found
 
 
 class Incoming:

@@ -1,6 +1,7 @@
 """The process of a node reports which rank died first; these tests imitate its ranks without MPI."""
 
 import itertools
+import mmap
 import os
 import re
 import select
@@ -334,3 +335,18 @@ def test_what_a_rank_writes_after_its_summary_is_not_part_of_it():
     rank = Rank(0, 1, 7)
     group.hear(rank, node_process.SPOKEN + b"ValueError: no\n" + STACK.encode())
     assert (rank.summary, rank.words) == ("ValueError: no", STACK)
+
+
+def test_files_that_no_process_has_in_its_memory_are_removed(monkeypatch, tmp_path):
+    scans = []
+    listdir = os.listdir
+    monkeypatch.setattr(node_process.os, "listdir", lambda path: scans.append(path) or listdir(path))
+    group = node_process.Group(1, "host", (), True, os.open(os.devnull, os.O_WRONLY))
+    for name in ("segment 1", "segment 12", "other"):
+        (tmp_path / name).write_bytes(b"0")
+        group.shared.add((f"{tmp_path}/{name}", (tmp_path / name).stat().st_ino))
+    group.shared |= {(f"{tmp_path}/removed", 7), (f"{tmp_path}/other", 7)}
+    with open(tmp_path / "segment 12") as file, mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ):
+        group.remove()
+    assert listdir(tmp_path) == ["segment 12"]
+    assert scans == ["/proc"]
