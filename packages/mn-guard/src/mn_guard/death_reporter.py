@@ -109,7 +109,7 @@ def _address() -> tuple[str | None, socket.socket | None]:
 
 def _shared_memory() -> list[tuple[str, int]]:
     """Return the paths and inodes of the files that MPI uses as shared memory in this process."""
-    with contextlib.suppress(OSError), open("/proc/self/maps") as file:
+    with contextlib.suppress(OSError), open("/proc/self/maps", errors="replace") as file:
         return sorted({(path, int(inode)) for inode, path in _SHARED_MEMORY.findall(file.read())})
     return []
 

@@ -36,7 +36,7 @@ def name_and_parent(process: int) -> tuple[str, int]:
     Raises:
         OSError: There is no such process.
     """
-    with open(f"/proc/{process}/stat") as file:
+    with open(f"/proc/{process}/stat", errors="replace") as file:
         name, _, rest = file.read().partition("(")[2].rpartition(")")
     return name, int(rest.split()[1])
 

@@ -207,7 +207,7 @@ def end_children(rank: Rank) -> None:
 def _status(process: int) -> tuple[str, int, int]:
     """Return the state of a process, its exit status, and the kernel's flags; an empty state if it is gone."""
     try:
-        with open(f"/proc/{process}/stat") as file:
+        with open(f"/proc/{process}/stat", errors="replace") as file:
             fields = file.read().rpartition(")")[2].split()
     except OSError:
         return "", 0, 0

@@ -14,7 +14,7 @@ import types
 
 import pytest
 
-from mn_guard import death_reporter, node, node_process
+from mn_guard import death_reporter, job, node, node_process
 from mn_guard.node_process import Rank, describe_death, describe_others
 
 FOLDERS = ("/lib/mn_comm/", "/lib/chainer/")
@@ -350,3 +350,20 @@ def test_files_that_no_process_has_in_its_memory_are_removed(monkeypatch, tmp_pa
         group.remove()
     assert listdir(tmp_path) == ["segment 12"]
     assert scans == ["/proc"]
+
+
+def test_names_need_not_be_text(tmp_path):
+    """The kernel cuts the name of a process after 15 bytes, also within a character."""
+    code = "open('/proc/self/comm', 'wb').write(b'of a rank \\xff'); raise SystemExit(3)"
+    with subprocess.Popen([sys.executable, "-c", code]) as process:
+        os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
+        rank = Rank(0, 1, process.pid)
+        node_process.await_deaths([rank])
+        assert (rank.state, rank.status) == ("Z", 3 << 8)
+        assert job.name_and_parent(process.pid) == ("of a rank \N{REPLACEMENT CHARACTER}", os.getpid())
+    path = os.fsencode(tmp_path) + b"/\xff"
+    with open(path, "wb") as file:
+        file.write(b"0")
+    with open(path) as file, mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ):
+        death_reporter._shared_memory()  # which does not raise
+        assert f"{tmp_path}/\N{REPLACEMENT CHARACTER}" in node_process._mapped()

@@ -124,6 +124,16 @@ def test_files_that_aborted_jobs_have_left(tmp_path):
     assert remaining == ["mpich_shm_1", "mpich_shm_5", "mpich_shm_gone", "of_another_program"]
 
 
+def test_another_program_has_a_file_in_its_memory_whose_name_is_no_text(tmp_path):
+    shared = tmp_path / "mpich_shm_0"
+    shared.write_bytes(bytes(MEBI))
+    os.utime(shared, (0, 0))
+    other = os.fsencode(tmp_path) + b"/\xff"
+    os.link(shared, other)
+    with open(other, "r+b") as file, mmap.mmap(file.fileno(), 0):
+        assert codes(memory.check_leftovers(OPTIONS, tmp_path, tmp_path)) == ["shm-leftovers"]
+
+
 def test_session_folders_of_jobs_that_were_killed(tmp_path):
     host = socket.gethostname().partition(".")[0]
     ended = subprocess.Popen([sys.executable, "-c", ""])

@@ -129,7 +129,7 @@ def _mapped_files() -> set[str]:
     found: set[str] = set()
     for maps in Path("/proc").glob("[0-9]*/maps"):
         try:
-            lines = maps.read_text().splitlines()
+            lines = maps.read_text(errors="replace").splitlines()
         except OSError:
             continue
         found |= {line.split(maxsplit=5)[-1] for line in lines if "mpich_shm_" in line}
