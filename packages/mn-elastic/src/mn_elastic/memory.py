@@ -30,6 +30,8 @@ class NodeMemory:
 
     def __init__(self) -> None:
         self._connection = link.connection()
+        supervision = link.supervision()
+        self._attempt = 0 if supervision is None else supervision.attempt
         self._spare: list[_File] = []
 
     @property
@@ -37,12 +39,14 @@ class NodeMemory:
         """Whether this job is supervised, so that arrays can be saved."""
         return self._connection is not None
 
-    def put(self, number: int, arrays: Mapping[str, _Array]) -> None:
+    def put(self, number: int, arrays: Mapping[str, _Array], generation: int = 0) -> None:
         """Save arrays; they replace the previous ones.
 
         Args:
             number: A number for this set of arrays: for example, the iteration.
             arrays: Arrays in host memory, of any dtype but objects. They are copied.
+            generation: That of an elastic communicator. Arrays of a later one are not replaced: a rank that was stopped
+                may go on when the others have continued without it.
 
         Raises:
             RuntimeError: The job is not supervised.
@@ -55,7 +59,7 @@ class NodeMemory:
         file = self._spare.pop(0) if len(self._spare) > 1 else _File()
         # If this fails, that file is dropped, and the keeper holds the remaining one, or none of the two.
         file.write(arrays)
-        self._connection.ask({"op": "keep", "number": number}, file.descriptor)
+        self._connection.ask({"op": "keep", "number": number, "in": [self._attempt, generation]}, file.descriptor)
         self._spare.append(file)
 
     def get(self) -> tuple[int, dict[str, _Array]] | None:

@@ -350,6 +350,20 @@ def test_what_is_held_is_not_written_to_after_a_failure(supervisor):
         assert (memory.get()[1]["a"] == number).all()
 
 
+def test_a_rank_that_the_others_have_lost_replaces_nothing(supervisor, monkeypatch):
+    lost, other = NodeMemory(), NodeMemory()
+    lost.put(1, ARRAYS)
+    other.put(3, ARRAYS, generation=1)
+    lost.put(2, ARRAYS)
+    assert lost.get()[0] == 3
+    other.put(1, ARRAYS, generation=1)  # another training of the script
+    assert lost.get()[0] == 1
+    monkeypatch.setenv(link.VARIABLE, str(link.supervision()._replace(attempt=2)))
+    NodeMemory().put(2, ARRAYS)
+    other.put(4, ARRAYS, generation=1)
+    assert lost.get()[0] == 2
+
+
 def test_descriptors_do_not_grow_in_number(supervisor):
     memory = NodeMemory()
     for number in range(3):

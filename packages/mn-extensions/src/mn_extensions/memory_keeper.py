@@ -138,8 +138,9 @@ class MemoryKeeper(Extension):  # type: ignore[misc]  # Chainer has no types
                 self._put(iteration, {**state, **of_rank_0, _TRAINING: np.asarray(self._training)})
 
     def _put(self, iteration: int, state: State) -> None:
+        generation = 0 if self._elastic is None else self._elastic.generation
         try:
-            self._memory.put(iteration, state)
+            self._memory.put(iteration, state, generation)
         except OSError as error:  # the older state still exists
             logger.warning("the state of iteration %d is not kept in memory: %s", iteration, error)
 

@@ -14,7 +14,8 @@ Processes of the node send it JSON objects through that socket, each of which ge
 ==============  =======================================================================================================
 ``watch``       Report the death of the process: it passes one end of a connection, which ends with it. Through this
                 connection, it writes plain text, which is all that a process that crashes can do.
-``keep``        Hold a file, instead of the previous one.
+``keep``        Hold a file, instead of the previous one, unless that is of a later attempt or generation: then the
+                other ranks have continued without this one.
 ``load``        Return the file.
 anything else   Pass the message on to the supervisor; ``start`` and ``join`` also say which rank the process is. The
                 supervisor gets a name of the process with each, because processes that a rank has started may report.
@@ -401,6 +402,7 @@ class _Node:
         self._groups: dict[str, Group] = {}
         self._gone: list[tuple[Group, Rank]] = []
         self._kept: tuple[int, int] | None = None  # the ranks' number for their arrays, and the file
+        self._kept_in: list[int] = []  # the attempt and the generation
         self._happened = False  # whether there was anything at the last look
         self._selector = selectors.DefaultSelector()
         self._selector.register(listening, selectors.EVENT_READ, self._accept)
@@ -574,8 +576,11 @@ class _Node:
         self, supervisor: _Supervisor, message: dict[str, Any], files: list[int], connection: socket.socket
     ) -> tuple[dict[str, Any], Sequence[int]]:
         """Do what a rank of a supervised job asks for; return the answer, and the file that belongs to it."""
-        if message["op"] == "keep":
+        if message["op"] == "keep" and message["in"] < self._kept_in:
+            os.close(files[0])
+        elif message["op"] == "keep":
             before, self._kept = self._kept, (message["number"], files[0])
+            self._kept_in = message["in"]
             if before is not None:
                 os.close(before[1])  # only now
             supervisor.tell(op="kept", number=message["number"])
