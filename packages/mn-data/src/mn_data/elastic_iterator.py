@@ -89,15 +89,18 @@ class ElasticIterator(Iterator):  # type: ignore[misc]  # Chainer has no types
 
     def __next__(self) -> list[Any]:
         """Return this rank's part of the next global mini-batch."""
-        self._before = self._deal.dealt
-        bounds = self._bounds()
-        drawn = self._deal.draw(int(bounds[-1]))
-        parts = [drawn[begin:end] for begin, end in pairwise(bounds.tolist())]  # np.split takes ten times as long
+        deal, bounds = self._deal, self._bounds()
+        count, (begin, end) = int(bounds[-1]), bounds[self.comm.rank : self.comm.rank + 2]
+        n_ahead = self._n_prefetch if self._loader.n_processes else 0
+        now, *later = [deal.indices(each[begin:end]) for each in deal.peek((1 + n_ahead) * count).reshape(-1, count)]
+        batch = self._loader.load(now)
+        self._loader.expect(later)
+        # Only now: if a sample cannot be read, or a signal handler raises, this mini-batch comes again.
+        self._before = deal.dealt
+        drawn = deal.draw(count)
         if is_elastic(self.comm):
-            self._under_way.append(parts)
-        batch = self._loader.load(self._deal.indices(parts[self.comm.rank]))
-        if self._loader.n_processes:
-            self._loader.expect(self._probably_next(bounds))
+            # np.split takes ten times as long.
+            self._under_way.append([drawn[begin:end] for begin, end in pairwise(bounds.tolist())])
         return batch
 
     next = __next__
@@ -164,12 +167,6 @@ class ElasticIterator(Iterator):  # type: ignore[misc]  # Chainer has no types
         """Return where each rank's part of a global mini-batch begins, and where the last one ends."""
         ranks = np.arange(self.comm.size + 1)
         return self.batch_size * ranks // self.comm.size if self.global_batch else self.batch_size * ranks
-
-    def _probably_next(self, bounds: _Positions) -> list[list[int]]:
-        """Return the samples of this rank's next mini-batches, if no rank is lost."""
-        deal, rank = self._deal, self.comm.rank
-        ahead = deal.peek(int(bounds[-1]) * self._n_prefetch).reshape(self._n_prefetch, -1)
-        return [deal.indices(each[bounds[rank] : bounds[rank + 1]]) for each in ahead]
 
     def take_over(self, change: Change) -> None:
         """Give back the samples dealt since the last step to ranks that were lost or set aside.

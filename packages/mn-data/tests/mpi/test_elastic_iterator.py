@@ -78,6 +78,34 @@ def test_what_was_dealt_is_not_dealt_again_after_a_restart(comm, tmp_path_factor
     assert next(iterator) == second
 
 
+class Unreadable:
+    """A dataset; its samples can be read at the second attempt. A signal handler may raise as well."""
+
+    def __init__(self):
+        self.tried = set()
+
+    def __len__(self):
+        return 4 * SIZE
+
+    def __getitem__(self, index):
+        if index not in self.tried:
+            self.tried.add(index)
+            raise OSError(f"{index} cannot be read")
+        return index
+
+
+def test_a_mini_batch_that_could_not_be_read_is_the_next_one_again(comm):
+    iterator = ElasticIterator(Unreadable(), 1, comm, shuffle=False)
+    drawn = []
+    for _ in range(4):
+        with pytest.raises(OSError, match=f"{len(drawn) + RANK} cannot be read"):
+            next(iterator)
+        before = iterator.epoch_detail
+        drawn += everybodys(comm, next(iterator))
+        assert (iterator.previous_epoch_detail, iterator.epoch_detail) == (before, before + 0.25)
+    assert drawn == list(range(4 * SIZE))
+
+
 class Slow:
     """A dataset; reading any sample but the first one takes until it is allowed to end."""
 
