@@ -189,6 +189,28 @@ def test_it_hears_signals_and_statuses_although_its_parent_did_not_want_to(tmp_p
     supervisor.stderr.close()
 
 
+KILLS_NO_OTHERS = """
+import os
+kill_group = os.killpg
+def kill_group_of_a_known_process(group, number):
+    with open("known", "w") as file:
+        file.write(str(os.path.exists(f"/proc/{group}")))
+    kill_group(group, number)
+os.killpg = kill_group_of_a_known_process
+"""
+
+
+@pytest.mark.parametrize(("ends", "status"), [(FINISHED, 0), ("sys.exit(3)", 3), ("os.kill(os.getpid(), 9)", 137)])
+def test_the_number_of_a_group_that_is_killed_is_not_another_s(tmp_path, ends, status):
+    """The system may give the number of a process that was waited for to another one, if its group has ended, too."""
+    program = "-c", changed(KILLS_NO_OTHERS)
+    first = f"#!{sys.executable}\n{KEEPER}" if ends == FINISHED else OTHER
+    supervisor = start(tmp_path, launcher(tmp_path, ends, first), "--restart", "0", program=program)
+    _, errors = supervisor.communicate(timeout=60)
+    assert supervisor.returncode == status, errors
+    assert (tmp_path / "known").read_text() == "True"
+
+
 BEATS = """
 import time
 with open("new", "w") as file:

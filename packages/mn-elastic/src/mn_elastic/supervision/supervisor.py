@@ -76,6 +76,17 @@ class _Lasting:
         return now - self._since
 
 
+class _Mpiexec(subprocess.Popen[bytes]):
+    """The process of ``mpiexec``: until it is waited for, the number of its process group is not given to another."""
+
+    def poll(self) -> int | None:
+        """Return its status if it has ended, negative if a signal has ended it; leave it to be waited for."""
+        ended = os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+        if ended is None:
+            return None
+        return ended.si_status if ended.si_code == os.CLD_EXITED else -ended.si_status
+
+
 class _Stopped(Exception):
     """The supervisor was asked to end, by a signal."""
 
@@ -182,7 +193,7 @@ class Supervisor:
         waiting = f" and {n_spares} spare{'s' * (n_spares > 1)}" if n_spares else ""
         _say(f"attempt {number}: {n_ranks} ranks{waiting}{where}")
         # In its own session: Ctrl-C is for the supervisor, which then ends mpiexec.
-        process = subprocess.Popen(
+        process = _Mpiexec(
             command_of(self._options, launcher, hosts), stdin=subprocess.DEVNULL, env=environ, start_new_session=True
         )
         try:
