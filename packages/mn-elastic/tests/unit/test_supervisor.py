@@ -350,3 +350,50 @@ def test_keepers_hear_of_it_while_hosts_are_asked(tmp_path):
     _, errors = supervisor.communicate(timeout=60)
     assert "giving up: there is room for 0 ranks on the hosts that answer" in errors
     assert (tmp_path / "heard").exists()
+
+
+# The keeper of the first attempt outlives the launcher. A rank reports to it while the agent waits.
+REPORTS_LATE = """
+import time
+reading, writing = os.pipe()
+if attempt == "2":
+    deadline = time.monotonic() + 10
+    while not os.path.exists("ended"):
+        if time.monotonic() > deadline:
+            sys.exit("the rank of the first attempt was not ended")
+        keeper.sendall(line(op="beat"))
+        time.sleep(0.1)
+elif os.fork():
+    os.close(writing)
+    os.read(reading, 1)
+    sys.exit(1)
+else:
+    os.setsid()  # before the launcher ends, whose group the supervisor then kills
+    os.close(writing)
+    n_beats = None
+    for heard in map(json.loads, keeper.makefile()):
+        keeper.sendall(line(op="beat"))
+        if heard == {"op": "end", "attempt": 1} and n_beats is None:
+            keeper.sendall(line(op="start", attempt=1, rank=0, process=7))
+            n_beats = 0
+        elif heard == {"op": "end", "attempt": 1}:
+            open("ended", "w").close()
+        elif n_beats is not None:
+            n_beats += 1
+            if n_beats == 2:  # the report was read before this beat
+                open("heard", "w").close()
+    sys.exit()
+keeper.sendall(line(op="join", size=1, attempt=2, rank=0, process=0))
+"""
+
+
+def test_a_rank_that_reports_between_two_attempts_is_ended(tmp_path):
+    agent = tmp_path / "agent"
+    agent.write_text("#!/bin/sh\nuntil [ -e heard ]; do sleep 0.05; done\n")
+    agent.chmod(0o755)
+    ends = FINISHED.replace("**rank", "attempt=2, rank=0, process=0")
+    mpiexec = launcher(tmp_path, REPORTS_LATE + ends, f"#!{sys.executable}\n{GREETING}")
+    asks = ("--hosts", "127.0.0.1:1", "--ssh", str(agent))
+    supervisor = start(tmp_path, mpiexec, *asks, "--restart", "1", program=("-c", PATIENT))
+    _, errors = supervisor.communicate(timeout=60)
+    assert supervisor.returncode == 0, errors

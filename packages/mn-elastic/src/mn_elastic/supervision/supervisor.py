@@ -190,6 +190,7 @@ class Supervisor:
         where = f" on {', '.join(each.name for each in hosts)}" if hosts else ""
         n_ranks, n_spares = ranks_on(self._options, hosts), spares_on(self._options, hosts)
         self._attempt = Attempt(number, n_ranks + n_spares, newest=self._attempt.newest)
+        self._tell(op="end", attempt=number - 1)  # again: its ranks may have reported since then
         waiting = f" and {n_spares} spare{'s' * (n_spares > 1)}" if n_spares else ""
         _say(f"attempt {number}: {n_ranks} ranks{waiting}{where}")
         # In its own session: Ctrl-C is for the supervisor, which then ends mpiexec.
