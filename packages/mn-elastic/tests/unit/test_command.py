@@ -1,6 +1,7 @@
 """The supervisor's command line, its commands, and its reaction to messages; without ranks."""
 
 import json
+import selectors
 import signal
 import socket
 import sys
@@ -408,6 +409,28 @@ def test_a_keeper_may_be_lost_while_another_one_is_heard():
     with supervisor.Supervisor(Options(1, ("t.py",))) as made, here, there:
         made._hear(here)  # it is none of the keepers any more
         assert not made._attempt.lost
+
+
+@pytest.mark.parametrize(
+    ("said", "host", "is_lost"),
+    [
+        (JOINED, "host1", True),
+        ([*JOINED, ("gone", 1, {})], "host1", True),
+        (JOINED, "other", False),
+        (STARTED, "other", True),  # its ranks may not have reported yet
+    ],
+    ids=["ranks", "ranks that have gone", "none", "none so far"],
+)
+def test_the_end_of_a_keeper_matters_if_the_attempt_has_or_awaits_ranks_on_its_host(said, host, is_lost):
+    here, there = socket.socketpair()
+    with supervisor.Supervisor(Options(2, ("t.py",))) as made:
+        made._attempt = heard(*said)
+        made._keepers[here] = keeper = supervisor._Keeper()
+        made._selector.register(here, selectors.EVENT_READ, made._hear)
+        keeper.host = host
+        there.close()
+        made._listen()
+        assert made._attempt.lost == ([f"{host} is lost: its keeper has ended"] if is_lost else [])
 
 
 def test_each_rank_that_ends_early_is_given_time():

@@ -25,6 +25,7 @@ class Attempt:
         expected: The number of ranks, with spares.
         started: The processes that the launcher has started, by the names from their keepers, and their ranks.
         present: The processes that are connected, and their hosts.
+        hosts: The hosts from which processes have reported.
         joined: The ranks that have made a communicator, and the processes that have.
         elsewhere: The processes with a communicator that are in another job, which a rank has started, and whether they
             have reached the end of their script. They are the training if no rank has joined.
@@ -47,6 +48,7 @@ class Attempt:
     expected: int = 0
     started: dict[str, int] = field(default_factory=dict)
     present: dict[str, str] = field(default_factory=dict)
+    hosts: set[str] = field(default_factory=set)
     joined: dict[int, str] = field(default_factory=dict)
     elsewhere: dict[str, bool] = field(default_factory=dict)
     early: list[int] = field(default_factory=list)
@@ -69,6 +71,7 @@ class Attempt:
         if message.get("attempt") != self.number:
             return
         rank, process = message["rank"], message["process"]
+        self.hosts.add(host)
         if message["op"] == "start":
             self.started[process] = rank
             self.present[process] = host
@@ -76,6 +79,10 @@ class Attempt:
             self._hear_of_communicator(process, host, rank, message["size"])
         elif process in self.present:
             self._hear_from(process, rank, message)
+
+    def may_need(self, host: str) -> bool:
+        """Return whether ranks were, or may still come to be, on a host that has a keeper."""
+        return host in self.hosts or not self.is_together
 
     def forget(self, host: str) -> None:
         """Note that nothing more will be heard of the processes of a host."""

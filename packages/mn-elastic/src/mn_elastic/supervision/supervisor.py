@@ -381,11 +381,11 @@ class Supervisor:
         return host if is_ours and isinstance(host, str) else ""
 
     def _lose(self, connection: socket.socket, why: str) -> None:
-        """Drop a connection; if it was a keeper, its node is lost."""
+        """Drop a connection; if it was a keeper, its node is lost, unless the ranks are on others."""
         keeper = self._keepers.pop(connection)
         self._selector.unregister(connection)
         connection.close()
-        if keeper.host:
+        if keeper.host and self._attempt.may_need(keeper.host):
             self._attempt.lost.append(f"{keeper.host} is lost: {why}")
             self._attempt.forget(keeper.host)
 
