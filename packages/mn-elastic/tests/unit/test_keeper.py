@@ -70,12 +70,12 @@ class Supervisor:
         self.be_silent()
         self.connection.close()
 
-    def hear(self, op):
-        """Return the next message of a kind; ``process`` is the name of the process that it came from."""
+    def hear(self, *ops):
+        """Return the next message of some kinds; ``process`` is the name of the process that it came from."""
         while True:
             *lines, self._came = self._came.split(b"\n")
             for number, line in enumerate(lines):
-                if json.loads(line)["op"] == op:
+                if json.loads(line)["op"] in ops:
                     self._came = b"\n".join([*lines[number + 1 :], self._came])
                     message = json.loads(line)
                     self.process = message.pop("process", None)
@@ -289,6 +289,55 @@ def test_the_error_says_that_the_keeper_has_ended():
     far.close()
     with pytest.raises(ConnectionError, match="the keeper of this node has ended"):
         connected.ask({"op": "load"})
+
+
+class Interrupted(Exception):
+    """What a signal handler of a script raises."""
+
+
+@pytest.fixture
+def while_it_waits(monkeypatch):
+    """A function that lets a signal handler call another function once, when an answer is waited for."""
+    receive = socket.recv_fds
+
+    def in_handler(function):
+        def receive_later(*arguments):
+            monkeypatch.setattr(socket, "recv_fds", receive)
+            signal.raise_signal(signal.SIGUSR1)
+            return receive(*arguments)
+
+        signal.signal(signal.SIGUSR1, lambda *_: function())
+        monkeypatch.setattr(socket, "recv_fds", receive_later)
+
+    before = signal.getsignal(signal.SIGUSR1)
+    yield in_handler
+    signal.signal(signal.SIGUSR1, before)
+
+
+def interrupt():
+    raise Interrupted
+
+
+def test_the_answer_to_a_question_that_was_interrupted_is_not_that_to_the_next(supervisor, while_it_waits):
+    memory = NodeMemory()
+    memory.put(1, {"a": np.ones(3)})
+    n_files = len(os.listdir("/proc/self/fd"))
+    for question in (memory.get, lambda: memory.put(2, {"a": np.ones(3)})):
+        while_it_waits(interrupt)
+        with pytest.raises(Interrupted):
+            question()
+        assert link.connection().ask({"op": "over", "attempt": 1}) == ({}, None)
+    assert memory.get()[0] == 2
+    assert len(os.listdir("/proc/self/fd")) == n_files
+
+
+def test_a_signal_handler_may_ask_while_the_answer_to_another_question_is_awaited(supervisor, while_it_waits):
+    memory = NodeMemory()
+    memory.put(1, {"a": np.ones(3)})
+    found = []
+    while_it_waits(lambda: found.append(link.connection().ask({"op": "over", "attempt": 1})))
+    found.append(memory.get()[0])
+    assert found == [({}, None), 1]
 
 
 ARRAYS = {

@@ -9,7 +9,8 @@ It imports nothing from this package: it is a script, started as ``python -I -S 
 [HOST PORT TOKEN]``. The descriptor is of the socket on which it listens. Without a supervisor, it ends with the last of
 the expected ranks.
 
-Processes of the node send it JSON objects through that socket, each of which gets an answer. ``op`` says what is asked:
+Processes of the node send it JSON objects through that socket, each of which gets an answer. If one has a number,
+``asked``, the answer repeats it. ``op`` says what is asked:
 
 ==============  =======================================================================================================
 ``watch``       Report the death of the process: it passes one end of a connection, which ends with it. Through this
@@ -561,16 +562,22 @@ class _Node:
         self, came: bytes, files: list[int], connection: socket.socket
     ) -> tuple[dict[str, Any], Sequence[int]]:
         """Process what a process has sent; return the answer, and the file that belongs to it."""
+        answer: dict[str, Any] = {}
+        sent: Sequence[int] = ()
         try:
             message = json.loads(came)
-            if message["op"] == "watch":
+            op = message["op"]
+            if "asked" in message:
+                answer["asked"] = message.pop("asked")
+            if op == "watch":
                 self._watch(message, *files)
             elif self._supervisor is not None:
-                return self._serve(self._supervisor, message, files, connection)
+                found, sent = self._serve(self._supervisor, message, files, connection)
+                answer |= found
         except _NO_MESSAGE:  # a mistake of one process must not end the other ranks of the node
             for file in files:
                 os.close(file)
-        return {}, ()
+        return answer, sent
 
     def _serve(
         self, supervisor: _Supervisor, message: dict[str, Any], files: list[int], connection: socket.socket

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import itertools
 import json
 import os
 import socket
+import struct
 import threading
 import time
 from typing import Any, NamedTuple
@@ -20,7 +22,10 @@ _INHERITED = "CHAINERMN_KEEPER"
 """The variable for a connection that was made before the process became the script: ``DESCRIPTOR PROCESS``."""
 _PATIENCE_SECONDS = 5.0
 _PAUSE_SECONDS = 0.01
+_TIMEOUT = struct.pack("ll", 0, 50_000)  # of 50 ms, after which it is checked whether an answer was received
 _GONE = "the keeper of this node has ended, probably because the supervisor, chainermn elastic, has ended"
+
+_Answer = tuple[dict[str, Any], int | None]
 
 
 class Supervision(NamedTuple):
@@ -54,7 +59,10 @@ class Supervision(NamedTuple):
 
 
 class Connection:
-    """A connection to the keeper; several threads may use it.
+    """A connection to the keeper; several threads may use it, and signal handlers.
+
+    A signal handler may raise while the answer to a question is awaited, or ask something itself. So questions have
+    numbers, which the answers repeat.
 
     Args:
         connected: A socket that preserves message boundaries.
@@ -62,24 +70,49 @@ class Connection:
 
     def __init__(self, connected: socket.socket) -> None:
         self._socket = connected
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()
+        self._numbers = itertools.count()
+        self._answers: dict[int, _Answer | None] = {}  # to the questions that are waited for
+        connected.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, _TIMEOUT)
         around_forks(after_in_child=connected.close)  # a child process is not a rank
 
-    def ask(self, message: dict[str, Any], *descriptors: int) -> tuple[dict[str, Any], int | None]:
+    def ask(self, message: dict[str, Any], *descriptors: int) -> _Answer:
         """Send a message, optionally with files, and return the answer, which may come with a file.
 
         Raises:
             ConnectionError: The keeper is gone.
         """
+        number = next(self._numbers)
         try:
             with self._lock:
-                socket.send_fds(self._socket, [json.dumps(message).encode()], descriptors)
-                answer, files, *_ = socket.recv_fds(self._socket, node_process.LONGEST_MESSAGE, 1)
+                self._answers[number] = None
+                try:
+                    socket.send_fds(self._socket, [json.dumps({"asked": number, **message}).encode()], descriptors)
+                    while (answer := self._answers[number]) is None:
+                        self._receive()
+                    return answer
+                finally:
+                    del self._answers[number]
+        except EOFError:
+            raise ConnectionError(_GONE) from None
         except OSError as error:
             raise ConnectionError(f"{_GONE}: {error}") from None
-        if not answer:
-            raise ConnectionError(_GONE)
-        return json.loads(answer), files[0] if files else None
+
+    def _receive(self) -> None:
+        """Receive an answer if one comes soon."""
+        try:
+            came, files, *_ = socket.recv_fds(self._socket, node_process.LONGEST_MESSAGE, 1)
+        except BlockingIOError:  # a signal handler that asks may have received it
+            return
+        if not came:
+            raise EOFError
+        answer = json.loads(came)
+        number = answer.pop("asked")
+        if number in self._answers:
+            self._answers[number] = answer, files[0] if files else None
+        else:  # an exception of a signal handler has ended the wait
+            for file in files:
+                os.close(file)
 
     def pass_on(self) -> None:
         """Leave the connection to the program that this process is about to run in its place."""
