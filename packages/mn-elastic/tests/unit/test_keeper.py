@@ -340,6 +340,38 @@ def test_a_signal_handler_may_ask_while_the_answer_to_another_question_is_awaite
     assert found == [({}, None), 1]
 
 
+# It tells the keeper, which is stopped, more than that it has joined, and waits for no answer.
+SAYS_AND_ENDS = """
+import json, os, socket, sys
+from mn_guard.supervised import link
+
+def interrupt(*_):
+    raise InterruptedError
+
+link.connection().ask(json.loads(sys.argv[1]))
+sys.stdin.readline()
+socket.recv_fds = interrupt
+for message in sys.argv[2:]:
+    try:
+        link.connection().ask(json.loads(message))
+    except OSError:
+        pass
+"""
+
+
+def test_what_a_process_has_said_counts_although_it_has_not_waited_for_answers(supervisor):
+    failed = {"op": "failed", "attempt": 1, "status": 3, "summary": "why"}
+    said = map(json.dumps, [JOIN, {"op": "load"}, failed])
+    child = subprocess.Popen([sys.executable, "-c", SAYS_AND_ENDS, *said], stdin=subprocess.PIPE, text=True)
+    assert supervisor.hear("join") == JOIN
+    keeper = process_of(supervisor)
+    os.kill(keeper, signal.SIGSTOP)
+    child.communicate("\n", timeout=HANGS_SECONDS)
+    os.kill(keeper, signal.SIGCONT)
+    assert supervisor.hear("failed", "gone") == {**failed, "rank": 3}
+    assert supervisor.hear("gone") == {"op": "gone", "attempt": 1, "rank": 3}
+
+
 ARRAYS = {
     "a": np.arange(12.0).reshape(3, 4)[:, ::2],
     "none": np.zeros((0, 3), np.float32),

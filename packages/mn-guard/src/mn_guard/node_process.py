@@ -532,6 +532,7 @@ class _Node:
 
     def _forget(self, connection: socket.socket, _: object = None) -> None:
         """Report that a process has ended, if it has said which rank it is."""
+        self._hear_out(connection)
         with contextlib.suppress(KeyError):  # it has closed its descriptors before
             self._selector.unregister(connection)
         if connection in self._ends:
@@ -542,6 +543,14 @@ class _Node:
         connection.close()
         if name and self._supervisor is not None:
             self._supervisor.tell(op="gone", **name)
+
+    def _hear_out(self, connection: socket.socket) -> None:
+        """Process what a process has sent before it ended; it has waited for no answer, or not long enough."""
+        connection.setblocking(False)
+        for _ in range(2):  # the first error may only say that it has not read all answers
+            with contextlib.suppress(OSError):
+                while (received := socket.recv_fds(connection, 1 << 16, _MOST_FILES))[0]:
+                    self._answer_to(*received[:2], connection)
 
     def _name_of(self, connection: socket.socket) -> str:
         """Return a name for the process at the other end, which remains if it connects again."""
