@@ -1,5 +1,6 @@
 """The supervisor with a launcher that the tests imitate: strangers that connect to it, and signals; without MPI."""
 
+import fcntl
 import os
 import signal
 import subprocess
@@ -261,6 +262,33 @@ def test_it_goes_on_if_nobody_reads_what_it_says(tmp_path):
     supervisor = start(tmp_path, launcher(tmp_path, FINISHED), "--restart", "0")
     supervisor.stderr.close()
     assert supervisor.wait(60) == 0
+
+
+HEARS_BEATS = """
+for _, heard in zip(range(2), keeper.makefile()):
+    assert json.loads(heard) == {"op": "beat"}
+    keeper.sendall(line(op="beat"))
+open("heard", "w").close()
+"""
+
+
+def test_keepers_hear_of_it_while_nobody_reads_what_it_says(tmp_path):
+    reading, writing = os.pipe()
+    fcntl.fcntl(writing, fcntl.F_SETPIPE_SZ, 4096)
+    os.write(writing, b"\n" * fcntl.fcntl(writing, fcntl.F_GETPIPE_SZ))
+    started = command(launcher(tmp_path, HEARS_BEATS + FINISHED), "--restart", "0")
+    supervisor = subprocess.Popen(started, stderr=writing, cwd=tmp_path)
+    os.close(writing)
+    with open(reading) as errors:
+        try:
+            wait_for((tmp_path / "heard").exists)
+            said = errors.read().split("\n")
+            assert supervisor.wait(60) == 0
+        finally:
+            supervisor.kill()
+            supervisor.wait()
+    expected = ["attempt 1: 1 ranks", "the training is complete"]
+    assert [*filter(None, said)] == [f"[chainermn elastic] {each}" for each in expected]
 
 
 def test_it_runs_without_stderr(tmp_path):

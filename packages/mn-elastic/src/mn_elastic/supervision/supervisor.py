@@ -48,6 +48,7 @@ _LITTLE_SHARED_MEMORY = 16 << 20  # bytes; MPICH needs about one for each rank
 _LONGEST_LINE = 1 << 16  # bytes: more than a keeper ever sends
 _LONGEST_GREETING = 4096
 _ASK_TO_END = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+_output = ThreadPoolExecutor(1)  # at exit, Python waits until all was written
 _NO_MESSAGE = (ValueError, KeyError, TypeError, AttributeError, RecursionError)
 
 
@@ -438,10 +439,15 @@ def _after(restarts: int) -> str:
 
 
 def _say(text: str) -> None:
+    """Write a line in a thread: keepers, which end when they hear nothing, do not wait until somebody reads it."""
+    _output.submit(_write, f"[chainermn elastic] {text}\n")
+
+
+def _write(line: str) -> None:
     if sys.stderr is None:  # it was closed
         return
     try:
-        sys.stderr.write(f"[chainermn elastic] {text}\n")
+        sys.stderr.write(line)
         sys.stderr.flush()
     except OSError:  # nobody reads it any more, and the training continues
         sys.stderr = None
