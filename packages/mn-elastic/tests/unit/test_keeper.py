@@ -1,6 +1,7 @@
 """The keeper of a node, with a supervisor and ranks that the tests imitate."""
 
 import contextlib
+import fcntl
 import json
 import os
 import secrets
@@ -17,7 +18,7 @@ import numpy as np
 import pytest
 
 from mn_elastic.memory import NodeMemory
-from mn_guard import node_process
+from mn_guard import death_reporter, node_process
 from mn_guard.supervised import link, report
 from mn_guard.supervised import start as start_of_a_rank
 
@@ -289,6 +290,25 @@ def test_the_error_says_that_the_keeper_has_ended():
     far.close()
     with pytest.raises(ConnectionError, match="the keeper of this node has ended"):
         connected.ask({"op": "load"})
+
+
+def test_it_beats_while_nobody_reads_what_it_says_about_a_death(supervisor):
+    reading, writing = os.pipe()
+    fcntl.fcntl(writing, fcntl.F_SETPIPE_SZ, 4096)
+    os.write(writing, b"\n" * fcntl.fcntl(writing, fcntl.F_GETPIPE_SZ))
+    who = {"op": "watch", "group": "one", "rank": 0, "size": 1, "process": 7, "expected": 1}
+    who |= {"folders": [], "ends_with_one": True}
+    watched = death_reporter._known(death_reporter._introduced(link.supervision().address, who, writing))
+    os.close(writing)
+    watched.sendall(node_process.SPOKEN + b"why it ends")
+    watched.close()
+    for _ in range(3):
+        assert supervisor.hear("beat") == {"op": "beat"}
+    with open(reading) as errors:
+        assert (
+            errors.read().strip()
+            == f"[chainermn] rank 0 of 1 ({socket.gethostname()}, process 7) has ended the job: why it ends"
+        )
 
 
 class Interrupted(Exception):

@@ -29,6 +29,7 @@ import contextlib
 import json
 import os
 import re
+import select
 import selectors
 import signal
 import socket
@@ -267,10 +268,17 @@ class Group:
         return bool(cause)
 
     def write(self, line: str) -> None:
-        """Write a line to the errors of the job."""
-        if line:
-            with contextlib.suppress(OSError):  # the launcher has ended
-                os.write(self._errors, f"[chainermn] {line}\n".encode())
+        """Write a line to the errors of the job; if they are not read, let another process wait until they are."""
+        if not line:
+            return
+        said = f"[chainermn] {line}\n".encode()
+        poll = select.poll()
+        poll.register(self._errors, select.POLLOUT)
+        with contextlib.suppress(OSError):  # the launcher has ended
+            if poll.poll(0):
+                os.write(self._errors, said)
+            elif not os.fork():
+                _write_and_end(self._errors, said)
 
     def remove(self) -> None:
         """Note that a rank has ended, and been reported."""
@@ -291,6 +299,16 @@ class Group:
         for path in left - _mapped() if left else ():  # nearly always, MPI has removed all
             with contextlib.suppress(OSError):
                 os.unlink(path)
+
+
+def _write_and_end(descriptor: int, said: bytes) -> None:
+    """Write to a descriptor, and end this process, which holds nothing else meanwhile."""
+    try:
+        os.dup2(descriptor, 0)
+        os.closerange(1, os.sysconf("SC_OPEN_MAX"))
+        os.write(0, said)
+    finally:
+        os._exit(0)
 
 
 def _inode(path: str) -> int | None:
