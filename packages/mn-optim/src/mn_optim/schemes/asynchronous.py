@@ -15,8 +15,8 @@ import chainer
 import numpy as np
 from chainer.backends import cuda
 
-from mn_comm import CommunicatorBase, Future, raise_on_all
-from mn_comm.building_blocks import GradientReducer, Worker, at_exit, waiting_for
+from mn_comm import CommunicatorBase, raise_on_all
+from mn_comm.building_blocks import GradientReducer, Worker, activity, at_exit, waiting_for
 from mn_optim.join_state import describe, expect_no_failure
 from mn_optim.schemes.arrays import average_arrays
 from mn_optim.schemes.parameters import initialised_parameters, set_value, value_of
@@ -52,7 +52,7 @@ class AsynchronousMean(Scheme):
         self._reducer: GradientReducer | None = None
         self._worker = Worker()
         self._rounds: list[_Rounds] = []  # at most one; the same list outlives this object
-        self._ended_by: Exception | None = None
+        self._ended_by: BaseException | None = None
         weakref.finalize(self, _drop, self._rounds, self._worker).atexit = False
         _all.add(self)
         _see_to_the_end()
@@ -76,23 +76,20 @@ class AsynchronousMean(Scheme):
         if not self._is_shared:
             self._communicator.allgather_obj(describe(error))
             return
-        rounds = self._run(model)  # of this rank there may be none, but the others are in them, or will be
-        self._rounds.clear()
-        rounds.fail()
+        rounds = self._rounds[0] if self._rounds else self._run(model)  # the others are in them, or will be
+        rounds.announce_failure()
+        with contextlib.suppress(RuntimeError):  # it is raised on this rank, too
+            self._await_end()
 
     def restart(self, model: chainer.Link) -> None:
         """End the current rounds; collective."""
         if self._is_shared:
-            self._run(model)  # of this rank there may be none, but the others are in them
-        self._stop(restarts=True)
-        self._is_shared = self.has_diverged = False
+            self._end(model, restarts=True)
         self._share(model)
 
     def synchronize(self, model: chainer.Link) -> bool:
         """Wait until all ranks have called this, and continue averaging while others train; collective."""
-        self._run(model)
-        self._stop()
-        self.has_diverged = False
+        self._end(model, restarts=False)
         return False
 
     def serialize(self, serializer: Any, model: chainer.Link) -> None:
@@ -126,6 +123,7 @@ class AsynchronousMean(Scheme):
         """Prepare for a model that all ranks share from now on; collective the first time."""
         if self._is_shared:
             return
+        self._rounds.clear()  # they have ended, if a signal handler has raised before they were forgotten
         self.check(model)
         if self._reducer is None:  # not earlier: it has its own MPI communicators, whose number is limited
             self._reducer = self._communicator.gradient_reducer(own_dtype=True, apart=True)
@@ -133,22 +131,44 @@ class AsynchronousMean(Scheme):
 
     def _run(self, model: chainer.Link) -> _Rounds:
         """Return the current rounds, or start them; collective the first time."""
+        if self._rounds and self._rounds[0].is_ending:
+            self._await_end()
         self._share(model)
         if not self._rounds:
             assert self._reducer is not None
             self._rounds.append(_Rounds(model, self._reducer, self._worker, self._communicator.size, self._pace))
+        self._rounds[0].start()
         return self._rounds[0]
 
-    def _stop(self, *, restarts: bool = False) -> None:
-        """End the rounds, together with those of all ranks; all of them restart, or none."""
-        if self._rounds:
-            try:
-                self._rounds.pop().end(restarts=restarts)
-            except Exception as error:
-                self._ended_by = error
-                raise
-            finally:
-                self._worker.close()
+    def _end(self, model: chainer.Link, *, restarts: bool) -> None:
+        """End the rounds, together with those of all ranks, or continue to wait for that; collective.
+
+        Args:
+            model: The model.
+            restarts: Whether this rank has new parameters, which it will distribute.
+
+        Raises:
+            ValueError: Only some ranks restart (on every rank).
+        """
+        if not self._rounds or not self._rounds[0].is_ending or self._rounds[0].restarts != restarts:
+            self._run(model)  # of this rank there may be none, but the others are in them, or will be
+        self._rounds[0].announce_end(restarts)
+        self._await_end()
+
+    def _await_end(self) -> None:
+        """Wait for the end of the rounds, which has been announced, and only then forget them.
+
+        A signal handler may raise meanwhile. Then the next operation waits again, before any other rounds start.
+        """
+        (rounds,) = self._rounds
+        rounds.wait()
+        self._worker.close()
+        self._ended_by = rounds.error
+        if rounds.error is None:
+            self.has_diverged, self._is_shared = False, not rounds.restarts
+        self._rounds.clear()
+        if rounds.error is not None:
+            raise rounds.error
 
 
 class _Rounds:
@@ -163,7 +183,10 @@ class _Rounds:
             two rounds.
 
     Attributes:
-        has_raised: Whether a step has raised the exception that ended the rounds.
+        is_ending: Whether this rank has announced its end.
+        restarts: Whether it then has new parameters, which it will distribute.
+        error: The exception that has ended the rounds.
+        has_raised: Whether a step has raised it.
     """
 
     def __init__(
@@ -172,20 +195,29 @@ class _Rounds:
         self._params = initialised_parameters(model)
         self._device = model.device if not self._params else next(iter(self._params.values())).device
         self._reducer = reducer
+        self._worker = worker
         self._size = size
         self._max_staleness, self._interval = pace
-        # Held while parameters are changed or copied. A thread that waits for it waits for a mean.
-        self._changed = threading.Condition()
-        self._pending: dict[str, Any] | None = None
+        # Held while parameters are changed or copied. No signal handler can leave it locked by raising, as it can a
+        # Condition or an Event, whose methods are Python's own code.
+        self._changes = threading.Lock()
+        self._pending: dict[str, Any] = {}
         self._steps = self._sent_at = 0
         self._averaged_at = 0
         # A finalizer may put an item into this queue at any time; setting an event would not be safe.
         self._endings: SimpleQueue[None] = SimpleQueue()
-        self._has_ended = self._restarts = False
+        self._news: SimpleQueue[None] = SimpleQueue()  # has an item after a round, until it is taken, and at the end
+        self._has_started = self._has_ended = self._is_over = False
         self._failure: RuntimeError | None = None
-        self._is_over = False
+        self.is_ending = self.restarts = False
+        self.error: BaseException | None = None
         self.has_raised = False
-        self._future = Future(self._make_rounds, worker)
+
+    def start(self) -> None:
+        """Start the thread, unless it has been started."""
+        if not self._has_started:
+            self._worker.put(self._make_rounds, self._note_end)
+            self._has_started = True  # a signal handler may raise before: then the second task does nothing
 
     def step(self, take_step: TakeStep) -> bool:
         """Take a step, and add a mean if there is a new one; wait for one if the last one is too old.
@@ -193,64 +225,75 @@ class _Rounds:
         Returns:
             Whether a mean was added.
         """
-        with self._changed:
+        with self._changes:
             take_step()
             self._steps += 1
             has_added = self._add()
-            while self._steps - self._averaged_at >= self._max_staleness and not self._is_over:
-                with waiting_for(lambda: f"a mean of parameters, {self._steps - self._averaged_at} steps old"):
-                    self._changed.wait()
+            is_late = self._is_late()
+        while is_late and not self._is_over:
+            with waiting_for(lambda: f"a mean of parameters, {self._steps - self._averaged_at} steps old"):
+                self._await_news()
+            with self._changes:
                 has_added |= self._add()
-        if self._is_over:
+                is_late = self._is_late()
+        if self.error is not None:
             self.has_raised = True
-            self._future.wait()  # raises the exception that ended the rounds
+            raise self.error
         return has_added
 
-    def announce_end(self) -> None:
-        """Announce that this rank has ended."""
-        self._endings.put(None)
-
-    def end(self, *, restarts: bool = False) -> None:
-        """Announce that this rank has ended, and wait for all ranks; then all parameters are equal.
+    def announce_end(self, restarts: bool = False) -> None:
+        """Announce that this rank has ended, maybe again.
 
         Args:
             restarts: Whether this rank has new parameters, which it will distribute.
-
-        Raises:
-            ValueError: Only some ranks restart (on every rank).
         """
-        self._restarts = restarts
-        self.announce_end()
-        self._future.wait()
+        self.start()
+        self.restarts |= restarts
+        self.is_ending = True
+        self._endings.put(None)
 
-    def fail(self) -> None:
-        """Announce that this rank has failed, and wait until all ranks know."""
+    def announce_failure(self) -> None:
+        """Announce that this rank has failed, which ends the rounds on all ranks."""
         self._failure = RuntimeError(
             "a rank has left join() because of an exception: parameters are no longer averaged"
         )
         self.announce_end()
-        with contextlib.suppress(RuntimeError):  # it is raised on this rank, too
-            self._future.wait()
+
+    def wait(self) -> None:
+        """Wait until all ranks have ended; then all parameters are equal, unless there is an error."""
+        while not self._is_over:
+            self._await_news()
+
+    def _await_news(self) -> None:
+        activity().wait_for_thread(self._news.get)
+        if self._is_over:
+            self._news.put(None)  # another thread may wait
+
+    def _is_late(self) -> bool:
+        return self._steps - self._averaged_at >= self._max_staleness
 
     def _add(self) -> bool:
-        """Add pending differences to the parameters."""
-        if self._pending is None:
-            return False
-        for name, difference in self._pending.items():
-            set_value(self._params[name], _sum(name, value_of(self._params[name]), difference))
-        self._pending = None
-        return True
+        """Add pending differences to the parameters, each of them once, even if there is an exception between two."""
+        names = list(self._pending)
+        for name in names:
+            set_value(self._params[name], _sum(name, value_of(self._params[name]), self._pending[name]))
+            del self._pending[name]
+        return bool(names)
 
     def _make_rounds(self) -> None:
+        if self._is_over:
+            return
         try:
             with waiting_for(lambda: "parameters, asynchronously"), chainer.using_device(self._device):
                 self._listen(0)
                 while not self._make_round():
                     self._listen(self._interval)
-        finally:
-            with self._changed:
-                self._is_over = True
-                self._changed.notify_all()
+        except BaseException as error:
+            self.error = error
+
+    def _note_end(self) -> None:
+        self._is_over = True
+        self._news.put(None)
 
     def _listen(self, seconds: float) -> None:
         """Wait for some seconds, unless this rank ends before, or has ended already."""
@@ -268,7 +311,7 @@ class _Rounds:
             raise
         means = {name: array.copy() for name, array in sent.items()}
         like = next(iter(means.values()), np.zeros(1, np.float32))
-        means[_FLAGS] = cuda.get_array_module(like).array([self._has_ended, self._restarts], np.float32)
+        means[_FLAGS] = cuda.get_array_module(like).array([self._has_ended, self.restarts], np.float32)
         average_arrays(self._reducer, means)
         # A mean of ones may be rounded to less than 1.
         ended, restarting = (round(float(flag) * self._size) for flag in means.pop(_FLAGS))
@@ -278,15 +321,16 @@ class _Rounds:
                 f"asynchronous: expected all ranks to have the same parameters, got {restarting} of {self._size} ranks "
                 "that distribute them again, for example because only these ranks have added a parameter"
             )
-        with self._changed:
+        with self._changes:
             if have_all_ended:
                 for name, param in self._params.items():
                     set_value(param, means[name])
-                self._pending = None
+                self._pending = {}
             else:
                 self._note(means, sent)
             self._averaged_at = self._sent_at
-            self._changed.notify_all()
+        if self._news.empty():
+            self._news.put(None)
         return have_all_ended
 
     def _copy(self) -> dict[str, Any]:
@@ -298,10 +342,10 @@ class _Rounds:
         """
         if self._failure is not None:
             raise self._failure
-        with self._changed:
+        with self._changes:
             self._sent_at = self._steps
             sent = {name: value_of(param).copy() for name, param in self._params.items()}
-            for name, difference in (self._pending or {}).items():
+            for name, difference in self._pending.items():
                 sent[name] = _sum(name, sent[name], difference)
         return sent
 
@@ -309,7 +353,7 @@ class _Rounds:
         """Schedule the difference between the means and the sent parameters to be added after the next step."""
         for name, mean in means.items():
             mean -= sent[name]
-            if self._pending is not None:
+            if name in self._pending:
                 mean += self._pending[name]
         self._pending = means
 
@@ -355,7 +399,7 @@ def _end_all() -> None:
                 if not rounds.has_raised:
                     # Announce all first: the order of waiting may not be the same on all ranks.
                     rounds.announce_end()
-                    stack.callback(scheme._stop)  # noqa: SLF001
+                    stack.callback(scheme._await_end)  # noqa: SLF001
 
 
 @functools.cache
