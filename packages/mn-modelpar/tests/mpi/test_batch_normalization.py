@@ -41,6 +41,20 @@ def links(dtype, size=3, **options):
     )
 
 
+def test_statistics_of_two_links_match_although_the_graphs_of_ranks_differ():
+    # The last rank has computed with its input before; the gradients of the two links differ in size.
+    def gradients(is_deep):
+        batch = np.random.RandomState(RANK).randn(4, 3)
+        bns = [MultiNodeBatchNormalization(3, COMM, dtype=np.float64) for _ in range(2)]
+        xs = [chainer.Variable(batch) for _ in range(2)]
+        ys = [bn(F.identity(F.identity(x)) if deep else x) for bn, x, deep in zip(bns, xs, is_deep, strict=True)]
+        F.sum(ys[0] ** 3 + 1000 * ys[1] ** 3).backward()
+        return [x.grad for x in xs]
+
+    for grad, expected in zip(gradients((RANK == SIZE - 1, RANK != SIZE - 1)), gradients((0, 0)), strict=True):
+        np.testing.assert_array_equal(grad, expected)
+
+
 @pytest.mark.parametrize("rows", [rows for rows in ROWS if any(rows[:SIZE])])  # Chainer's link fails on an empty batch
 @pytest.mark.parametrize(("shape", "size"), [((3, 2, 2), 3), ((3,), 3), ((3, 2, 2), (3, 2, 2))])
 @pytest.mark.filterwarnings("ignore:A batch with no more than one sample")

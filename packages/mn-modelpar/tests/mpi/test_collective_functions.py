@@ -160,6 +160,15 @@ def test_arrays_that_need_no_gradient_do_not_keep_a_rank_out_of_the_backward_pas
         np.testing.assert_array_equal(x.grad, np.full(3, SIZE))
 
 
+def test_backward_passes_match_although_the_graphs_of_ranks_differ():
+    # Chainer would run the backward of the deeper one first: a different one on the last rank.
+    xs = [chainer.Variable(np.full(2, 0.5)) for _ in range(2)]
+    deep = 0 if RANK == LAST else 1
+    ys = [MF.allreduce(COMM, F.tanh(F.tanh(x)) if i == deep else x) for i, x in enumerate(xs)]
+    F.sum(10 * ys[0] + 1000 * ys[1]).backward()
+    np.testing.assert_array_equal(xs[1 - deep].grad, np.full(2, SIZE * (10 if deep else 1000)))
+
+
 def test_shapes_may_differ_between_ranks():
     x = chainer.Variable(np.ones((RANK + 1, 2)))
     ys = MF.allgather(COMM, x)

@@ -122,6 +122,16 @@ def test_tags_in_flight_arrive_in_any_order():
 
 
 @needs_two
+def test_a_deep_send_and_a_recv_that_are_connected_only_at_the_end():
+    # All ranks would wait for the gradient of what they sent, before they send the gradient of what they received.
+    x = chainer.Variable(value(RANK))
+    delegate = MF.send(F.identity(F.identity(x)), COMM, (RANK + 1) % SIZE)
+    received = MF.recv(COMM, (RANK - 1) % SIZE)
+    MF.pseudo_connect(delegate, F.sum((RANK + 1) * received)).backward()
+    np.testing.assert_array_equal(x.grad, np.full((2, 3), (RANK + 1) % SIZE + 1))
+
+
+@needs_two
 @pytest.mark.parametrize("swapped", [False, True])
 def test_gradients_find_their_values_in_whatever_order_they_come(swapped):
     # The order in which gradients come back under one tag depends on the receiver's graph.

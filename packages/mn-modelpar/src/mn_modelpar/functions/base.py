@@ -8,6 +8,7 @@ from typing import Any, ClassVar
 import chainer
 
 from mn_comm import CommunicatorBase
+from mn_modelpar.functions.ordered import Ordered
 from mn_modelpar.staging import empty_like, to_device_of, to_host
 from mn_modelpar.traffic import Record, traffic_of
 from mn_modelpar.values import fill, problem_with, require_floats, spec_of
@@ -15,7 +16,7 @@ from mn_modelpar.values import fill, problem_with, require_floats, spec_of
 Outputs = tuple[chainer.Variable, ...]
 
 
-class Collective(chainer.FunctionNode):  # type: ignore[misc]  # Chainer has no types
+class Collective(Ordered):
     """A collective operation in a graph; a subclass defines the operation on host arrays, and its adjoint.
 
     In addition to the arrays that are communicated, each rank has one empty input and one empty output. The input makes

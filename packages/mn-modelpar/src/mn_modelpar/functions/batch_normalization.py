@@ -11,6 +11,7 @@ from chainer import backend
 
 from mn_comm import CommunicatorBase
 from mn_compat.helpers import statistics
+from mn_modelpar.functions.ordered import Ordered
 from mn_modelpar.staging import to_device_of, to_host
 
 _Array = np.ndarray[Any, Any]
@@ -61,7 +62,7 @@ class Layout:
         return statistics.total(a * b, self.axis, a.dtype)  # on a device, einsum takes longer
 
 
-class MultiNodeBatchNormalizationFunction(chainer.FunctionNode):  # type: ignore[misc]  # Chainer has no types
+class MultiNodeBatchNormalizationFunction(Ordered):
     """Normalises by the mean and the variance over the batches of all ranks.
 
     The gradient of the input is that of the sum of all ranks' losses. The gradients of ``gamma`` and ``beta`` are means

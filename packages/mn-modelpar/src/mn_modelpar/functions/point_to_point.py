@@ -9,6 +9,7 @@ from typing import Any, NamedTuple, TypeAlias
 import chainer
 
 from mn_comm import CommunicatorBase
+from mn_modelpar.functions.ordered import Ordered
 from mn_modelpar.functions.pseudo_connect import connect
 from mn_modelpar.staging import DeviceName, empty_like, moved_to, to_device_of, to_host
 from mn_modelpar.traffic import MessageRecord, gradient_tag, traffic_of
@@ -82,7 +83,7 @@ Message: TypeAlias = Value | Gradient
 """How arrays and their gradients are exchanged between this rank and a peer."""
 
 
-class Send(chainer.FunctionNode):  # type: ignore[misc]  # Chainer has no types
+class Send(Ordered):
     """Takes arrays and an empty array, and returns an empty array; the adjoint receives."""
 
     def __init__(self, message: Message) -> None:
@@ -108,7 +109,7 @@ class Send(chainer.FunctionNode):  # type: ignore[misc]  # Chainer has no types
         return (*(next(remaining) if has_floats(spec_of(value)) else None for value in sent), token)
 
 
-class Recv(chainer.FunctionNode):  # type: ignore[misc]  # Chainer has no types
+class Recv(Ordered):
     """Takes a delegate, if there is one, and an empty array; returns arrays and an empty one; the adjoint sends.
 
     The empty output represents the function if none of its arrays is used.
