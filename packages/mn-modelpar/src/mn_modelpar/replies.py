@@ -7,14 +7,17 @@ messages use separate tags and nonblocking sends, so it does not matter when, or
 
 from __future__ import annotations
 
+import pickle
 import time
+from collections import defaultdict
 from collections.abc import Sequence
+from functools import partial
 from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 
 from mn_comm import Communicator, CommunicatorBase, building_blocks
-from mn_comm.building_blocks import MPI, as_bytes, operation, pieces
+from mn_comm.building_blocks import MPI, activity, as_bytes, operation, pieces
 from mn_modelpar.values import Spec, spec_of
 
 GRADIENT = "gradient"
@@ -57,6 +60,20 @@ def gradient_tag(tag: int) -> int:
     return int(limit - tag)
 
 
+class Incoming:
+    """A word and its arrays, as far as they have been received."""
+
+    def __init__(self) -> None:
+        self.word: list[tuple[Any, ...]] = []
+        self.arrays: list[_Array] = []
+        self.filled: list[None] = []  # one item for each piece of the arrays
+
+
+def pieces_of(arrays: Sequence[_Array]) -> list[_Array]:
+    """Return views of the bytes of C-contiguous arrays, none of them too long for MPI."""
+    return [piece for array in arrays for piece in pieces(as_bytes(array))]
+
+
 class NonblockingPost:
     """Sends words, and the gradients that follow them, to other ranks, and receives them, by MPI.
 
@@ -67,6 +84,7 @@ class NonblockingPost:
 
     def __init__(self, ranks: building_blocks.Ranks) -> None:
         self._ranks = ranks
+        self._incoming: dict[tuple[int, int], Incoming] = defaultdict(Incoming)
 
     def post(self, word: Word, arrays: Sequence[_Array], peer: int, tag: int) -> None:
         """Start sending a word and its arrays in host memory, which may be changed afterwards.
@@ -75,10 +93,13 @@ class NonblockingPost:
         """
         # Copies: the owner may add to a gradient or average it in place afterwards.
         copies = [np.array(array, order="C") for array in arrays]
-        requests = [self._ranks.isend(word, peer, tag)]
-        requests += [self._ranks.Isend(piece, peer, tag) for copy in copies for piece in pieces(as_bytes(copy))]
+        # A plain tuple: no Python code runs to unpickle it.
+        messages = [np.frombuffer(pickle.dumps(tuple(word)), np.uint8), *pieces_of(copies)]
+        requests: list[MPI.Request] = []
         _under_way[:] = [other for other in _under_way if not MPI.Request.Testall(other[0])]
-        _under_way.append((requests, copies))
+        _under_way.append((requests, messages))
+        # One call of C, within which no signal handler can run: the messages stay together, and keep their memory.
+        requests.extend(map(partial(self._ranks.Isend, dest=peer, tag=tag), messages))
         # On some networks, a send makes progress only when this rank calls MPI. If the peer receives the message at
         # all, it has it by then.
         until = time.monotonic() + sum(copy.nbytes for copy in copies) / _SLOW_NETWORK
@@ -91,13 +112,19 @@ class NonblockingPost:
 
     @operation
     def recv_gradient(self, source: int, tag: int) -> tuple[Word, list[_Array]]:
-        """Wait for a word, and receive its arrays."""
-        word = Word(*self._ranks.recv(source=source, tag=tag))
-        arrays = [np.empty(shape, dtype) for shape, dtype in word.specs]
-        for array in arrays:
-            for piece in pieces(as_bytes(array)):
-                self._ranks.Recv(piece, source, tag)
-        return word, arrays
+        """Wait for a word, and receive its arrays; continue what a signal handler that raised has interrupted."""
+        incoming = self._incoming[source, tag]
+        # Calls of C put what they receive into lists: no handler can run before it is there.
+        if not incoming.word:
+            receive = partial(MPI.Intracomm.recv, self._ranks, None, source)
+            activity().wait_for(incoming.word.extend, "recv", self._ranks, (map(receive, [tag]),))
+        word = Word(*incoming.word[0])
+        if not incoming.filled:
+            incoming.arrays = [np.empty(shape, dtype) for shape, dtype in word.specs]
+            fill = partial(MPI.Intracomm.Recv, self._ranks, source=source, tag=tag)
+            activity().wait_for(incoming.filled.extend, "Recv", self._ranks, (map(fill, pieces_of(incoming.arrays)),))
+        del self._incoming[source, tag]
+        return word, incoming.arrays
 
 
 class BlockingPost:

@@ -161,23 +161,28 @@ class Traffic:
         self._warned: set[tuple[object, ...]] = set()
         _all.add(self)
 
+    def count(self, record: MessageRecord) -> None:
+        """Give a value its number, before it is sent or received.
+
+        Not afterwards: a signal handler may raise while this rank waits, and the other one counts the value.
+        """
+        key = (record.operation, record.peer, record.tag)
+        self._counts[key] += 1
+        record.number = self._counts[key]
+
     def about_to_send(self, record: MessageRecord) -> None:
         """Give a value its number, and inform the receiver if its gradient is not needed."""
-        record.number = self._counts["send", record.peer, record.tag] + 1
+        self.count(record)
         if record.specs and not record.wanted:
             self._say(UNWANTED, record)
 
     def sent(self, record: MessageRecord) -> None:
         """Record that a value has been sent."""
-        self._counts["send", record.peer, record.tag] = record.number
         if record.has_gradient:
             self._lanes[record.peer, record.tag].expect(record)
 
     def received(self, record: MessageRecord) -> None:
-        """Record that a value has been received; find out whether its sender needs its gradient."""
-        key = ("recv", record.peer, record.tag)
-        self._counts[key] += 1
-        record.number = self._counts[key]
+        """Find out whether the sender of a value that has been received needs its gradient."""
         self._read_words(record.peer, record.tag)
         unwanted = self._lanes[record.peer, record.tag].unwanted
         record.wanted = record.number not in unwanted

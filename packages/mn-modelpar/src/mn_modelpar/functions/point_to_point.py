@@ -36,11 +36,12 @@ class Value(NamedTuple):
 
     def pull(self) -> Arrays:
         """Receive the values."""
-        record = self.record
+        record, traffic = self.record, traffic_of(self.communicator)
+        traffic.count(record)
         received = self.communicator.recv(record.peer, record.tag)
         arrays = received if isinstance(received, tuple) else (received,)
         record.specs = tuple(spec for spec in map(spec_of, arrays) if has_floats(spec))
-        traffic_of(self.communicator).received(record)
+        traffic.received(record)
         if not arrays:
             raise ValueError(f"{record}: expected at least one array from rank {record.peer}, got none")
         return arrays
@@ -273,6 +274,7 @@ def _record(operation: str, communicator: CommunicatorBase, rank: int, tag: int)
 def _refuse(communicator: CommunicatorBase, values: list[Any], record: MessageRecord, problem: str) -> None:
     """Raise, and inform the receiver: it is waiting already, or will be."""
     kind = TypeError if values else ValueError
+    traffic_of(communicator).count(record)  # as the receiver does
     try:
         communicator.send(None, record.peer, record.tag)
     except TypeError as announced:
