@@ -86,6 +86,11 @@ class NonblockingPost:
         self._ranks = ranks
         self._incoming: dict[tuple[int, int], Incoming] = defaultdict(Incoming)
 
+    @property
+    def is_closed(self) -> bool:
+        """Whether the communicator has been freed."""
+        return bool(self._ranks == MPI.COMM_NULL)
+
     def post(self, word: Word, arrays: Sequence[_Array], peer: int, tag: int) -> None:
         """Start sending a word and its arrays in host memory, which may be changed afterwards.
 
@@ -133,6 +138,8 @@ class BlockingPost:
     Args:
         communicator: The communicator.
     """
+
+    is_closed = False
 
     def __init__(self, communicator: CommunicatorBase) -> None:
         self._communicator = communicator

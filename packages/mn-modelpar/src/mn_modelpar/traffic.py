@@ -350,8 +350,15 @@ class Traffic:
         """Describe the calls whose backward method has not run yet."""
         return [str(record) for records in self._open.values() for record in records]
 
-    def read_the_rest(self) -> None:
-        """Read the remaining answers: MPICH fails at the end if long messages have not been received."""
+    def end(self) -> None:
+        """Answer for all values, as there are no more backward passes, and read the remaining answers.
+
+        MPICH fails at the end if long messages have not been received.
+        """
+        if self._post.is_closed:
+            return
+        for record in [record for records in self._open.values() for record in records]:
+            self._decline(record)
         for (peer, tag), lane in self._lanes.items():
             while lane.sent and self._post.has_word(peer, gradient_tag(tag)):
                 self._post.recv_gradient(peer, gradient_tag(tag))
@@ -399,12 +406,12 @@ def _explain() -> Sequence[str]:
     return [f"its backward has not run: {text}" for text in pending]
 
 
-def _read_the_rest() -> None:
+def _end() -> None:
     for traffic in list(_all):
         if not MPI.Is_finalized():
-            traffic.read_the_rest()
+            traffic.end()
 
 
 explain_stalls(_explain)
-atexit.register(_read_the_rest)
+atexit.register(_end)
 os.register_at_fork(after_in_child=_all.clear)  # the answers are for the parent

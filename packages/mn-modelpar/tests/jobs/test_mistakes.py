@@ -68,6 +68,20 @@ else:
     MF.recv(comm, rank=1)
 """
 
+A_RANK_THAT_ENDS = """
+if comm.rank == 0:
+    MF.send(x, comm, rank=1).backward()  # culprit
+else:
+    y = MF.recv(comm, rank=0)
+"""
+
+A_COMMUNICATOR_THAT_IS_FREED = """
+part = comm.split(0, comm.rank)
+start = MF.send(x, part, rank=1) if comm.rank == 0 else F.sum(MF.recv(part, rank=0))
+start.backward()
+part.finalize()
+"""
+
 SEND_WITHOUT_RECV = """
 if comm.rank == 0:
     MF.send(x, comm, rank=1).backward()  # culprit
@@ -129,6 +143,18 @@ def test_a_forgotten_delegate_is_named_once_and_keeps_nobody_waiting(mpiexec, sc
         for mark in ("culprit", "forgotten"):
             pattern = pattern.replace("{" + mark + "}", culprit(script, mark)) if f"# {mark}" in script else pattern
         assert len(re.findall(pattern, errors)) == 1, errors
+
+
+def test_a_rank_that_ends_without_a_backward_pass_keeps_nobody_waiting(mpiexec):
+    status, _, errors = mpiexec(2, HEAD + A_RANK_THAT_ENDS, CHAINERMN_STALL_SECONDS="20", CHAINERMN_STALL_ABORT="1")
+    assert status == 0, errors
+    assert re.search(rf"{culprit(A_RANK_THAT_ENDS)}: RuntimeWarning: .* assumed to be zero: .* rank 1", errors), errors
+
+
+def test_a_graph_that_lives_longer_than_its_communicator(mpiexec):
+    status, _, errors = mpiexec(2, HEAD + A_COMMUNICATOR_THAT_IS_FREED)
+    assert status == 0, errors
+    assert "Traceback" not in errors
 
 
 @pytest.mark.parametrize(
