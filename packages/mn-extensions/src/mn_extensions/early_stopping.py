@@ -47,9 +47,10 @@ class MultiNodeEarlyStoppingTrigger:
         suffix: str = "_aggregated",
         **kwargs: Any,
     ) -> None:
-        check, end = get_trigger(check_trigger), get_trigger(max_trigger)
+        self._check, end = get_trigger(check_trigger), get_trigger(max_trigger)
+        self._has_fired = False
         self.actual_trigger = EarlyStoppingTrigger(
-            check_trigger=check,
+            check_trigger=lambda _: self._has_fired,
             monitor=monitor + suffix,
             patience=patience,
             mode=mode,
@@ -57,13 +58,18 @@ class MultiNodeEarlyStoppingTrigger:
             max_trigger=end,
             **kwargs,
         )
-        self.aggregator = ObservationAggregator(comm, monitor, monitor + suffix, comm_trigger=check_trigger)
-        self._triggers = {"check": check, "end": end, "mean": self.aggregator.comm_trigger}
+        self.aggregator = ObservationAggregator(comm, monitor, monitor + suffix, comm_trigger=self._ask)
+        self._triggers = {"check": self._check, "end": end}
 
     def __call__(self, trainer: Any) -> bool:
         """Return whether to stop; collective at every check."""
         self.aggregator(trainer)
         return bool(self.actual_trigger(trainer))
+
+    def _ask(self, trainer: Any) -> bool:
+        """Ask the trigger for a check, once: the second time in an iteration, Chainer's triggers answer ``False``."""
+        self._has_fired = bool(self._check(trainer))
+        return self._has_fired
 
     def serialize(self, serializer: Any) -> None:
         """Save or load the best value, and how many checks ago it was found; older snapshots do not contain them."""

@@ -9,7 +9,7 @@ import chainer
 import chainer.links as L
 import numpy as np
 import pytest
-from chainer.training import extensions
+from chainer.training import extensions, get_trigger
 
 import mn_extensions  # noqa: F401 - before Chainer
 from mn_comm import create_communicator
@@ -113,12 +113,13 @@ def test_an_error_of_the_aggregator_raises_on_all_ranks(folder):
         trainer.run(show_loop_exception_msg=False)
 
 
+@pytest.mark.parametrize("kind", [tuple, get_trigger])
 @pytest.mark.filterwarnings("ignore:x_aggregated is not in observation")
-def test_early_stopping_stops_all_ranks_at_once(folder):
+def test_early_stopping_stops_all_ranks_at_once(folder, kind):
     # Each rank alone would continue: some rank always improves.
     values = [100.0 * SIZE - i * (SIZE if RANK == 0 else 0) + i * (SIZE if RANK == SIZE - 1 else 0) for i in range(99)]
     trigger = MultiNodeEarlyStoppingTrigger(
-        COMM, check_trigger=(1, "iteration"), monitor="x", patience=3, max_trigger=(30, "iteration")
+        COMM, check_trigger=kind((1, "iteration")), monitor="x", patience=3, max_trigger=(30, "iteration")
     )
     trainer = training(folder, trigger)
     observe(trainer, "x", values)
