@@ -57,7 +57,8 @@ class AllreducePersistent(Extension):  # type: ignore[misc]  # Chainer has no ty
     def _means(self, found: Sequence[_Found]) -> list[Any]:
         expect_same(self.comm, "persistent values", [path for path, _, _ in found])
         values = [np.asarray(cuda.to_cpu(getattr(link, name))) for _, link, name in found]
-        return [self.comm.allreduce(value) / self.comm.size for value in values]
+        wide = [value.astype(np.result_type(value, np.float32)) for value in values]  # the sum may overflow otherwise
+        return [self.comm.allreduce(value) / self.comm.size for value in wide]
 
 
 def _set(link: chainer.Link, name: str, mean: Any) -> None:

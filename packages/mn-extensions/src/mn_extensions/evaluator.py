@@ -239,7 +239,13 @@ def plain_mean(results: Sequence[Results]) -> Results:
     """Return, under each name, the mean of the ranks' results, added up in the order of ranks."""
     names = sorted({name for each in results for name in each})
     columns = {name: [each[name] for each in results if name in each] for name in names}
-    return {name: sum(column) / len(column) for name, column in columns.items()}
+    return {name: mean_of(column) for name, column in columns.items()}
+
+
+def mean_of(values: Sequence[Any]) -> Any:
+    """Return the mean of numbers or arrays, added up in their order; half precision in float32, also the mean."""
+    wide = [value.astype(np.float32) if getattr(value, "dtype", None) == np.float16 else value for value in values]
+    return sum(wide) / len(wide)
 
 
 def weighted_mean(pairs: Sequence[tuple[Any, int]]) -> Any:

@@ -9,7 +9,7 @@ import chainer
 from chainer.training import PRIORITY_EDITOR, Extension, get_trigger
 
 from mn_comm import CommunicatorBase, raise_on_all, transact
-from mn_extensions.evaluator import on_host
+from mn_extensions.evaluator import mean_of, on_host
 
 Aggregator = Callable[[list[list[Any]]], Any]
 
@@ -82,4 +82,4 @@ class ObservationAggregator(Extension):  # type: ignore[misc]  # Chainer has no 
 def mean_of_all(values: list[list[Any]]) -> Any:
     """Return the mean of the values of all ranks, or ``None`` if there are none."""
     flat = [value for each in values for value in each]
-    return sum(flat) / len(flat) if flat else None
+    return mean_of(flat) if flat else None

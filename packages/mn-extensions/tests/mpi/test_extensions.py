@@ -162,6 +162,13 @@ def test_floating_persistents_are_averaged_and_others_left():
     assert model.text == f"rank {RANK}"
 
 
+def test_large_persistents_in_half_precision():
+    model = L.BatchNormalization(3, dtype=np.float16)
+    model.avg_var[...] = 60_000
+    AllreducePersistent(model, COMM)()
+    np.testing.assert_array_equal(model.avg_var, np.full(3, 60_000, np.float16))
+
+
 @pytest.mark.skipif(SIZE < 2, reason="needs two ranks that differ")
 def test_persistents_that_differ():
     model = Persistent()

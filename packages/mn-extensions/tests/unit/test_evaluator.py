@@ -8,6 +8,7 @@ import mn_extensions  # noqa: F401 - before Chainer
 from mn_comm import create_communicator
 from mn_extensions import create_multi_node_evaluator
 from mn_extensions.evaluator import plain_mean
+from mn_extensions.observation_aggregator import mean_of_all
 
 
 def test_the_mean_under_each_name():
@@ -17,6 +18,12 @@ def test_the_mean_under_each_name():
 def test_a_rank_without_a_value_is_left_out_of_its_mean():
     assert plain_mean([{"a": 1.0}, {}, {"a": 3.0, "b": 5.0}]) == {"a": 2.0, "b": 5.0}
     assert plain_mean([{}, {}]) == {}
+
+
+@pytest.mark.parametrize("value", [np.float16(1), np.array(1, np.float16), np.array([50_000, 1], np.float16)])
+def test_the_mean_of_many_values_in_half_precision(value):
+    np.testing.assert_array_equal(mean_of_all([[value] * 1500] * 2), value)
+    np.testing.assert_array_equal(plain_mean([{"a": value}] * 3000)["a"], value)
 
 
 @given(st.lists(st.floats(-1e6, 1e6), min_size=1, max_size=8))
