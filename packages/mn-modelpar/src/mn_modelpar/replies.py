@@ -104,7 +104,7 @@ class NonblockingPost:
         _under_way[:] = [other for other in _under_way if not MPI.Request.Testall(other[0])]
         _under_way.append((requests, messages))
         # One call of C, within which no signal handler can run: the messages stay together, and keep their memory.
-        requests.extend(map(partial(self._ranks.Isend, dest=peer, tag=tag), messages))
+        requests.extend(map(partial(MPI.Intracomm.Isend, self._ranks, dest=peer, tag=tag), messages))
         # On some networks, a send makes progress only when this rank calls MPI. If the peer receives the message at
         # all, it has it by then.
         until = time.monotonic() + sum(copy.nbytes for copy in copies) / _SLOW_NETWORK
