@@ -82,8 +82,9 @@ def raised():
     """Return the texts of all exceptions and warnings of the packages, with an ellipsis for inserted values."""
     for path in ROOT.glob("packages/*/src/**/*.py"):
         for node in ast.walk(ast.parse(path.read_text())):
-            if isinstance(node, ast.Call) and node.args:
-                yield from texts(node.args[0])
+            if isinstance(node, ast.Call):
+                for argument in node.args[:2]:  # the ranks that warn come before the text
+                    yield from texts(argument)
             elif isinstance(node, (ast.Assign, ast.Return)):
                 yield from texts(node.value)
 

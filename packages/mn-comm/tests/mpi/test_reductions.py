@@ -6,6 +6,8 @@ import os
 import sys
 import threading
 import warnings
+import weakref
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
@@ -379,7 +381,13 @@ def average_twice(bucket):
     return bucket.average()
 
 
-@pytest.mark.parametrize(("name", "hook"), [("flat", average_twice), ("single_node", None)])
+def average_again_in_the_worker(bucket):
+    return bucket.average().then(lambda mean: bucket.average(mean).wait())
+
+
+@pytest.mark.parametrize(
+    ("name", "hook"), [("flat", average_twice), ("flat", average_again_in_the_worker), ("single_node", None)]
+)
 def test_whenever_a_signal_handler_raises_the_next_mean_is_right(name, hook):
     """The others may wait for what this rank was about to send, and this rank sends nothing twice."""
     reducer = create_communicator(name).gradient_reducer(background=True, bucket_bytes=0, comm_hook=hook)
@@ -407,6 +415,68 @@ def test_whenever_a_signal_handler_raises_the_next_mean_is_right(name, hook):
         if not WORLD.bcast(was_interrupted, SIZE - 1):
             assert n_calls > 50
             return
+
+
+@pytest.mark.parametrize("interrupted", ["__init__", "_wait"])
+def test_a_signal_handler_raises_while_an_unfinished_reduction_is_discarded(interrupted, monkeypatch):
+    """Its buckets are sent all the same, and it is not discarded before they are averaged."""
+    reducer = create_communicator("flat").gradient_reducer(background=True, bucket_bytes=0)
+    model = model_of(count=3)
+    left = reducer.start(model)
+    real, raised = getattr(Future, interrupted), []
+
+    def raise_once(*args):
+        if not raised and RANK == SIZE - 1:
+            raised.append(True)
+            raise TimeoutError
+        return real(*args)
+
+    with monkeypatch.context() as changed, contextlib.suppress(TimeoutError):
+        changed.setattr(Future, interrupted, raise_once)
+        left.drain()
+    assert left.has_left
+    assert left.is_over == (interrupted == "__init__" or not raised)
+    fill(model, 1)
+    reduction = reducer.start(model)
+    reduction.ready_all()
+    reduction.wait()
+    check(model, 1)
+
+
+def test_memory_is_free_when_a_reduction_has_left():
+    """For example the gradients of one step, while those of the next one are computed."""
+    freed = []
+
+    def hook(bucket):
+        weakref.finalize(bucket.average(np.ones(3, "f4")).wait(), freed.append, "what the hook has averaged")
+        return bucket.average()
+
+    reducer = create_communicator("flat").gradient_reducer(background=True, comm_hook=hook)
+    model = model_of(count=1)
+    reducer.start(model).ready_all()
+    model.params["p0"].grad = np.ones(50, "f4")
+    weakref.finalize(model.params["p0"].grad, freed.append, "a gradient")
+    reduction = reducer.start(model)
+    reduction.ready_all()
+    model.params["p0"].grad = None
+    assert freed == ["what the hook has averaged", "what the hook has averaged", "a gradient"]
+    reduction.wait()
+
+
+def test_what_a_hook_submits_in_another_thread_is_done_by_the_worker():
+    callers = []
+
+    def hook(bucket):
+        with ThreadPoolExecutor(1) as pool:
+            return pool.submit(
+                bucket.submit, lambda: callers.append(threading.current_thread()) or bucket.flat
+            ).result()
+
+    reducer = create_communicator("flat").gradient_reducer(background=True, comm_hook=hook)
+    reduction = reducer.start(model_of())
+    reduction.ready_all()
+    reduction.wait()
+    assert [caller.name for caller in callers] == ["mn_comm"]
 
 
 def test_a_hook_may_average_in_the_worker_while_it_has_not_returned():

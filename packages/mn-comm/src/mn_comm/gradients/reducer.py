@@ -165,23 +165,12 @@ class GradientReducer(ReducerState):
         # only.
         buffer_index = min({*range(self._sets)} - {each.buffer_index for each in self._under_way})
 
-        def find() -> Layout | None:
-            layout = self._layouts.find(signature, tuple(order))
-            return layout if layout is not None and layout.has_buckets(buffer_index) else None
-
-        def create() -> Layout:
-            layout = self._layouts.find(signature, tuple(order))
-            if layout is None:
-                layout = self._make_layout(signature, selection, tuple(order), owners)
-            layout.buckets(buffer_index)
-            return layout
-
         reduction = Reduction(
             self._strategy.context.ranks,
             self._worker,
             functools.partial(self._check_and_scale, signature, self.join),
-            find,
-            create,
+            functools.partial(self._find_layout, signature, tuple(order), buffer_index),
+            functools.partial(self._create_layout, signature, selection, tuple(order), owners, buffer_index),
             selection,
             self._hook or average_exactly,
             None if self._compressor is None else self._end,
@@ -257,6 +246,26 @@ class GradientReducer(ReducerState):
             settings.append((OWNERS, owners and (digest(sorted(owners.of.items())), owners.note)))
             self._seen, self._signature = seen, (*settings, *gradients)
         return self._signature
+
+    def _find_layout(self, signature: Signature, order: tuple[str, ...], buffer_index: int) -> Layout | None:
+        """Return the layout of these gradients if it has created these buckets."""
+        layout = self._layouts.find(signature, order)
+        return layout if layout is not None and layout.has_buckets(buffer_index) else None
+
+    def _create_layout(
+        self,
+        signature: Signature,
+        selection: Selection,
+        order: tuple[str, ...],
+        owners: Owners | None,
+        buffer_index: int,
+    ) -> Layout:
+        """Create a layout of these gradients, if there is none, and these buckets; collective."""
+        layout = self._layouts.find(signature, order)
+        if layout is None:
+            layout = self._make_layout(signature, selection, order, owners)
+        layout.buckets(buffer_index)
+        return layout
 
     def _make_layout(
         self, signature: Signature, selection: Selection, order: tuple[str, ...], owners: Owners | None

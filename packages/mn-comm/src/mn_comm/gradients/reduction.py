@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import functools
 import itertools
-import threading
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -48,6 +47,18 @@ def mean_of(bucket: AnyBucket, future: Any, hook: CommunicationHook | None) -> A
             f"{getattr(mean, 'shape', type(mean).__name__)}"
         )
     return mean
+
+
+class _Task(Future[Any]):
+    """What a hook has submitted; what is to follow it is submitted, too, and so not done twice."""
+
+    def __init__(self, call: Callable[[], Any], worker: Worker, submit: Callable[..., Future[Any]]) -> None:
+        self._submit = submit
+        super().__init__(call, worker)
+
+    def then(self, function: Callable[[Any], Any]) -> Future[Any]:
+        """See :meth:`.Future.then`."""
+        return self._submit(lambda: function(self.wait()))
 
 
 class Reduction:
@@ -93,8 +104,9 @@ class Reduction:
         self._has_begun = False
         self._missing: list[int] = []
         self._bucket_of: dict[str, int] = {}
-        self._calls: dict[tuple[int, int], Callable[[], Any]] = {}  # what was submitted, for each bucket in this order
-        self._means: list[Future[Any]] = []
+        # What was submitted for the current bucket, by its index and the position in this order.
+        self._calls: dict[tuple[int, int], Callable[[], Any]] = {}
+        self._means: list[Any] = []  # futures, or whatever the hook has returned
         self._find_out = once(self._end)
         self._ended: Future[None] | None = None
         self._is_abandoned = False
@@ -119,6 +131,7 @@ class Reduction:
         self._missing = [len(bucket.members) for bucket in self._buckets]
         self._bucket_of = {self._params[m][0]: bucket.index for bucket in self._buckets for m in bucket.members}
         self._has_begun = True
+        self._create = None  # it holds the gradients
 
     @property
     def has_left(self) -> bool:
@@ -194,8 +207,11 @@ class Reduction:
     def drain(self) -> None:
         """Wait until it has finished, and discard the results."""
         self.abandon()
+        self.abandon()  # if a signal handler has raised, not the hook, the rest is sent now
         for future in (self._agreed, *self._means, self._ended):
-            if future is not None:
+            if isinstance(future, Future):
+                future.succeeds()
+            elif future is not None:
                 with contextlib.suppress(Exception):
                     future.wait()
         self.is_over = True
@@ -209,29 +225,28 @@ class Reduction:
             if not self._is_abandoned:
                 with span("pack", bucket=bucket.index, bytes=bucket.nbytes), np.errstate(all="ignore"):
                     bucket.pack({member: self._params[member][1].grad for member in bucket.members})
-            bucket.submit = functools.partial(self._submit, bucket, itertools.count(), threading.get_ident())
+            bucket.submit = functools.partial(self._submit, bucket, itertools.count())
             try:
                 with span("launch", bucket=bucket.index):
                     self._means.append(self._hook(bucket))
             finally:
                 bucket.submit = Future  # if the hook has more to do, it does it in the worker
+            self._calls.clear()
         if self._ended is None and len(self._means) == len(self._buckets):
             self._ended = Future(self._find_out, self._worker)
 
-    def _submit(
-        self, bucket: AnyBucket, positions: Iterator[int], launcher: int, function: Callable[[], Any]
-    ) -> Future[Any]:
+    def _submit(self, bucket: AnyBucket, positions: Iterator[int], function: Callable[[], Any]) -> Future[Any]:
         """Make the worker call a function once, unless the ranks have different gradients."""
-        if threading.get_ident() != launcher:
-            return Future(function)  # what the hook does later, in the worker, while it has not returned yet
+        if self._worker.is_caller:
+            return Future(function)  # what the hook does later, while it has not returned yet
 
         def communicate() -> Any:
             self.agree()
             with span("communicate", bucket=bucket.index, bytes=bucket.nbytes):
                 return function()
 
-        key = bucket.index, next(positions)
-        return Future(self._calls.setdefault(key, once(communicate)), self._worker)
+        call = self._calls.setdefault((bucket.index, next(positions)), once(communicate))
+        return _Task(call, self._worker, functools.partial(self._submit, bucket, positions))
 
     def _end(self) -> None:
         """Find out whether a rank has abandoned its backward pass; collective."""

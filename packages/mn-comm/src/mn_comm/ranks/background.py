@@ -97,6 +97,11 @@ class Worker:
         _workers.add(self)
         _see_to_the_end_and_forks()
 
+    @property
+    def is_caller(self) -> bool:
+        """Whether the calling thread is its thread."""
+        return self._thread is threading.current_thread()
+
     def put(self, task: _Task, announce: _Task | None = None) -> None:
         """Add a task, to be run after all earlier ones.
 
