@@ -32,7 +32,8 @@ class _Known:
         names: The names of its parameters.
         order: The names in the order in which gradients are sent.
         step: How many steps have used it.
-        exchanges: The exchanges of the buckets, by the first element of each.
+        exchanges: The exchanges of the buckets, by the first element of each and the number of ranks: of two sets of
+            buckets for the same gradients, one may have been made when memory could not be shared any more.
         saved: The arrays of exchanges that were loaded, but have not been used yet.
         unscaled: The names of those that stay as they are when the loss scale changes.
     """
@@ -217,7 +218,7 @@ class Compressor:
 
     def _exchange(self, known: _Known, ranks: Ranks, portion: Any, what: Exchanged) -> Exchange:
         member, within, *_ = what.parts[0]
-        name = f"{member}+{within.start if isinstance(within, slice) else 0}"
+        name = f"{member}+{within.start if isinstance(within, slice) else 0} of {ranks.size}"
         found = known.exchanges.get(name)
         if found is None:
             pieces = _pieces(what, portion.size)

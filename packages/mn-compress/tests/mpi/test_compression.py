@@ -298,6 +298,37 @@ def test_an_exception_in_the_middle_leaves_what_was_remembered(how, monkeypatch)
     comm.finalize()
 
 
+@pytest.mark.skipif(SIZE < 3, reason="no memory is shared")
+@pytest.mark.filterwarnings("ignore:gradients are averaged by messages")
+@pytest.mark.parametrize("how", [Int8(), TopK(1.0)], ids=repr)
+def test_memory_that_cannot_be_shared_by_later_buckets(how, on_nodes, monkeypatch):
+    """Of two sets of buckets for the same gradients, one is averaged between nodes, the other between all ranks."""
+    from mn_comm.gradients import strategy
+
+    comm = on_nodes("hierarchical", 2, background=True)
+    reducer = comm.gradient_reducer(compression=how, background=True, sets=2)
+    share, calls = strategy.share, iter(range(9))
+
+    def failing(*args):
+        if next(calls):
+            raise OSError("no more memory")
+        return share(*args)
+
+    monkeypatch.setattr(strategy, "share", failing)
+    previous = None
+    for step in range(5):
+        model = model_of([np.full((30, 20), RANK + step, "f4")])
+        reduction = reducer.start(model)
+        reduction.ready_all()
+        if previous is not None:
+            previous[1].wait()
+            (mean,) = [param.grad for param in previous[0].params.values()]
+            np.testing.assert_allclose(mean, np.full_like(mean, (SIZE - 1) / 2 + step - 1), rtol=1e-3)
+        previous = model, reduction
+    reduction.wait()
+    comm.finalize()
+
+
 @pytest.mark.skipif(SIZE < 2, reason="one rank sends nothing")
 def test_what_is_sent_is_counted(on_nodes):
     n = 1_000_000
