@@ -46,7 +46,7 @@ def grads_of(model):
 SHAPES = [(6, 10), (3,), (), (0,), (2, 0), (1,), (130,), (4, 5, 2), (7,)]
 
 
-@pytest.mark.parametrize("dtype", ["f2", "f4", "f8"])
+@pytest.mark.parametrize("dtype", ["f2", "f4", "f8", ">f4"])
 @pytest.mark.parametrize("name", NAMES)
 def test_the_mean_is_in_the_arrays_that_were_the_gradients(name, dtype, many_blocks):
     model = model_of(*[gradient(i, shape, dtype) for i, shape in enumerate(SHAPES)])

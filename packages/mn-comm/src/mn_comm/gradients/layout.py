@@ -131,7 +131,9 @@ class Layout:
             return []
         strategy, specs = self.strategy, self.specs
         shares_memory = strategy.shares_memory
-        dtypes = [self.config.allreduce_grad_dtype or specs[parts[0].member][2] for parts, _ in filled]
+        # MPI adds up only numbers in this machine's byte order.
+        own = [specs[parts[0].member][2].newbyteorder("=") for parts, _ in filled]
+        dtypes = [self.config.allreduce_grad_dtype or each for each in own]
         nbytes = [parts[-1].end * dtype.itemsize for (parts, _), dtype in zip(filled, dtypes, strict=True)]
         places = _places(nbytes, len(filled) if lasting else _SLOTS if shares_memory else 1)
         segments = strategy.allocate(max(end for _, end in places), lasting)
