@@ -14,8 +14,6 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 if TYPE_CHECKING:
     from mpi4py import MPI
 
-    from mn_comm.ranks.intracomm import Ranks
-
 _T = TypeVar("_T")
 _FAILED = -1  # no digest is negative
 
@@ -143,7 +141,7 @@ def raise_on_all(communicator: Communicating | MPI.Intracomm | Group) -> Iterato
             raise remote_error(rank, *report)
 
 
-def warn(ranks: Ranks, message: str) -> None:
+def warn(ranks: MPI.Intracomm, message: str) -> None:
     """Warn on rank 0, of the place that called the caller; where warnings are errors, raise on every rank; collective.
 
     Raises:

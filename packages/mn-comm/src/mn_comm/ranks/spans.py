@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import os
+import warnings
 from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Any, Protocol
 
-from mn_comm.ranks import agreement
-
 if TYPE_CHECKING:
-    from mn_comm.ranks.intracomm import Ranks
+    from mpi4py import MPI
 
 VARIABLE = "CHAINERMN_TIMELINE"  # the environment variable that names the file for a timeline
 ENTRY_POINT = "mn_comm.timeline"  # the group of entry points that record a timeline: functions of communicator and file
@@ -51,7 +50,7 @@ def record(recorder: Recorder | None) -> None:
     _recorder = recorder
 
 
-def start(ranks: Ranks) -> None:
+def start(ranks: MPI.Intracomm) -> None:
     """Record a timeline from now on, if the environment of rank 0 requests it; collective."""
     # The ranks' own environments may differ: Open MPI's launcher passes a variable only to the ranks of its own host.
     file = ranks.bcast(os.environ.get(VARIABLE) if ranks.rank == 0 else None)
@@ -62,5 +61,7 @@ def start(ranks: Ranks) -> None:
     found = list(entry_points(group=ENTRY_POINT))
     if found:
         found[0].load()(ranks, file)
-    else:
-        agreement.warn(ranks, f"no timeline is recorded: {VARIABLE} is set, but the package mn-tools is not installed")
+    elif ranks.rank == 0:
+        warnings.warn(
+            f"no timeline is recorded: {VARIABLE} is set, but the package mn-tools is not installed", stacklevel=2
+        )
