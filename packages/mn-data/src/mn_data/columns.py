@@ -147,7 +147,8 @@ def _positions_of(dataset: datasets.SubDataset) -> Positions:
 def _compose(outer: Positions, inner: Positions) -> Positions:
     if isinstance(inner, range):
         return outer[_slice(inner)]
-    return inner + outer.start if isinstance(outer, range) else outer[inner]
+    # A negative index counts from the end of the outer part.
+    return inner + np.where(inner < 0, outer.stop, outer.start) if isinstance(outer, range) else outer[inner]
 
 
 def _slice(positions: range) -> slice:

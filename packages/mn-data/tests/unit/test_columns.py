@@ -34,6 +34,8 @@ IN_MEMORY = [
     datasets.DictDataset(x=X, t=T),
     datasets.SubDataset(datasets.TupleDataset(X, T), 0, 10, np.random.RandomState(0).permutation(10)),
     datasets.SubDataset(datasets.SubDataset(T, 0, 10), 0, 10, list(range(9, -1, -1))),
+    # As Python's sequences, a part counts from its end, too.
+    datasets.SubDataset(datasets.SubDataset(list(range(20)), 5, 15), 0, 10, list(range(-1, 9))),
 ]
 
 
