@@ -79,7 +79,7 @@ class _Master(Wrapper):
 
     def reset(self) -> None:
         """Go back to the beginning; collective."""
-        self._share(self.actual_iterator.reset)
+        self._share(lambda: self.actual_iterator.reset())  # raises on all ranks if it has none
 
     def serialize(self, serializer: Any) -> None:
         """Save or load the actual iterator."""

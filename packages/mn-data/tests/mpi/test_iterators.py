@@ -211,6 +211,14 @@ def test_a_batch_that_cannot_be_pickled_raises_on_every_rank():
         iterator.next()
 
 
+def test_an_iterator_that_cannot_be_reset():
+    """It raises on every rank; otherwise, the others would take the next batch for the answer."""
+    iterator = create_multi_node_iterator(DaliLike() if RANK == 0 else None, COMM)
+    with pytest.raises(AttributeError, match="reset"):
+        iterator.reset()
+    assert same(iterator.next(), [np.full(2, 1, "u1")])
+
+
 @pytest.mark.parametrize(
     ("arguments", "error", "message"),
     [
