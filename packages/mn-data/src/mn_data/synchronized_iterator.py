@@ -29,7 +29,8 @@ def create_synchronized_iterator(actual_iterator: Any, communicator: Communicato
         The iterator; its other attributes are those of ``actual_iterator``.
 
     Raises:
-        ValueError: It has no ``order_sampler``, or the ranks' datasets differ in length (on every rank).
+        ValueError: It has no ``order_sampler``; or the ranks differ in the length of the dataset, ``batch_size`` or
+            whether they shuffle (on every rank).
     """
     refuse_elastic(communicator, "an iterator of which one rank has the order", "use mn_data.ElasticIterator")
     with raise_on_all(communicator):
@@ -39,7 +40,9 @@ def create_synchronized_iterator(actual_iterator: Any, communicator: Communicato
                 f"{actual_iterator!r:.80}"
             )
         length = len(actual_iterator.dataset)
+        options = (getattr(actual_iterator, "batch_size", None), actual_iterator.order_sampler is not None)
     expect_same(communicator, "number of samples", length)
+    expect_same(communicator, "batch_size and shuffling", options)
     seed = communicator.bcast_obj(int(np.random.randint(2**31 - 1)) if communicator.rank == 0 else None)
     return _SynchronizedIterator(actual_iterator, seed)
 

@@ -296,6 +296,14 @@ def test_lengths_that_differ():
         create_synchronized_iterator(iterators.SerialIterator(list(range(10 + RANK)), 2), COMM)
 
 
+@pytest.mark.skipif(SIZE < 2, reason="needs two ranks that differ")
+def test_only_some_ranks_shuffle():
+    """Their batches would differ without a word."""
+    only_here = iterators.SerialIterator(list(range(10)), 2, shuffle=RANK == 0)
+    with pytest.raises(ValueError, match=r"expected the same batch_size and shuffling on every rank, got \(2, True\)"):
+        create_synchronized_iterator(only_here, COMM)
+
+
 def test_epochs_in_iterations():
     part = list(range(10 + RANK))
     for comm in (COMM, COMM.mpi_comm):
