@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import json
 import mmap
 import os
+import pickle
 from collections.abc import Callable, Mapping
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 
@@ -87,9 +87,9 @@ class _File:
         for name, array in arrays.items():
             if array.dtype.hasobject:
                 raise TypeError(f"expected arrays without Python objects, got dtype {array.dtype} in {name}")
-            places.append((name, array.dtype.str, array.shape, end))
+            places.append((name, array.dtype, array.shape, end))
             end += -(-array.nbytes // _ALIGNMENT) * _ALIGNMENT
-        head = json.dumps(places).encode()
+        head = pickle.dumps(places)
         begin = _begin(len(head))
         view = self._of_size(begin + end)
         view[:_LENGTH_BYTES] = len(head).to_bytes(_LENGTH_BYTES, "little")
@@ -115,9 +115,5 @@ def _begin(head: int) -> int:
 def _read(descriptor: int) -> dict[str, _Array]:
     view = mmap.mmap(descriptor, 0, flags=mmap.MAP_PRIVATE)  # a process that writes to it gets a copy
     length = int.from_bytes(view[:_LENGTH_BYTES], "little")
-    begin, head = _begin(length), json.loads(view[_LENGTH_BYTES : _LENGTH_BYTES + length])
-    places = cast("list[tuple[str, str, list[int], int]]", head)
-    return {
-        name: np.ndarray(tuple(shape), dtype, buffer=view, offset=begin + offset)
-        for name, dtype, shape, offset in places
-    }
+    begin, places = _begin(length), pickle.loads(view[_LENGTH_BYTES : _LENGTH_BYTES + length])
+    return {name: np.ndarray(shape, dtype, buffer=view, offset=begin + offset) for name, dtype, shape, offset in places}

@@ -398,6 +398,7 @@ ARRAYS = {
     "text": np.asarray("some words"),
     "scalar": np.asarray(7),
     "half": np.ones(5, np.float16),
+    "fields": np.ones(3, [("a", "<i4"), ("b", ">f4", (2,))]),
 }
 
 
