@@ -22,6 +22,9 @@ class Wrapper(Iterator):  # type: ignore[misc]  # Chainer has no types
         """Finalize the actual iterator."""
         self.actual_iterator.finalize()
 
+    def __del__(self) -> None:
+        """Do nothing: the actual iterator finalizes itself when nothing uses it any more; the script still may."""
+
     def __getattr__(self, name: str) -> Any:
         if name in self._OWN:  # not set yet: while it is being copied or unpickled
             raise AttributeError(name)

@@ -285,6 +285,14 @@ def test_attributes_are_those_of_the_actual_iterator():
     assert iterator.batch_size == 6
 
 
+def test_what_is_dropped_leaves_the_actual_iterator_to_the_script():
+    actual = iterators.MultiprocessIterator(list(range(4)), 2, n_processes=1)
+    for _ in range(2):  # as in a notebook, where a cell runs again
+        iterator = create_synchronized_iterator(actual, COMM)
+        assert sorted(iterator.next() + iterator.next()) == [0, 1, 2, 3]
+    iterator.finalize()
+
+
 def test_an_iterator_without_an_order():
     with pytest.raises(ValueError, match="expected an iterator with an order_sampler, got DaliLike"):
         create_synchronized_iterator(DaliLike(), COMM)
