@@ -10,7 +10,7 @@ from typing import Any
 import chainer
 import numpy as np
 
-from mn_comm import Communicator, CommunicatorBase, create_communicator, expect_same, raise_on_all, transact
+from mn_comm import Communicator, CommunicatorBase, create_communicator, expect_same, is_elastic, raise_on_all, transact
 from mn_comm.building_blocks import MPI
 from mn_data.columns import ArrayLayout, assemble, can_take, columns_of, leaves
 from mn_data.plan import part_of, tell_of_lost_parts
@@ -61,11 +61,14 @@ def scatter_dataset(
         TypeError: The dataset at the root has no length (on every rank).
         ValueError: ``root`` is out of range, or ``max_buf_len`` not in 1..2**31-1; or the ranks differ in one of these
             or in ``force_equal_length`` (on every rank).
+        RuntimeError: The communicator is elastic, and the root was lost (on every rank that is left).
     """
     with communicator_over(comm) as communicator:
-        transact(communicator, partial(_check, communicator, root, force_equal_length, max_buf_len))
+        named = _Root(communicator, root)
+        transact(communicator, partial(_check, communicator, named, force_equal_length, max_buf_len))
 
         def scatter() -> tuple[chainer.datasets.SubDataset, int]:
+            root = named.rank()
             order = _order(dataset, communicator, root, shuffle, seed)
             in_parts = isinstance(communicator, Communicator)  # others may have only the documented methods
             if in_parts and communicator.bcast_obj(communicator.rank == root and can_take(dataset), root=root):
@@ -98,15 +101,46 @@ def scatter_index(
         TypeError: The number at the root is not an integer (on every rank).
         ValueError: It is negative, or the ranks differ in ``root`` or ``force_equal_length`` (on every rank); or
             ``root`` is out of range.
+        RuntimeError: The communicator is elastic, and the root was lost (on every rank that is left).
     """
     with communicator_over(comm) as communicator:
-        total = transact(communicator, partial(_total, n_total_samples, communicator, root, force_equal_length))
+        named = _Root(communicator, root)
+        total = transact(communicator, partial(_total, n_total_samples, communicator, named, force_equal_length))
         return part_of(communicator, communicator.rank, total, force_equal_length)
 
 
-def _total(n_total_samples: int, communicator: CommunicatorBase, root: int, force_equal_length: bool) -> int:
+class _Root:
+    """The rank that has the dataset; it has another number if ranks below it are lost meanwhile.
+
+    Args:
+        communicator: The ranks.
+        root: Its number now.
+    """
+
+    def __init__(self, communicator: CommunicatorBase, root: int) -> None:
+        self.given = root
+        self.size = communicator.size
+        self._communicator = communicator
+        self._is_here = communicator.rank == root
+
+    def rank(self) -> int:
+        """Return its number; collective.
+
+        Raises:
+            RuntimeError: It is lost (on every rank).
+        """
+        if not is_elastic(self._communicator):
+            return self.given
+        is_there = self._communicator.allgather_obj(self._is_here)
+        if True not in is_there:
+            raise RuntimeError(f"the dataset is lost with its root, rank {self.given} of {self.size}")
+        return is_there.index(True)
+
+
+def _total(n_total_samples: int, communicator: CommunicatorBase, named: _Root, force_equal_length: bool) -> int:
     """Return the number of samples that the root knows; collective."""
-    _check(communicator, root, force_equal_length)
+    _check(communicator, named, force_equal_length)
+    root = named.rank()
     with raise_on_all(communicator):
         if communicator.rank == root:
             _check_count(n_total_samples)
@@ -161,13 +195,13 @@ def communicator_over(comm: CommunicatorBase | MPI.Intracomm) -> Iterator[Commun
         wrapped.finalize()
 
 
-def _check(communicator: CommunicatorBase, root: int, force_equal_length: bool, max_buf_len: int = 1) -> None:
+def _check(communicator: CommunicatorBase, named: _Root, force_equal_length: bool, max_buf_len: int = 1) -> None:
     with raise_on_all(communicator):
-        if not 0 <= root < communicator.size:
-            raise ValueError(f"expected root in 0..{communicator.size - 1}, got {root}")
+        if not 0 <= named.given < named.size:
+            raise ValueError(f"expected root in 0..{named.size - 1}, got {named.given}")
         if not 1 <= max_buf_len <= _INT_MAX:
             raise ValueError(f"expected max_buf_len in 1..{_INT_MAX}, got {max_buf_len}")
-    arguments = (int(root), bool(force_equal_length), int(max_buf_len))
+    arguments = (int(named.given), bool(force_equal_length), int(max_buf_len))
     expect_same(communicator, "root, force_equal_length and max_buf_len", arguments)
 
 

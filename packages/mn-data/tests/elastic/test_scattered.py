@@ -61,3 +61,28 @@ print(part, comm.size, flush=True)
 @pytest.mark.parametrize("wait", range(3))
 def test_a_rank_that_is_lost_meanwhile_gets_no_part(job, what, wait):
     assert job(3, DIES_MEANWHILE, what, str(wait)) == ["[0, 1, 2] 2", "[3, 4, 5] 2"]
+
+
+RENUMBERED = """
+import os, signal, sys
+from mn_comm import create_communicator
+from mn_data import scatter_dataset, scatter_index
+comm = create_communicator("naive", elastic=True)
+root, has_it = int(sys.argv[2]), comm.rank == int(sys.argv[2])
+if comm.rank == 0:
+    os.kill(os.getpid(), signal.SIGKILL)
+try:
+    if sys.argv[1] == "dataset":
+        part = list(scatter_dataset([*range(6)] if has_it else None, comm, root))
+    else:
+        part = [*range(*scatter_index(6 if has_it else None, comm, root))]
+    print(part, comm.size, flush=True)
+except RuntimeError as error:
+    print(error, flush=True)
+"""
+
+
+@pytest.mark.parametrize("what", ["dataset", "index"])
+def test_the_root_keeps_its_dataset_when_it_gets_another_number(job, what):
+    assert job(3, RENUMBERED, what, "2") == ["[0, 1, 2] 2", "[3, 4, 5] 2"]
+    assert job(3, RENUMBERED, what, "0") == ["the dataset is lost with its root, rank 0 of 3"] * 2
