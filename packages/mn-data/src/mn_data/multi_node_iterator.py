@@ -94,20 +94,20 @@ class _Master(Wrapper):
                 result = action()
             except StopIteration:
                 is_over = True
-            message = pickle.dumps((*self._standing(), result, is_over), pickle.HIGHEST_PROTOCOL)
+            order = getattr(getattr(self.actual_iterator, "_state", None), "order", None)
+            news = None if order is self._shared_order else order
+            message = pickle.dumps((*self._standing(), news, result, is_over), pickle.HIGHEST_PROTOCOL)
         self.communicator.bcast(np.frombuffer(message, dtype=np.uint8), root=self.rank_master)
+        self._shared_order = order
         if is_over:
             raise StopIteration
         return result
 
-    def _standing(self) -> tuple[_State, int | None, _Order]:
-        """Return the position, the dataset's length, and the order of samples if the followers do not have it yet."""
-        iterator = self.actual_iterator
-        order = getattr(getattr(iterator, "_state", None), "order", None)
-        is_known, self._shared_order = order is self._shared_order, order
-        dataset: Any = getattr(iterator, "dataset", None)
+    def _standing(self) -> tuple[_State, int | None]:
+        """Return the position, and the dataset's length."""
+        dataset: Any = getattr(self.actual_iterator, "dataset", None)
         size = len(dataset) if hasattr(dataset, "__len__") else None
-        return _state_of(iterator), size, None if is_known else order
+        return _state_of(self.actual_iterator), size
 
 
 class _Follower(Iterator):  # type: ignore[misc]  # Chainer has no types

@@ -211,6 +211,18 @@ def test_a_batch_that_cannot_be_pickled_raises_on_every_rank():
         iterator.next()
 
 
+def test_an_order_comes_later_if_it_would_have_come_with_a_batch_that_cannot_be_pickled():
+    dataset = [*range(8)]
+    iterator = create_multi_node_iterator(iterators.SerialIterator(dataset, 4) if RANK == 0 else None, COMM)
+    iterator.next()
+    dataset[:] = [lambda: None] * 8
+    with pytest.raises(Exception, match=r"[Pp]ickle"):  # the last batch of the epoch
+        iterator.next()
+    dataset[:] = range(8)
+    batch = iterator.next()
+    assert (np.load(save(iterator))["order"][:4] == batch).all()
+
+
 def test_an_iterator_that_cannot_be_reset():
     """It raises on every rank; otherwise, the others would take the next batch for the answer."""
     iterator = create_multi_node_iterator(DaliLike() if RANK == 0 else None, COMM)
