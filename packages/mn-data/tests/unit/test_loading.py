@@ -28,6 +28,8 @@ RANK = """
 import multiprocessing, os, sys
 from mn_data import loading
 
+multiprocessing.set_start_method("fork")  # others could not import this script
+
 class Data:
     def __getitem__(self, index):
         return os.getpid()
