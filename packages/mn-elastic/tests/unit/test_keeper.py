@@ -296,19 +296,17 @@ def test_it_beats_while_nobody_reads_what_it_says_about_a_death(supervisor):
     reading, writing = os.pipe()
     fcntl.fcntl(writing, fcntl.F_SETPIPE_SZ, 4096)
     os.write(writing, b"\n" * fcntl.fcntl(writing, fcntl.F_GETPIPE_SZ))
-    who = {"op": "watch", "group": "one", "rank": 0, "size": 1, "process": 7, "expected": 1}
-    who |= {"folders": [], "ends_with_one": True}
-    watched = death_reporter._known(death_reporter._introduced(link.supervision().address, who, writing))
+    rank = {"op": "watch", "group": "one", "rank": 0, "size": 1, "process": 7, "expected": 1}
+    rank |= {"folders": [], "ends_with_one": True}
+    watched = death_reporter._known(death_reporter._introduced(link.supervision().address, rank, writing))
     os.close(writing)
     watched.sendall(node_process.SPOKEN + b"why it ends")
     watched.close()
     for _ in range(3):
         assert supervisor.hear("beat") == {"op": "beat"}
+    who = f"rank 0 of 1 ({socket.gethostname()}, process 7)"
     with open(reading) as errors:
-        assert (
-            errors.read().strip()
-            == f"[chainermn] rank 0 of 1 ({socket.gethostname()}, process 7) has ended the job: why it ends"
-        )
+        assert errors.read().strip() == f"[chainermn] {who} has ended the job: why it ends"
 
 
 class Interrupted(Exception):

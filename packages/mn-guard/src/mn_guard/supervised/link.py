@@ -22,7 +22,7 @@ _INHERITED = "CHAINERMN_KEEPER"
 """The variable for a connection that was made before the process became the script: ``DESCRIPTOR PROCESS``."""
 _PATIENCE_SECONDS = 5.0
 _PAUSE_SECONDS = 0.01
-_TIMEOUT = struct.pack("ll", 0, 50_000)  # of 50 ms, after which it is checked whether an answer was received
+_TIMEOUT = struct.pack("ll", 0, 50_000)  # 50 ms; then a question looks whether it was answered
 _GONE = "the keeper of this node has ended, probably because the supervisor, chainermn elastic, has ended"
 
 _Answer = tuple[dict[str, Any], int | None]
