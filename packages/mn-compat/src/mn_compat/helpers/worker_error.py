@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import multiprocessing
 import signal
 import weakref
@@ -48,7 +49,10 @@ class Task:
         self._pool = pool
         self._workers: dict[int, Any] = _workers_of.setdefault(pool, {})
         self._note_workers()  # the pool soon forgets a worker that dies
-        self._result = None if pool in _failure_of else pool.map_async(function, items)
+        items = list(items)
+        # The default, but the pool divides by its number of workers now: none, if all are just being replaced.
+        chunksize = max(1, math.ceil(len(items) / (4 * pool._processes)))  # type: ignore[attr-defined]  # noqa: SLF001
+        self._result = None if pool in _failure_of else pool.map_async(function, items, chunksize)
 
     def get(self, timeout: float) -> list[Any] | Exception:
         """Return the results, or the exception for which there are none.
@@ -68,12 +72,18 @@ class Task:
     def _note_workers(self) -> None:
         workers: list[Any] = list(self._pool._pool)  # type: ignore[attr-defined]  # noqa: SLF001
         self._workers.update({worker.pid: worker for worker in workers})
+        # They keep two files open each.
+        for process in [process for process, worker in self._workers.items() if self._has_ended_well(worker)]:
+            del self._workers[process]
+
+    def _has_ended_well(self, worker: Any) -> bool:
+        may_end = bool(self._pool._maxtasksperchild)  # type: ignore[attr-defined]  # noqa: SLF001
+        return may_end and worker.exitcode == 0
 
     def _look_for_the_dead(self) -> None:
         self._note_workers()
-        may_end = bool(self._pool._maxtasksperchild)  # type: ignore[attr-defined]  # noqa: SLF001
         for process, worker in self._workers.items():
-            if worker.exitcode is not None and not (may_end and worker.exitcode == 0):
+            if worker.exitcode is not None and not self._has_ended_well(worker):
                 _failure_of[self._pool] = RuntimeError(_describe(process, worker.exitcode))
                 self._pool.terminate()  # closing it would wait for the result
                 return
