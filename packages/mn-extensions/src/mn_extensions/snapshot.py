@@ -32,8 +32,8 @@ def multi_node_snapshot(
 
     If the snapshot has ``autoload=True``, all ranks start from the newest snapshot of which every set has a readable
     file, even if there are now more or fewer ranks. An iterator over a part of a different length then continues from
-    the same fraction of the epoch, in a new order. Nothing in the files is unpickled. If all ranks have the same
-    parameters after loading, no update is lost.
+    the same fraction of the epoch, in a new order; one that does not shuffle keeps its position, unless this is beyond
+    the end. Nothing in the files is unpickled. If all ranks have the same parameters after loading, no update is lost.
 
     Args:
         comm: The ranks.
@@ -214,7 +214,8 @@ def fit_iterators(state: State, target: Any) -> State:
 
     Returns:
         The state. If the dataset of an iterator had a different length, the iterator keeps its epoch and the fraction
-        of it that is done, but gets the order of the target's iterator.
+        of it that is done, but gets the order of the target's iterator. Without shuffling, the length is not saved: the
+        iterator keeps its position, or, if this is beyond the end, the fraction before the last mini-batch.
     """
     updater = getattr(target, "updater", None)
     if updater is None:
@@ -222,14 +223,31 @@ def fit_iterators(state: State, target: Any) -> State:
     fitted = dict(state)
     with own_parts(target):
         current = npz.serialize(updater)
-    for name, order in current.items():
-        match = re.fullmatch(r"(iterator:.*/)order", name)
-        saved = fitted.get("updater/" + name)
-        if match is not None and saved is not None and saved.shape != order.shape:
-            position = f"updater/{match[1]}current_position"
-            fitted["updater/" + name] = order.copy()
-            fitted[position] = np.asarray(int(fitted[position]) * len(order) // max(1, len(saved)))
+    for name in current:
+        match = re.fullmatch(r"(iterator:([^/]+)/.*)current_position", name)
+        if match is not None and "updater/" + name in state:
+            _fit_iterator(fitted, match[1], current, updater.get_iterator(match[2]))
     return fitted
+
+
+def _fit_iterator(state: State, path: str, current: State, iterator: Any) -> None:
+    """Change the state of one iterator, if its dataset had a different length."""
+    position = f"updater/{path}current_position"
+    order = next((name for name in (path + "order", path + "_order") if current.get(name, np.asarray(None)).ndim), None)
+    if order is None:
+        state[position] = np.asarray(_fit_position(state, f"updater/{path}", iterator))
+    elif (saved := state.get("updater/" + order)) is not None and saved.shape != current[order].shape:
+        state["updater/" + order] = current[order].copy()
+        state[position] = np.asarray(int(state[position]) * len(current[order]) // max(1, len(saved)))
+
+
+def _fit_position(state: State, path: str, iterator: Any) -> int:
+    """Return the position of an iterator that does not shuffle."""
+    position, length = int(state[path + "current_position"]), len(getattr(iterator, "dataset", ()))
+    if not length or position <= length:
+        return position
+    begin = float(state.get(path + "previous_epoch_detail", 0)) - int(state[path + "epoch"])  # of the last mini-batch
+    return max(0, round(begin * length))
 
 
 def _snapshots(folder: Path, filename: str, rank: int) -> list[str]:
