@@ -26,6 +26,16 @@ FIXES = (
         Substitution(_ITERATOR, "state = self._comm.get()\n", "state = self._comm.get(); _worker.result(batch)\n"),
     ),
     Fix(
+        "iterator_order",
+        "a MultiprocessIterator with shuffle=False could not be saved, nor a trainer with one",
+        Substitution(
+            _ITERATOR,
+            "order = self._state.order.copy()\n        try:\n            serializer(",
+            "order = None if self._state.order is None else self._state.order.copy()\n        try:\n"
+            "            order is None or serializer(",
+        ),
+    ),
+    Fix(
         "evaluator_finalize",
         "an evaluator whose iterator is None, as in ChainerMN's old seq2seq examples, raised when training ended",
         Substitution("chainer.training.extensions.evaluator", " iterator.fin", " iterator is None or iterator.fin"),
