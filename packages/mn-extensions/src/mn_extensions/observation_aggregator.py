@@ -23,7 +23,8 @@ class ObservationAggregator(Extension):  # type: ignore[misc]  # Chainer has no 
         comm: The ranks.
         original_key: The observation.
         aggregated_key: The name for the result; by default ``original_key``.
-        comm_trigger: When to communicate. All values since the last time are combined.
+        comm_trigger: When to communicate. All values since the last time are combined. No other extension can use the
+            same object, as Chainer's triggers fire only for the first one that asks.
         aggregator: Computes the result; called on rank 0 with a list of values for each rank, in the order of ranks. By
             default the mean of all values. If no rank has any values, there is no result.
 

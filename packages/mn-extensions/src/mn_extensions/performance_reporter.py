@@ -48,7 +48,8 @@ class PerformanceReporter(Extension):  # type: ignore[misc]  # Chainer has no ty
 
     Args:
         comm: The ranks.
-        report_trigger: When to report: the trigger of ``LogReport``. Between two reports, nothing is communicated.
+        report_trigger: When to report: as ``LogReport`` does, but not by the same object, as Chainer's triggers fire
+            only for the first extension that asks. Between two reports, nothing is communicated.
         optimizer: The name of the multi-node optimizer in the updater, or the optimizer itself.
 
     Example:
