@@ -119,6 +119,7 @@ class JoinParticipant:
             return
         try:
             model.cleargrads()
+            stepper.has_part = False  # what was added up for a step that this rank has not completed is gone
             backward = self._backward_of_nothing(model) if self._is_collective else None
             stepper.step(model, backward, self._take_step)
         except NeedsParameters:

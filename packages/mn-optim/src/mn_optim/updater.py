@@ -90,6 +90,8 @@ class MultiNodeUpdater(StandardUpdater):  # type: ignore[misc]  # Chainer has no
             optimizer.new_epoch(auto=True)
 
     def _update(self, optimizer: Any, loss_func: LossFunction, batch: Any) -> None:
+        if self.micro_batches > 1:
+            _discard_parts(optimizer)
         # A whole mini-batch goes to the converter as it is: it need not have a length.
         n_parts = 1 if self.micro_batches == 1 else max(1, min(self.micro_batches, len(batch)))
         if n_parts == 1:
@@ -119,6 +121,13 @@ def _weighted(loss_func: LossFunction, share: float) -> LossFunction:
     return lambda *args, **kwds: loss_func(*args, **kwds) * share
 
 
+def _discard_parts(optimizer: Any) -> None:
+    """Discard the gradients of the parts of a mini-batch that an exception has ended."""
+    if hasattr(optimizer, "no_sync"):
+        with optimizer.no_sync(discard=True):
+            pass
+
+
 def _add_up(optimizer: Any, is_first: bool, is_last: bool, loss_func: LossFunction, /, *args: Any, **kwds: Any) -> None:
     """Add up the gradients of a part of a mini-batch; after the last one, take a step."""
     if not hasattr(optimizer, "no_sync"):
@@ -130,7 +139,7 @@ def _add_up(optimizer: Any, is_first: bool, is_last: bool, loss_func: LossFuncti
     elif is_last:
         optimizer.update(loss_func, *args, **kwds)
     else:
-        with optimizer.no_sync(discard=is_first):  # a mini-batch that an exception has ended
+        with optimizer.no_sync():
             optimizer.update(loss_func, *args, **kwds)
 
 

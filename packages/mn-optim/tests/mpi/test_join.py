@@ -244,6 +244,21 @@ class OneMatrix(chainer.Chain):
         return F.sum(self.w * grad)
 
 
+def test_a_part_whose_mini_batch_is_not_completed_is_not_added_to_means():
+    model, ones = OneMatrix(), np.ones((24, 24), "f4")
+    optimizer = create_multi_node_optimizer(chainer.optimizers.SGD(1.0), COMM).setup(model)
+    optimizer.assume_synchronized()
+    optimizer.join_in_steps()
+    if RANK == 0:
+        optimizer.update(model, ones)
+    else:
+        with optimizer.no_sync():
+            optimizer.update(model, ones)
+        optimizer.update_without_data()
+    optimizer.update(model, ones)
+    np.testing.assert_array_equal(model.w.array, -2)
+
+
 @pytest.mark.skipif(SIZE < 2, reason="needs a rank that leaves")
 @pytest.mark.parametrize("when", [AfterBackward, DuringBackward, OneStepLate])
 @pytest.mark.parametrize("scheme", [compression.TopK(0.1), compression.OneBit(block=8), compression.PowerSGD(2)])

@@ -130,9 +130,10 @@ def test_the_number_of_parts_is_checked(value, error):
         MultiNodeUpdater(iterator, chainer.optimizers.SGD().setup(Net()), micro_batches=value)
 
 
+@pytest.mark.parametrize("n_next", [4, 1])
 @pytest.mark.parametrize("fails_at", [0, 1])
 @pytest.mark.parametrize("name", ["sgd", "multi-node"])
-def test_parts_of_a_batch_that_has_failed_are_no_part_of_the_next(name, fails_at):
+def test_parts_of_a_batch_that_has_failed_are_no_part_of_the_next(name, fails_at, n_next):
     model = L.Linear(2, 1, nobias=True, initialW=0)
     optimizer = OPTIMIZERS[name]().setup(model)
     calls = []
@@ -149,6 +150,7 @@ def test_parts_of_a_batch_that_has_failed_are_no_part_of_the_next(name, fails_at
     before = model.W.array.copy()
     with pytest.raises(KeyboardInterrupt):
         updater.update()
+    iterator.batch_size = n_next
     updater.update()
     np.testing.assert_allclose(model.W.array - before, -0.1, rtol=1e-6)
 
