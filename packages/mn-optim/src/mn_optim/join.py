@@ -199,7 +199,9 @@ class JoinParticipant:
                 run(None)  # gradients are not reported one by one: they are not final yet
             for param in model.params():
                 if param.data is not None and param.grad is not None:
-                    param.grad[~param.device.xp.isfinite(param.grad)] = 0  # NaN from infinity times the zero above
+                    # NaN from infinity times the zero above. The array may be a view that cannot be written to.
+                    xp, grad = param.device.xp, param.grad
+                    param.grad = xp.where(xp.isfinite(grad), grad, grad.dtype.type(0))
 
         return backward
 
@@ -212,7 +214,7 @@ def _hyperparameters(optimizer: Any) -> dict[str, Any]:
 def _mapped(function: Callable[[Any], Any], tree: Any) -> Any:
     """Return arguments with a function applied to the arrays in them."""
     if isinstance(tree, chainer.Variable):
-        return function(tree.array)
+        tree = tree.array
     if hasattr(tree, "dtype") and tree.shape:
         return function(tree)
     if isinstance(tree, Mapping):

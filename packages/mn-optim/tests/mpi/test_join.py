@@ -259,6 +259,22 @@ def test_a_part_whose_mini_batch_is_not_completed_is_not_added_to_means():
     np.testing.assert_array_equal(model.w.array, -2)
 
 
+@pytest.mark.parametrize("factor", [0.5, chainer.Variable(np.array(0.5, "f4"))], ids=["number", "variable"])
+def test_a_model_that_communicates_may_have_read_only_gradients_and_arguments_without_axes(factor):
+    class Model(OneMatrix):
+        def forward(self, x, factor):
+            return F.sum(self.w) * F.sum(x) * factor
+
+    model = Model()
+    model.comm = COMM
+    optimizer = create_multi_node_optimizer(chainer.optimizers.SGD(1.0), COMM).setup(model)
+    optimizer.assume_synchronized()
+    with optimizer.join():
+        if RANK == 0:
+            optimizer.update(model, np.ones((2, 3), "f4"), factor)
+    np.testing.assert_array_equal(model.w.array, -3)
+
+
 @pytest.mark.skipif(SIZE < 2, reason="needs a rank that leaves")
 @pytest.mark.parametrize("when", [AfterBackward, DuringBackward, OneStepLate])
 @pytest.mark.parametrize("scheme", [compression.TopK(0.1), compression.OneBit(block=8), compression.PowerSGD(2)])
