@@ -112,7 +112,7 @@ class JoinParticipant:
         self._message.is_absent = True
         self._lossfun = lossfun or self._lossfun
         if scheme.synchronous is None:
-            if stepper.is_changed(model):
+            if stepper.needs_sharing(model):
                 stepper.share_out(model)
             else:
                 scheme.idle(model)

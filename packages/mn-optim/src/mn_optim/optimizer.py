@@ -123,7 +123,7 @@ class MultiNodeOptimizer(OptimizerWrapper):
             stepper.has_part = True
             return
         stepper.has_part = False
-        if stepper.is_changed(model):
+        if stepper.needs_sharing(model):
             self._start_equal(model, backward)
         else:
             if self._participant is not None:
@@ -134,7 +134,6 @@ class MultiNodeOptimizer(OptimizerWrapper):
 
     def _start_equal(self, model: chainer.Link, backward: Backward | None) -> None:
         """Distribute the parameters of rank 0 instead of taking a step; collective."""
-        self._stepper.target_params = []  # after an exception they still have to be distributed
         if self._participant is not None:
             self._participant.ask_for_parameters(model, backward)
         elif backward is not None:

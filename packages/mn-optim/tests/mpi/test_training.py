@@ -51,6 +51,21 @@ def test_the_first_update_gives_the_parameters_of_rank_0_to_all_and_takes_no_ste
         np.testing.assert_array_equal(parameters(model)[name], data)
 
 
+def test_parameters_that_a_signal_handler_has_kept_from_being_distributed_are_still_distributed(monkeypatch):
+    def interrupt(*_):
+        monkeypatch.undo()
+        raise KeyboardInterrupt
+
+    optimizer = create_multi_node_optimizer(chainer.optimizers.SGD(), COMM).setup(MLP(seed=RANK))
+    monkeypatch.setattr(MultiNodeOptimizer, "_start_equal", interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        optimizer.update(optimizer.target, *batch(0, RANK))
+    optimizer.update(optimizer.target, *batch(0, RANK))
+    assert optimizer.t == 0
+    for name, data in parameters(MLP(seed=0)).items():
+        np.testing.assert_array_equal(parameters(optimizer.target)[name], data)
+
+
 @pytest.mark.parametrize(
     "make",
     [lambda: chainer.optimizers.SGD(lr=0.5), chainer.optimizers.Adam, lambda: chainer.optimizers.MomentumSGD(0.1)],

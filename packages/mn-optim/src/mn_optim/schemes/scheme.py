@@ -61,14 +61,19 @@ class Stepper:
         return model
 
     def is_changed(self, model: chainer.Link) -> bool:
-        """Return whether the names of a model's parameters, or which are initialised, differ from the last call.
+        """Return what :meth:`needs_sharing` does, and from now on count this model as seen."""
+        is_changed = self.needs_sharing(model)
+        self.target_params = _outline(model.namedparams())
+        return is_changed
+
+    def needs_sharing(self, model: chainer.Link) -> bool:
+        """Return whether the names of a model's parameters, or which are initialised, differ from those last seen.
 
         Or whether other parameters are optimised now than those that the ranks share, under the same names: schemes
         keep gradients, and copies, of those that they know.
         """
-        previous, named = self.target_params, sorted(model.namedparams())
-        self.target_params = [(name, param.data is not None) for name, param in named]
-        return self.target_params != previous or self._has_others(named)
+        named = list(model.namedparams())
+        return _outline(named) != self.target_params or self._has_others(named)
 
     def _has_others(self, named: Iterable[tuple[str, Any]]) -> bool:
         others = [param for name, param in named if self.shared.get(name, param) is not param]
@@ -78,7 +83,7 @@ class Stepper:
     def _share(self, model: chainer.Link) -> None:
         """Remember that all ranks have the parameters of a model in common."""
         self.shared = dict(model.namedparams())
-        self.is_changed(model)
+        self.target_params = _outline(model.namedparams())
 
     def assume_synchronized(self) -> None:
         """Assume that the parameters of all ranks are equal already."""
@@ -159,6 +164,10 @@ class Stepper:
     def _loss_scale(self) -> float | None:
         # Chainer keeps the loss scale of loss_scaling() and set_loss_scale() only in a private attribute.
         return getattr(self.actual_optimizer, "_loss_scale", None)
+
+
+def _outline(named: Iterable[tuple[str, Any]]) -> list[tuple[str, bool]]:
+    return sorted((name, param.data is not None) for name, param in named)
 
 
 class Scheme:
