@@ -26,6 +26,7 @@ from mn_optim import (
     StreamingDiLoCo,
     SynchronousFirst,
 )
+from mn_optim.schemes import fragment
 
 pytestmark = pytest.mark.sizes(1)
 
@@ -418,6 +419,40 @@ def test_a_step_that_has_failed_after_its_update_has_changed_the_parameters(loca
     optimizer.add_hook(fail, "fail")
     with pytest.raises(ArithmeticError):
         advance(optimizer, 0)
+    optimizer.synchronize()
+    equal_everywhere(optimizer.target)
+
+
+@pytest.mark.parametrize("more_steps", [0, 1])
+@pytest.mark.parametrize("what", ["update", "set_value"])
+@pytest.mark.parametrize("local_steps", [LocalSGD(1), StreamingDiLoCo(1, fragments=1, delay=0)])
+def test_a_signal_handler_may_raise_when_a_mean_has_arrived(monkeypatch, local_steps, what, more_steps):
+    """The rank has half of its own parameters, or all, and would not know."""
+    optimizer = start(make(local_steps))
+    advance(optimizer, 0)
+    calls = itertools.count()
+    if RANK == 0:
+
+        def interrupting(function, at):
+            def call(*args):
+                if next(calls) == at:
+                    monkeypatch.undo()
+                    raise KeyboardInterrupt
+                return function(*args)
+
+            return call
+
+        (common,) = optimizer._stepper.scheme._fragments
+        if what == "update":
+            monkeypatch.setattr(common._outer, "update", interrupting(common._outer.update, 0))
+        else:
+            monkeypatch.setattr(fragment, "set_value", interrupting(fragment.set_value, 2))
+        with pytest.raises(KeyboardInterrupt):
+            advance(optimizer, 1)
+    else:
+        advance(optimizer, 1)
+    for step in range(more_steps):
+        advance(optimizer, 2 + step)
     optimizer.synchronize()
     equal_everywhere(optimizer.target)
 

@@ -106,8 +106,9 @@ class Fragment:
     def land(self, alpha: float) -> None:
         """Wait for the mean, let the outer optimizer take a step, and mix the result with the rank's own parameters."""
         self._arrive()
-        self.due = None
+        self.has_moved = True  # until all parameters have been written: a signal handler may raise
         self._outer.update()
+        self.due = None
         self._common.cleargrads()
         for (_, param), common in zip(self._named, self._common.params(), strict=True):
             own = value_of(param)

@@ -113,6 +113,7 @@ class LocalSteps(Scheme):
         """Take a local step, and meet if it is time to; collective in that case."""
         self._landed.clear()
         self._use_fragments(model)
+        self._land_due()
         if backward is not None:
             backward(None)
         for fragment in self._fragments:
@@ -123,6 +124,7 @@ class LocalSteps(Scheme):
     def idle(self, model: chainer.Link) -> None:
         """Count a step without changing parameters, and meet if it is time to; collective in that case."""
         self._use_fragments(model)
+        self._land_due()
         self._advance(model)
 
     def fail(self, model: chainer.Link, error: Exception) -> None:
@@ -135,7 +137,7 @@ class LocalSteps(Scheme):
         for fragment in self._fragments:
             if self._is_time(fragment):
                 self._meet(model, fragment.index)
-        self._land(each for each in self._fragments if each.due is not None and each.due <= self._position)
+        self._land_due()
 
     def restart(self, model: chainer.Link) -> None:
         """Wait for pending exchanges, and discard them; collective."""
@@ -272,6 +274,10 @@ class LocalSteps(Scheme):
         if self._state_reducer is not None:
             average_state_of(model, self._state_reducer, has_moved, scale)
         return True
+
+    def _land_due(self) -> None:
+        """Land what is due at this position; before a step, there is only what a signal handler has interrupted."""
+        self._land(each for each in self._fragments if each.due is not None and each.due <= self._position)
 
     def _land(self, fragments: Iterable[Fragment], alpha: float | None = None) -> None:
         for fragment in fragments:
