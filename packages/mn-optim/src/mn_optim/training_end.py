@@ -23,6 +23,7 @@ class _End(Extension):  # type: ignore[misc]  # Chainer has no types
     def __init__(self, optimizers: Sequence[Any]) -> None:
         self._optimizers = optimizers
         self._has_failed = False
+        self._handled = id(sys.exc_info()[1])  # training may run where an exception is handled
 
     def trigger(self, trainer: Any) -> bool:  # a function has no state that would be saved in snapshots
         """Never trigger the extension."""
@@ -38,7 +39,7 @@ class _End(Extension):  # type: ignore[misc]  # Chainer has no types
     def finalize(self) -> None:
         """Synchronise if training ends without an exception; collective in that case."""
         # on_error is not called for a KeyboardInterrupt, but finalize is, while that is on its way.
-        if not self._has_failed and sys.exc_info()[0] is None:
+        if not self._has_failed and id(sys.exc_info()[1]) == self._handled:
             for optimizer in self._optimizers:
                 optimizer.synchronize()
 

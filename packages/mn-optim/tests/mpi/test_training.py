@@ -9,6 +9,7 @@ from mn_comm import create_communicator
 from mn_optim import (
     AfterBackward,
     DuringBackward,
+    LocalSGD,
     MultiNodeOptimizer,
     OneStepLate,
     Sharded,
@@ -244,6 +245,25 @@ def test_in_a_trainer(tmp_path):
     trainer = chainer.training.Trainer(updater, (2, "epoch"), out=tmp_path)
     trainer.run()
     assert optimizer.t == 9  # ten iterations, of which the first takes no step
+
+
+def test_a_training_in_an_exception_handler_ends_with_equal_parameters(tmp_path):
+    """For example after another one that Ctrl-C has ended."""
+    model = L.Classifier(L.Linear(5, 3))
+    optimizer = MultiNodeOptimizer(chainer.optimizers.SGD(), COMM, LocalSGD(3)).setup(model)
+    iterator = chainer.iterators.SerialIterator(chainer.datasets.TupleDataset(*batch(0, RANK, size=20)), 4)
+    trainer = chainer.training.Trainer(
+        chainer.training.StandardUpdater(iterator, optimizer), (6, "iteration"), out=tmp_path
+    )
+    try:
+        raise KeyboardInterrupt
+    except KeyboardInterrupt:
+        trainer.run()
+    assert optimizer.t == 5
+    mine = parameters(model)
+    for other in COMM.allgather_obj(mine):
+        for name, data in mine.items():
+            np.testing.assert_array_equal(other[name], data)
 
 
 @pytest.mark.skipif(SIZE < 2, reason="needs ranks that differ")
