@@ -183,7 +183,7 @@ def test_a_thread_is_waited_for_even_if_that_was_interrupted_before():
         worker.close()
     threading.Timer(0.2, released.set).start()
     close_all()
-    assert finished._done.is_set()
+    assert not finished._pending.locked()
 
 
 def test_the_exception_of_a_signal_handler_is_no_failed_result():
@@ -206,3 +206,38 @@ def test_a_thread_that_cannot_be_started_is_started_next_time(monkeypatch):
     with pytest.raises(RuntimeError, match="can't start"):
         worker.put(lambda: None)
     assert Future(lambda: 1, worker).wait() == 1
+
+
+def raise_in_wait(future, after):
+    """Wait for a future, and raise after a number of calls, where Python may call a signal handler."""
+    left = [after]
+
+    def profile(_frame, event, _argument):
+        if event in ("call", "c_return"):
+            left[0] -= 1
+            if not left[0]:
+                raise TimeoutError
+
+    sys.setprofile(profile)
+    try:
+        future.wait()
+    except TimeoutError:
+        return True
+    finally:
+        sys.setprofile(None)
+    return False
+
+
+def test_wherever_a_signal_handler_raises_in_a_wait_later_results_come():
+    worker = Worker()
+    for after in range(1, 100):
+        going = threading.Lock()
+        going.acquire()
+        future = Future(going.acquire, worker)
+        threading.Timer(0.01, going.release).start()
+        was_interrupted = raise_in_wait(future, after)
+        assert future.wait()
+        assert Future(lambda: 1, worker).wait() == 1
+        if not was_interrupted:
+            return
+    pytest.fail("it was always interrupted")

@@ -9,7 +9,8 @@ from collections.abc import Callable
 class Thread(threading.Thread):
     """A daemon thread that says itself when it has ended.
 
-    Before Python 3.13, a thread counts as ended if a signal handler has raised while it was joined.
+    Before Python 3.13, a thread counts as ended if a signal handler has raised while it was joined. And a handler that
+    raises in a method of an Event or a Condition, which are Python code, can leave it locked forever.
 
     Args:
         run: What it does.
@@ -18,16 +19,18 @@ class Thread(threading.Thread):
 
     def __init__(self, run: Callable[[], None], name: str) -> None:
         super().__init__(target=run, name=name, daemon=True)
-        self._has_ended = threading.Event()
+        self._running = threading.Lock()
+        self._running.acquire()
 
     def run(self) -> None:
         """Call the function, and note its end; called in the thread."""
         try:
             super().run()
         finally:
-            self._has_ended.set()
+            self._running.release()
 
     def await_end(self) -> None:
         """Wait until it has ended."""
-        self._has_ended.wait()
+        with self._running:
+            pass
         self.join()

@@ -35,12 +35,14 @@ class Future(Generic[_T]):
         self._worker = worker
         self._value: Any = None
         self._error: BaseException | None = None
-        self._done: threading.Event | None = None
+        # Held until there is a result. Not an Event: a signal handler that raises could leave it locked forever.
+        self._pending: threading.Lock | None = None
         if worker is None:
             self._run()
         else:
-            self._done = threading.Event()
-            worker.put(self._run, self._done.set)
+            self._pending = threading.Lock()
+            self._pending.acquire()
+            worker.put(self._run, self._pending.release)
 
     def wait(self) -> _T:
         """Wait for the result, and return it, or raise the exception that computing it raised."""
@@ -59,8 +61,13 @@ class Future(Generic[_T]):
         return Future(lambda: function(self.wait()), self._worker)
 
     def _wait(self) -> None:
-        if self._done is not None and not self._done.is_set():
-            activity().wait_for_thread(self._done.wait)
+        if self._pending is not None and self._pending.locked():
+            activity().wait_for_thread(self._await_result)
+
+    def _await_result(self) -> None:
+        assert self._pending is not None
+        with self._pending:
+            pass
 
     def _run(self) -> None:
         compute, self._compute = self._compute, None
