@@ -13,7 +13,8 @@ from mpi4py import MPI
 from mn_comm import create_communicator
 from mn_comm.building_blocks import is_recording
 from mn_comm.ranks import spans
-from mn_tools.timeline import clock, record, start
+from mn_tools.timeline import clock, collect, record, start
+from mn_tools.timeline.clock import Sample
 from mn_tools.timeline.collect import Collector
 
 WORLD = MPI.COMM_WORLD
@@ -116,6 +117,32 @@ def test_rank_0_decides(monkeypatch, tmp_path):
         start._absolute.cache_clear()
         for mpi_comm in (mine, everybody, again):
             mpi_comm.Free()
+
+
+@pytest.mark.skipif(SIZE < 2, reason="needs another rank")
+def test_spans_that_rank_0_receives_after_their_rank_has_given_up(monkeypatch, tmp_path):
+    recorder = record.Recorder()
+    recorder.events = [("a", 1, 2, 7, {"text": "a" * 40_000_000})]
+    collector = collect.Collector(recorder, str(tmp_path / "t.json"))
+    collector._pid = None  # so that it does nothing at exit
+    collector._mpi_comm = WORLD.Dup()
+    if RANK == 0:
+        assert clock.tell(collector._mpi_comm, 1, Sample(1, 2, 3), SOON)
+    elif RANK == 1:
+        monkeypatch.setattr(collect, "_soon", lambda: 0.0)
+        assert not collector._hand_over()
+        others = [b"b" * 40_000_000 for _ in range(3)]
+    WORLD.Barrier()
+    if RANK == 0:
+        status = MPI.Status()
+        collector._mpi_comm.Probe(1, clock.EVENTS, status)
+        (part,) = collector._receive(status)
+        assert [tuple(event) for event in part.events] == recorder.events
+        assert clock.receive(collector._mpi_comm, bytearray(), 1, clock.HELLO, time.monotonic() + SOON) == clock.HELLO
+    WORLD.Barrier()
+    if RANK == 1:
+        assert len(others) == 3
+    collector._mpi_comm.Free()
 
 
 def test_otherwise_nothing_of_it_is_touched(monkeypatch, name):

@@ -102,10 +102,17 @@ class Collector:
                 clock.send(self._mpi_comm, b"", 0, clock.GAVE_UP, _soon())
                 return False
             self._samples += latest
-            content = np.frombuffer(self._part().to_bytes(), np.uint8)
-            return clock.send(self._mpi_comm, content, 0, clock.EVENTS, _soon())
+            return self._send(self._part().to_bytes())
         except MPI.Exception:  # rank 0 is dead, and the MPI library reports it
             return False
+
+    def _send(self, text: bytes) -> bool:
+        content = MPI.Alloc_mem(len(text))
+        content[:] = text
+        is_sent = clock.send(self._mpi_comm, content, 0, clock.EVENTS, _soon())
+        if is_sent:  # otherwise, rank 0 may still read it, even after the end of Python
+            MPI.Free_mem(content)
+        return is_sent
 
     def _gather(self) -> list[Part]:
         """Return the parts that other ranks have sent."""
