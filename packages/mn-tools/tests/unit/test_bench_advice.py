@@ -271,6 +271,14 @@ def test_where_nothing_is_faster():
     )
 
 
+def test_what_changes_the_training_has_to_be_clearly_faster():
+    """``LocalSGD(4)`` is about as fast as ``DiLoCo(32)``, but also as the exact average."""
+    steps = {Choice(H): 1.15, Choice(H, "LocalSGD", steps=4): 1.08, Choice(H, "DiLoCo", steps=32): 1.0}
+    estimates = [Estimate(choice, 9.0, seconds) for choice, seconds in steps.items()]
+    exact, overall = advice_report.recommendations(advice(estimates=estimates))
+    assert (exact.choice, overall.choice) == (Choice(H), Choice(H, "DiLoCo", steps=32))
+
+
 def test_the_recommendation_as_json():
     figures = json.loads(json.dumps(advice_report.advice_to_json(advice())))
     assert figures["recommended"]["same_training"]["when"] == "AfterBackward()"

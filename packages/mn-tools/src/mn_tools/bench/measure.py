@@ -12,7 +12,7 @@ from mpi4py import MPI
 
 _T = TypeVar("_T")
 
-_AS_FAST = 1.1  # a contestant that is slower by less than this may be faster the next time
+AS_FAST = 1.1  # a contestant that is slower by less than this may be faster the next time
 # The resolution of the clock and the end of a barrier take as long as a short operation, so many are timed together.
 _BYTES_TOGETHER = 256 * 1024
 _MOST_TOGETHER = 50
@@ -111,4 +111,4 @@ def preferred(contestants: Sequence[_T], seconds: Callable[[_T], float], prefere
         preference: A sort key; the smallest one is preferred.
     """
     fastest = min(map(seconds, contestants))
-    return min((each for each in contestants if seconds(each) <= fastest * _AS_FAST), key=preference)
+    return min((each for each in contestants if seconds(each) <= fastest * AS_FAST), key=preference)
