@@ -191,6 +191,16 @@ def test_one_file_for_all(run, tmp_path, ranks):
     assert os.listdir(tmp_path) == ["t.json"]
 
 
+@pytest.mark.parametrize(("script", "left"), [(PLAIN, ["t.json"]), (EXCEPTION, [])])
+def test_nothing_of_an_earlier_job_is_left(run, tmp_path, script, left):
+    for rank in range(4):
+        (tmp_path / f"t.json.rank{rank}.part").touch()
+    (tmp_path / "t.json").write_text("earlier")
+    (tmp_path / "t.json.other").touch()
+    run(script, "all", ranks=2)
+    assert sorted(os.listdir(tmp_path)) == [*left, "t.json.other"]
+
+
 def test_without_the_variable_there_is_no_file(run, tmp_path):
     job, trace = run(PLAIN + "assert not is_recording()\n", CHAINERMN_TIMELINE="")
     assert (job.returncode, job.stderr, trace) == (0, "", None)

@@ -52,9 +52,12 @@ this file if it can see it. Later,
 
     python -m mn_comm timeline trace.json
 
-merges the trace, if it exists, and all its parts. Before that, the tasks of background threads end, so their spans are
-included. With mn-guard, an exception or an exit status other than 0 ends all ranks at once, and there is no trace;
-without it, a rank that ends with an exception writes its part at once. A rank that is killed leaves no spans.
+merges the trace, if it exists, and all its parts. The trace and the parts of an earlier job are removed when the first
+communicator is created.
+
+Before the ranks send their spans, the tasks of background threads end, so their spans are included. With mn-guard, an
+exception or an exit status other than 0 ends all ranks at once, and there is no trace; without it, a rank that ends
+with an exception writes its part at once. A rank that is killed leaves no spans.
 
 If the file cannot be written, rank 0 warns, and training continues. Without the variable, nothing is recorded, and a
 step costs only a few additional ``is None`` checks.

@@ -49,8 +49,16 @@ class Collector:
         self._samples: list[Sample] = []
         self._pid = os.getpid()
         self.is_aligned = False
-        _remove(trace.part_file(file, self._rank))  # of an earlier job
+        self._remove_earlier()
         at_exit(self.finish)  # after the tasks of background threads, whose workers are made later; before MPI ends
+
+    def _remove_earlier(self) -> None:
+        """Remove what an earlier job has left, which would be taken for a part of this one."""
+        _remove(trace.part_file(self._file, self._rank))
+        if self._rank == 0:
+            of_this_job = {trace.part_file(self._file, rank) for rank in range(self._size)}
+            for file in {self._file, *trace.part_files(self._file)} - of_this_job:
+                _remove(file)
 
     def align(self, mpi_comm: MPI.Intracomm) -> None:
         """Compare the clocks of all ranks with that of rank 0; collective.

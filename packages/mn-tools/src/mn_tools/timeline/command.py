@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import glob
 import os
 import sys
 
-from mn_tools.timeline.trace import add, load
+from mn_tools.timeline.trace import add, load, part_files
 
 
 def main(argv: list[str]) -> int:
@@ -14,7 +13,7 @@ def main(argv: list[str]) -> int:
     if len(argv) != 1 or argv[0].startswith("-"):
         sys.stderr.write("usage: python -m mn_comm timeline FILE, where FILE.rank*.part are\n")
         return 2
-    files = sorted(glob.glob(glob.escape(argv[0]) + ".rank*.part"))
+    files = part_files(argv[0])
     if not files:
         sys.stderr.write(f"timeline: there is no {argv[0]}.rank*.part\n")
         return 1

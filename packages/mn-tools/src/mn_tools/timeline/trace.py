@@ -6,6 +6,7 @@ events (``"ph": "X"``) with times in microseconds, and metadata events that name
 
 from __future__ import annotations
 
+import glob
 import json
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -73,6 +74,11 @@ class Part:
 def part_file(file: str, rank: int) -> str:
     """Return the file to which a rank writes its part if it cannot reach rank 0."""
     return f"{file}.rank{rank}.part"
+
+
+def part_files(file: str) -> list[str]:
+    """Return the files to which ranks have written their parts."""
+    return sorted(glob.glob(f"{glob.escape(file)}.rank*.part"))
 
 
 def write_part(file: str, part: Part) -> None:
