@@ -247,6 +247,16 @@ def test_adding_to_another_file_is_an_error(tmp_path):
         trace.add(str(tmp_path / "t.json"), [make_part(0, [])])
 
 
+@pytest.mark.parametrize("spoiled", ["t.json", "t.json.rank1.part"])
+def test_a_file_that_is_incomplete_is_named(tmp_path, capsys, spoiled):
+    trace.write(str(tmp_path / "t.json"), [make_part(0, [])])
+    trace.write_part(str(tmp_path / "t.json"), make_part(1, []))
+    (tmp_path / spoiled).write_text('{"rank": 1')
+    assert command.main([str(tmp_path / "t.json")]) == 1
+    assert f"{tmp_path / spoiled}: Expecting" in capsys.readouterr().err
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["t.json", "t.json.rank1.part"]
+
+
 @pytest.fixture
 def absolute():
     start._absolute.cache_clear()

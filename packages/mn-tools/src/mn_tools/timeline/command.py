@@ -17,7 +17,11 @@ def main(argv: list[str]) -> int:
     if not files:
         sys.stderr.write(f"timeline: there is no {argv[0]}.rank*.part\n")
         return 1
-    add(argv[0], [load(file) for file in files])
+    try:
+        add(argv[0], [load(file) for file in files])
+    except (OSError, ValueError) as error:
+        sys.stderr.write(f"timeline: {error}\n")
+        return 1
     for file in files:
         os.unlink(file)
     sys.stdout.write(f"{argv[0]}: added {len(files)} ranks\n")

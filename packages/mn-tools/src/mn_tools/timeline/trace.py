@@ -97,7 +97,10 @@ def load(file: str) -> Part:
         OSError: It cannot be read.
         ValueError: It is something else.
     """
-    return Part.from_bytes(Path(file).read_bytes())
+    try:
+        return Part.from_bytes(Path(file).read_bytes())
+    except ValueError as error:
+        raise ValueError(f"{file}: {error}") from None
 
 
 def write(file: str, parts: Sequence[Part], notes: Sequence[str] = ()) -> None:
@@ -129,6 +132,8 @@ def add(file: str, parts: Sequence[Part]) -> None:
     except FileNotFoundError:
         write(file, parts)
         return
+    except ValueError as error:
+        raise ValueError(f"expected a trace of CHAINERMN_TIMELINE in {file}: {error}") from None
     try:
         other, events = trace["otherData"], trace["traceEvents"]
         base = Base(tuple(other["base"]["started"]), other["base"]["begin"])
