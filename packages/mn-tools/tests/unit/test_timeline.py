@@ -1,6 +1,7 @@
 """The timeline's record, its clocks and its file, without other ranks."""
 
 import json
+import os
 import threading
 import warnings
 
@@ -277,3 +278,16 @@ def test_a_file_that_cannot_be_written_is_one_warning(absolute, tmp_path, file):
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         assert absolute(str(tmp_path / file)) == ""
+
+
+def test_a_device_is_not_replaced(absolute, tmp_path):
+    os.mkfifo(tmp_path / "t.json")
+    with pytest.warns(UserWarning, match="cannot be written"):
+        assert absolute(str(tmp_path / "t.json")) == ""
+
+
+def test_a_file_in_a_folder_that_cannot_be_written(absolute, tmp_path, monkeypatch):
+    (tmp_path / "t.json").touch()
+    monkeypatch.setattr(os, "access", lambda path, mode: os.path.isfile(path))
+    with pytest.warns(UserWarning, match="cannot be written"):
+        assert absolute(str(tmp_path / "t.json")) == ""

@@ -40,8 +40,8 @@ def join(mpi_comm: MPI.Intracomm, file: str) -> None:
 def _absolute(file: str) -> str:
     """Return the absolute path of a file, because the script may change its folder; empty if it cannot be written."""
     folder = os.path.dirname(file) or "."
-    writable = os.access(file if os.path.exists(file) else folder, os.W_OK)
-    if os.path.isdir(file) or not writable:
+    # The file is replaced; a folder or a device, such as /dev/null, is not.
+    if (os.path.exists(file) and not os.path.isfile(file)) or not os.access(folder, os.W_OK):
         warnings.warn(f"no timeline is recorded: {VARIABLE} is {file}, which cannot be written", stacklevel=2)
         return ""
     return os.path.abspath(file)
