@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import math
+import os
 import types
 
 import pytest
@@ -67,6 +68,7 @@ def test_default_sizes_go_from_a_few_bytes_to_the_largest():
         (["--arrays", "3", "--sizes", "8"], "at least one element for each of 3 arrays, got 8 bytes"),
         (["--ranks", "1"], "at least 2, got '1'"),
         (["--json", "/no/such/folder/file"], "cannot write to /no/such/folder/file"),
+        (["--json", "/tmp"], "cannot write to /tmp"),
         (["--plot", "chart.txt"], "ends in .png, .pdf, .svg; got chart.txt"),
         (["--frobnicate"], "unrecognized arguments"),
     ],
@@ -77,6 +79,15 @@ def test_wrong_arguments(argv, message, capsys, monkeypatch):
         parse(argv)
     assert end.value.code == 2
     assert message in capsys.readouterr().err
+
+
+def test_a_file_that_may_not_be_written(tmp_path, capsys, monkeypatch):
+    (tmp_path / "old.json").touch()
+    monkeypatch.setattr("os.access", lambda path, mode: os.path.isdir(path))
+    with pytest.raises(SystemExit):
+        parse(["--json", str(tmp_path / "old.json")])
+    assert "cannot write to" in capsys.readouterr().err
+    assert parse(["--json", str(tmp_path / "new.json")]).json == str(tmp_path / "new.json")
 
 
 def test_a_chart_without_matplotlib_names_what_to_install(monkeypatch, capsys):

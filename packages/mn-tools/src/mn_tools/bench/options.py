@@ -72,9 +72,14 @@ def parse(argv: Sequence[str]) -> Options:
     if options.plot is not None and not options.plot.endswith(_CHARTS):
         parser.error(f"expected a file for --plot that ends in {', '.join(_CHARTS)}; got {options.plot}")
     for file in (options.json, options.plot):
-        if file not in (None, "-") and not os.access(os.path.dirname(file) or ".", os.W_OK):
-            parser.error(f"cannot write to {file}: there is no folder {os.path.dirname(file) or '.'} to write to")
+        if file not in (None, "-") and not _can_write(file):
+            parser.error(f"cannot write to {file}: expected a file, in a folder that exists, that may be written")
     return options
+
+
+def _can_write(file: str) -> bool:
+    where = file if os.path.exists(file) else os.path.dirname(file) or "."
+    return not os.path.isdir(file) and os.access(where, os.W_OK)
 
 
 def to_bytes(text: str) -> int:
