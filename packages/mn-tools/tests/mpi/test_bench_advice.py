@@ -148,3 +148,11 @@ def test_parameters_without_arrays(run, script):
     status, _, errors = run("--model", "a_script:model", "--compute", "1ms")
     assert status == 2
     assert "expected initialised parameters, got /1 without an array: call the model once before" in errors
+
+
+@several
+def test_parameters_without_elements(run, script):
+    script.model = lambda: Model((0, 2))
+    status, _, errors = run("--model", "a_script:model", "--compute", "1ms")
+    assert status == 2
+    assert "expected a model with arrays of floats, found none" in errors

@@ -156,6 +156,11 @@ def test_one_large_array_is_cut():
     assert (part.shapes, part.share) == (((100, 10),), 0.1)
 
 
+def test_a_scalar_is_not_cut():
+    part = thin(Arrays("with a scalar", ((1000, 10), ())), 0.1)
+    assert part.shapes == ((100, 10), ())
+
+
 def test_shapes_in_a_file(tmp_path):
     text = tmp_path / "shapes.txt"
     text.write_text("64x3x7x7\n\n(10, 20)\n(5,)\n7\n")

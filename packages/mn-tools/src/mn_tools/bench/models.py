@@ -98,7 +98,7 @@ def thin(arrays: Arrays, share: float) -> Arrays:
     shapes = tuple(arrays.shapes[i] for i in kept)
     found = 4 * sum(map(math.prod, shapes)) / arrays.nbytes
     if not share / 2 <= found <= share * 2:  # a few large arrays: a part of each
-        shapes = tuple((max(1, round(n * share)), *rest) for n, *rest in arrays.shapes)
+        shapes = tuple((*(max(1, round(n * share)) for n in shape[:1]), *shape[1:]) for shape in arrays.shapes)
         found = 4 * sum(map(math.prod, shapes)) / arrays.nbytes
     return Arrays(arrays.name, shapes, found)
 
@@ -126,7 +126,7 @@ def shapes_of(comm: CommunicatorBase, spec: str) -> tuple[Arrays, Any]:
             shapes = _of_parameters(model)
         else:
             shapes = _in_file(spec)
-        if not shapes:
+        if not any(map(math.prod, shapes)):
             raise ValueError("expected a model with arrays of floats, found none")
     expect_same(comm, f"shapes of arrays in --model {spec}", [list(shape) for shape in shapes])
     return Arrays(spec, tuple(shapes)), model
