@@ -38,7 +38,7 @@ def parse(arguments: list[str], prog: str, description: str) -> Options:
     )
     parser.add_argument("--ranks", type=int, default=2, help="how many ranks to start; default %(default)s")
     where = parser.add_mutually_exclusive_group()
-    where.add_argument("--hosts", default="", help="other hosts to check, separated by commas")
+    where.add_argument("--hosts", help="other hosts to check, separated by commas")
     where.add_argument("--hostfile", type=Path, help="a hostfile for mpiexec with the hosts to check")
     parser.add_argument("--ssh", default="ssh", help="the command that reaches a host; default %(default)s")
     parser.add_argument("--timeout", type=float, default=60.0, help="time limit for each step in seconds; default 60")
@@ -49,15 +49,19 @@ def parse(arguments: list[str], prog: str, description: str) -> Options:
         parser.error(f"expected 1 or more for --ranks, got {given.ranks}")
     if not 0 < given.timeout < float("inf"):
         parser.error(f"expected a number of seconds above 0 for --timeout, got {given.timeout}")
-    if not shlex.split(given.ssh):
+    try:
+        ssh = tuple(shlex.split(given.ssh))
+    except ValueError as error:
+        parser.error(f"cannot read --ssh {given.ssh}: {error}")
+    if not ssh:
         parser.error("expected a command for --ssh, got none")
     try:
-        hosts = read_hostfile(given.hostfile.read_text()) if given.hostfile else _hosts(given.hosts.split(","))
-    except OSError as error:
+        hosts = read_hostfile(given.hostfile.read_text()) if given.hostfile else _hosts((given.hosts or "").split(","))
+    except (OSError, ValueError) as error:
         parser.error(f"cannot read the file of hosts: {error}")
-    if given.hostfile and not hosts:
-        parser.error(f"expected hosts in {given.hostfile}, got none")
-    return Options(given.ranks, hosts, tuple(shlex.split(given.ssh)), given.timeout, given.json, given.fix)
+    if not hosts and (given.hostfile or given.hosts is not None):
+        parser.error(f"expected hosts in {given.hostfile or '--hosts'}, got none")
+    return Options(given.ranks, hosts, ssh, given.timeout, given.json, given.fix)
 
 
 def read_hostfile(text: str) -> tuple[str, ...]:
