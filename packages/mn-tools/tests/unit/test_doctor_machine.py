@@ -76,6 +76,21 @@ def test_a_program_that_hangs_is_ended_with_all_it_started(machine, tmp_path):
     os.close(descriptor)
 
 
+class Unkillable(subprocess.Popen):
+    """A process that waits for a broken device: neither SIGTERM nor SIGKILL ends it."""
+
+    def wait(self, timeout=None):
+        assert timeout is not None, "waits for ever"
+        super().wait()  # so that none is left
+        raise subprocess.TimeoutExpired(self.args, timeout)
+
+
+def test_a_program_that_cannot_be_killed(monkeypatch):
+    monkeypatch.setattr(subprocess, "Popen", Unkillable)
+    outcome = commands.run(["true"], 30)
+    assert outcome.timed_out
+
+
 @pytest.mark.parametrize(("number", "said"), [(9, "signal SIGKILL"), (40, "signal 40")])
 def test_how_a_program_has_ended(number, said):
     assert commands.run(["sh", "-c", f"kill -{number} $$"], 30).ending == said

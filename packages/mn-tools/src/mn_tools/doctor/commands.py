@@ -149,7 +149,9 @@ def _end(process: subprocess.Popen[bytes]) -> None:
             process.wait(_PATIENCE)
     with contextlib.suppress(ProcessLookupError, PermissionError):
         os.killpg(process.pid, signal.SIGKILL)
-    process.wait()
+    # A process that waits for a broken device or file system cannot be killed: it stays.
+    with contextlib.suppress(subprocess.TimeoutExpired):
+        process.wait(_PATIENCE)
 
 
 def _read(file: Any) -> str:
