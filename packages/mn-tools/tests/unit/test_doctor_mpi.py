@@ -164,6 +164,12 @@ def test_relatives_of_mpich_start_one_another(machine, elsewhere, family, vendor
     assert fits.code == ""
 
 
+def test_a_library_that_mpi4py_does_not_know_may_belong_to_any_mpiexec(machine, elsewhere):
+    machine.mpiexec("exit 0", "MPICH")
+    launcher, _ = mpi.find_launcher(OPTIONS)
+    assert list(mpi.check_match(launcher, mpi.Library("unknown", "0.0.0", "libmpi.so"))) == []
+
+
 @pytest.mark.parametrize(
     ("said", "version"),
     [

@@ -51,8 +51,8 @@ class Library:
 
     @property
     def family(self) -> str:
-        """The family of launchers that can start it."""
-        return _FAMILIES.get(self.vendor, self.vendor)
+        """The family of launchers that can start it; empty if unknown."""
+        return _FAMILIES.get(self.vendor, "")
 
     def __str__(self) -> str:
         return f"{self.vendor} {self.version}"
@@ -164,7 +164,7 @@ def identify(path: str, seconds: float) -> Launcher | str:
 
 def check_match(launcher: Launcher, library: Library) -> Iterator[Check]:
     """Check whether a launcher and a library belong to the same MPI, if this is known."""
-    if not launcher.family:
+    if not launcher.family or not library.family:
         return
     if launcher.family == library.family:
         yield ok(GROUP, "same MPI", f"mpiexec and mpi4py belong to the same MPI library, {library.family}")
