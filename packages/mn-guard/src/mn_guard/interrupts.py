@@ -43,25 +43,27 @@ class Interrupts:
         self._deadline = 0.0
         self._main = threading.main_thread().ident or 0
         self._waited_in: object = None
-        self._handled = 0  # the exception that the main thread was handling when the last signal arrived
+        self._handled = 0  # the exception that the main thread was handling at the last look
 
     def attend(self, signals: bytes) -> None:
         """Begin to look where the main thread is, if SIGINT has arrived; end the job if it has stayed there."""
-        if self._waited_in is None and signal.SIGINT in signals:
-            before, self._handled = self._handled, self._handles()
-            was_raised = self._handled not in (0, before)
-            self._waited_in = None if was_raised else self._wait()
+        is_pressed = self._waited_in is None and signal.SIGINT in signals
+        if is_pressed:
             self._deadline = time.monotonic() + self._patience
-        if self._waited_in is None:
+        elif math.isinf(self.due):
             return
+        before, self._handled = self._handled, self._handles()
+        if is_pressed and self._handled in (0, before):
+            self._waited_in = self._wait()
         is_pythons = signal.getsignal(signal.SIGINT) is signal.default_int_handler  # not the script's own handler
         if not is_pythons or self._wait() is not self._waited_in:
-            self._waited_in, self.due = None, math.inf
-        elif time.monotonic() > self._deadline:
-            self.due = math.inf
-            self._end()
-        else:
+            self._waited_in = None
+        if time.monotonic() <= self._deadline:
             self.due = time.monotonic() + _PAUSE_SECONDS
+            return
+        self.due = math.inf
+        if self._waited_in is not None:
+            self._end()
 
     def _handles(self) -> int:
         """Return the identity of the KeyboardInterrupt that the main thread is handling, or 0."""

@@ -103,6 +103,28 @@ def test_who_waits_while_handling_the_exception_is_left_alone(main, watching, en
     handle_by_waiting(main, KeyboardInterrupt(), press_twice)
 
 
+@pytest.mark.parametrize("wait", [("Bcast", None, 0), None])
+def test_a_second_time_while_handling_the_exception_of_the_first(main, watching, ended, wait):
+    """The thread has looked before that was raised: the main thread was still waiting, or computed."""
+
+    def press_again():
+        deadline = time.monotonic() + 10
+        while not watching.duty._handled:
+            assert time.monotonic() < deadline
+            time.sleep(0.001)
+        watching.duty._patience = 0.02
+        assert not ended.is_set()
+        press(watching)
+        assert ended.wait(10)
+
+    main.wait = wait
+    watching.duty._patience = 60
+    press(watching)
+    while not watching.heard.signals:
+        time.sleep(0.001)
+    handle_by_waiting(main, KeyboardInterrupt(), press_again)
+
+
 def test_who_waits_while_handling_another_exception(main, watching, ended):
     def press_once():
         press(watching)
