@@ -367,6 +367,7 @@ def interrupt(*_):
     raise InterruptedError
 
 link.connection().ask(json.loads(sys.argv[1]))
+print("has joined", flush=True)
 sys.stdin.readline()
 socket.recv_fds = interrupt
 for message in sys.argv[2:]:
@@ -380,8 +381,10 @@ for message in sys.argv[2:]:
 def test_what_a_process_has_said_counts_although_it_has_not_waited_for_answers(supervisor):
     failed = {"op": "failed", "attempt": 1, "status": 3, "summary": "why"}
     said = map(json.dumps, [JOIN, {"op": "load"}, failed])
-    child = subprocess.Popen([sys.executable, "-c", SAYS_AND_ENDS, *said], stdin=subprocess.PIPE, text=True)
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+    child = subprocess.Popen([sys.executable, "-c", SAYS_AND_ENDS, *said], **pipes, text=True)
     assert supervisor.hear("join") == JOIN
+    assert child.stdout.readline() == "has joined\n"  # the keeper has answered
     keeper = process_of(supervisor)
     os.kill(keeper, signal.SIGSTOP)
     child.communicate("\n", timeout=HANGS_SECONDS)
