@@ -79,6 +79,8 @@ MPI_SETTINGS = {
     "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
     # Its UCX component prints a line for each shared window that it does not support.
     "OMPI_MCA_osc": "^ucx",
+    # Its OFI component sleeps for a second in MPI_Init before it is discarded.
+    "OMPI_MCA_btl": "^ofi",
     # Its ranks do not keep the cores busy that others could use.
     "OMPI_MCA_mpi_yield_when_idle": "1",
 }
