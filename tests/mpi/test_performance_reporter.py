@@ -14,7 +14,7 @@ from mn_data import ElasticIterator
 from mn_extensions import PerformanceReporter, performance_reporter
 from mn_optim import AfterBackward, DuringBackward, LocalSGD, MultiNodeOptimizer, OneStepLate, StreamingDiLoCo
 
-pytestmark = pytest.mark.sizes(1, 4)
+pytestmark = pytest.mark.sizes(1)
 
 COMM = create_communicator("flat")
 RANK, SIZE = COMM.rank, COMM.size

@@ -7,7 +7,7 @@ from hypothesis.extra import numpy as hnp
 from mn_comm import create_communicator
 from mn_comm.collectives import pieces
 
-pytestmark = pytest.mark.sizes(1, 3)
+pytestmark = pytest.mark.sizes(1)
 
 COMM = create_communicator("naive")
 RANK, SIZE = COMM.rank, COMM.size

@@ -17,7 +17,7 @@ from mpi4py import MPI
 import mn_comm
 from mn_comm import Future, create_communicator
 
-pytestmark = pytest.mark.sizes(1, 3)
+pytestmark = pytest.mark.sizes(1)
 
 WORLD = MPI.COMM_WORLD
 RANK, SIZE = WORLD.rank, WORLD.size

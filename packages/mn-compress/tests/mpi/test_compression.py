@@ -12,7 +12,7 @@ from mn_comm import Future, create_communicator
 from mn_compress import Compression, Int8, OneBit, PowerSGD, TopK
 from mn_compress.exchange import Memory
 
-pytestmark = pytest.mark.sizes(1, 3)
+pytestmark = pytest.mark.sizes(1)
 
 WORLD = MPI.COMM_WORLD
 RANK, SIZE = WORLD.rank, WORLD.size
