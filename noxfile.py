@@ -88,7 +88,7 @@ MPI_SETTINGS = {
 TEST_SETTINGS = {
     **MPI_SETTINGS,
     "MPIR_CVAR_ENABLE_HEAVY_YIELD": "1",
-    # While a rank of Open MPI waits, it uses a third of the processor time that it needs for yielding.
+    # A rank of Open MPI that sleeps while it waits uses a third of the processor time of one that yields.
     "OMPI_MCA_threads_pthreads_yield_strategy": "nanosleep",
 }
 
